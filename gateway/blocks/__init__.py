@@ -1,0 +1,1 @@
+"""Immutable blocks of objects on this node's disk."""

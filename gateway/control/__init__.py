@@ -1,0 +1,1 @@
+"""The admin port: health, metrics."""

@@ -1,0 +1,1 @@
+"""HTTP in, S3 operations out: the S3 port."""

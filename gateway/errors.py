@@ -1,0 +1,103 @@
+"""The exception tree.
+
+ForebayError
+├── ConfigError            a setting is wrong: names the key, the value and what is allowed
+├── StartupError           the gateway cannot start here: the message says what to do
+├── S3Error                what the client is told: code, status, message (built by `s3.error_codes.s3_error`)
+├── ClientDisconnected     the client went away; nobody is left to tell
+├── OriginError
+│   ├── OriginUnreachable      no connection, no answer in time, or the retry budget is spent
+│   ├── OriginAnswered         the origin's own error answer, to be passed on as it is
+│   └── OriginBodyError        the origin's body was short, reset, or of another version or range
+└── BlockError
+    ├── BlockDamaged           a block's bytes are not what was written; it is dropped and counts as a miss
+    └── StoreUnavailable       the cache directory cannot be used now (ENOSPC, EIO): the origin serves
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+class ForebayError(Exception):
+    """Root of everything that the gateway raises on purpose."""
+
+
+class ConfigError(ForebayError):
+    """A setting cannot be used. `key` is dotted (`cache.block_size`)."""
+
+    def __init__(self, key: str, value: object, allowed: str) -> None:
+        super().__init__(f"{key} = {value!r}: {allowed}")
+        self.key = key
+        self.value = value
+        self.allowed = allowed
+
+
+class StartupError(ForebayError):
+    """The gateway cannot start; the message names the reason and the way out."""
+
+
+class S3Error(ForebayError):
+    """An S3 error answer (S3 API, "Error responses").
+
+    `elements` are the extra XML elements of the code (`Region`, `ArgumentName`, …) in the order given; `headers` go along
+    with the answer.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        status: int,
+        *,
+        elements: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+        self.status = status
+        self.elements = dict(elements or {})
+        self.headers = dict(headers or {})
+
+
+class ClientDisconnected(ForebayError):
+    """The client closed its connection before the exchange was over."""
+
+
+class OriginError(ForebayError):
+    """Something between the gateway and the origin went wrong."""
+
+
+class OriginUnreachable(OriginError):
+    """The origin gave no answer: refused, timed out, or the retry budget is spent."""
+
+
+class OriginAnswered(OriginError):
+    """The origin refused; its answer reaches the client as it is.
+
+    `headers` are lower-case (name, value) pairs without hop-by-hop headers; `body` is the origin's error document,
+    complete, at most a few KiB.
+    """
+
+    def __init__(self, status: int, headers: Sequence[tuple[str, str]], body: bytes) -> None:
+        super().__init__(f"the origin answered {status}")
+        self.status = status
+        self.headers = list(headers)
+        self.body = body
+
+
+class OriginBodyError(OriginError):
+    """The origin's body is not what was asked for: short, reset, another version, another range."""
+
+
+class BlockError(ForebayError):
+    """Something about cached blocks went wrong; never a reason to fail a read that the origin can serve."""
+
+
+class BlockDamaged(BlockError):
+    """Bytes on disk are not those that were written."""
+
+
+class StoreUnavailable(BlockError):
+    """The cache directory cannot take or give bytes now."""

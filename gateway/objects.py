@@ -1,0 +1,69 @@
+"""The nouns that every layer shares: which object, which version of it, which bytes, where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectKey:
+    """An object's name. `key` is the decoded S3 key; it is opaque and never becomes a path."""
+
+    bucket: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectVersion:
+    """One immutable state of an object: the pair (key, ETag) never changes its bytes.
+
+    `etag` is kept as the origin sent it, quotes included; `size_bytes` is the length of the whole object.
+    """
+
+    key: ObjectKey
+    etag: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """Bytes `first` to `last`, both included, as in `Content-Range` (RFC 9110, 14.4). Never empty."""
+
+    first: int
+    last: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first <= self.last:
+            raise ValueError(f"not a byte range: {self.first}-{self.last}")
+
+    @property
+    def length(self) -> int:
+        return self.last - self.first + 1
+
+    @property
+    def stop(self) -> int:
+        """The first byte behind the range."""
+        return self.last + 1
+
+
+@dataclass(frozen=True, slots=True)
+class FileSpan:
+    """`count` bytes at `offset` of an open, immutable file: what `sendfile` takes.
+
+    Whoever receives a span must have sent it before it asks for the next piece: the descriptor belongs to the sender.
+    """
+
+    descriptor: int
+    offset: int
+    count: int
+
+
+BodyPiece = bytes | memoryview | FileSpan
+"""A piece of a response body: bytes in memory, or bytes of a file that need not pass through memory."""
+
+BodyStream = AsyncGenerator[BodyPiece, None]
+"""A response body in order. Closing the generator (`aclose`) gives back everything it holds."""

@@ -1,0 +1,1 @@
+"""One file per S3 verb; here metadata, blocks and the origin meet."""

@@ -1,0 +1,1 @@
+"""The bucket behind the gateway."""

@@ -1,0 +1,105 @@
+"""What the rest of the gateway asks of an origin: one request in, one streamed answer out.
+
+Everything that leaves for the origin is an `OriginRequest`; `S3Origin` (s3.py) signs and sends it, `MemoryOrigin`
+(memory.py) answers it in tests. Header names are lower case. Header values are latin-1 decoded text, that is, each
+character stands for one byte of the wire, so that every value passes through unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import TracebackType
+from typing import Protocol, Self
+
+UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
+
+
+class Purpose(StrEnum):
+    """Why a byte goes to or comes from the origin: a label of metrics, and what bandwidth is metered by."""
+
+    LIVE = "live"
+    READAHEAD = "readahead"
+    WARM = "warm"
+    REFRESH = "refresh"
+    FLUSH = "flush"
+    FORWARD = "forward"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedBody:
+    """A request body that passes through once and is never held whole.
+
+    `length_bytes` is the length of the payload (decoded, where the client sent aws-chunked); None sends HTTP chunks.
+    `payload_hash` is the value for `x-amz-content-sha256`: 64 hex digits that the client vouched for, or
+    UNSIGNED-PAYLOAD. With `trailer_name` the body goes out as aws-chunked with that one checksum trailer, whose value
+    `trailer_value` gives once `chunks` is exhausted.
+
+    If `chunks` raises, the origin must be left with an unfinished request (the connection is closed), never with a
+    shorter object; the exception reaches the caller of `send`.
+    """
+
+    chunks: AsyncIterator[bytes | memoryview]
+    length_bytes: int | None
+    payload_hash: str = UNSIGNED_PAYLOAD
+    trailer_name: str | None = None
+    trailer_value: Callable[[], str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OriginRequest:
+    """One S3 request, unsigned.
+
+    `query` holds decoded (name, value) pairs in order; a value of None is a name without `=` (`?uploads`). `headers` has
+    everything that goes along except what the sender adds itself: host, authorization, x-amz-date,
+    x-amz-content-sha256, x-amz-security-token, content-length, transfer-encoding, connection, expect.
+    A request with a `StreamedBody` is sent once; every other may be sent again by the retry policy.
+    """
+
+    method: str
+    bucket: str | None = None
+    key: str | None = None
+    query: Sequence[tuple[str, str | None]] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | StreamedBody = b""
+    purpose: Purpose = Purpose.LIVE
+
+
+class OriginResponse(Protocol):
+    """The origin's answer, whatever its status. Must be closed: use `async with`."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Lower-case name → value. Hop-by-hop headers are gone; repeated ones are joined by `, `."""
+
+    def stream(self) -> AsyncIterator[bytes]:
+        """The body in pieces as they arrive. A body shorter than its Content-Length raises OriginBodyError."""
+
+    async def read(self, limit_bytes: int) -> bytes:
+        """The whole body; OriginBodyError when it is longer than `limit_bytes` or cut short."""
+
+    async def aclose(self) -> None:
+        """Give the connection back (or close it, when the body was not read to its end). Idempotent."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Origin(Protocol):
+    """The durable home of the data."""
+
+    async def send(self, request: OriginRequest) -> OriginResponse:
+        """Send and return the head of the answer, of any status, the body not yet read.
+
+        Raises OriginUnreachable when there is no answer. Error statuses are answers: nothing is raised for them here.
+        """
+
+    async def aclose(self) -> None:
+        """Close every connection."""

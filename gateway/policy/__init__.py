@@ -1,0 +1,1 @@
+"""What a prefix may use: slots."""
