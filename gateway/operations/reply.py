@@ -4,20 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from gateway.objects import BodyStream
 
 
+class Closable(Protocol):
+    """Something that a streamed body holds on to: a connection to the origin, open block files."""
+
+    async def aclose(self) -> None:
+        """Give it back. Idempotent."""
+
+
 @dataclass(slots=True)
 class Reply:
-    """An HTTP answer.
+    """An HTTP answer. Whoever receives one calls `aclose` in the end.
 
     `headers` are lower-case (name, value) pairs, values latin-1 decoded; the edge adds date, server, request ids and
     the content length of a `bytes` body. A streamed body brings its own `content-length` header, or is sent in HTTP
-    chunks. `cache` becomes the `x-forebay-cache` header: hit, partial, miss, bypass or forwarded.
+    chunks. `cache` becomes the `x-forebay-cache` header: hit, partial, miss, bypass or forwarded. `resource` is closed
+    after the body: a stream that was never started could not give it back by itself.
     """
 
     status: int
     headers: Sequence[tuple[str, str]] = field(default_factory=list)
     body: bytes | BodyStream = b""
     cache: str | None = None
+    resource: Closable | None = None
+
+    async def aclose(self) -> None:
+        """Give back all that the body holds, sent or not."""
+        if not isinstance(self.body, bytes):
+            await self.body.aclose()
+        if self.resource is not None:
+            await self.resource.aclose()

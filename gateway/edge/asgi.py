@@ -1,0 +1,160 @@
+"""The S3 port as a raw ASGI application: parse, authenticate, authorise, dispatch, stream.
+
+    scope → s3.requests → authentication → authorisation → operations.dispatch → Reply → send
+
+One function call per step, no middleware. Whatever goes wrong before the head of the answer is out becomes an S3 error;
+afterwards the connection is closed, because a short body is the only way to tell the client.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from gateway.edge.authentication import Authenticator
+from gateway.edge.authorisation import authorise
+from gateway.edge.body import AsgiRequestBody, Receive
+from gateway.edge.failures import reply_to
+from gateway.edge.replies import send_reply
+from gateway.errors import ClientDisconnected
+from gateway.operations.dispatch import perform
+from gateway.operations.exchange import Exchange, Services
+from gateway.operations.reply import Reply
+from gateway.s3.error_codes import s3_error
+from gateway.s3.requests import S3Request, another_service, parse_request
+
+Scope = MutableMapping[str, Any]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+HOP_HEADER = "x-forebay-hop"
+
+CLIENT_LEFT = "client-left"
+BROKEN_OFF = "broken-off"
+"""Ends without a status: the client left before its answer was complete, or the answer failed behind its head."""
+
+_log = structlog.get_logger("forebay.requests")
+
+
+class RequestObserver:
+    """What happens to requests, for metrics; the base class ignores it."""
+
+    def began(self) -> None:
+        """A request head has arrived."""
+
+    def ended(self, operation: str, status: str, cache: str | None, seconds: float, sent_bytes: int) -> None:
+        """It is over. `status` is the HTTP status, CLIENT_LEFT or BROKEN_OFF."""
+
+
+@dataclass(frozen=True, slots=True)
+class S3App:
+    """The S3 port's ASGI application.
+
+    `instance_id` marks requests that this node sends to its origin: one that comes round is refused (508).
+    """
+
+    services: Services
+    authenticator: Authenticator
+    base_domains: tuple[str, ...]
+    instance_id: str
+    observer: RequestObserver
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"the S3 port speaks HTTP only, not {scope['type']}")
+        visit = _Visit(scope)
+        self.observer.began()
+        try:
+            await self._answer(visit, receive, send)
+        except ClientDisconnected:
+            visit.status = CLIENT_LEFT
+        finally:
+            seconds = time.perf_counter() - visit.started
+            self.observer.ended(visit.operation, visit.status, visit.cache, seconds, visit.sent_bytes)
+            _log.debug(
+                "request",
+                request_id=visit.request_id,
+                operation=visit.operation,
+                status=visit.status,
+                cache=visit.cache,
+                seconds=round(seconds, 6),
+                sent_bytes=visit.sent_bytes,
+            )
+
+    async def _answer(self, visit: _Visit, receive: Receive, send: Send) -> None:
+        try:
+            reply = await self._perform(visit, receive)
+        except ClientDisconnected:
+            raise
+        except Exception as error:
+            reply = reply_to(error, visit.request_id, visit.path)
+        visit.status, visit.cache = str(reply.status), reply.cache
+        try:
+            visit.sent_bytes = await send_reply(
+                reply, visit.scope, send, request_id=visit.request_id, close=not visit.body_complete
+            )
+        except ClientDisconnected:
+            raise
+        except Exception as error:
+            # The head is out: a body that ends early is all that can still be said, so the server closes the connection.
+            visit.status = BROKEN_OFF
+            _log.warning("answer broken off", request_id=visit.request_id, exc_info=error)
+        finally:
+            await reply.aclose()
+
+    async def _perform(self, visit: _Visit, receive: Receive) -> Reply:
+        scope = visit.scope
+        request = parse_request(
+            scope["method"], scope["raw_path"], scope["query_string"], scope["headers"], self.base_domains
+        )
+        visit.body = AsgiRequestBody(receive, request.headers)
+        visit.operation = request.operation.value
+        self._refuse_foreign(request)
+        caller = self.authenticator.authenticate(request)
+        authorise(request, caller.grant, self.services.slots)
+        return await perform(
+            Exchange(self.services, request, visit.body, caller.grant, caller.seed, caller.anonymous)
+        )
+
+    def _refuse_foreign(self, request: S3Request) -> None:
+        if self.instance_id in request.headers.get(HOP_HEADER, ""):
+            raise s3_error(
+                "LoopDetected", "This request has been through this gateway before: its origin leads back to itself."
+            )
+        service = another_service(request)
+        if service is not None:
+            raise s3_error(
+                "InvalidRequest",
+                f"This request is meant for {service}, and this is an S3 gateway. AWS_ENDPOINT_URL moves every AWS "
+                "service: set AWS_ENDPOINT_URL_S3 instead.",
+            )
+
+
+class _Visit:
+    """One request while it is here: what the log line, the metrics and the error answer need to know of it."""
+
+    __slots__ = ("body", "cache", "operation", "request_id", "scope", "sent_bytes", "started", "status")
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.request_id = os.urandom(8).hex().upper()
+        self.operation = "Unknown"
+        self.status = BROKEN_OFF
+        self.started = time.perf_counter()
+        self.sent_bytes = 0
+        self.cache: str | None = None
+        self.body: AsgiRequestBody | None = None
+
+    @property
+    def path(self) -> str:
+        raw_path: bytes = self.scope["raw_path"]
+        return raw_path.decode("latin-1")
+
+    @property
+    def body_complete(self) -> bool:
+        """Whether the connection can carry another request. A head that could not be parsed settles nothing."""
+        return self.body is not None and self.body.complete

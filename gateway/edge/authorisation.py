@@ -1,0 +1,60 @@
+"""May the caller touch this bucket and prefix: asked before any operation begins, for hits and misses alike."""
+
+from __future__ import annotations
+
+from gateway.policy.access import (
+    refusal_of_bucket_operation,
+    refusal_of_listing,
+    refusal_of_read,
+    refusal_of_write,
+)
+from gateway.policy.grants import Grant
+from gateway.policy.slots import Slots
+from gateway.s3.error_codes import s3_error
+from gateway.s3.requests import Operation, S3Request, parse_copy_source
+
+_LISTINGS = frozenset({Operation.LIST_OBJECTS, Operation.LIST_OBJECTS_V2, Operation.LIST_MULTIPART_UPLOADS})
+
+_SELECT = frozenset({"select", "select-type", "x-id"})
+
+
+def authorise(request: S3Request, grant: Grant, slots: Slots) -> None:
+    """Raise AccessDenied (403) unless the caller may do what the request asks (docs/semantics.md, clause 7)."""
+    reason = _refusal(request, grant, slots) or _refusal_of_sources(request, grant)
+    if reason is not None:
+        raise s3_error("AccessDenied", f"Access Denied. {reason}")
+
+
+def _refusal(request: S3Request, grant: Grant, slots: Slots) -> str | None:
+    bucket, key = request.bucket, request.key
+    if bucket is not None and key is not None:
+        if is_read(request):
+            return refusal_of_read(grant, bucket, key)
+        return refusal_of_write(grant, slots, bucket, key)
+    if bucket is not None and request.operation in _LISTINGS:
+        return refusal_of_listing(grant, bucket, request.parameter("prefix") or "")
+    if request.operation is Operation.DELETE_OBJECTS:
+        return None  # each of its keys is checked by the operation, which reads them
+    return refusal_of_bucket_operation(grant, slots, bucket, is_read=is_read(request))
+
+
+def _refusal_of_sources(request: S3Request, grant: Grant) -> str | None:
+    """Rights to what a copy reads, and to what a rename takes away."""
+    if grant.covers_everything:
+        return None
+    copied = request.headers.get("x-amz-copy-source")
+    if copied is not None:
+        source = parse_copy_source(copied).key
+        if not grant.covers(source.bucket, source.key):
+            return "The credential does not cover the copy source."
+    if "x-amz-rename-source" in request.headers and not grant.covers(request.bucket or "", ""):
+        return "RenameObject needs a credential that covers the whole bucket."
+    return None
+
+
+def is_read(request: S3Request) -> bool:
+    """Whether the request changes nothing. SelectObjectContent reads, though it is a POST."""
+    if request.method in ("GET", "HEAD", "OPTIONS"):
+        return True
+    names = {name for name, _ in request.query}
+    return request.method == "POST" and "select" in names and names <= _SELECT

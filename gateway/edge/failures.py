@@ -1,0 +1,50 @@
+"""From an exception to what the client is told."""
+
+from __future__ import annotations
+
+import structlog
+
+from gateway.errors import (
+    OriginAnswered,
+    OriginBodyError,
+    OriginUnreachable,
+    S3Error,
+)
+from gateway.operations.headers import towards_client
+from gateway.operations.reply import Reply
+from gateway.s3.error_codes import error_document, s3_error
+
+_log = structlog.get_logger("forebay.requests")
+
+
+def reply_to(error: Exception, request_id: str, resource: str) -> Reply:
+    """The answer to a request that failed before the head of its answer was sent.
+
+    The origin's own refusals reach the client as they are. What nobody expected is InternalError; the request id finds
+    its log line.
+    """
+    if isinstance(error, OriginAnswered):
+        headers = towards_client(dict(error.headers))
+        return Reply(error.status, [pair for pair in headers if pair[0] != "content-length"], error.body)
+    return _document(_as_s3_error(error, request_id), request_id, resource)
+
+
+def _as_s3_error(error: Exception, request_id: str) -> S3Error:
+    if isinstance(error, S3Error):
+        return error
+    if isinstance(error, OriginUnreachable):
+        _log.warning("origin unreachable", request_id=request_id, reason=str(error))
+        return s3_error("ServiceUnavailable", "The origin does not answer. Reduce your request rate, or try again.")
+    if isinstance(error, OriginBodyError):
+        _log.warning("origin body refused", request_id=request_id, reason=str(error))
+        return s3_error("ServiceUnavailable", "The origin's answer broke off or did not match. Please try again.")
+    _log.error("internal error", request_id=request_id, exc_info=error)
+    return s3_error("InternalError", f"We encountered an internal error. Its request id is {request_id}.")
+
+
+def _document(error: S3Error, request_id: str, resource: str) -> Reply:
+    headers = [("content-type", "application/xml"), *error.headers.items()]
+    if error.status == 304:
+        return Reply(304, list(error.headers.items()))
+    body = error_document(error, resource=resource, request_id=request_id, host_id=f"forebay/{request_id}")
+    return Reply(error.status, headers, body)

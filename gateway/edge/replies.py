@@ -1,0 +1,89 @@
+"""Sending a Reply: the head, then bytes, or file spans that never pass through this process's memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from typing import Any
+
+from gateway.objects import BodyStream, FileSpan
+from gateway.operations.reply import Reply
+
+ZERO_COPY = "http.response.zerocopysend"
+
+READ_SIZE_BYTES = 1024**2
+"""How much of a file is read at once where zero-copy sending is not to be had (TLS, other servers)."""
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+async def send_reply(
+    reply: Reply, scope: MutableMapping[str, Any], send: Send, *, request_id: str, close: bool
+) -> int:
+    """Send the whole answer; returns the number of body bytes sent. The caller closes the reply."""
+    headers = _head(reply, request_id, close=close)
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    if isinstance(reply.body, bytes):
+        body = b"" if scope["method"] == "HEAD" else reply.body
+        await send({"type": "http.response.body", "body": body})
+        return len(body)
+    sent_bytes = await _send_stream(reply.body, send, zero_copy=ZERO_COPY in (scope.get("extensions") or ()))
+    await send({"type": "http.response.body", "body": b""})
+    return sent_bytes
+
+
+def _head(reply: Reply, request_id: str, *, close: bool) -> list[tuple[bytes, bytes]]:
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
+    headers.append((b"server", b"Forebay"))
+    headers.append((b"x-amz-request-id", request_id.encode()))
+    headers.append((b"x-amz-id-2", b"forebay/" + request_id.encode()))
+    if reply.cache is not None:
+        headers.append((b"x-forebay-cache", reply.cache.encode()))
+    if isinstance(reply.body, bytes) and reply.status not in (204, 304):
+        names = {name for name, _ in reply.headers}
+        if "content-length" not in names:
+            headers.append((b"content-length", str(len(reply.body)).encode()))
+    if close:
+        headers.append((b"connection", b"close"))
+    return headers
+
+
+async def _send_stream(stream: BodyStream, send: Send, *, zero_copy: bool) -> int:
+    sent_bytes = 0
+    async for piece in stream:
+        if not isinstance(piece, FileSpan):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            sent_bytes += len(piece)
+            continue
+        if zero_copy:
+            await _send_span(piece, send)
+        else:
+            await _send_span_through_memory(piece, send)
+        sent_bytes += piece.count
+    return sent_bytes
+
+
+async def _send_span(span: FileSpan, send: Send) -> None:
+    await send(
+        {
+            "type": ZERO_COPY,
+            "file": span.descriptor,
+            "offset": span.offset,
+            "count": span.count,
+            "more_body": True,
+        }
+    )
+
+
+async def _send_span_through_memory(span: FileSpan, send: Send) -> None:
+    for offset, count in _steps(span):
+        data = await asyncio.to_thread(os.pread, span.descriptor, count, offset)
+        if len(data) != count:
+            raise OSError(f"a block file ended {count - len(data)} bytes early")
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+def _steps(span: FileSpan) -> Iterator[tuple[int, int]]:
+    for offset in range(span.offset, span.offset + span.count, READ_SIZE_BYTES):
+        yield offset, min(READ_SIZE_BYTES, span.offset + span.count - offset)

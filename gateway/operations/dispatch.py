@@ -1,0 +1,44 @@
+"""Which handler answers which operation: the table of contents of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from gateway.operations.copy_object import copy_object, upload_part_copy
+from gateway.operations.delete_objects import delete_object, delete_objects
+from gateway.operations.exchange import Exchange
+from gateway.operations.get_object import get_object
+from gateway.operations.multipart_upload import complete_multipart_upload
+from gateway.operations.passthrough import forward, passthrough
+from gateway.operations.put_object import put_object, upload_part
+from gateway.operations.reply import Reply
+from gateway.s3.requests import Operation
+
+Handler = Callable[[Exchange], Awaitable[Reply]]
+
+HANDLERS: Mapping[Operation, Handler] = {
+    Operation.LIST_BUCKETS: forward,
+    Operation.HEAD_BUCKET: forward,
+    Operation.GET_BUCKET_LOCATION: forward,
+    Operation.LIST_OBJECTS: forward,
+    Operation.LIST_OBJECTS_V2: forward,
+    Operation.LIST_MULTIPART_UPLOADS: forward,
+    Operation.LIST_PARTS: forward,
+    Operation.HEAD_OBJECT: forward,
+    Operation.GET_OBJECT: get_object,
+    Operation.PUT_OBJECT: put_object,
+    Operation.COPY_OBJECT: copy_object,
+    Operation.DELETE_OBJECT: delete_object,
+    Operation.DELETE_OBJECTS: delete_objects,
+    Operation.CREATE_MULTIPART_UPLOAD: forward,
+    Operation.UPLOAD_PART: upload_part,
+    Operation.UPLOAD_PART_COPY: upload_part_copy,
+    Operation.COMPLETE_MULTIPART_UPLOAD: complete_multipart_upload,
+    Operation.ABORT_MULTIPART_UPLOAD: forward,
+    Operation.FORWARD: passthrough,
+}
+
+
+async def perform(exchange: Exchange) -> Reply:
+    """Carry out the operation that the request asks for."""
+    return await HANDLERS[exchange.request.operation](exchange)

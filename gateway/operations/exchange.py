@@ -1,0 +1,49 @@
+"""What every operation is given: the request, who sent it, and the parts of the gateway it may combine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.blocks.cache import BlockCache
+from gateway.metadata.catalog import Catalog
+from gateway.objects import ObjectKey
+from gateway.operations.request_body import RequestBody
+from gateway.origin.client import Origin
+from gateway.policy.grants import Grant
+from gateway.policy.slots import Slots
+from gateway.s3.error_codes import s3_error
+from gateway.s3.requests import S3Request
+from gateway.s3.signature_v4 import SeedSignature
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts of one S3 worker, built once by the composition root."""
+
+    origin: Origin
+    catalog: Catalog
+    blocks: BlockCache
+    slots: Slots
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One authenticated request on its way to an answer.
+
+    `seed` is the signature that signed chunks of the body build on; None for unsigned and SigV2 requests. `anonymous`
+    requests carried no signature at all (and were let in by configuration).
+    """
+
+    services: Services
+    request: S3Request
+    body: RequestBody
+    grant: Grant
+    seed: SeedSignature | None
+    anonymous: bool = False
+
+    @property
+    def object_key(self) -> ObjectKey:
+        """The object that the request is about."""
+        if self.request.bucket is None or self.request.key is None:
+            raise s3_error("InvalidRequest", "This operation needs a bucket and a key.")
+        return ObjectKey(self.request.bucket, self.request.key)

@@ -1,0 +1,68 @@
+"""Which headers travel on: from the client to the origin, and from the origin to the client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "expect",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+"""RFC 9110, 7.6.1: they are about one connection. `expect` is answered by whoever receives it."""
+
+_SET_ANEW_FOR_THE_ORIGIN = HOP_BY_HOP | {
+    "authorization",
+    "content-length",
+    "date",
+    "host",
+    "x-amz-content-sha256",
+    "x-amz-date",
+    "x-amz-decoded-content-length",
+    "x-amz-security-token",
+    "x-amz-trailer",
+}
+"""What belongs to the client's own signature and framing; the origin gets ours."""
+
+_SET_ANEW_FOR_THE_CLIENT = HOP_BY_HOP | {"date", "server", "x-amz-id-2", "x-amz-request-id"}
+
+
+def towards_origin(headers: Mapping[str, str]) -> dict[str, str]:
+    """Every header of the client's request that goes along, unknown ones too.
+
+    `aws-chunked` leaves Content-Encoding: it described the body on the wire, and must not be stored with the object.
+    """
+    dropped = _SET_ANEW_FOR_THE_ORIGIN | _named_in_connection(headers)
+    onward = {name: value for name, value in headers.items() if name not in dropped}
+    if "content-encoding" in onward:
+        codings = [coding.strip() for coding in onward.pop("content-encoding").split(",")]
+        kept = ",".join(coding for coding in codings if coding.lower() != "aws-chunked" and coding)
+        if kept:
+            onward["content-encoding"] = kept
+    return onward
+
+
+def towards_client(headers: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Every header of the origin's answer that goes along; its request id under a name of its own."""
+    onward = [(name, value) for name, value in headers.items() if name not in _SET_ANEW_FOR_THE_CLIENT]
+    if "x-amz-request-id" in headers:
+        onward.append(("x-forebay-origin-request-id", headers["x-amz-request-id"]))
+    return onward
+
+
+def without(headers: Iterable[tuple[str, str]], *names: str) -> list[tuple[str, str]]:
+    """The headers less those named."""
+    return [(name, value) for name, value in headers if name not in names]
+
+
+def _named_in_connection(headers: Mapping[str, str]) -> set[str]:
+    return {name.strip().lower() for name in headers.get("connection", "").split(",")}

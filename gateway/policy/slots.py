@@ -1,0 +1,43 @@
+"""Slots: which prefix has which rights on this node. The longest matching prefix wins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from gateway.policy.prefixes import Prefix
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A prefix and what may be done under it; `name` labels metrics and messages."""
+
+    name: str
+    prefix: Prefix
+    mode: Literal["read-only", "read-write"] = "read-write"
+
+
+DEFAULT_SLOT = Slot("default", Prefix(""))
+
+
+class Slots:
+    """All slots of this node, with `default` behind them.
+
+    Keys under `s3://train/imagenet/` belong to the slot of that prefix even when another slot has `s3://train/`.
+    """
+
+    def __init__(self, slots: Iterable[Slot] = ()) -> None:
+        self._by_bucket: dict[str, list[Slot]] = {}
+        for slot in slots:
+            self._by_bucket.setdefault(slot.prefix.bucket, []).append(slot)
+        for candidates in self._by_bucket.values():
+            candidates.sort(key=lambda slot: len(slot.prefix.key_prefix), reverse=True)
+
+    def find(self, bucket: str, key: str) -> Slot:
+        """The slot that `key` belongs to."""
+        for slot in self._by_bucket.get(bucket, ()):
+            if key.startswith(slot.prefix.key_prefix):
+                return slot
+        every_bucket = self._by_bucket.get("")
+        return every_bucket[0] if every_bucket else DEFAULT_SLOT
