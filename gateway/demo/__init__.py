@@ -1,0 +1,93 @@
+"""`forebay demo`: Forebay's main job on a bucket of its own, measured; nothing to set up, nothing left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from contextlib import ExitStack
+
+import orjson
+from rich.console import Console
+
+from gateway.demo.clients import without_aws_settings
+from gateway.demo.errors import DemoError, Interrupted
+from gateway.demo.interruptions import Interruptions
+from gateway.demo.progress import Narrator
+from gateway.demo.report import Report, next_steps
+from gateway.demo.stack import Stack, running_stack
+from gateway.demo.story import run_job
+from gateway.demo.workload import Workload
+
+_PLAIN_WIDTH = 120  # of a table that goes to a file or a pipe
+
+
+def main(json: bool = False, workload: Workload | None = None) -> int:
+    """Run the demo; with `json` the figures go to stdout as one JSON document.
+
+    Returns the exit code: 0 when everything was read, written and verified and every second read came from cache,
+    1 when a step failed, 128 + n when signal n ended it. In any event all processes are stopped and all files removed.
+    """
+    console = Console(stderr=True)
+    interruptions = Interruptions()
+    try:
+        with interruptions.installed(), without_aws_settings():
+            report = _run(workload or Workload(), Narrator(console), interruptions)
+    except Interrupted as interrupted:
+        console.print("forebay demo: interrupted; what it started is stopped, what it wrote is removed", soft_wrap=True)
+        return 128 + interrupted.signal_number
+    except DemoError as error:
+        _explain(error, console)
+        return 1
+    _show(report, as_json=json)
+    return _verdict(report, console)
+
+
+def _run(workload: Workload, narrator: Narrator, interruptions: Interruptions) -> Report:
+    _require_extra()
+    narrator.say("forebay demo: a bucket at a distance, Forebay in front of it, and a small training job")
+    with ExitStack() as owner:
+        with narrator.step("start the bucket and Forebay"):
+            stack = owner.enter_context(running_stack(workload, interruptions))
+        return _run_job(workload, stack, narrator)
+
+
+def _run_job(workload: Workload, stack: Stack, narrator: Narrator) -> Report:
+    """Whatever a client raises becomes a DemoError that carries the logs, read before they are removed."""
+    try:
+        return run_job(workload, stack, narrator)
+    except DemoError as error:
+        raise DemoError(str(error), stack.logs()) from error
+    except Exception as error:
+        raise DemoError(f"{type(error).__name__}: {error}", stack.logs()) from error
+
+
+def _require_extra() -> None:
+    missing = [name for name in ("boto3", "moto", "flask") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise DemoError(f"{', '.join(missing)} not installed; the demo needs: pip install 'forebay[demo]'")
+
+
+def _explain(error: DemoError, console: Console) -> None:
+    if error.log:
+        console.print(error.log, markup=False, highlight=False, style="dim", soft_wrap=True)
+    console.print(f"forebay demo failed: {error}", markup=False, highlight=False, style="bold red", soft_wrap=True)
+
+
+def _show(report: Report, *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(orjson.dumps(report.as_dict(), option=orjson.OPT_INDENT_2).decode() + "\n")
+        return
+    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    console.print()
+    console.print(report.table())
+    console.print(next_steps(), markup=False, highlight=False)
+
+
+def _verdict(report: Report, console: Console) -> int:
+    missed = report.not_from_cache()
+    for one in missed:
+        cache = dict(one.forebay[-1].cache)
+        console.print(
+            f"forebay demo failed: “{one.what}” was not answered from cache the second time: {cache}", soft_wrap=True
+        )
+    return 1 if missed else 0

@@ -1,0 +1,131 @@
+"""A relay that gives a server on this machine the distance of an object store.
+
+It works below HTTP, so it can neither change nor misread a request: whenever a connection's traffic turns from request
+to answer, the first bytes of the answer wait until the first-byte time has passed since the last bytes of the request;
+and each direction of a connection carries at most the given bandwidth. What the server itself takes counts towards the
+first-byte time. Bytes pass through in pieces of at most 256 KiB.
+
+Run as `python -m gateway.demo.shaping UPSTREAM_PORT FIRST_BYTE_SECONDS BYTES_PER_SECOND`; prints `listening on PORT`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass, field
+
+from gateway.clock import Clock, SystemClock
+
+_PIECE_BYTES = 256 * 1024
+_FINEST_SLEEP_SECONDS = 0.002  # finer waits cost more than they shape: they add up until one is worth sleeping
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What one connection to the far server gives."""
+
+    first_byte_seconds: float
+    bytes_per_second: float
+
+
+@dataclass(slots=True)
+class _Pace:
+    """Spreads one direction's bytes over time, so that none leaves before the wire could have carried it."""
+
+    bytes_per_second: float
+    clock: Clock
+    _free_at: float = 0.0
+
+    async def carry(self, count: int) -> None:
+        now = self.clock.monotonic()
+        self._free_at = max(self._free_at, now) + count / self.bytes_per_second
+        if self._free_at - now > _FINEST_SLEEP_SECONDS:
+            await self.clock.sleep(self._free_at - now)
+
+
+@dataclass(slots=True)
+class _Connection:
+    """One client connection and its own connection to the server."""
+
+    shape: Shape
+    clock: Clock
+    _request_at: float | None = field(default=None)
+
+    async def upstream(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        pace = _Pace(self.shape.bytes_per_second, self.clock)
+        while piece := await source.read(_PIECE_BYTES):
+            await pace.carry(len(piece))
+            sink.write(piece)
+            self._request_at = self.clock.monotonic()
+            await sink.drain()
+
+    async def downstream(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        pace = _Pace(self.shape.bytes_per_second, self.clock)
+        while piece := await source.read(_PIECE_BYTES):
+            await self._wait_for_first_byte()
+            await pace.carry(len(piece))
+            sink.write(piece)
+            await sink.drain()
+
+    async def _wait_for_first_byte(self) -> None:
+        if self._request_at is None:
+            return
+        due, self._request_at = self._request_at + self.shape.first_byte_seconds, None
+        await self.clock.sleep(max(0.0, due - self.clock.monotonic()))
+
+
+class ShapingRelay:
+    """Listens on a port of 127.0.0.1 and relays every connection to `upstream_port`, shaped."""
+
+    def __init__(self, upstream_port: int, shape: Shape, clock: Clock | None = None) -> None:
+        self._upstream_port = upstream_port
+        self._shape = shape
+        self._clock = clock or SystemClock()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> int:
+        """Start listening; returns the port."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=_PIECE_BYTES, backlog=512)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def stop(self) -> None:
+        """Stop listening. Connections still open end with the loop."""
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._upstream_port, limit=_PIECE_BYTES)
+        except OSError:
+            writer.transport.abort()  # a client of a dead server sees its connection reset
+            return
+        connection = _Connection(self._shape, self._clock)
+        upstream = asyncio.create_task(connection.upstream(reader, far_writer))
+        downstream = asyncio.create_task(connection.downstream(far_reader, writer))
+        try:
+            await asyncio.wait({upstream, downstream}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _end(upstream, downstream)
+            far_writer.close()
+            writer.close()
+
+
+async def _end(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, Exception) and not isinstance(outcome, ConnectionError):
+            raise outcome
+
+
+async def _main(upstream_port: int, shape: Shape) -> None:
+    relay = ShapingRelay(upstream_port, shape)
+    sys.stdout.write(f"listening on {await relay.start()}\n")
+    sys.stdout.flush()
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(int(sys.argv[1]), Shape(float(sys.argv[2]), float(sys.argv[3]))))
