@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from gateway.clock import Clock, SystemClock
@@ -82,6 +83,7 @@ class ShapingRelay:
         self._shape = shape
         self._clock = clock or SystemClock()
         self._server: asyncio.Server | None = None
+        self._open: set[asyncio.Task[None]] = set()
 
     async def start(self) -> int:
         """Start listening; returns the port."""
@@ -90,15 +92,21 @@ class ShapingRelay:
         return port
 
     async def stop(self) -> None:
-        """Stop listening. Connections still open end with the loop."""
+        """Stop listening and close every connection."""
         if self._server is not None:
             self._server.close()
+        await _end(*self._open)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._relay(reader, writer))
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._upstream_port, limit=_PIECE_BYTES)
         except OSError:
-            writer.transport.abort()  # a client of a dead server sees its connection reset
+            writer.transport.abort()  # a client of a dead server sees its connection end
             return
         connection = _Connection(self._shape, self._clock)
         upstream = asyncio.create_task(connection.upstream(reader, far_writer))
@@ -107,8 +115,15 @@ class ShapingRelay:
             await asyncio.wait({upstream, downstream}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await _end(upstream, downstream)
-            far_writer.close()
-            writer.close()
+            await _close(far_writer, writer)
+
+
+async def _close(*writers: asyncio.StreamWriter) -> None:
+    for writer in writers:
+        writer.close()
+    for writer in writers:
+        with suppress(OSError):  # the other end was faster
+            await writer.wait_closed()
 
 
 async def _end(*tasks: asyncio.Task[None]) -> None:
