@@ -1,44 +1,50 @@
-"""From a request line to an S3 operation: addressing, keys, query, and which of S3's operations is meant."""
+"""From a request line and headers to one parsed S3 request.
+
+target → addressing.py (bucket, key, query) → routing.py (operation) → S3Request
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
+from gateway.s3.addressing import (
+    CopySource,
+    bucket_of_host,
+    encode_key,
+    encode_path,
+    encode_query,
+    parse_copy_source,
+    parse_query,
+    split_absolute,
+    split_path,
+)
+from gateway.s3.error_codes import s3_error
+from gateway.s3.routing import Operation, classify
 
-class Operation(StrEnum):
-    """S3's operations by their API names. FORWARD stands for all that Forebay does not handle itself."""
+__all__ = [
+    "CopySource",
+    "Operation",
+    "S3Request",
+    "another_service",
+    "encode_key",
+    "encode_path",
+    "encode_query",
+    "parse_copy_source",
+    "parse_request",
+]
 
-    LIST_BUCKETS = "ListBuckets"
-    HEAD_BUCKET = "HeadBucket"
-    GET_BUCKET_LOCATION = "GetBucketLocation"
-    LIST_OBJECTS = "ListObjects"
-    LIST_OBJECTS_V2 = "ListObjectsV2"
-    LIST_MULTIPART_UPLOADS = "ListMultipartUploads"
-    DELETE_OBJECTS = "DeleteObjects"
-    GET_OBJECT = "GetObject"
-    HEAD_OBJECT = "HeadObject"
-    PUT_OBJECT = "PutObject"
-    COPY_OBJECT = "CopyObject"
-    DELETE_OBJECT = "DeleteObject"
-    CREATE_MULTIPART_UPLOAD = "CreateMultipartUpload"
-    UPLOAD_PART = "UploadPart"
-    UPLOAD_PART_COPY = "UploadPartCopy"
-    COMPLETE_MULTIPART_UPLOAD = "CompleteMultipartUpload"
-    ABORT_MULTIPART_UPLOAD = "AbortMultipartUpload"
-    LIST_PARTS = "ListParts"
-    FORWARD = "Forward"
+_NEVER_REPEATED = frozenset({"host", "authorization", "x-amz-date", "x-amz-content-sha256", "content-length"})
 
 
 @dataclass(slots=True)
 class S3Request:
     """One parsed request. What the signature covers is kept as it was on the wire (`raw_*`, `headers`).
 
-    `raw_path` and `raw_query` are the bytes of the request target between host, `?` and `#`; an absolute-form target has
-    lost its scheme and authority. `headers` are lower-case names → latin-1 decoded values, repeated ones joined by `,`
-    in order of arrival (RFC 9110, 5.3). `host` is the Host header (or the authority of an absolute-form target).
-    `query` holds decoded (name, value) pairs in order, value None where there was no `=`.
+    `raw_path` and `raw_query` are the bytes of the request target between host, `?` and `#`; an absolute-form target
+    has lost its scheme and authority. `headers` are lower-case names → latin-1 decoded values, trimmed, repeated ones
+    joined by `,` in order of arrival (RFC 9110, 5.3). `host` is the Host header, or the authority of an
+    absolute-form target. `query` holds decoded (name, value) pairs in order, value None where there was no `=`.
     """
 
     method: str
@@ -57,3 +63,76 @@ class S3Request:
             if candidate == name:
                 return value or ""
         return None
+
+
+def parse_request(
+    method: str,
+    target_path: bytes,
+    raw_query: bytes,
+    headers: Sequence[tuple[bytes, bytes]],
+    base_domains: Sequence[str],
+) -> S3Request:
+    """The S3 request that an HTTP request means.
+
+    `target_path` is the request target up to `?`, still percent-encoded, in origin form (`/bucket/key`) or absolute
+    form (`http://host/bucket/key`). `base_domains` are the names below which buckets are host names. Raises S3Error:
+    InvalidURI, InvalidBucketName, KeyTooLongError, MethodNotAllowed, InvalidArgument, InvalidRequest.
+    """
+    authority, raw_path = split_absolute(target_path)
+    fields = _join_headers(headers)
+    host = authority if authority is not None else fields.get("host", "")
+    host_bucket = bucket_of_host(host, tuple(base_domains)) if base_domains else None
+    bucket, key = split_path(raw_path, host_bucket)
+    query = parse_query(raw_query) if raw_query else []
+    operation = classify(method, bucket, key, query, fields)
+    return S3Request(method, raw_path, raw_query, host, fields, bucket, key, query, operation)
+
+
+def _join_headers(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    for raw_name, raw_value in headers:
+        name = raw_name.decode("latin-1").lower()
+        value = raw_value.decode("latin-1").strip(" \t")
+        if name in fields:
+            if name in _NEVER_REPEATED:
+                raise s3_error("InvalidRequest", f"The header {name} came twice.")
+            value = f"{fields[name]},{value}"
+        fields[name] = value
+    return fields
+
+
+def another_service(request: S3Request) -> str | None:
+    """The AWS service that a request was meant for, when that is not S3; None otherwise.
+
+    The caller must tell the client to set `AWS_ENDPOINT_URL_S3` instead of `AWS_ENDPOINT_URL`.
+
+    `AWS_ENDPOINT_URL` moves every AWS client of a process here, STS too. Three signs: the credential scope, the
+    `x-amz-target` header of the JSON services, an unsigned `Action` form on `POST /` (only STS takes those).
+    """
+    service = _signed_service(request)
+    if service is not None:
+        return None if service in ("s3", "s3express") else service
+    target = request.headers.get("x-amz-target")
+    if target is not None:
+        return target.partition(".")[0].partition("_")[0].lower() or None
+    if request.bucket is None and _is_query_api(request):
+        return "sts"
+    return None
+
+
+def _signed_service(request: S3Request) -> str | None:
+    """The service in the credential scope `date/region/service/aws4_request`."""
+    header = request.headers.get("authorization")
+    if header is None:
+        credential = request.parameter("X-Amz-Credential") or ""
+    elif header.startswith("AWS4-HMAC-SHA256"):
+        credential = header.partition("Credential=")[2].partition(",")[0]
+    else:
+        return None
+    scope = credential.strip().rsplit("/", 2)
+    return scope[1] if len(scope) == 3 and scope[2] == "aws4_request" else None
+
+
+def _is_query_api(request: S3Request) -> bool:
+    form = request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded")
+    return (request.method == "POST" and form) or request.parameter("Action") is not None

@@ -1,0 +1,99 @@
+"""The pieces of AWS Signature Version 4 that verifying, presigned URLs, chunks and signing have in common.
+
+    request → canonical request → SHA-256 → string to sign → HMAC with a key of (secret, date, region) → signature
+
+S3 encodes paths once and never normalises them. This is on the path of every request, so the common case of each step
+(nothing to re-encode, no inner whitespace) is recognised by one regular expression and passed through.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from calendar import timegm
+from functools import lru_cache
+from time import gmtime, strftime
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+ALGORITHM = "AWS4-HMAC-SHA256"
+
+_CANONICAL_PATH = re.compile(rb"[A-Za-z0-9\-._~/]*")
+_CANONICAL_QUERY = re.compile(rb"[A-Za-z0-9\-._~]+=[A-Za-z0-9\-._~]*")
+_INNER_WHITESPACE = re.compile("\t|  ")
+_WHITESPACE_RUN = re.compile("[ \t]+")
+_TIMESTAMP = re.compile(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z", re.ASCII)
+
+
+@lru_cache(maxsize=1024)
+def signing_key(secret: str, date: str, region: str, service: str = "s3") -> bytes:
+    """The key of one secret for one day, region and service; the cache shows its arguments to nobody."""
+    key = f"AWS4{secret}".encode()
+    for part in (date, region, service, "aws4_request"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return key
+
+
+def string_to_sign(timestamp: str, scope: str, canonical_request: bytes) -> str:
+    """What is signed: algorithm, time, scope, and the hash of the canonical request."""
+    return f"{ALGORITHM}\n{timestamp}\n{scope}\n{hashlib.sha256(canonical_request).hexdigest()}"
+
+
+def sign(key: bytes, text: str) -> str:
+    """The hex signature of a string to sign."""
+    return hmac.digest(key, text.encode(), "sha256").hex()
+
+
+def canonical_path(raw_path: bytes) -> str:
+    """The path as it was on the wire, unquoted once and quoted again the canonical way."""
+    if _CANONICAL_PATH.fullmatch(raw_path):
+        return raw_path.decode("ascii")
+    return quote_from_bytes(unquote_to_bytes(raw_path), safe="/-_.~")
+
+
+def canonical_query(raw_query: bytes, without: bytes | None = None) -> str:
+    """The query as it was on the wire, re-encoded and sorted; parameters named `without` are left out."""
+    if not raw_query:
+        return ""
+    if without is None and _CANONICAL_QUERY.fullmatch(raw_query):
+        return raw_query.decode("ascii")
+    pairs = []
+    for part in raw_query.split(b"&"):
+        name, _, value = part.partition(b"=")
+        if name != without:
+            pairs.append((_requote(name), _requote(value)))
+    pairs.sort()
+    return "&".join([f"{name}={value}" for name, value in pairs])
+
+
+def _requote(raw: bytes) -> str:
+    return quote_from_bytes(unquote_to_bytes(raw), safe="-_.~")
+
+
+def canonical_value(value: str) -> str:
+    """A header value trimmed, inner runs of whitespace collapsed."""
+    if _INNER_WHITESPACE.search(value):
+        value = _WHITESPACE_RUN.sub(" ", value)
+    return value.strip()
+
+
+def format_timestamp(now: float) -> str:
+    """`now` as ISO 8601 basic, `20130524T000000Z`."""
+    return _format_second(int(now))
+
+
+@lru_cache(maxsize=8)
+def _format_second(second: int) -> str:
+    return strftime("%Y%m%dT%H%M%SZ", gmtime(second))
+
+
+@lru_cache(maxsize=256)
+def parse_timestamp(timestamp: str) -> float | None:
+    """Seconds since the epoch of an ISO 8601 basic timestamp; None when it is not one."""
+    found = _TIMESTAMP.fullmatch(timestamp)
+    if found is None:
+        return None
+    year, month, day, hour, minute, second = map(int, found.groups())
+    if not (1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60 and second <= 60 and year >= 1970):
+        return None
+    return timegm((year, month, day, hour, minute, second))

@@ -1,0 +1,55 @@
+"""HTTP dates (RFC 9110, 5.6.7): the one format to write, the three to read."""
+
+from __future__ import annotations
+
+import re
+from calendar import timegm
+from functools import lru_cache
+from time import gmtime
+
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_MONTH_NUMBERS = {name: number for number, name in enumerate(_MONTHS, 1)}
+
+_TIME = r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)"
+_FORMS = tuple(
+    re.compile(form, re.ASCII)
+    for form in (
+        rf"[A-Z][a-z]{{2}}, (?P<day>\d\d) (?P<month>[A-Z][a-z]{{2}}) (?P<year>\d{{4}}) {_TIME} (?:GMT|UTC)",
+        rf"[A-Z][a-z]+day, (?P<day>\d\d)-(?P<month>[A-Z][a-z]{{2}})-(?P<year>\d\d) {_TIME} GMT",
+        rf"[A-Z][a-z]{{2}} (?P<month>[A-Z][a-z]{{2}}) (?P<day>[ \d]\d) {_TIME} (?P<year>\d{{4}})",
+    )
+)
+"""IMF-fixdate, then the obsolete forms of RFC 850 and of C's asctime."""
+
+
+@lru_cache(maxsize=1024)
+def parse_http_date(text: str) -> float | None:
+    """Seconds since the epoch; None when `text` is no date."""
+    for form in _FORMS:
+        found = form.fullmatch(text)
+        if found is not None:
+            return _seconds(found)
+    return None
+
+
+def _seconds(found: re.Match[str]) -> float | None:
+    month = _MONTH_NUMBERS.get(found["month"])
+    day, year = int(found["day"]), int(found["year"])
+    hour, minute, second = int(found["hour"]), int(found["minute"]), int(found["second"])
+    if month is None or not 1 <= day <= 31 or hour > 23 or minute > 59 or second > 60:
+        return None
+    if len(found["year"]) == 2:
+        year += 1900 if year >= 70 else 2000
+    if year < 1900:
+        return None
+    return float(timegm((year, month, day, hour, minute, second)))
+
+
+def format_http_date(seconds: float) -> str:
+    """IMF-fixdate of `seconds` since the epoch, the fraction cut off: `Wed, 12 Oct 2009 17:50:00 GMT`."""
+    at = gmtime(seconds)
+    return (
+        f"{_DAYS[at.tm_wday]}, {at.tm_mday:02} {_MONTHS[at.tm_mon - 1]} {at.tm_year:04} "
+        f"{at.tm_hour:02}:{at.tm_min:02}:{at.tm_sec:02} GMT"
+    )

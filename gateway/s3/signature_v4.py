@@ -1,0 +1,245 @@
+"""AWS Signature Version 4, header form, both ways: verifying clients and signing towards the origin.
+
+Source: "Authenticating Requests (AWS Signature Version 4)" of the S3 API; canonical.py has the steps.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable, Mapping, Sequence
+from time import gmtime, strftime
+from typing import NamedTuple
+from urllib.parse import quote
+
+from gateway.errors import S3Error
+from gateway.s3.canonical import (
+    ALGORITHM,
+    canonical_path,
+    canonical_query,
+    canonical_value,
+    format_timestamp,
+    parse_timestamp,
+    sign,
+    signing_key,
+    string_to_sign,
+)
+from gateway.s3.error_codes import s3_error
+from gateway.s3.http_dates import parse_http_date
+from gateway.s3.payload_mode import payload_mode
+from gateway.s3.requests import S3Request
+
+CLOCK_SKEW_SECONDS_MAX = 15 * 60
+
+_SIGNED_WHEN_PRESENT = frozenset({"host", "content-type", "content-md5", "range"})
+
+
+class Authorization(NamedTuple):
+    """The parts of an `Authorization: AWS4-HMAC-SHA256 …` header."""
+
+    access_key_id: str
+    date: str
+    region: str
+    service: str
+    signed_headers: tuple[str, ...]
+    signature: str
+
+    @property
+    def scope(self) -> str:
+        """The credential scope, as it stands in the string to sign."""
+        return f"{self.date}/{self.region}/{self.service}/aws4_request"
+
+
+class SeedSignature(NamedTuple):
+    """A verified signature and what the signatures of its body's chunks are made with."""
+
+    signing_key: bytes
+    timestamp: str
+    scope: str
+    signature: str
+
+    def __repr__(self) -> str:
+        return f"SeedSignature(timestamp={self.timestamp!r}, scope={self.scope!r})"
+
+
+# --- verifying ------------------------------------------------------------------------------------------------------
+
+
+def parse_authorization(header: str) -> Authorization:
+    """The parts of an `Authorization` header.
+
+    Raises S3Error: InvalidRequest for Signature Version 2, NotImplemented for SigV4A, InvalidArgument for other
+    schemes, AuthorizationHeaderMalformed for a header that lacks a part.
+    """
+    scheme, _, rest = header.partition(" ")
+    if scheme != ALGORITHM:
+        raise _wrong_scheme(scheme)
+    parts = {}
+    for part in rest.split(","):
+        name, _, value = part.strip().partition("=")
+        parts[name] = value
+    if len(parts) != 3 or not (parts.get("Credential") and parts.get("SignedHeaders") and parts.get("Signature")):
+        raise _malformed("It must hold exactly Credential, SignedHeaders and Signature.")
+    access_key_id, date, region, service = parse_credential(parts["Credential"])
+    return Authorization(
+        access_key_id, date, region, service, tuple(parts["SignedHeaders"].split(";")), parts["Signature"]
+    )
+
+
+def parse_credential(credential: str) -> tuple[str, str, str, str]:
+    """Access key id, date, region and service of `AK/YYYYMMDD/REGION/s3/aws4_request`.
+
+    Raises S3Error AuthorizationHeaderMalformed. An access key id may hold slashes.
+    """
+    parts = credential.rsplit("/", 4)
+    if len(parts) != 5 or not parts[0] or parts[4] != "aws4_request":
+        raise _malformed("The credential must be ACCESS_KEY_ID/YYYYMMDD/REGION/s3/aws4_request.")
+    access_key_id, date, region, service, _ = parts
+    if service != "s3":
+        raise _malformed(f"The credential is scoped to the service {service!r}; this endpoint expects 's3'.")
+    if len(date) != 8 or not date.isdecimal() or not region:
+        raise _malformed("The credential needs a date YYYYMMDD and a region.")
+    return access_key_id, date, region, service
+
+
+def verify_header(request: S3Request, authorization: Authorization, secret: str, now: float) -> SeedSignature:
+    """Check a request signed in its header; `now` is the wall clock in seconds.
+
+    Raises S3Error: AccessDenied (host or an x-amz-* header unsigned, no usable date), AuthorizationHeaderMalformed,
+    RequestTimeTooSkewed, InvalidRequest and InvalidArgument (x-amz-content-sha256), SignatureDoesNotMatch.
+    """
+    headers = request.headers
+    timestamp = _request_timestamp(headers)
+    _check_time(timestamp, authorization.date, now)
+    check_signed_headers(headers, authorization.signed_headers)
+    payload_hash = headers.get("x-amz-content-sha256")
+    if payload_hash is None:
+        raise s3_error("InvalidRequest", "Missing required header for this request: x-amz-content-sha256")
+    payload_mode(payload_hash)
+    canonical = canonical_request(
+        request, canonical_query(request.raw_query), authorization.signed_headers, payload_hash
+    )
+    return check_signature(authorization, secret, timestamp, canonical)
+
+
+def canonical_request(request: S3Request, query: str, signed_headers: Sequence[str], payload_hash: str) -> bytes:
+    """The canonical request of what arrived: bytes as received, `host` as the client addressed us."""
+    headers = request.headers
+    lines = [request.method, canonical_path(request.raw_path), query]
+    for name in signed_headers:
+        value = request.host if name == "host" else headers.get(name, "")
+        lines.append(f"{name}:{canonical_value(value)}")
+    lines += ["", ";".join(signed_headers), payload_hash]
+    return "\n".join(lines).encode("latin-1")
+
+
+def check_signed_headers(headers: Mapping[str, str], signed_headers: Sequence[str]) -> None:
+    """Raise AccessDenied unless `host` and every `x-amz-*` header present are signed."""
+    if "host" not in signed_headers:
+        raise s3_error("AccessDenied", "The host header must be signed.", HeadersNotSigned="host")
+    unsigned = [name for name in headers if name.startswith("x-amz-") and name not in signed_headers]
+    if unsigned:
+        raise s3_error(
+            "AccessDenied",
+            "There were headers present in the request which were not signed",
+            HeadersNotSigned=", ".join(unsigned),
+        )
+
+
+def check_signature(authorization: Authorization, secret: str, timestamp: str, canonical: bytes) -> SeedSignature:
+    """Compare, in constant time; raises S3Error SignatureDoesNotMatch with all that a client needs to find out why."""
+    key = signing_key(secret, authorization.date, authorization.region, authorization.service)
+    text = string_to_sign(timestamp, authorization.scope, canonical)
+    expected = sign(key, text)
+    if not hmac.compare_digest(expected.encode(), authorization.signature.encode()):
+        raise s3_error(
+            "SignatureDoesNotMatch",
+            AWSAccessKeyId=authorization.access_key_id,
+            StringToSign=text,
+            SignatureProvided=authorization.signature,
+            CanonicalRequest=canonical.decode("latin-1"),
+        )
+    return SeedSignature(key, timestamp, authorization.scope, expected)
+
+
+def _request_timestamp(headers: Mapping[str, str]) -> str:
+    timestamp = headers.get("x-amz-date")
+    if timestamp is None:
+        seconds = parse_http_date(headers.get("date", ""))
+        timestamp = "" if seconds is None else format_timestamp(seconds)
+    if parse_timestamp(timestamp) is None:
+        raise s3_error("AccessDenied", "AWS authentication requires a valid Date or x-amz-date header")
+    return timestamp
+
+
+def _check_time(timestamp: str, credential_date: str, now: float) -> None:
+    if abs(now - (parse_timestamp(timestamp) or 0.0)) > CLOCK_SKEW_SECONDS_MAX:
+        raise s3_error(
+            "RequestTimeTooSkewed",
+            RequestTime=timestamp,
+            ServerTime=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(now)),
+            MaxAllowedSkewMilliseconds=str(CLOCK_SKEW_SECONDS_MAX * 1000),
+        )
+    if credential_date != timestamp[:8]:
+        raise _malformed(f"The credential's date {credential_date} is not the request's, {timestamp[:8]}.")
+
+
+def _wrong_scheme(scheme: str) -> S3Error:
+    if scheme == "AWS":
+        return s3_error(
+            "InvalidRequest",
+            "The authorization mechanism you have provided is not supported. Please use AWS4-HMAC-SHA256.",
+        )
+    if scheme.startswith("AWS4-ECDSA-P256-SHA256"):
+        return s3_error("NotImplemented", "SigV4A is not supported.", Header="Authorization")
+    return s3_error("InvalidArgument", "Unsupported Authorization Type", ArgumentName="Authorization")
+
+
+def _malformed(reason: str) -> S3Error:
+    return s3_error("AuthorizationHeaderMalformed", f"The authorization header is malformed. {reason}")
+
+
+# --- signing --------------------------------------------------------------------------------------------------------
+
+
+def sign_headers(
+    method: str,
+    path_encoded: str,
+    query: Iterable[tuple[str, str | None]],
+    headers: Mapping[str, str],
+    *,
+    payload_hash: str,
+    access_key_id: str,
+    secret: str,
+    session_token: str | None,
+    region: str,
+    now: float,
+) -> dict[str, str]:
+    """The headers to add to an outgoing request so that it is signed: authorization and its x-amz-* companions.
+
+    `path_encoded` is canonical already (`encode_path`, or `"/" + encode_key` in virtual-hosted style). `headers` are
+    lower-case, latin-1, and must hold `host` exactly as it will be sent. Signed are host, every x-amz-*, content-type,
+    content-md5 and range.
+    """
+    timestamp = format_timestamp(now)
+    added = {"x-amz-date": timestamp, "x-amz-content-sha256": payload_hash}
+    if session_token is not None:
+        added["x-amz-security-token"] = session_token
+    signed = {name: value for name, value in headers.items() if name in _SIGNED_WHEN_PRESENT or name[:6] == "x-amz-"}
+    signed.update(added)
+    names = sorted(signed)
+    lines = [method, path_encoded, _outgoing_query(query)]
+    lines += [f"{name}:{canonical_value(signed[name])}" for name in names]
+    joined_names = ";".join(names)
+    lines += ["", joined_names, payload_hash]
+    scope = f"{timestamp[:8]}/{region}/s3/aws4_request"
+    text = string_to_sign(timestamp, scope, "\n".join(lines).encode("latin-1"))
+    signature = sign(signing_key(secret, timestamp[:8], region), text)
+    added["authorization"] = (
+        f"{ALGORITHM} Credential={access_key_id}/{scope}, SignedHeaders={joined_names}, Signature={signature}"
+    )
+    return added
+
+
+def _outgoing_query(query: Iterable[tuple[str, str | None]]) -> str:
+    pairs = sorted([(quote(name, safe="-_.~"), quote(value or "", safe="-_.~")) for name, value in query])
+    return "&".join([f"{name}={value}" for name, value in pairs])
