@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-
 import pytest
 
 from gateway.demo.shaping import Shape, ShapingRelay
