@@ -1,0 +1,105 @@
+# Forebay's commands. `make help` lists them. Each sets up what it needs in .venv; the second run is fast.
+#
+#   VENV          where the virtual environment lives            (.venv)
+#   PYTHON        the Python to make it with                     (the first suitable one found)
+#   PIP_FLAGS     more options for pip, for example an index of CPU builds of torch
+#   PYTEST_FLAGS  more options for pytest, for example -k NAME -x
+#   SEED          seed of `make campaign`                        (a new one each time, printed)
+
+VENV ?= .venv
+PYTHON ?=
+PIP_FLAGS ?=
+PYTEST_FLAGS ?=
+SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+
+STAMPS := $(VENV)/stamps
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS)
+PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-clients test-torch test-slow check campaign clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(STAMPS)/demo  ## set up, then run a small training job directly and through Forebay
+	@$(BIN)/forebay demo
+
+test: $(STAMPS)/test  ## set up, then run the quick tests (under five minutes)
+	$(PYTEST) -m "not clients and not torch and not slow"
+
+test-clients: $(STAMPS)/clients  ## boto3, AWS CLI, rclone and pyarrow, unmodified, through a running gateway
+	$(PYTEST) -m "clients and not torch"
+
+test-torch: $(STAMPS)/torch  ## the PyTorch S3 connector through a running gateway
+	$(PYTEST) -m "torch"
+
+test-slow: $(STAMPS)/test  ## kills, large objects, long histories
+	$(PYTEST) -m "slow and not clients and not torch"
+
+check: $(STAMPS)/dev  ## linter, formatter, types
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+
+campaign: $(STAMPS)/test  ## every generated test and every fault test with a new seed: make campaign SEED=1 repeats one
+	@echo "campaign: SEED=$(SEED)"
+	$(PYTEST) -m "not clients and not torch" --hypothesis-seed=$(SEED)
+
+clean:  ## remove the virtual environment and everything generated
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find gateway tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- set-up -----------------------------------------------------------------------------------------------------------
+
+SUITABLE := import sys; sys.exit(sys.version_info < (3, 11))
+
+$(STAMPS)/venv:
+	@if [ -e "$(VENV)" ] && ! "$(BIN)/python" -c '' 2>/dev/null; then \
+	  echo "$(VENV) is broken (its Python is gone); making it anew"; rm -rf "$(VENV)"; \
+	fi; \
+	found=; \
+	for candidate in $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11); do \
+	  if "$$candidate" -c '$(SUITABLE)' >/dev/null 2>&1; then found=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	  echo "Forebay needs Python 3.11 or newer; found: $$($(or $(PYTHON),python3) --version 2>&1 | head -n 1)" >&2; \
+	  echo "Install one (Debian 12 and later: apt-get install python3 python3-venv), or: make PYTHON=/path/to/python3.11 …" >&2; \
+	  exit 1; \
+	fi; \
+	if ! "$$found" -c 'import ensurepip, venv' >/dev/null 2>&1; then \
+	  echo "$$found cannot make virtual environments: its modules venv and ensurepip are missing." >&2; \
+	  echo "On Debian and Ubuntu: apt-get install python3-venv" >&2; \
+	  exit 1; \
+	fi; \
+	echo "making $(VENV) with $$("$$found" --version)"; \
+	"$$found" -m venv "$(VENV)"
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/demo: pyproject.toml $(STAMPS)/venv
+	@echo "installing Forebay and the demo's bucket into $(VENV) (a minute the first time)"
+	@$(PIP) -e '.[demo]'
+	@touch $@
+
+$(STAMPS)/test: pyproject.toml $(STAMPS)/venv
+	@echo "installing Forebay and its test tools into $(VENV) (a minute the first time)"
+	@$(PIP) -e '.[test]'
+	@touch $@
+
+$(STAMPS)/dev: pyproject.toml $(STAMPS)/venv
+	@echo "installing linter and type checker into $(VENV)"
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+$(STAMPS)/clients: pyproject.toml $(STAMPS)/venv
+	@echo "installing the real S3 clients into $(VENV)"
+	@$(PIP) -e '.[test,clients]'
+	@touch $@
+
+# torch is named once more, so that a local or CPU-only build of exactly this version is taken where pip is given one.
+$(STAMPS)/torch: pyproject.toml $(STAMPS)/venv
+	@echo "installing PyTorch and its S3 connector into $(VENV) (large)"
+	@$(PIP) -e '.[test,torch]' 'torch==2.13.0'
+	@touch $@
