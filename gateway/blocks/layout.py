@@ -1,0 +1,191 @@
+"""Where a block's bytes lie: block numbers, names on disk, and the header that makes a file describe itself. Pure.
+
+A block is `length` bytes at `offset` of one object version. On disk it is an extent (file, offset, length, checksums of
+every 64 KiB) of a file that is written once and never changed. Today each file holds one extent behind a header:
+
+    0      magic, format, sizes, then bucket, key and ETag, then the chunks' CRC32Cs, then the CRC32C of all that
+    4096·n the block's bytes, to the end of the file
+
+docs/on-disk-format.md is the reference for every field.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from awscrt import checksums
+
+from gateway.errors import BlockDamaged
+from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+
+CHUNK_BYTES = 64 * 1024
+"""What one checksum covers; the last chunk of a block may be shorter."""
+
+ALIGNMENT_BYTES = 4096
+"""The block's bytes begin at a multiple of this, so that they lie in whole pages of the page cache."""
+
+FORMAT_VERSION = 1
+HEADER_BYTES_MAX = 1024 * 1024
+
+_MAGIC = b"FBYBLOCK"
+_FIXED = struct.Struct("<8sIIIQQQIII")
+_CRC = struct.Struct("<I")
+_LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One block of one object version. `id` is a hash over everything else, and its name everywhere."""
+
+    id: bytes
+    version: ObjectVersion
+    offset: int
+    length: int
+
+    @property
+    def range(self) -> ByteRange:
+        return ByteRange(self.offset, self.offset + self.length - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where a block's bytes lie: `length` bytes at `offset` of the file named `file`.
+
+    `checksums` holds the CRC32C of every chunk, 4 bytes little-endian each.
+    """
+
+    file: str
+    offset: int
+    length: int
+    checksums: bytes
+
+
+def chunk_count(length: int) -> int:
+    return -(-length // CHUNK_BYTES)
+
+
+def block_ids(version: ObjectVersion) -> hashlib.blake2b:
+    """The hash state that every block id of a version starts from."""
+    state = hashlib.blake2b(digest_size=32, person=b"forebay block v1")
+    for text in (version.key.bucket, version.key.key, version.etag):
+        encoded = _encode(text)
+        state.update(_LENGTH.pack(len(encoded)))
+        state.update(encoded)
+    state.update(_LENGTH.pack(version.size_bytes))
+    return state
+
+
+def object_id(key: ObjectKey) -> bytes:
+    """What all blocks of all versions of an object share in the index: 16 bytes."""
+    state = hashlib.blake2b(_encode(key.bucket), digest_size=16, person=b"forebay object 1")
+    state.update(b"\0")
+    state.update(_encode(key.key))
+    return state.digest()
+
+
+def block_at(version: ObjectVersion, number: int, block_size_bytes: int, ids: hashlib.blake2b | None = None) -> Block:
+    """Block `number` of a version; `ids` saves hashing the version again for every block of it."""
+    offset = number * block_size_bytes
+    length = min(block_size_bytes, version.size_bytes - offset)
+    state = (ids or block_ids(version)).copy()
+    state.update(_LENGTH.pack(offset))
+    state.update(_LENGTH.pack(length))
+    return Block(state.digest(), version, offset, length)
+
+
+def block_numbers(byte_range: ByteRange, block_size_bytes: int) -> range:
+    """The numbers of the blocks that hold a range."""
+    return range(byte_range.first // block_size_bytes, byte_range.last // block_size_bytes + 1)
+
+
+def blocks_of(version: ObjectVersion, byte_range: ByteRange, block_size_bytes: int) -> Iterator[Block]:
+    """The blocks that hold a range, in order."""
+    ids = block_ids(version)
+    for number in block_numbers(byte_range, block_size_bytes):
+        yield block_at(version, number, block_size_bytes, ids)
+
+
+def data_offset(block: Block) -> int:
+    """Where the block's bytes begin in its file: known before the first byte has come."""
+    end = _FIXED.size + sum(map(len, _identity(block))) + chunk_count(block.length) * _CRC.size + _CRC.size
+    return -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def file_bytes(block: Block) -> int:
+    """What the block's file takes on disk, in whole pages."""
+    return data_offset(block) + -(-block.length // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def file_name(block_id: bytes, nonce: str) -> str:
+    """A name that no other file of the directory ever has: the block's id, and which writing of it this is."""
+    return f"{block_id.hex()}-{nonce}"
+
+
+def pack_header(block: Block, chunk_checksums: bytes) -> bytes:
+    """The header, padded with zeros to where the data begins."""
+    bucket, key, etag = _identity(block)
+    start = data_offset(block)
+    fixed = _FIXED.pack(
+        _MAGIC,
+        FORMAT_VERSION,
+        start,
+        CHUNK_BYTES,
+        block.version.size_bytes,
+        block.offset,
+        block.length,
+        len(bucket),
+        len(key),
+        len(etag),
+    )
+    covered = b"".join((fixed, bucket, key, etag, chunk_checksums))
+    return (covered + _CRC.pack(checksums.crc32c(covered))).ljust(start, b"\0")
+
+
+def header_bytes(start: bytes) -> int:
+    """The length of the header whose first bytes these are; BlockDamaged when it is none of this format."""
+    if len(start) < _FIXED.size:
+        raise BlockDamaged("shorter than a header")
+    magic, version, length, *_ = _FIXED.unpack_from(start)
+    if magic != _MAGIC or version != FORMAT_VERSION:
+        raise BlockDamaged("not a block file of this format")
+    if not ALIGNMENT_BYTES <= length <= HEADER_BYTES_MAX or length % ALIGNMENT_BYTES:
+        raise BlockDamaged(f"a header of {length} bytes")
+    return int(length)
+
+
+def unpack_header(header: bytes) -> tuple[Block, bytes]:
+    """The block that a file says it holds, and its chunks' checksums; BlockDamaged when a byte of it is wrong."""
+    start = header_bytes(header)
+    _, _, _, chunk_bytes, object_size, offset, length, *sizes = _FIXED.unpack_from(header)
+    position = _FIXED.size
+    table_bytes = chunk_count(length) * _CRC.size
+    end = position + sum(sizes) + table_bytes
+    if chunk_bytes != CHUNK_BYTES or end + _CRC.size > min(start, len(header)):
+        raise BlockDamaged("the header's lengths do not fit")
+    if _CRC.unpack_from(header, end)[0] != checksums.crc32c(header[:end]):
+        raise BlockDamaged("the header's checksum differs")
+    texts = []
+    for size in sizes:
+        texts.append(header[position : position + size].decode("utf-8", "surrogatepass"))
+        position += size
+    version = ObjectVersion(ObjectKey(texts[0], texts[1]), texts[2], object_size)
+    return _block(version, offset, length), header[position:end]
+
+
+def _block(version: ObjectVersion, offset: int, length: int) -> Block:
+    state = block_ids(version)
+    state.update(_LENGTH.pack(offset))
+    state.update(_LENGTH.pack(length))
+    return Block(state.digest(), version, offset, length)
+
+
+def _identity(block: Block) -> tuple[bytes, bytes, bytes]:
+    version = block.version
+    return _encode(version.key.bucket), _encode(version.key.key), _encode(version.etag)
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

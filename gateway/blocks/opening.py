@@ -1,0 +1,187 @@
+"""Opening and closing the cache directory: its format, what crashes have left, and whether the index can be believed.
+
+    FORMAT   "forebay blocks 1": any other content is refused, never misread
+    BOOT     the kernel's boot id when the index was last opened or rebuilt
+    CLEAN    there while no process has the directory open and the index is synced to disk
+
+The index is not synced while it is in use, so one of another boot without CLEAN is dropped and rebuilt from the files'
+headers. All of this blocks: it runs in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from itertools import islice
+from pathlib import Path
+
+import lmdb
+
+from gateway.blocks import layout
+from gateway.blocks.directory import BlockDirectory, Evicted
+from gateway.blocks.index import BlockIndex
+from gateway.blocks.records import BlockRecord
+from gateway.blocks.settings import BlockSettings
+from gateway.blocks.slots import SlotLocks
+from gateway.blocks.store import DIRECTORY_MODE, FILE_MODE, BlockStore, ScannedBlock
+from gateway.errors import BlockError, StartupError
+
+FORMAT = b"forebay blocks 1\n"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_SCANNED_PER_TRANSACTION = 256
+_BEFORE_FORMAT = {"FORMAT.new", "slots"}
+
+
+class OpenDirectory:
+    """A cache directory that this process has open as worker slot `worker`."""
+
+    def __init__(self, blocks: BlockDirectory, slots: SlotLocks, path: Path, evicted: Evicted, worker: int) -> None:
+        self.blocks = blocks
+        self.evicted_at_open = evicted
+        self._slots = slots
+        self._path = path
+        self._worker = worker
+
+    def close(self) -> None:
+        """Leave nothing of this slot behind; the last process to close makes the index durable and says so."""
+        with self._slots.opening():
+            self.blocks.recover(self._worker)
+            alone = self._slots.alone()
+            self.blocks.index.close(sync=alone)
+            if alone:
+                _write_durably(self._path / "CLEAN", b"")
+            self._slots.give_back_own()
+
+
+def open_directory(settings: BlockSettings, worker: int) -> OpenDirectory:
+    """Open, create, recover or rebuild; StartupError says why it cannot be."""
+    try:
+        return _open(settings, worker)
+    except (OSError, BlockError, lmdb.Error) as error:
+        raise StartupError(f"the cache directory {settings.directory} cannot be used: {error}") from error
+
+
+def _open(settings: BlockSettings, worker: int) -> OpenDirectory:
+    path = settings.directory
+    path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+    _refuse_other_formats(path)
+    slots = SlotLocks(path, worker)
+    with slots.opening():
+        _write_format(path)
+        slots.take_own()
+        try:
+            store = BlockStore(path, worker)
+            store.prepare()
+            index = _open_index(path, store, slots, worker)
+            return _clear_up(BlockDirectory(store, index, settings.capacity_bytes), slots, path, worker)
+        except BaseException:
+            slots.give_back_own()
+            raise
+
+
+def _clear_up(blocks: BlockDirectory, slots: SlotLocks, path: Path, worker: int) -> OpenDirectory:
+    """Forget what dead processes had begun, then fit what is there into the capacity: it may have been lowered."""
+    try:
+        for slot in (worker, *slots.dead_slots()):
+            blocks.recover(slot)
+        return OpenDirectory(blocks, slots, path, blocks.shrink(), worker)
+    except BaseException:
+        blocks.index.close()
+        raise
+
+
+def _refuse_other_formats(path: Path) -> None:
+    try:
+        found = (path / "FORMAT").read_bytes()
+    except FileNotFoundError:
+        foreign = sorted({entry.name for entry in path.iterdir()} - _BEFORE_FORMAT)
+        if foreign:
+            raise StartupError(
+                f"{path} is not empty and not a block cache (it holds {foreign[0]!r}): give an empty directory"
+            ) from None
+        return
+    if found != FORMAT:
+        raise StartupError(
+            f"{path} has the block format {found[:40]!r}, this version reads {FORMAT!r}: "
+            "run the version that wrote it, or empty the directory (blocks are fetched again)"
+        )
+
+
+def _write_format(path: Path) -> None:
+    _refuse_other_formats(path)
+    if not (path / "FORMAT").exists():
+        _write_durably(path / "FORMAT", FORMAT)
+
+
+def _open_index(path: Path, store: BlockStore, slots: SlotLocks, worker: int) -> BlockIndex:
+    """The index, rebuilt where it cannot be believed; CLEAN is gone and BOOT is of now when this returns."""
+    boot = BOOT_ID.read_bytes()
+    believable = _read(path / "BOOT") == boot or (path / "CLEAN").exists()
+    (path / "CLEAN").unlink(missing_ok=True)
+    _sync_directory(path)
+    index = _try_open(path / "index", worker) if believable else None
+    if index is None:
+        if not slots.alone():
+            raise StartupError(f"the index of {path} cannot be read while other processes use it: stop them first")
+        index = _rebuild(path, store, worker)
+    if _read(path / "BOOT") != boot:
+        _write_durably(path / "BOOT", boot)
+    return index
+
+
+def _try_open(directory: Path, worker: int) -> BlockIndex | None:
+    """None where LMDB itself says that the files are not an index; an absent directory is an absent index."""
+    if not (directory / "data.mdb").exists():
+        return None
+    try:
+        return BlockIndex(directory, worker)
+    except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError):
+        return None
+
+
+def _rebuild(path: Path, store: BlockStore, worker: int) -> BlockIndex:
+    """A new index of the blocks that the files describe, ordered by when the files were written."""
+    shutil.rmtree(path / "index", ignore_errors=True)
+    (path / "BOOT").unlink(missing_ok=True)  # a rebuild that is killed half-way is begun again
+    (path / "index").mkdir(mode=DIRECTORY_MODE)
+    index = BlockIndex(path / "index", worker)
+    store.clean_all_slots()
+    found = store.scan()
+    while batch := [_record(scanned) for scanned in islice(found, _SCANNED_PER_TRANSACTION)]:
+        for file in index.insert_scanned(batch):
+            store.unlink(file)
+    return index
+
+
+def _record(scanned: ScannedBlock) -> BlockRecord:
+    block = scanned.block
+    key = layout.object_id(block.version.key)
+    return BlockRecord(block.id, key, scanned.extent, layout.file_bytes(block), scanned.modified_ns)
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    """Replace a file so that after a power cut it is there whole, or as it was before."""
+    new = path.with_name(path.name + ".new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+    try:
+        os.write(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.rename(new, path)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
