@@ -1,0 +1,275 @@
+"""Settings as typed data: what can be set, its default, unit, range and help, all in one place.
+
+TOML names are the contract with users (`server.head_timeout`); Python attributes carry the unit
+(`server.head_timeout_seconds`). The models check each value by itself; `config_checks` checks what concerns several
+values or the machine; `config_loading` reads file and environment; `config_reference` renders the documentation.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import AfterValidator, Field, SecretStr
+
+from gateway.config_entries import CredentialSettings, SlotSettings
+from gateway.config_fields import (
+    PORT,
+    BandwidthBytesPerSecond,
+    DurationSeconds,
+    HostName,
+    Port,
+    Section,
+    SizeBytes,
+    power_of_two,
+    setting,
+    valid_endpoint_url,
+)
+
+
+class ServerSettings(Section):
+    """The S3 port."""
+
+    host: str = setting(
+        "127.0.0.1",
+        "Address to listen on. Any but a loopback address needs `[[credentials]]`, or `insecure = true`.",
+        allowed="an address or host name of this machine",
+        min_length=1,
+    )
+    port: Port = setting(9000, "TCP port of the S3 endpoint.", allowed=PORT)
+    workers: int = setting(1, "Processes that serve S3; one per core or two.", allowed="1 to 256", ge=1, le=256)
+    base_domains: list[HostName] = setting(
+        [],
+        "Domains under which `bucket.domain` names a bucket (virtual-hosted style).",
+        allowed="a list of host names in lower case, without port",
+    )
+    certificate_file: Path | None = setting(
+        None,
+        "PEM certificate chain: https instead of http on the S3 port.",
+        allowed="a readable file; together with key_file",
+    )
+    key_file: Path | None = setting(
+        None, "PEM private key of the certificate.", allowed="a readable file; together with certificate_file"
+    )
+    insecure: bool = setting(
+        False,
+        "Listen on any address even though requests are not checked against `[[credentials]]`.",
+        allowed="true or false",
+    )
+    allow_unsigned: bool = setting(
+        False, "Serve requests that carry no signature, with the gateway's own rights.", allowed="true or false"
+    )
+    allow_signature_v2: bool = setting(
+        True,
+        "Accept Signature V2 in presigned GET and HEAD, as boto3 and the AWS CLI make by default.",
+        allowed="true or false",
+    )
+    head_timeout_seconds: DurationSeconds = setting(
+        "20s", "How long a request's head may take to arrive.", allowed="1s to 1h", toml="head_timeout", ge=1, le=3600
+    )
+    body_timeout_seconds: DurationSeconds = setting(
+        "60s",
+        "How long a request's body may pause before the connection is closed.",
+        allowed="1s to 1h",
+        toml="body_timeout",
+        ge=1,
+        le=3600,
+    )
+    keep_alive_timeout_seconds: DurationSeconds = setting(
+        "75s",
+        "How long an idle connection stays open; SDK pools expect a minute or more.",
+        allowed="1s to 1h",
+        toml="keep_alive_timeout",
+        ge=1,
+        le=3600,
+    )
+    shutdown_grace_seconds: DurationSeconds = setting(
+        "30s",
+        "How long requests in flight may go on after SIGTERM.",
+        allowed="0s to 1h",
+        toml="shutdown_grace",
+        ge=0,
+        le=3600,
+    )
+    max_header_bytes: SizeBytes = setting(
+        "64KiB", "Cap on the head of a request.", allowed="8KiB to 1MiB", ge=8 * 2**10, le=2**20
+    )
+
+
+class AdminSettings(Section):
+    """The admin port: health, metrics, status."""
+
+    host: str = setting(
+        "127.0.0.1",
+        "Address to listen on. Any but a loopback address needs `token`, or `insecure = true`.",
+        allowed="an address or host name of this machine",
+        min_length=1,
+    )
+    port: Port = setting(9001, "TCP port of the admin endpoint.", allowed=PORT)
+    token: SecretStr | None = setting(
+        None,
+        "Bearer token that every admin request must carry, /healthz and /readyz excepted.",
+        allowed="at least 16 characters; not together with token_file",
+        min_length=16,
+    )
+    token_file: Path | None = setting(
+        None, "File that holds the token.", allowed="a readable file; not together with token"
+    )
+    insecure: bool = setting(False, "Listen on any address without a token.", allowed="true or false")
+
+
+class OriginSettings(Section):
+    """The bucket's home: any S3."""
+
+    endpoint_url: Annotated[str, AfterValidator(valid_endpoint_url)] = setting(
+        "",
+        "Where the origin is. Omitted: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, else AWS for the region.",
+        allowed="http://host[:port] or https://host[:port], without user, path or query",
+    )
+    region: str = setting(
+        "",
+        "Region that requests are signed for. Omitted: AWS_REGION, AWS_DEFAULT_REGION, else us-east-1.",
+        allowed="a region name such as us-east-1",
+        pattern=r"^[A-Za-z0-9-]*$",
+    )
+    addressing_style: Literal["auto", "path", "virtual"] = setting(
+        "auto",
+        "Bucket in the path or in the host name. `auto`: virtual for amazonaws.com, path elsewhere.",
+        allowed="auto, path or virtual",
+    )
+    access_key_id: str | None = setting(
+        None,
+        "Key id for the origin. Omitted: the usual AWS chain (environment, profile, web identity, instance).",
+        allowed="a key id; together with secret_access_key or secret_access_key_file",
+        min_length=1,
+    )
+    secret_access_key: SecretStr | None = setting(
+        None, "Secret of the key id.", allowed="a secret; not together with secret_access_key_file", min_length=1
+    )
+    secret_access_key_file: Path | None = setting(
+        None, "File that holds the secret.", allowed="a readable file; not together with secret_access_key"
+    )
+    session_token: SecretStr | None = setting(
+        None, "Session token of temporary credentials.", allowed="a token; together with access_key_id", min_length=1
+    )
+    profile: str | None = setting(
+        None,
+        "Profile of the AWS configuration files.",
+        allowed="a profile name; not together with access_key_id",
+        min_length=1,
+    )
+    ca_bundle: Path | None = setting(
+        None, "PEM certificates trusted for the origin instead of the system's.", allowed="a readable file"
+    )
+    proxy: SecretStr | None = setting(
+        None,
+        "HTTP proxy towards the origin; hidden because it may carry a password.",
+        allowed="http://[user:password@]host:port",
+    )
+    read_bandwidth_bytes_per_second: BandwidthBytesPerSecond | None = setting(
+        None,
+        "What the link bears for reads; slots share it. Omitted: no limit.",
+        allowed='above 0, such as "10GiB/s"',
+        toml="read_bandwidth",
+    )
+    write_bandwidth_bytes_per_second: BandwidthBytesPerSecond | None = setting(
+        None,
+        "What the link bears for writes; slots share it. Omitted: no limit.",
+        allowed='above 0, such as "1.25GiB/s"',
+        toml="write_bandwidth",
+    )
+    connect_timeout_seconds: DurationSeconds = setting(
+        "5s",
+        "How long a connection to the origin may take.",
+        allowed="100ms to 5m",
+        toml="connect_timeout",
+        ge=0.1,
+        le=300,
+    )
+    read_timeout_seconds: DurationSeconds = setting(
+        "60s",
+        "How long the origin may be silent in the middle of an answer.",
+        allowed="100ms to 1h",
+        toml="read_timeout",
+        ge=0.1,
+        le=3600,
+    )
+    max_connections: int = setting(128, "Connections to the origin, per worker.", allowed="1 to 10000", ge=1, le=10_000)
+    max_attempts: int = setting(
+        4, "Tries of one request that may be repeated, the first included.", allowed="1 to 20", ge=1, le=20
+    )
+
+
+class CacheSettings(Section):
+    """This node's disk."""
+
+    directory: Path = setting(
+        Path(),
+        "Directory of this gateway alone, mode 0700. Omitted: $XDG_CACHE_HOME/forebay or ~/.cache/forebay.",
+        allowed="a directory on a local disk",
+    )
+    capacity_bytes: SizeBytes = setting(
+        0,
+        "Bytes that cached blocks may take. Omitted: half of what the file system has for it.",
+        allowed='at least 8 blocks, such as "1TiB"',
+        toml="capacity",
+    )
+    block_size_bytes: Annotated[SizeBytes, AfterValidator(power_of_two)] = setting(
+        "8MiB",
+        "Objects are cached in blocks of this size.",
+        allowed="a power of two, 64KiB to 64MiB",
+        toml="block_size",
+        ge=64 * 2**10,
+        le=64 * 2**20,
+    )
+    persistent: bool = setting(
+        False,
+        "The directory outlives the pod or the machine's restart; write-back needs it.",
+        allowed="true or false",
+    )
+    readahead_blocks: int = setting(
+        4, "Blocks fetched ahead of a sequential reader; 0 for none.", allowed="0 to 64", ge=0, le=64
+    )
+
+
+class LoggingSettings(Section):
+    """Structured logs on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", "The least severe events that are written.", allowed="debug, info, warning or error"
+    )
+    format: Literal["auto", "json", "console"] = setting(
+        "auto", "`auto`: console on a terminal, JSON lines elsewhere.", allowed="auto, json or console"
+    )
+
+
+class Settings(Section):
+    """Everything that can be set. `config_loading.load_settings` fills in what was omitted and cross-checks."""
+
+    server: ServerSettings = Field(default_factory=ServerSettings)
+    admin: AdminSettings = Field(default_factory=AdminSettings)
+    origin: OriginSettings = Field(default_factory=OriginSettings)
+    cache: CacheSettings = Field(default_factory=CacheSettings)
+    logging: LoggingSettings = Field(default_factory=LoggingSettings)
+    credentials: list[CredentialSettings] = Field(default_factory=list)
+    slots: list[SlotSettings] = Field(default_factory=list)
+
+
+def settings_to_json(settings: Settings) -> bytes:
+    """Everything, secrets included: for the pipe to a child process and nothing else."""
+    return orjson.dumps(settings.model_dump(by_alias=True), default=_plain)
+
+
+def settings_from_json(document: bytes) -> Settings:
+    """The inverse of `settings_to_json`."""
+    return Settings.model_validate(orjson.loads(document), by_alias=True)
+
+
+def _plain(value: object) -> object:
+    return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+
+
+def public_settings(settings: Settings) -> dict[str, Any]:
+    """Effective settings under their TOML names, secrets hidden, ready for JSON."""
+    return settings.model_dump(mode="json", by_alias=True)

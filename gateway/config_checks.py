@@ -1,0 +1,270 @@
+"""Rules over several settings, and rules that need to look at the machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from gateway.config import ServerSettings, Settings
+from gateway.config_defaults import aws_endpoint_url
+from gateway.config_fields import valid_endpoint_url
+from gateway.config_problems import Hidden
+from gateway.errors import ConfigError
+
+
+def check(settings: Settings, environment: Mapping[str, str]) -> list[ConfigError]:
+    """Every problem that single values do not show."""
+    rules: tuple[Callable[[Settings], Iterator[ConfigError]], ...] = (
+        _listening,
+        _certificate,
+        _origin_endpoint,
+        _origin_credentials,
+        _origin_proxy,
+        _files,
+        _capacity,
+        _credentials,
+        _slots,
+    )
+    problems = [problem for rule in rules for problem in rule(settings)]
+    if any(problem.key == "origin.endpoint_url" for problem in problems):
+        return problems
+    own = own_address_problem(settings, environment)
+    return [*problems, own] if own else problems
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine can reach a listener on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _unchecked(settings: Settings) -> bool:
+    return not settings.credentials or settings.server.allow_unsigned
+
+
+def _listening(settings: Settings) -> Iterator[ConfigError]:
+    server, admin = settings.server, settings.admin
+    if not is_loopback(server.host) and _unchecked(settings) and not server.insecure:
+        why = "allow_unsigned = false" if settings.credentials else "[[credentials]]"
+        yield ConfigError(
+            "server.host", server.host, f"a loopback address; any other needs {why}, or server.insecure = true"
+        )
+    if not is_loopback(admin.host) and admin.token is None and not admin.insecure:
+        yield ConfigError(
+            "admin.host", admin.host, "a loopback address; any other needs admin.token, or admin.insecure = true"
+        )
+    if server.port and server.port == admin.port and _same_host(server.host, admin.host):
+        yield ConfigError("admin.port", admin.port, "another port than server.port")
+
+
+def _same_host(one: str, other: str) -> bool:
+    return one == other or "0.0.0.0" in (one, other) or "::" in (one, other)
+
+
+def _certificate(settings: Settings) -> Iterator[ConfigError]:
+    server = settings.server
+    if (server.certificate_file is None) != (server.key_file is None):
+        missing = "key_file" if server.key_file is None else "certificate_file"
+        yield ConfigError(f"server.{missing}", None, "certificate_file and key_file go together")
+    elif server.certificate_file and server.key_file:
+        yield from _unusable_pair(server)
+
+
+def _unusable_pair(server: ServerSettings) -> Iterator[ConfigError]:
+    certificate, key = Path(str(server.certificate_file)), Path(str(server.key_file))
+    readable = True
+    for name, path in (("certificate_file", certificate), ("key_file", key)):
+        if not os.access(path, os.R_OK):
+            readable = False
+            yield ConfigError(f"server.{name}", str(path), "a readable file")
+    if not readable:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except (ssl.SSLError, OSError) as error:
+        reason = getattr(error, "reason", None) or "not PEM"
+        yield ConfigError(
+            "server.certificate_file", str(certificate), f"a PEM certificate that fits key_file ({reason})"
+        )
+
+
+def _origin_endpoint(settings: Settings) -> Iterator[ConfigError]:
+    """The file's value was checked when it was read; this one may come from an AWS variable."""
+    try:
+        valid_endpoint_url(settings.origin.endpoint_url)
+    except ValueError as error:
+        yield ConfigError("origin.endpoint_url", Hidden(), str(error))
+
+
+def _origin_credentials(settings: Settings) -> Iterator[ConfigError]:
+    origin = settings.origin
+    if (origin.access_key_id is None) != (origin.secret_access_key is None):
+        missing = "secret_access_key" if origin.secret_access_key is None else "access_key_id"
+        yield ConfigError(f"origin.{missing}", None, "access_key_id and a secret go together")
+    if origin.session_token is not None and origin.access_key_id is None:
+        yield ConfigError("origin.session_token", Hidden(), "only together with access_key_id")
+    if origin.profile is not None and origin.access_key_id is not None:
+        yield ConfigError("origin.profile", origin.profile, "not together with access_key_id")
+
+
+def _origin_proxy(settings: Settings) -> Iterator[ConfigError]:
+    proxy = settings.origin.proxy
+    if proxy is not None and not re.fullmatch(r"http://[^/?#\s]+/?", proxy.get_secret_value()):
+        yield ConfigError("origin.proxy", Hidden(), "http://[user:password@]host:port")
+
+
+def _files(settings: Settings) -> Iterator[ConfigError]:
+    bundle = settings.origin.ca_bundle
+    if bundle is None:
+        return
+    try:
+        ssl.create_default_context(cafile=bundle)
+    except (ssl.SSLError, OSError):
+        yield ConfigError("origin.ca_bundle", str(bundle), "a readable file of PEM certificates")
+
+
+def _capacity(settings: Settings) -> Iterator[ConfigError]:
+    cache = settings.cache
+    if cache.capacity_bytes < 8 * cache.block_size_bytes:
+        yield ConfigError(
+            "cache.capacity", cache.capacity_bytes, f"at least 8 blocks of {cache.block_size_bytes} bytes"
+        )
+    promised = sum(slot.capacity_bytes or 0 for slot in settings.slots)
+    if promised > cache.capacity_bytes:
+        allowed = f"all slots together at most cache.capacity ({cache.capacity_bytes} bytes)"
+        yield ConfigError("slots[].capacity", promised, allowed)
+
+
+def _credentials(settings: Settings) -> Iterator[ConfigError]:
+    seen: set[str] = set()
+    for i, credential in enumerate(settings.credentials):
+        if credential.access_key_id in seen:
+            yield ConfigError(f"credentials[{i}].access_key_id", credential.access_key_id, "unique")
+        seen.add(credential.access_key_id)
+
+
+def _slots(settings: Settings) -> Iterator[ConfigError]:
+    names: set[str] = {"default"}
+    prefixes: set[str] = set()
+    for i, slot in enumerate(settings.slots):
+        if slot.name in names:
+            yield ConfigError(f"slots[{i}].name", slot.name, "unique, and not default")
+        if slot.prefix in prefixes:
+            yield ConfigError(f"slots[{i}].prefix", slot.prefix, "unique")
+        names.add(slot.name)
+        prefixes.add(slot.prefix)
+        limit = slot.capacity_limit_bytes
+        if limit is not None and not (slot.capacity_bytes or 0) <= limit <= settings.cache.capacity_bytes:
+            yield ConfigError(f"slots[{i}].capacity_limit", limit, "at least capacity, at most cache.capacity")
+        if slot.write != "through":
+            yield ConfigError(
+                f"slots[{i}].write", slot.write, 'write-back is not available in this version; use "through"'
+            )
+
+
+_SLOT_KEYS_NOT_IN_FORCE: Mapping[str, object] = {
+    "consistency": "strict",
+    "metadata_ttl_seconds": None,
+    "negative_ttl_seconds": 0.0,
+    "capacity_bytes": None,
+    "capacity_limit_bytes": None,
+    "eviction": None,
+    "read_bandwidth_bytes_per_second": None,
+    "write_bandwidth_bytes_per_second": None,
+    "weight": 1,
+    "keep_last": None,
+}
+"""Slot keys that this version checks and does not act on -> the value that says what it does anyway."""
+
+
+def not_in_force(settings: Settings) -> list[str]:
+    """One loud warning per key that is set and does nothing in this version."""
+    origin = [
+        f"origin.{name}"
+        for name in ("read_bandwidth", "write_bandwidth")
+        if getattr(settings.origin, f"{name}_bytes_per_second") is not None
+    ]
+    slots = [
+        f"slots[{i}].{type(slot).model_fields[name].alias or name}"
+        for i, slot in enumerate(settings.slots)
+        for name, harmless in _SLOT_KEYS_NOT_IN_FORCE.items()
+        if name in slot.model_fields_set and getattr(slot, name) != harmless
+    ]
+    return [
+        f"{key} is not in force in this version: consistency is strict, writes go through, the cache is shared evenly"
+        for key in (*origin, *slots)
+    ]
+
+
+def not_protected(settings: Settings) -> list[str]:
+    """Warnings about ports that everybody can use."""
+    warnings = []
+    if not is_loopback(settings.server.host) and _unchecked(settings):
+        warnings.append(
+            f"INSECURE: {settings.server.host} is not a loopback address and callers are not held to [[credentials]]: "
+            "whoever reaches the S3 port acts with the gateway's own rights at the origin"
+            if settings.server.allow_unsigned
+            else f"INSECURE: {settings.server.host} is not a loopback address and there are no [[credentials]]: "
+            "whoever has the gateway's own key pair can use the S3 port"
+        )
+    if not is_loopback(settings.admin.host) and settings.admin.token is None:
+        warnings.append(f"INSECURE: the admin port listens on {settings.admin.host} without a token")
+    return warnings
+
+
+def own_address_problem(settings: Settings, environment: Mapping[str, str]) -> ConfigError | None:
+    """The gateway as its own origin would forward every request to itself."""
+    parts = urlsplit(settings.origin.endpoint_url)
+    port = _port(parts.port, parts.scheme)
+    ours = [one.host for one in (settings.server, settings.admin) if one.port == port]
+    if not parts.hostname or not any(_reaches(parts.hostname, host) for host in ours):
+        return None
+    if aws_endpoint_url(environment).rstrip("/") == settings.origin.endpoint_url:
+        allowed = (
+            "another address than the gateway's own; it came from AWS_ENDPOINT_URL(_S3), which tells clients where the "
+            "gateway is: set origin.endpoint_url (or FOREBAY_ORIGIN__ENDPOINT_URL) to where the bucket is"
+        )
+    else:
+        allowed = "another address than the gateway's own"
+    return ConfigError("origin.endpoint_url", settings.origin.endpoint_url, allowed)
+
+
+def _port(given: int | None, scheme: str) -> int:
+    return given if given is not None else {"https": 443}.get(scheme, 80)
+
+
+def _reaches(origin_host: str, own_host: str) -> bool:
+    """Whether a connection to `origin_host` may end at a listener on `own_host` (the ports are equal already)."""
+    own = _addresses(own_host)
+    for address in _addresses(origin_host):
+        target = "127.0.0.1" if address == "0.0.0.0" else "::1" if address == "::" else address
+        if target in own or (own & {"0.0.0.0", "::"} and _is_of_this_machine(target)):
+            return True
+    return False
+
+
+def _addresses(host: str) -> set[str]:
+    try:
+        return {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return set()  # a name that does not resolve now is an origin that is down now
+
+
+def _is_of_this_machine(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+        return True

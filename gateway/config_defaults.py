@@ -1,0 +1,68 @@
+"""Values that depend on the machine and on the usual AWS variables: filled in where the settings omit them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from gateway.config import CacheSettings, OriginSettings, Settings
+
+CAPACITY_SHARE = 0.5
+"""Of what the file system has free or the cache already holds, where `cache.capacity` is omitted."""
+
+
+def complete(settings: Settings, environment: Mapping[str, str]) -> Settings:
+    """`settings` with no value omitted any more."""
+    return settings.model_copy(
+        update={"origin": _origin(settings.origin, environment), "cache": _cache(settings.cache, environment)}
+    )
+
+
+def _origin(origin: OriginSettings, environment: Mapping[str, str]) -> OriginSettings:
+    region = origin.region or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1"
+    endpoint_url = origin.endpoint_url or aws_endpoint_url(environment) or _aws(region)
+    return origin.model_copy(update={"region": region, "endpoint_url": endpoint_url.rstrip("/")})
+
+
+def aws_endpoint_url(environment: Mapping[str, str]) -> str:
+    """The endpoint that the AWS variables name for S3, or nothing."""
+    if environment.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
+        return ""
+    return environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL") or ""
+
+
+def _aws(region: str) -> str:
+    suffix = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+    return f"https://s3.{region}.{suffix}"
+
+
+def _cache(cache: CacheSettings, environment: Mapping[str, str]) -> CacheSettings:
+    directory = cache.directory if "directory" in cache.model_fields_set else _user_cache(environment)
+    directory = directory.expanduser().absolute()
+    capacity_bytes = cache.capacity_bytes or _share_of_disk(directory, cache.block_size_bytes)
+    return cache.model_copy(update={"directory": directory, "capacity_bytes": capacity_bytes})
+
+
+def _user_cache(environment: Mapping[str, str]) -> Path:
+    base = environment.get("XDG_CACHE_HOME") or ""
+    return (Path(base) if base.startswith("/") else Path("~/.cache")) / "forebay"
+
+
+def _share_of_disk(directory: Path, block_size_bytes: int) -> int:
+    """Counting what the cache holds already keeps the figure the same over restarts."""
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    room = shutil.disk_usage(existing).free + _held_bytes(directory)
+    return max(8 * block_size_bytes, int(room * CAPACITY_SHARE))
+
+
+def _held_bytes(directory: Path) -> int:
+    held = 0
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            try:
+                held += os.lstat(os.path.join(parent, name)).st_blocks * 512
+            except FileNotFoundError:
+                continue  # evicted while we look
+    return held

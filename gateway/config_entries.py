@@ -1,0 +1,119 @@
+"""The tables that may repeat: `[[credentials]]` and `[[slots]]`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import SecretStr
+
+from gateway.config_fields import (
+    BandwidthBytesPerSecond,
+    DurationSeconds,
+    S3Prefix,
+    Section,
+    SizeBytes,
+    setting,
+)
+
+
+class CredentialSettings(Section):
+    """A key pair that callers may sign with, and what it may touch."""
+
+    access_key_id: str = setting(
+        help="Key id of the caller.", allowed="1 to 128 characters", min_length=1, max_length=128
+    )
+    secret_access_key: SecretStr | None = setting(
+        None,
+        "Secret of the caller.",
+        allowed="a secret; exactly one of secret_access_key and secret_access_key_file",
+        min_length=1,
+    )
+    secret_access_key_file: Path | None = setting(
+        None,
+        "File that holds the secret.",
+        allowed="a readable file; exactly one of secret_access_key and secret_access_key_file",
+    )
+    allow: list[S3Prefix] = setting(
+        help="Prefixes the caller may touch; `s3://` is everything.",
+        allowed='a list with at least one of "s3://", "s3://bucket/", "s3://bucket/prefix"',
+        min_length=1,
+    )
+    operations: Literal["read-write", "read-only"] = setting(
+        "read-write", "Whether the caller may change anything.", allowed="read-write or read-only"
+    )
+
+    @property
+    def secret(self) -> str:
+        """The secret itself; loading has read it from its file."""
+        if self.secret_access_key is None:
+            raise ValueError(f"the secret of {self.access_key_id} was not loaded")
+        return self.secret_access_key.get_secret_value()
+
+
+class SlotSettings(Section):
+    """A prefix with rights to this node's disk and to the link to the origin."""
+
+    name: str = setting(
+        help="Name in metrics and commands.",
+        allowed="letters, digits, `-`, `_`, `.`; at most 64; unique; not `default`",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+    )
+    prefix: S3Prefix = setting(
+        help="What the slot covers; the longest matching prefix wins.",
+        allowed="s3://, s3://bucket/ or s3://bucket/prefix; unique",
+    )
+    mode: Literal["read-only", "read-write"] = setting(
+        "read-write", "A read-only slot refuses every request that is not a read.", allowed="read-only or read-write"
+    )
+    consistency: Literal["strict", "ttl", "immutable", "snapshot"] | None = setting(
+        None,
+        "When changes made by others at the origin are seen. Omitted: ttl for read-only slots, else strict.",
+        allowed="strict, ttl, immutable or snapshot",
+    )
+    metadata_ttl_seconds: DurationSeconds = setting(
+        "60s",
+        "How long answers about objects are believed with consistency = ttl.",
+        allowed="0s to 365d",
+        toml="metadata_ttl",
+        le=365 * 86400,
+    )
+    negative_ttl_seconds: DurationSeconds = setting(
+        "0s",
+        "How long the absence of an object is believed.",
+        allowed="0s to 365d",
+        toml="negative_ttl",
+        le=365 * 86400,
+    )
+    capacity_bytes: SizeBytes | None = setting(
+        None,
+        "Cache space that no other slot can take.",
+        allowed="at most cache.capacity for all slots together",
+        toml="capacity",
+        gt=0,
+    )
+    capacity_limit_bytes: SizeBytes | None = setting(
+        None,
+        "The slot may borrow idle room up to here.",
+        allowed="at least capacity, at most cache.capacity",
+        toml="capacity_limit",
+        gt=0,
+    )
+    eviction: Literal["epoch", "s3-fifo", "lru"] | None = setting(
+        None, "Which blocks leave first when room is needed.", allowed="epoch, s3-fifo or lru"
+    )
+    read_bandwidth_bytes_per_second: BandwidthBytesPerSecond | None = setting(
+        None, "Ceiling on reads from the origin.", allowed='above 0, such as "4GiB/s"', toml="read_bandwidth"
+    )
+    write_bandwidth_bytes_per_second: BandwidthBytesPerSecond | None = setting(
+        None, "Ceiling on writes to the origin.", allowed='above 0, such as "500MiB/s"', toml="write_bandwidth"
+    )
+    weight: int = setting(1, "Share of a contended link.", allowed="1 to 1000", ge=1, le=1000)
+    write: Literal["through", "back"] = setting(
+        "through",
+        "`through`: acknowledged when the origin has it. `back`: not available in this version.",
+        allowed="through",
+    )
+    keep_last: int | None = setting(
+        None, "Checkpoints kept readable on this disk.", allowed="1 to 10000", ge=1, le=10_000
+    )

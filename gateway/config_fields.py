@@ -1,0 +1,63 @@
+"""What settings are made of: the field with its help and range, and the types that parse sizes, durations and names."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from gateway.units import parse_bandwidth_bytes_per_second, parse_duration_seconds, parse_size_bytes
+
+SizeBytes = Annotated[int, BeforeValidator(parse_size_bytes)]
+BandwidthBytesPerSecond = Annotated[int, BeforeValidator(parse_bandwidth_bytes_per_second), Field(gt=0)]
+DurationSeconds = Annotated[float, BeforeValidator(parse_duration_seconds)]
+
+
+def setting(default: Any = ..., help: str = "", *, allowed: str, toml: str | None = None, **constraints: Any) -> Any:
+    """One setting: `help` says what it does, `allowed` its form, unit and range (errors and documentation quote it).
+
+    `toml` is its name in files where that differs from the attribute's.
+    """
+    return Field(default, alias=toml, description=help, json_schema_extra={"allowed": allowed}, **constraints)
+
+
+def host_name(value: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", value):
+        raise ValueError("a host name in lower case, without port")
+    return value
+
+
+def power_of_two(value: int) -> int:
+    if value & (value - 1):
+        raise ValueError("a power of two")
+    return value
+
+
+def s3_prefix(value: str) -> str:
+    """`s3://` for everything, else `s3://bucket/` and any prefix of keys behind it."""
+    if value != "s3://" and not re.match(r"s3://[^/]+/", value):
+        raise ValueError("s3://, s3://bucket/ or s3://bucket/prefix")
+    return value
+
+
+def valid_endpoint_url(value: str) -> str:
+    """Scheme, host and port only; empty stands for omitted."""
+    match = re.fullmatch(r"https?://(\[[0-9A-Fa-f:.]+\]|[^/?#@:\s\[\]]+)(?::(\d{1,5}))?/?", value)
+    if value and (match is None or int(match[2] or 80) not in range(1, 65536)):
+        raise ValueError("http://host[:port] or https://host[:port], without user, path or query")
+    return value.rstrip("/")
+
+
+HostName = Annotated[str, AfterValidator(host_name)]
+S3Prefix = Annotated[str, AfterValidator(s3_prefix)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+PORT = "a whole number 0 to 65535; 0 picks a free port"
+
+
+class Section(BaseModel):
+    """A table of the file: immutable, unknown keys refused; constructed by attribute names in code."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True, validate_default=True
+    )

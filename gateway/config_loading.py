@@ -1,0 +1,117 @@
+"""From a TOML file and the environment to checked `Settings`, with every error reported at once.
+
+Environment beats file. `FOREBAY_SERVER__PORT=9000` is `server.port`; `FOREBAY_CREDENTIALS__0__SECRET_ACCESS_KEY` is a
+key of the first `[[credentials]]`; lists are JSON or comma separated; `FOREBAY_SLOTS` as a whole is JSON.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import SecretStr, ValidationError
+
+from gateway.config import Settings
+from gateway.config_checks import check, not_in_force, not_protected
+from gateway.config_defaults import complete
+from gateway.config_entries import CredentialSettings
+from gateway.config_environment import merge_environment
+from gateway.config_problems import SettingsError, problems_of
+from gateway.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSettings:
+    """Settings that passed every check, and what the operator must be told about them all the same."""
+
+    settings: Settings
+    warnings: tuple[str, ...]
+
+
+def load_settings(path: Path | None, environment: Mapping[str, str]) -> LoadedSettings:
+    """Read `path` (None: no file), let `environment` override it, check everything.
+
+    Raises SettingsError with all problems found.
+    """
+    document = read_document(path) if path is not None else {}
+    warnings = merge_environment(document, environment)
+    settings = complete(_with_secrets(_validated(document)), environment)
+    problems = check(settings, environment)
+    if problems:
+        raise SettingsError(problems)
+    return LoadedSettings(settings, (*warnings, *not_in_force(settings), *not_protected(settings)))
+
+
+def read_document(path: Path) -> dict[str, object]:
+    """The tables of a TOML file."""
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise SettingsError([ConfigError("config", str(path), f"a readable file ({error.strerror})")]) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError([ConfigError("config", str(path), f"a TOML file ({error})")]) from None
+
+
+def _validated(document: dict[str, object]) -> Settings:
+    try:
+        return Settings.model_validate(document, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise SettingsError(problems_of(error)) from None
+
+
+def _with_secrets(settings: Settings) -> Settings:
+    """Secrets that files hold, read; so that nobody behind this point needs to know where they came from."""
+    problems: list[ConfigError] = []
+    origin = settings.origin
+    admin = settings.admin
+    secrets = {
+        "origin": _secret(
+            "origin.secret_access_key", origin.secret_access_key, origin.secret_access_key_file, problems
+        ),
+        "admin": _secret("admin.token", admin.token, admin.token_file, problems),
+    }
+    credentials = [
+        one.model_copy(
+            update={
+                "secret_access_key": _secret(
+                    f"credentials[{i}].secret_access_key", one.secret_access_key, one.secret_access_key_file, problems
+                )
+            }
+        )
+        for i, one in enumerate(settings.credentials)
+    ]
+    problems += _missing_secrets(credentials, problems)
+    if problems:
+        raise SettingsError(problems)
+    return settings.model_copy(
+        update={
+            "origin": origin.model_copy(update={"secret_access_key": secrets["origin"]}),
+            "admin": admin.model_copy(update={"token": secrets["admin"]}),
+            "credentials": credentials,
+        }
+    )
+
+
+def _secret(key: str, given: SecretStr | None, file: Path | None, problems: list[ConfigError]) -> SecretStr | None:
+    if file is None:
+        return given
+    if given is not None:
+        problems.append(ConfigError(f"{key}_file", str(file), f"not together with {key}"))
+        return given
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        problems.append(ConfigError(f"{key}_file", str(file), f"a readable file ({type(error).__name__})"))
+        return None
+    if not text:
+        problems.append(ConfigError(f"{key}_file", str(file), "a file that is not empty"))
+    return SecretStr(text)
+
+
+def _missing_secrets(credentials: Sequence[CredentialSettings], problems: Sequence[ConfigError]) -> list[ConfigError]:
+    reported = {problem.key.removesuffix("_file") for problem in problems}
+    keys = [f"credentials[{i}].secret_access_key" for i, one in enumerate(credentials) if one.secret_access_key is None]
+    return [ConfigError(key, None, "a secret, or secret_access_key_file") for key in keys if key not in reported]

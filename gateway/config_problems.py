@@ -1,0 +1,114 @@
+"""What to say about settings that cannot be used: dotted key, value unless it may be secret, what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+from collections.abc import Sequence
+from typing import Annotated, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from gateway.config import Settings
+from gateway.errors import ConfigError, ForebayError
+
+_SECRET_NAMES = re.compile(r"secret|token|password|proxy|credential|url", re.IGNORECASE)
+
+
+class SettingsError(ForebayError):
+    """One or more settings cannot be used; every one of them is told."""
+
+    def __init__(self, problems: Sequence[ConfigError]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = tuple(problems)
+
+
+class Hidden:
+    """Stands in messages for a value that may be secret."""
+
+    def __repr__(self) -> str:
+        return "(hidden)"
+
+
+def shown(key: str, value: object) -> object:
+    """`value` as it may appear in a message: secrets, and whole tables that may hold some, do not."""
+    leaf = key.rpartition(".")[2]
+    if _SECRET_NAMES.search(leaf) and not leaf.endswith("_file"):
+        return value if isinstance(value, str) and _harmless_url(leaf, value) else Hidden()
+    return value if isinstance(value, str | int | float | bool) or value is None else Hidden()
+
+
+def _harmless_url(leaf: str, value: str) -> bool:
+    return leaf == "endpoint_url" and "@" not in value and "?" not in value
+
+
+def problems_of(error: ValidationError) -> list[ConfigError]:
+    """pydantic's errors in the words of the configuration."""
+    return [_problem(detail) for detail in error.errors(include_url=False, include_context=True)]
+
+
+def _problem(detail: ErrorDetails) -> ConfigError:
+    key = dotted(detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        # Its value is not shown: a misspelt name may stand in front of a secret.
+        return ConfigError(key, Hidden(), _unknown(detail["loc"]))
+    allowed = _allowed(detail["loc"]) or detail["msg"]
+    if detail["type"] == "missing":
+        return ConfigError(key, None, f"missing; {allowed}")
+    return ConfigError(key, shown(key, detail["input"]), allowed)
+
+
+def dotted(location: Sequence[int | str]) -> str:
+    """("slots", 1, "prefix") -> `slots[1].prefix`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+
+
+def _unknown(location: Sequence[int | str]) -> str:
+    model = _model_at(location[:-1])
+    names = toml_names(model) if model else []
+    close = difflib.get_close_matches(str(location[-1]), names, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return f"not a setting; {hint}known here: {', '.join(names)}"
+
+
+def toml_names(model: type[BaseModel]) -> list[str]:
+    """Names of a table's keys as they stand in files."""
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _allowed(location: Sequence[int | str]) -> str | None:
+    """What the innermost setting on the way to `location` allows."""
+    for depth in range(len(location), 0, -1):
+        model = _model_at(location[: depth - 1])
+        if model is None:
+            continue
+        for name, field in model.model_fields.items():
+            if location[depth - 1] in (name, field.alias):
+                extra = field.json_schema_extra
+                return str(extra["allowed"]) if isinstance(extra, dict) and "allowed" in extra else None
+    return None
+
+
+def _model_at(location: Sequence[int | str]) -> type[BaseModel] | None:
+    """The table that `location` names; None when it names a plain value."""
+    model: type[BaseModel] = Settings
+    for part in location:
+        if isinstance(part, int):
+            continue
+        found = next((f.annotation for n, f in model.model_fields.items() if part in (n, f.alias)), None)
+        table = table_of(found)
+        if table is None:
+            return None
+        model = table
+    return model
+
+
+def table_of(annotation: object) -> type[BaseModel] | None:
+    """The model within an annotation such as `list[SlotSettings]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) in (list, Union, Annotated, types.UnionType):
+        return next((table for table in map(table_of, get_args(annotation)) if table), None)
+    return None

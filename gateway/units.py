@@ -1,0 +1,75 @@
+"""Sizes, bandwidths and durations as people write them: `8MiB`, `1.25GiB/s`, `5m`."""
+
+from __future__ import annotations
+
+import math
+import re
+
+SIZE_UNITS = {
+    "B": 1,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "PiB": 2**50,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "PB": 10**15,
+}
+DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+SIZE_FORM = 'a size such as "8MiB", "1.5TiB" or a number of bytes'
+BANDWIDTH_FORM = 'a bandwidth such as "500MiB/s" or a number of bytes per second'
+DURATION_FORM = 'a duration such as "500ms", "60s", "5m", "1h" or a number of seconds'
+
+_QUANTITY = re.compile(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*", re.ASCII)
+
+
+def parse_size_bytes(value: object) -> int:
+    """Bytes from `"8MiB"` or a whole number. Raises ValueError that says the form."""
+    return round(_quantity(value, {**SIZE_UNITS, "": 1}, SIZE_FORM))
+
+
+def parse_bandwidth_bytes_per_second(value: object) -> int:
+    """Bytes per second from `"1.25GiB/s"` or a whole number. Raises ValueError that says the form."""
+    if isinstance(value, str):
+        text = value.strip()
+        if not text.endswith("/s") and not text.isdecimal():
+            raise ValueError(BANDWIDTH_FORM)
+        value = text.removesuffix("/s")
+    return round(_quantity(value, {**SIZE_UNITS, "": 1}, BANDWIDTH_FORM))
+
+
+def parse_duration_seconds(value: object) -> float:
+    """Seconds from `"5m"` or a number. Raises ValueError that says the form."""
+    return _quantity(value, {**DURATION_UNITS, "": 1.0}, DURATION_FORM)
+
+
+def _quantity(value: object, units: dict[str, int] | dict[str, float], form: str) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value) or value < 0:
+            raise ValueError(form)
+        return value
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[2] not in units:
+        raise ValueError(form)
+    number = match[1]
+    # Whole numbers stay integers: a float would round sizes above 2**53.
+    return (float(number) if "." in number else int(number)) * units[match[2]]
+
+
+def format_size(size_bytes: int) -> str:
+    """The shortest exact spelling in binary units, else bytes: 8388608 -> `8MiB`."""
+    for unit in ("PiB", "TiB", "GiB", "MiB", "KiB"):
+        if size_bytes >= SIZE_UNITS[unit] and size_bytes % SIZE_UNITS[unit] == 0:
+            return f"{size_bytes // SIZE_UNITS[unit]}{unit}"
+    return f"{size_bytes}B"
+
+
+def format_duration(seconds: float) -> str:
+    """300.0 -> `5m`, 75.0 -> `75s`, 0.5 -> `500ms`."""
+    for unit in ("d", "h", "m"):
+        if seconds >= DURATION_UNITS[unit] and seconds % DURATION_UNITS[unit] == 0:
+            return f"{int(seconds // DURATION_UNITS[unit])}{unit}"
+    return f"{int(seconds)}s" if seconds == int(seconds) else f"{seconds * 1000:g}ms"
