@@ -1,0 +1,174 @@
+"""Counters, gauges and histograms that sum up over the gateway's processes.
+
+Metrics are counted in this process's memory until `share` lays them into files that the admin port reads. Files belong
+to stable slots (`worker0`, `background`), so that a restarted worker goes on where the killed one stopped. Counting is
+cheap: one dictionary look-up and one locked addition.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, generate_latest, values
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+
+LATENCY_BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+# Room set aside on disk per file. A page of a shared file that the disk cannot back kills the process (SIGBUS), so a
+# full disk must be met here, when the file is made, and not at some later addition.
+_FILE_BYTES = {"counter": 2**18, "histogram": 2**18, "gauge_livesum": 2**16, "gauge_mostrecent": 2**16}
+
+DECLARED: list[Metric] = []
+"""Every metric, in order of declaration."""
+
+
+class Metric:
+    """The declaration that all kinds share."""
+
+    kind = ""
+
+    def __init__(self, name: str, unit: str, labels: Sequence[str], help: str) -> None:
+        self.name = name
+        self.unit = unit
+        self.labels = tuple(labels)
+        self.help = help
+        DECLARED.append(self)
+
+    def reset(self) -> None:
+        """Forget the children: what was counted in memory is gone, what was counted in files is read anew."""
+        raise NotImplementedError
+
+
+class Counter(Metric):
+    """A sum that only grows."""
+
+    kind = "counter"
+
+    def reset(self) -> None:
+        self._children: dict[tuple[str, ...], prometheus_client.Counter] = {}
+        self._parent = prometheus_client.Counter(self.name, self.help, self.labels, registry=None)
+
+    def add(self, amount: float, *label_values: str) -> None:
+        """Count `amount`, at least 0."""
+        child = self._children.get(label_values)
+        (child if child is not None else self._child(label_values)).inc(amount)
+
+    def value(self, *label_values: str) -> float:
+        """What this process's slot has counted."""
+        return _number(self._child(label_values))
+
+    def _child(self, label_values: tuple[str, ...]) -> prometheus_client.Counter:
+        child = self._parent.labels(*label_values) if self.labels else self._parent
+        return self._children.setdefault(label_values, child)
+
+
+class Gauge(Metric):
+    """A state: summed over living processes, or with `latest` whatever any of them set last."""
+
+    kind = "gauge"
+
+    def __init__(self, name: str, unit: str, labels: Sequence[str], help: str, *, latest: bool = False) -> None:
+        self._latest = latest
+        super().__init__(name, unit, labels, help)
+
+    def reset(self) -> None:
+        self._children: dict[tuple[str, ...], prometheus_client.Gauge] = {}
+        self._parent = prometheus_client.Gauge(
+            self.name,
+            self.help,
+            self.labels,
+            registry=None,
+            multiprocess_mode="mostrecent" if self._latest else "livesum",
+        )
+
+    def set(self, value: float, *label_values: str) -> None:
+        self._child(label_values).set(value)
+
+    def add(self, amount: float, *label_values: str) -> None:
+        """Change by `amount`, which may be negative. Not for a gauge of the latest value."""
+        self._child(label_values).inc(amount)
+
+    def value(self, *label_values: str) -> float:
+        """What this process's slot holds."""
+        return _number(self._child(label_values))
+
+    def _child(self, label_values: tuple[str, ...]) -> prometheus_client.Gauge:
+        child = self._children.get(label_values)
+        if child is None:
+            child = self._parent.labels(*label_values) if self.labels else self._parent
+            self._children[label_values] = child
+        return child
+
+
+class Histogram(Metric):
+    """How often which duration occurred, in seconds."""
+
+    kind = "histogram"
+
+    def reset(self) -> None:
+        self._children: dict[tuple[str, ...], prometheus_client.Histogram] = {}
+        self._parent = prometheus_client.Histogram(
+            self.name, self.help, self.labels, registry=None, buckets=LATENCY_BUCKETS_SECONDS
+        )
+
+    def observe(self, seconds: float, *label_values: str) -> None:
+        """Count one event that took `seconds`."""
+        child = self._children.get(label_values)
+        if child is None:
+            child = self._parent.labels(*label_values) if self.labels else self._parent
+            self._children[label_values] = child
+        child.observe(seconds)
+
+
+def _number(child: prometheus_client.Counter | prometheus_client.Gauge) -> float:
+    return next(iter(child.collect())).samples[0].value
+
+
+def reset() -> None:
+    """Begin every metric anew: in memory at zero, in shared files where the slot's file stands."""
+    for metric in DECLARED:
+        metric.reset()
+
+
+def share(directory: Path, slot: str) -> None:
+    """From here on this process counts into the files of `slot` in `directory`.
+
+    `slot` is unique among living processes, and free of `_`, which separates the parts of a file's name.
+    Raises OSError when the files cannot be made whole.
+    """
+    for kind, size_bytes in _FILE_BYTES.items():
+        _set_aside(directory / f"{kind}_{slot}.db", size_bytes)
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(directory)
+    values.ValueClass = values.MultiProcessValue(lambda: slot)
+    reset()
+
+
+def unshare() -> None:
+    """Count in memory again, from zero."""
+    os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
+    values.ValueClass = values.MutexValue
+    reset()
+
+
+def _set_aside(path: Path, size_bytes: int) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(descriptor).st_size < size_bytes:
+            os.posix_fallocate(descriptor, 0, size_bytes)
+    finally:
+        os.close(descriptor)
+
+
+def forget_process(directory: Path, slot: str) -> None:
+    """Take what a dead process left in its gauges (requests in flight, say) out of the sums. Its counters stay."""
+    mark_process_dead(slot, str(directory))
+
+
+def exposition(directory: Path) -> bytes:
+    """All slots' metrics summed up, in Prometheus' text format. Reads files: call it in a thread."""
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, path=str(directory))
+    return generate_latest(registry)

@@ -1,0 +1,141 @@
+"""Every metric of the gateway, declared once: name, unit, labels, help. `docs/metrics.md` is checked against this.
+
+Label values come from small closed sets: operations, statuses, purposes; never from keys, buckets or callers.
+"""
+
+from __future__ import annotations
+
+from gateway import metric_kinds
+from gateway.metric_kinds import Counter, Gauge, Histogram
+
+REQUESTS = Counter(
+    "forebay_requests_total",
+    "requests",
+    ("operation", "status", "cache"),
+    "Requests to the S3 port that are over. status: the HTTP status, client-left or broken-off. cache: hit, partial, "
+    "miss, bypass, forwarded or none.",
+)
+REQUEST_SECONDS = Histogram(
+    "forebay_request_duration_seconds",
+    "seconds",
+    ("operation",),
+    "From the head of a request to the end of its answer.",
+)
+REQUESTS_IN_FLIGHT = Gauge("forebay_requests_in_flight", "requests", (), "Requests to the S3 port now being answered.")
+SENT_BYTES = Counter("forebay_sent_bytes_total", "bytes", ("operation",), "Bytes of answers' bodies sent to clients.")
+RECEIVED_BYTES = Counter(
+    "forebay_received_bytes_total", "bytes", ("operation",), "Bytes of requests' bodies received from clients."
+)
+
+CACHE_HIT_BYTES = Counter(
+    "forebay_cache_hit_bytes_total", "bytes", (), "Bytes given to readers from blocks that were complete on disk."
+)
+CACHE_MISS_BYTES = Counter(
+    "forebay_cache_miss_bytes_total", "bytes", (), "Bytes given to readers that had to come from the origin first."
+)
+CACHE_COALESCED = Counter(
+    "forebay_cache_coalesced_total", "reads", (), "Reads that joined a fill which another reader had started."
+)
+CACHE_FILLS = Counter(
+    "forebay_cache_fills_total", "blocks", ("outcome",), "Fills of blocks that are over. outcome: filled or failed."
+)
+CACHE_FILL_SECONDS = Histogram(
+    "forebay_cache_fill_duration_seconds", "seconds", (), "From the start of a block's fill to its publication."
+)
+CACHE_FILLED_BYTES = Counter("forebay_cache_filled_bytes_total", "bytes", (), "Bytes of blocks filled.")
+CACHE_EVICTED_BLOCKS = Counter("forebay_cache_evicted_blocks_total", "blocks", (), "Blocks that made room for others.")
+CACHE_EVICTED_BYTES = Counter(
+    "forebay_cache_evicted_bytes_total", "bytes", (), "Bytes on disk of the blocks that made room for others."
+)
+CACHE_DAMAGED = Counter(
+    "forebay_cache_damaged_blocks_total",
+    "blocks",
+    (),
+    "Blocks dropped because their bytes were not what had been written, or could not be read.",
+)
+CACHE_STORE_UNAVAILABLE = Counter(
+    "forebay_cache_store_unavailable_total",
+    "reads",
+    (),
+    "Reads served straight from the origin because the cache directory could not take or give bytes.",
+)
+CACHE_USAGE_BYTES = Gauge(
+    "forebay_cache_usage_bytes", "bytes", (), "Bytes on disk that cached blocks take now.", latest=True
+)
+CACHE_CAPACITY_BYTES = Gauge(
+    "forebay_cache_capacity_bytes", "bytes", (), "Bytes on disk that cached blocks may take.", latest=True
+)
+
+ORIGIN_REQUESTS = Counter(
+    "forebay_origin_requests_total",
+    "requests",
+    ("operation", "status", "purpose"),
+    "Requests to the origin, each try counted. status: the HTTP status or unreachable. purpose: live, readahead, warm, "
+    "refresh, flush or forward.",
+)
+ORIGIN_REQUEST_SECONDS = Histogram(
+    "forebay_origin_request_duration_seconds",
+    "seconds",
+    ("purpose",),
+    "From sending a request to the origin to the head of its answer.",
+)
+ORIGIN_BYTES = Counter(
+    "forebay_origin_bytes_total",
+    "bytes",
+    ("direction", "purpose"),
+    "Bytes of bodies moved to and from the origin. direction: read or write.",
+)
+
+WORKER_RESTARTS = Counter(
+    "forebay_worker_restarts_total",
+    "processes",
+    ("process",),
+    "Processes that ended unasked and were started again. process: worker0, worker1, … or background.",
+)
+
+
+class CacheMetrics:
+    """Counts the events of one process's block cache (the methods of `blocks.observer.CacheObserver`)."""
+
+    def hit_bytes(self, count: int) -> None:
+        CACHE_HIT_BYTES.add(count)
+
+    def miss_bytes(self, count: int) -> None:
+        CACHE_MISS_BYTES.add(count)
+
+    def coalesced(self) -> None:
+        CACHE_COALESCED.add(1)
+
+    def evicted(self, blocks: int, size_bytes: int) -> None:
+        CACHE_EVICTED_BLOCKS.add(blocks)
+        CACHE_EVICTED_BYTES.add(size_bytes)
+
+    def damaged(self) -> None:
+        CACHE_DAMAGED.add(1)
+
+    def fill_finished(self, seconds: float, size_bytes: int) -> None:
+        CACHE_FILLS.add(1, "filled")
+        CACHE_FILL_SECONDS.observe(seconds)
+        CACHE_FILLED_BYTES.add(size_bytes)
+
+    def fill_failed(self) -> None:
+        CACHE_FILLS.add(1, "failed")
+
+    def store_unavailable(self) -> None:
+        CACHE_STORE_UNAVAILABLE.add(1)
+
+
+def request_began() -> None:
+    """A request head has arrived."""
+    REQUESTS_IN_FLIGHT.add(1)
+
+
+def request_ended(operation: str, status: str, cache: str | None, seconds: float, sent_bytes: int) -> None:
+    """A request is over; `status` is the HTTP status or how it broke off."""
+    REQUESTS_IN_FLIGHT.add(-1)
+    REQUESTS.add(1, operation, status, cache or "none")
+    REQUEST_SECONDS.observe(seconds, operation)
+    SENT_BYTES.add(sent_bytes, operation)
+
+
+metric_kinds.reset()
