@@ -13,20 +13,20 @@ _HEX_DIGEST = re.compile("[0-9a-fA-F]{64}")
 class PayloadMode(NamedTuple):
     """How a body comes and what vouches for it.
 
-    `digest` is the lower-case hex SHA-256 of the body where the client gave one. `chunked` is aws-chunked framing;
+    `sha256_hex` is the lower-case digest of the body where the client gave one. `streaming` is aws-chunked framing;
     `signed` means that every chunk carries a signature; `trailer` that checksums follow the last chunk.
     """
 
-    digest: str | None = None
-    chunked: bool = False
+    sha256_hex: str | None = None
+    streaming: bool = False
     signed: bool = False
     trailer: bool = False
 
 
 UNSIGNED = PayloadMode()
-STREAMING_SIGNED = PayloadMode(chunked=True, signed=True)
-STREAMING_SIGNED_TRAILER = PayloadMode(chunked=True, signed=True, trailer=True)
-STREAMING_UNSIGNED_TRAILER = PayloadMode(chunked=True, trailer=True)
+STREAMING_SIGNED = PayloadMode(streaming=True, signed=True)
+STREAMING_SIGNED_TRAILER = PayloadMode(streaming=True, signed=True, trailer=True)
+STREAMING_UNSIGNED_TRAILER = PayloadMode(streaming=True, trailer=True)
 
 _KEYWORDS = {
     "UNSIGNED-PAYLOAD": UNSIGNED,
@@ -47,7 +47,7 @@ def payload_mode(value: str | None) -> PayloadMode:
     if mode is not None:
         return mode
     if _HEX_DIGEST.fullmatch(value):
-        return PayloadMode(digest=value.lower())
+        return PayloadMode(sha256_hex=value.lower())
     if value.startswith("STREAMING-AWS4-ECDSA-P256-SHA256-PAYLOAD"):
         raise s3_error("NotImplemented", "SigV4A is not supported.", Header="x-amz-content-sha256")
     raise s3_error(

@@ -6,7 +6,7 @@ target → addressing.py (bucket, key, query) → routing.py (operation) → S3R
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.s3.addressing import (
     CopySource,
@@ -43,18 +43,20 @@ class S3Request:
 
     `raw_path` and `raw_query` are the bytes of the request target between host, `?` and `#`; an absolute-form target
     has lost its scheme and authority. `headers` are lower-case names → latin-1 decoded values, trimmed, repeated ones
-    joined by `,` in order of arrival (RFC 9110, 5.3). `host` is the Host header, or the authority of an
-    absolute-form target. `query` holds decoded (name, value) pairs in order, value None where there was no `=`.
+    joined by `,` in order of arrival (RFC 9110, 5.3). `host` is the Host header, or the authority of an absolute-form
+    target. `query` holds decoded (name, value) pairs in order, value None where there was no `=`.
+
+    Headers and query stay out of the repr: signatures and session tokens travel in them.
     """
 
     method: str
     raw_path: bytes
-    raw_query: bytes
+    raw_query: bytes = field(repr=False)
     host: str
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] = field(repr=False)
     bucket: str | None
     key: str | None
-    query: Sequence[tuple[str, str | None]]
+    query: Sequence[tuple[str, str | None]] = field(repr=False)
     operation: Operation
 
     def parameter(self, name: str) -> str | None:

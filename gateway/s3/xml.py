@@ -1,0 +1,195 @@
+"""The XML documents of requests, and of the answers that the gateway makes itself (S3 API, schemas of the actions).
+
+xml_reader.py reads within bounds, xml_writer.py escapes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+from xml.etree.ElementTree import Element
+
+from gateway.s3.error_codes import s3_error
+from gateway.s3.etags import quote
+from gateway.s3.xml_reader import child_text, error_code_of, local_name, parse_bounded, text_of
+from gateway.s3.xml_writer import NAMESPACE, PROLOG, document, element, encode_list_key, escape
+
+__all__ = [
+    "NAMESPACE",
+    "PROLOG",
+    "CompletedPart",
+    "DeleteEntry",
+    "DeleteError",
+    "DeleteRequest",
+    "complete_multipart_upload_result",
+    "delete_request_document",
+    "document",
+    "element",
+    "encode_list_key",
+    "error_code_of",
+    "escape",
+    "insert_delete_errors",
+    "parse_complete_multipart_upload",
+    "parse_delete",
+    "text_of",
+]
+
+OBJECTS_COUNT_MAX = 1000
+PARTS_COUNT_MAX = 10_000
+
+DELETE_SIZE_BYTES_MAX = 8 * 1024**2
+COMPLETE_SIZE_BYTES_MAX = 8 * 1024**2
+_ELEMENTS_PER_ENTRY_MAX = 16
+_PART_NUMBER = re.compile(r"\s*(-?\d{1,9})\s*", re.ASCII)
+
+
+class DeleteEntry(NamedTuple):
+    """One object to delete. `extras` are conditions kept as they came (LastModifiedTime, Size: directory buckets)."""
+
+    key: str
+    version_id: str | None = None
+    etag: str | None = None
+    extras: tuple[tuple[str, str], ...] = ()
+
+
+class DeleteRequest(NamedTuple):
+    """The body of DeleteObjects."""
+
+    objects: Sequence[DeleteEntry]
+    quiet: bool
+
+
+class DeleteError(NamedTuple):
+    """An object that DeleteObjects could not delete."""
+
+    key: str
+    version_id: str | None
+    code: str
+    message: str
+
+
+class CompletedPart(NamedTuple):
+    """A part that an upload is completed with. `etag` is quoted; `checksums` maps an algorithm (`crc32`) to base64."""
+
+    number: int
+    etag: str
+    checksums: Mapping[str, str]
+
+
+# --- from clients ---------------------------------------------------------------------------------------------------
+
+
+def parse_delete(body: bytes, size_bytes_max: int = DELETE_SIZE_BYTES_MAX) -> DeleteRequest:
+    """The objects to delete, 1 to 1,000 of them; raises S3Error MalformedXML or MaxMessageLengthExceeded."""
+    root = _parse_request(body, "Delete", size_bytes_max, OBJECTS_COUNT_MAX)
+    if any(local_name(child) not in ("Object", "Quiet") for child in root):
+        raise s3_error("MalformedXML")
+    entries = [_delete_entry(child) for child in root if local_name(child) == "Object"]
+    if not 1 <= len(entries) <= OBJECTS_COUNT_MAX:
+        raise s3_error("MalformedXML")
+    return DeleteRequest(entries, quiet=(child_text(root, "Quiet") or "").strip().lower() == "true")
+
+
+def _delete_entry(node: Element) -> DeleteEntry:
+    """One `<Object>`, refused unless it can be read in one way only: the origin must not see another key than we do."""
+    fields = {local_name(child): child.text or "" for child in node}
+    ambiguous = len({name.lower() for name in fields}) != len(node) or any(len(child) for child in node)
+    key = fields.pop("Key", "")
+    if not key or ambiguous:
+        raise s3_error("MalformedXML")
+    version_id, etag = fields.pop("VersionId", None), fields.pop("ETag", None)
+    return DeleteEntry(key, version_id or None, etag or None, tuple(fields.items()))
+
+
+def parse_complete_multipart_upload(body: bytes, size_bytes_max: int = COMPLETE_SIZE_BYTES_MAX) -> list[CompletedPart]:
+    """The parts that an upload is to be made of, in ascending order.
+
+    Raises S3Error: MalformedXML, MaxMessageLengthExceeded, InvalidArgument (part number), InvalidPartOrder.
+    """
+    root = _parse_request(body, "CompleteMultipartUpload", size_bytes_max, PARTS_COUNT_MAX)
+    parts = [_completed_part(child) for child in root if local_name(child) == "Part"]
+    if not parts:
+        raise s3_error("MalformedXML")
+    for before, after in pairwise(parts):
+        if before.number >= after.number:
+            raise s3_error("InvalidPartOrder")
+    return parts
+
+
+def _completed_part(node: Element) -> CompletedPart:
+    fields = {local_name(child): child.text or "" for child in node}
+    number = _PART_NUMBER.fullmatch(fields.get("PartNumber", ""))
+    etag = fields.get("ETag", "").strip()
+    if number is None or not etag:
+        raise s3_error("MalformedXML")
+    checksums = {
+        name.removeprefix("Checksum").lower(): value.strip()
+        for name, value in fields.items()
+        if name.startswith("Checksum") and name != "ChecksumType" and value.strip()
+    }
+    return CompletedPart(_part_number(int(number[1])), quote(etag), checksums)
+
+
+def _part_number(number: int) -> int:
+    if not 1 <= number <= PARTS_COUNT_MAX:
+        raise s3_error(
+            "InvalidArgument",
+            "Part number must be an integer between 1 and 10000, inclusive",
+            ArgumentName="PartNumber",
+            ArgumentValue=str(number),
+        )
+    return number
+
+
+def _parse_request(body: bytes, root_name: str, size_bytes_max: int, entries_max: int) -> Element:
+    if len(body) > size_bytes_max:
+        raise s3_error("MaxMessageLengthExceeded", MaxMessageLengthBytes=str(size_bytes_max))
+    root = parse_bounded(body, (entries_max + 1) * _ELEMENTS_PER_ENTRY_MAX)
+    if root is None or local_name(root) != root_name:
+        raise s3_error("MalformedXML")
+    return root
+
+
+# --- to clients and the origin --------------------------------------------------------------------------------------
+
+
+def complete_multipart_upload_result(bucket: str, key: str, etag: str, location: str | None = None) -> bytes:
+    """The success document of CompleteMultipartUpload; `etag` with or without quotes."""
+    fields = {"Location": location or f"/{bucket}/{key}", "Bucket": bucket, "Key": key, "ETag": quote(etag)}
+    return document("CompleteMultipartUploadResult", "".join(element(*field) for field in fields.items()))
+
+
+def delete_request_document(request: DeleteRequest) -> bytes:
+    """The body of a DeleteObjects request for the origin."""
+    objects = "".join(f"<Object>{''.join(_entry_fields(entry))}</Object>" for entry in request.objects)
+    return document("Delete", f"{objects}{element('Quiet', 'true') if request.quiet else ''}")
+
+
+def _entry_fields(entry: DeleteEntry) -> Iterator[str]:
+    yield element("Key", entry.key)
+    if entry.version_id is not None:
+        yield element("VersionId", entry.version_id)
+    if entry.etag is not None:
+        yield element("ETag", entry.etag)
+    for name, value in entry.extras:
+        yield element(name, value)
+
+
+def insert_delete_errors(result: bytes, errors: Sequence[DeleteError]) -> bytes:
+    """A `<DeleteResult>` document with more errors, the rest as it was; ValueError when it is no such document."""
+    added = "".join(map(_delete_error, errors)).encode()
+    end = re.search(rb"</(?:\w+:)?DeleteResult\s*>\s*\Z", result)
+    if end is not None:
+        return result[: end.start()] + added + result[end.start() :]
+    empty = re.search(rb"<DeleteResult([^<>]*?)/>\s*\Z", result)
+    if empty is None:
+        raise ValueError("not a DeleteResult document")
+    return result[: empty.start()] + b"<DeleteResult" + empty[1] + b">" + added + b"</DeleteResult>"
+
+
+def _delete_error(error: DeleteError) -> str:
+    version = "" if error.version_id is None else element("VersionId", error.version_id)
+    rest = element("Code", error.code) + element("Message", error.message)
+    return f"<Error>{element('Key', error.key)}{version}{rest}</Error>"
