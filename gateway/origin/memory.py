@@ -1,0 +1,288 @@
+"""A small S3 in this process: the fake that behaves, for tests and for the demo, with faults on demand.
+
+`MemoryOrigin` answers what S3 answers, headers and error documents included. Beside the protocol it shows its state
+(`buckets`), what it was asked (`calls`), and takes faults (`faults`, see memory_faults.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from itertools import count
+
+from gateway.clock import Clock
+from gateway.errors import OriginUnreachable, S3Error
+from gateway.origin import memory_listing, memory_multipart, memory_objects
+from gateway.origin.client import OriginRequest
+from gateway.origin.memory_content import BytesContent, Content, GeneratedContent
+from gateway.origin.memory_digests import ReceivedBody, receive
+from gateway.origin.memory_faults import (
+    AlterBody,
+    AlterHeaders,
+    Answer,
+    Call,
+    CutBody,
+    Delay,
+    Effect,
+    Fault,
+    Hold,
+    Unreachable,
+)
+from gateway.origin.memory_objects import parameter, parse_xml, xml_answer
+from gateway.origin.memory_response import MemoryResponse
+from gateway.origin.memory_store import Bucket, StoredObject
+from gateway.s3.error_codes import error_document, s3_error
+from gateway.s3.requests import Operation
+from gateway.s3.routing import classify
+from gateway.s3.xml_writer import document
+
+_TAKES_BODY = frozenset({"PUT", "POST"})
+_BodyHandler = Callable[[OriginRequest, Bucket, ReceivedBody], MemoryResponse]
+
+
+class MemoryOrigin:
+    """`Origin` in memory. `keep_bodies` False hashes what is uploaded and throws it away: size and ETag stay."""
+
+    def __init__(self, clock: Clock, *, region: str = "us-east-1", keep_bodies: bool = True) -> None:
+        self.region = region
+        self.keep_bodies = keep_bodies
+        self.buckets: dict[str, Bucket] = {}
+        self.calls: list[Call] = []
+        self.faults: list[Fault] = []
+        self._clock = clock
+        self._numbers = count(1)
+        self._upload_orders = count(1)
+        self._request_ids = count(1)
+
+    def create_bucket(self, name: str) -> Bucket:
+        """A new bucket, or the one there is."""
+        return self.buckets.setdefault(name, Bucket(name, self._clock.now()))
+
+    def put(self, bucket: str, key: str, data: bytes | Content, headers: Mapping[str, str] | None = None) -> str:
+        """Store an object past the protocol, bucket included; its ETag, made up for contents too large to hash."""
+        content = BytesContent(data) if isinstance(data, bytes) else data
+        text = data if isinstance(data, bytes) else f"{bucket}/{key}/{content.size_bytes}".encode()
+        etag = f'"{hashlib.md5(text, usedforsecurity=False).hexdigest()}"'
+        self.create_bucket(bucket).put(StoredObject(key, content, etag, self._clock.now(), dict(headers or {})))
+        return etag
+
+    def put_generated(self, bucket: str, key: str, size_bytes: int, seed: int = 0) -> str:
+        """Store an object of any size that takes no memory; its ETag."""
+        return self.put(bucket, key, GeneratedContent(size_bytes, seed))
+
+    def data(self, bucket: str, key: str) -> bytes:
+        """The bytes of an object; KeyError when it is not there."""
+        content = self.buckets[bucket].objects[key].content
+        return content.read(0, content.size_bytes)
+
+    def count(self, operation: Operation | None = None, *, key: str | None = None) -> int:
+        """How many requests arrived, of this operation, for this key."""
+        return sum(1 for call in self.calls if operation in (None, call.operation) and (key is None or call.key == key))
+
+    def inject(self, when: Callable[[Call], bool], effect: Effect, *, times: int | None = 1) -> Fault:
+        """Add a fault. Faults are tried in the order in which they were added; several may hit one call."""
+        fault = Fault(when, effect, times)
+        self.faults.append(fault)
+        return fault
+
+    async def send(self, request: OriginRequest) -> MemoryResponse:
+        call = self._record(request)
+        effects = [fault.effect for fault in self.faults if fault.takes(call)]
+        response = await self._before(effects) or await self._answer(request)
+        response = self._after(effects, response)
+        response = self._finish(request, response)
+        call.status = response.status
+        return response
+
+    async def aclose(self) -> None:
+        return
+
+    def _record(self, request: OriginRequest) -> Call:
+        try:
+            operation = classify(request.method, request.bucket, request.key, request.query, request.headers)
+        except S3Error:
+            operation = Operation.FORWARD
+        call = Call(
+            next(self._numbers),
+            operation,
+            request.method,
+            request.bucket,
+            request.key,
+            request.query,
+            dict(request.headers),
+            request.purpose,
+        )
+        self.calls.append(call)
+        return call
+
+    async def _before(self, effects: list[Effect]) -> MemoryResponse | None:
+        for effect in effects:
+            match effect:
+                case Hold():
+                    if effect.reached is not None:
+                        effect.reached.set()
+                    await effect.until.wait()
+                case Delay():
+                    await self._clock.sleep(effect.seconds)
+                case Answer(late=False):
+                    return self._refusal(effect)
+                case Unreachable(late=False):
+                    raise OriginUnreachable("no answer from the origin: injected")
+        return None
+
+    def _after(self, effects: list[Effect], response: MemoryResponse) -> MemoryResponse:
+        for effect in effects:
+            match effect:
+                case Answer(late=True):
+                    response = self._refusal(effect)
+                case Unreachable(late=True):
+                    raise OriginUnreachable("the answer of the origin was lost: injected")
+                case CutBody():
+                    response.cut = effect
+                case AlterHeaders():
+                    response.headers = _altered(response.headers, effect.headers)
+                case AlterBody():
+                    body = effect.change(response.content.read(0, response.content.size_bytes))
+                    response.content = BytesContent(body)
+                    response.headers = {**response.headers, "content-length": str(len(body))}
+        return response
+
+    def _refusal(self, effect: Answer) -> MemoryResponse:
+        if effect.body is not None:
+            return MemoryResponse(effect.status, dict(effect.headers), BytesContent(effect.body))
+        error = s3_error(effect.code, "injected", status=effect.status, headers=effect.headers)
+        return self._error(error, None)
+
+    async def _answer(self, request: OriginRequest) -> MemoryResponse:
+        try:
+            return await self._dispatch(request)
+        except S3Error as error:
+            return self._error(error, request)
+
+    def _error(self, error: S3Error, request: OriginRequest | None) -> MemoryResponse:
+        resource = f"/{request.bucket or ''}/{request.key or ''}" if request else ""
+        body = error_document(error, resource=resource, request_id=f"origin-{len(self.calls)}", host_id="origin")
+        headers = {"content-type": "application/xml"} | {name.lower(): value for name, value in error.headers.items()}
+        return MemoryResponse(error.status, headers, BytesContent(body))
+
+    def _finish(self, request: OriginRequest, response: MemoryResponse) -> MemoryResponse:
+        headers = dict(response.headers)
+        if response.status not in (204, 304):
+            headers.setdefault("content-length", str(response.content.size_bytes))
+        if request.method == "HEAD":
+            response.with_body = False
+            if response.status >= 300:
+                headers.pop("content-length", None)
+        headers.setdefault("x-amz-request-id", f"ORIGIN{next(self._request_ids):010d}")
+        response.headers = headers
+        return response
+
+    async def _dispatch(self, request: OriginRequest) -> MemoryResponse:
+        operation = classify(request.method, request.bucket, request.key, request.query, request.headers)
+        if request.bucket is None:
+            return memory_listing.list_buckets(self.buckets.values())
+        if operation is Operation.FORWARD and request.method == "PUT" and request.key is None and not request.query:
+            return self._create_bucket(request.bucket)
+        bucket = self.buckets.get(request.bucket)
+        if bucket is None:
+            raise s3_error("NoSuchBucket", BucketName=request.bucket)
+        if request.method in _TAKES_BODY:
+            return await self._write(operation, request, bucket)
+        return self._read(operation, request, bucket)
+
+    def _create_bucket(self, name: str) -> MemoryResponse:
+        if name in self.buckets:
+            raise s3_error("BucketAlreadyOwnedByYou", BucketName=name)
+        self.create_bucket(name)
+        return MemoryResponse(200, {"location": f"/{name}"})
+
+    def _read(self, operation: Operation, request: OriginRequest, bucket: Bucket) -> MemoryResponse:
+        match operation:
+            case Operation.GET_OBJECT | Operation.HEAD_OBJECT:
+                return memory_objects.read_object(request, bucket)
+            case Operation.HEAD_BUCKET:
+                return MemoryResponse(200, {"x-amz-bucket-region": self.region})
+            case Operation.GET_BUCKET_LOCATION:
+                return self._location()
+            case Operation.LIST_OBJECTS_V2:
+                return memory_listing.list_v2(request, bucket)
+            case Operation.LIST_OBJECTS:
+                return memory_listing.list_v1(request, bucket)
+            case Operation.LIST_MULTIPART_UPLOADS:
+                return memory_listing.list_uploads(request, bucket)
+            case Operation.LIST_PARTS:
+                return memory_multipart.list_parts(request, bucket)
+            case Operation.DELETE_OBJECT:
+                return memory_objects.delete_object(request, bucket)
+            case Operation.ABORT_MULTIPART_UPLOAD:
+                return memory_multipart.abort(request, bucket)
+        return self._other(request, bucket, b"")
+
+    async def _write(self, operation: Operation, request: OriginRequest, bucket: Bucket) -> MemoryResponse:
+        """Conditions are judged when the body is complete, so the last writer loses where two began alike."""
+        keeps_body = self.keep_bodies or operation not in (Operation.PUT_OBJECT, Operation.UPLOAD_PART)
+        body = await receive(request.body, request.headers, keep=keeps_body)
+        now = self._clock.now()
+        data = body.content.read(0, body.content.size_bytes) if request.method == "POST" else b""
+        match operation:
+            case Operation.PUT_OBJECT:
+                return memory_objects.put_object(request, bucket, body, now)
+            case Operation.COPY_OBJECT:
+                source = memory_objects.copy_source(request, self.buckets)
+                return memory_objects.copy_object(request, self.buckets, bucket, _md5(source.content), now)
+            case Operation.DELETE_OBJECTS:
+                return memory_objects.delete_objects(request, bucket, body, data)
+            case Operation.CREATE_MULTIPART_UPLOAD:
+                return memory_multipart.create(request, bucket, next(self._upload_orders), now)
+            case Operation.UPLOAD_PART:
+                return memory_multipart.upload_part(request, bucket, body, now)
+            case Operation.UPLOAD_PART_COPY:
+                content = memory_multipart.copied_range(request, memory_objects.copy_source(request, self.buckets))
+                return memory_multipart.store_copied_part(request, bucket, content, _md5(content), now)
+            case Operation.COMPLETE_MULTIPART_UPLOAD:
+                return memory_multipart.complete(request, bucket, data, now)
+        return self._other(request, bucket, body.content.read(0, body.content.size_bytes))
+
+    def _other(self, request: OriginRequest, bucket: Bucket, data: bytes) -> MemoryResponse:
+        """The few operations that a gateway forwards, enough to see that they arrive."""
+        if request.key is not None and parameter(request, "tagging") is not None:
+            return memory_objects.tagging(request, bucket, data)
+        if parameter(request, "acl") is not None:
+            return self._acl(request, bucket, data)
+        if request.key is None and parameter(request, "versioning") is not None and request.method == "GET":
+            return xml_answer("VersioningConfiguration", "")
+        if request.key is None and request.method == "DELETE" and not request.query:
+            return self._delete_bucket(bucket)
+        raise s3_error("NotImplemented")
+
+    def _acl(self, request: OriginRequest, bucket: Bucket, data: bytes) -> MemoryResponse:
+        if request.key is not None:
+            bucket.object(request.key)
+        if request.method == "PUT":
+            if data:
+                parse_xml(data)
+            return MemoryResponse(200)
+        return xml_answer("AccessControlPolicy", f"{memory_listing.OWNER}<AccessControlList></AccessControlList>")
+
+    def _delete_bucket(self, bucket: Bucket) -> MemoryResponse:
+        if bucket.objects:
+            raise s3_error("BucketNotEmpty", BucketName=bucket.name)
+        del self.buckets[bucket.name]
+        return MemoryResponse(204)
+
+    def _location(self) -> MemoryResponse:
+        name = "" if self.region == "us-east-1" else self.region
+        body = document("LocationConstraint", name)
+        return MemoryResponse(200, {"content-type": "application/xml"}, BytesContent(body))
+
+
+def _md5(content: Content) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    for piece in memory_multipart.pieces_of(content):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _altered(headers: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    altered = {**headers, **{name: value for name, value in changes.items() if value is not None}}
+    return {name: value for name, value in altered.items() if changes.get(name, "") is not None}
