@@ -89,6 +89,11 @@ class BlockIndex:
         with self._read() as transaction:
             return [tables.get(transaction, self._blocks, block_id) is not None for block_id in block_ids]
 
+    def has_object(self, object_id: bytes) -> bool:
+        """Whether there is a block of any version of an object."""
+        with self._read() as transaction:
+            return next(tables.keys(transaction, self._objects, object_id), None) is not None
+
     def usage(self) -> Usage:
         with self._read() as transaction:
             return self._usage(transaction)

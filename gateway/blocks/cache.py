@@ -1,0 +1,123 @@
+"""The block cache: a range of an object's version, from blocks on disk, filled from the origin when missing.
+
+`open_range` finds out where the first bytes come from and lets the origin's refusals out before a reply has begun; the
+reader's `body` gives the bytes. Several processes may have one directory open, each as a worker slot of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from gateway.blocks import layout
+from gateway.blocks.access_log import AccessLog
+from gateway.blocks.coalescing import Fills
+from gateway.blocks.fill import BlockFiller
+from gateway.blocks.index import TOUCHES_PER_TRANSACTION, Usage
+from gateway.blocks.observer import CacheObserver
+from gateway.blocks.opening import OpenDirectory, open_directory
+from gateway.blocks.reader import RangeReader, ReadingTools
+from gateway.blocks.residency import Residency
+from gateway.blocks.settings import BlockSettings
+from gateway.blocks.threads import DiskThreads
+from gateway.blocks.verification import VerifiedMemory
+from gateway.clock import Clock
+from gateway.errors import StoreUnavailable
+from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.origin.client import Origin
+
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+class BlockCache:
+    """One worker process's cache over the shared directory. Use `open`, and `close` at the end."""
+
+    def __init__(self, tools: ReadingTools, opened: OpenDirectory) -> None:
+        self._tools = tools
+        self._opened = opened
+        self._flushing = asyncio.create_task(self._flush_for_ever(), name="block access times")
+
+    @classmethod
+    async def open(
+        cls, settings: BlockSettings, origin: Origin, *, worker: int, clock: Clock, observer: CacheObserver
+    ) -> BlockCache:
+        """Open the directory as worker slot `worker`: what the slot's last process left unfinished is cleared up.
+
+        StartupError when the directory has another format, holds something else, cannot be used, or when a living
+        process has the slot. After an unclean boot this reads the header of every block.
+        """
+        threads = DiskThreads(settings.disk_threads)
+        try:
+            opened = await threads.index(open_directory, settings, worker)
+        except BaseException:
+            threads.shut_down()
+            raise
+        evicted = opened.evicted_at_open
+        if evicted.blocks:
+            observer.evicted(evicted.blocks, evicted.size_bytes)
+        verified = VerifiedMemory()
+        filler = BlockFiller(opened.blocks, origin, threads, verified, clock, observer, settings.fill_retries)
+        fills = Fills(filler, settings.fills_max)
+        tools = ReadingTools(
+            settings, opened.blocks, origin, fills, threads, verified, Residency(), AccessLog(), clock, observer
+        )
+        return cls(tools, opened)
+
+    async def open_range(
+        self, version: ObjectVersion, byte_range: ByteRange, *, headers: Mapping[str, str] = _NO_HEADERS
+    ) -> RangeReader:
+        """Begin to read a range, which must lie within the object.
+
+        `headers` go along with whatever is asked of the origin (lower-case names). Raises OriginAnswered when the
+        origin refuses the first missing bytes (412: the key has another version now, look again), OriginUnreachable,
+        and OriginBodyError when it answers with something else. Trouble with the cache directory is never raised.
+        """
+        if byte_range.stop > version.size_bytes:
+            raise ValueError(f"{byte_range} lies outside of {version}")
+        reader = RangeReader(self._tools, version, byte_range, headers)
+        await reader.start()
+        return reader
+
+    async def invalidate(self, key: ObjectKey) -> None:
+        """Drop the blocks of every version of an object that was overwritten or deleted.
+
+        This frees room and no more: a block is found by its ETag, so the blocks of an old version are never served for
+        a new one. Fills in progress are left alone.
+        """
+        tools, object_id = self._tools, layout.object_id(key)
+        try:
+            if tools.directory.index.has_object(object_id):
+                await tools.threads.index(tools.directory.drop_object, object_id)
+        except StoreUnavailable:
+            tools.observer.store_unavailable()
+
+    def usage(self) -> Usage:
+        """What all processes together have on disk and set aside."""
+        return self._tools.directory.index.usage()
+
+    async def close(self) -> None:
+        """Break off the fills, write down what was used, and leave the directory in order. Readers must be gone."""
+        self._flushing.cancel()
+        await asyncio.gather(self._flushing, return_exceptions=True)
+        await self._tools.fills.close()
+        await self.flush_accesses()
+        await asyncio.to_thread(self._close_directory)
+
+    async def flush_accesses(self) -> None:
+        """Tell the index which blocks were used, a short transaction at a time."""
+        tools = self._tools
+        while noted := tools.accesses.take(TOUCHES_PER_TRANSACTION):
+            try:
+                await tools.threads.index(tools.directory.index.touch, noted)
+            except StoreUnavailable:
+                tools.observer.store_unavailable()
+
+    async def _flush_for_ever(self) -> None:
+        while True:
+            await self._tools.clock.sleep(self._tools.settings.access_flush_seconds)
+            await self.flush_accesses()
+
+    def _close_directory(self) -> None:
+        self._tools.threads.shut_down()
+        self._opened.close()

@@ -1,0 +1,193 @@
+"""One fill per missing block, however many readers wait for it.
+
+A fill is a task of its own: readers come and go, the fill goes on to the end of its block, because what has been
+asked of the origin is paid for. A fill that still waits for its turn when its last reader leaves is not begun. Readers
+that send other headers to the origin never share a fill: the origin may answer them differently.
+
+All state belongs to the event loop; nothing here awaits between looking and acting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeAlias
+
+from gateway.blocks.directory import FillFile
+from gateway.blocks.layout import Block, Extent
+from gateway.blocks.open_file import OpenFile
+from gateway.blocks.verification import ChunkChecksums
+from gateway.errors import ForebayError, StoreUnavailable
+from gateway.origin.client import Purpose
+
+FillKey: TypeAlias = tuple[bytes, frozenset[tuple[str, str]]]
+
+
+class Fill:
+    """A block on its way to the disk, as its readers see it: `available` bytes from its start can be read.
+
+    Whoever got it from `Fills` is a user of it until `leave`: the file stays open that long.
+    """
+
+    def __init__(self, block: Block, headers: Mapping[str, str], purpose: Purpose, reader: object) -> None:
+        self.block = block
+        self.headers = headers
+        self.purpose = purpose
+        self.started_by = reader
+        self.available = 0
+        self._checksums = ChunkChecksums(block.length)
+        self._filled: FillFile | None = None
+        self._begun = False
+        self._failure: BaseException | None = None
+        self._users = 0
+        self._running = True
+        self._changed = asyncio.Event()
+
+    @property
+    def key(self) -> FillKey:
+        return self.block.id, frozenset(self.headers.items())
+
+    @property
+    def users(self) -> int:
+        return self._users
+
+    @property
+    def file(self) -> OpenFile:
+        """The growing file; only once `begun` has returned."""
+        assert self._filled is not None  # noqa: S101 - says the contract to the type checker
+        return self._filled.file
+
+    @property
+    def extent(self) -> Extent:
+        """Where the available bytes lie, with the checksums of their chunks."""
+        assert self._filled is not None  # noqa: S101 - says the contract to the type checker
+        filled = self._filled
+        checksums = bytes(self._checksums.packed)
+        return Extent(filled.reservation.file, filled.data_offset, self.block.length, checksums)
+
+    @property
+    def data_offset(self) -> int:
+        assert self._filled is not None  # noqa: S101 - says the contract to the type checker
+        return self._filled.data_offset
+
+    # For readers.
+
+    def enter(self) -> None:
+        self._users += 1
+
+    def leave(self) -> None:
+        self._users -= 1
+        self._close_if_unused()
+
+    async def begun(self) -> None:
+        """Wait until the origin's answer has proved good; raises what made the fill fail."""
+        await self._wait(lambda: self._begun)
+
+    async def beyond(self, position: int) -> int:
+        """Wait until more than `position` bytes can be read; returns how many. Raises what made the fill fail."""
+        await self._wait(lambda: self.available > position)
+        return self.available
+
+    async def _wait(self, satisfied: Callable[[], bool]) -> None:
+        while not satisfied():
+            if self._failure is not None:
+                raise self._failure.with_traceback(None)
+            await self._changed.wait()
+
+    # For the task that fills.
+
+    def attach(self, filled: FillFile) -> ChunkChecksums:
+        """The file that the bytes will go to; the checksums are to be updated with each of them."""
+        self._filled = filled
+        return self._checksums
+
+    def begin(self) -> None:
+        """The origin's answer is good."""
+        self._begun = True
+        self._notify()
+
+    def advance(self) -> None:
+        """More chunks are written and their checksums final."""
+        self.available = self._checksums.complete_bytes
+        self._notify()
+
+    def end(self, failure: BaseException | None) -> None:
+        self._failure = failure
+        self._running = False
+        self._notify()
+        self._close_if_unused()
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _close_if_unused(self) -> None:
+        if self._filled is not None and self._users == 0 and not self._running:
+            self._filled.file.release()
+            self._filled = None
+
+
+class Fills:
+    """The fills of this process: at most `fills_max` run, the others wait their turn in order."""
+
+    def __init__(self, work: Callable[[Fill], Awaitable[None]], fills_max: int) -> None:
+        self._work = work
+        self._turns = asyncio.Semaphore(fills_max)
+        self._ahead_max = fills_max // 2
+        self._ahead = 0
+        self._fills: dict[FillKey, Fill] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def join(self, block: Block, headers: Mapping[str, str]) -> Fill | None:
+        """The running fill of a block, entered, or None."""
+        fill = self._fills.get((block.id, frozenset(headers.items())))
+        if fill is not None:
+            fill.enter()
+        return fill
+
+    def start(self, block: Block, headers: Mapping[str, str], reader: object) -> Fill:
+        """A new fill that a reader waits for, entered; only when `join` found none."""
+        fill = Fill(block, headers, Purpose.LIVE, reader)
+        fill.enter()
+        self._start(fill)
+        return fill
+
+    def start_ahead(self, block: Block, headers: Mapping[str, str], reader: object) -> bool:
+        """Begin a block that a reader will come to; False when others need the room more."""
+        fill = Fill(block, headers, Purpose.READAHEAD, reader)
+        if fill.key in self._fills:
+            return True
+        if self._ahead >= self._ahead_max or self._turns.locked():
+            return False
+        self._ahead += 1
+        self._start(fill)
+        return True
+
+    async def close(self) -> None:
+        """Cancel every fill and wait for its task."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start(self, fill: Fill) -> None:
+        self._fills[fill.key] = fill
+        task = asyncio.create_task(self._run(fill), name="block fill")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, fill: Fill) -> None:
+        failure: BaseException | None = StoreUnavailable("the block cache is closing")
+        try:
+            async with self._turns:
+                if fill.users or fill.purpose is Purpose.READAHEAD:
+                    await self._work(fill)
+            failure = None
+        except ForebayError as error:
+            failure = error
+        except Exception as error:
+            failure = error
+            raise
+        finally:
+            del self._fills[fill.key]
+            self._ahead -= fill.purpose is Purpose.READAHEAD
+            fill.end(failure)

@@ -1,0 +1,134 @@
+"""Bytes of one version of an object from the origin: pinned by If-Match, checked, and resumed where they broke off."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+
+from gateway.clock import Clock
+from gateway.errors import OriginAnswered, OriginBodyError, OriginError
+from gateway.objects import ByteRange, ObjectVersion
+from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
+
+ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
+RETRY_PAUSE_SECONDS = 0.1
+_RETRYABLE = frozenset({429, 500, 502, 503, 504})
+
+
+class WrongAnswer(OriginBodyError):
+    """The origin answered with something else than what was asked for: asking again would not help."""
+
+
+@dataclass(slots=True)
+class PinnedGet:
+    """One range of one version. `start`, then `pieces`, then `aclose`, whatever happened.
+
+    Once the first answer was good, up to `retries` further requests fetch what is missing.
+    """
+
+    origin: Origin
+    version: ObjectVersion
+    range: ByteRange
+    headers: Mapping[str, str]
+    purpose: Purpose
+    clock: Clock
+    retries: int
+    _received: int = 0
+    _response: OriginResponse | None = field(default=None)
+
+    async def start(self) -> None:
+        """Ask, and judge the head of the answer.
+
+        Raises OriginAnswered for every refusal (412: the object has another version now), OriginUnreachable, and
+        OriginBodyError for an answer of another version, range or length.
+        """
+        first = self.range.first + self._received
+        headers = {
+            **self.headers,
+            "range": f"bytes={first}-{self.range.last}",
+            "if-match": self.version.etag,
+            "accept-encoding": "identity",
+        }
+        key = self.version.key
+        request = OriginRequest("GET", key.bucket, key.key, headers=headers, purpose=self.purpose)
+        self._response = await self.origin.send(request)
+        if self._response.status not in (200, 206):
+            body = await self._response.read(ERROR_DOCUMENT_BYTES_MAX)
+            raise OriginAnswered(self._response.status, list(self._response.headers.items()), body)
+        check_head(self._response, self.version, ByteRange(first, self.range.last))
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """The bytes in order, all of them or an exception."""
+        retries_left = self.retries
+        while True:
+            try:
+                if self._response is None:
+                    await self.start()
+                async with aclosing(self._body()) as body:
+                    async for piece in body:
+                        yield piece
+                return
+            except OriginError as error:
+                await self.aclose()
+                if retries_left == 0 or not _worth_another_try(error):
+                    raise
+                await self.clock.sleep(RETRY_PAUSE_SECONDS * 2 ** (self.retries - retries_left))
+                retries_left -= 1
+
+    async def aclose(self) -> None:
+        """Give the connection back. Idempotent."""
+        response, self._response = self._response, None
+        if response is not None:
+            await response.aclose()
+
+    async def _body(self) -> AsyncGenerator[bytes, None]:
+        assert self._response is not None  # noqa: S101 - `pieces` has just started it
+        async with _closing(self._response.stream()) as stream:
+            async for piece in stream:
+                self._received += len(piece)
+                if self._received > self.range.length:
+                    raise WrongAnswer("the origin sent more bytes than were asked for")
+                yield piece
+        if self._received < self.range.length:
+            raise OriginBodyError(f"the origin sent {self._received} of {self.range.length} bytes")
+
+
+def check_head(response: OriginResponse, version: ObjectVersion, asked: ByteRange) -> None:
+    """WrongAnswer unless a 200 or 206 carries exactly the bytes asked for, of the version asked for.
+
+    A 200 (an origin that knows no ranges) is as good where the range is the whole object. A Content-Encoding is the
+    object's own: whoever re-coded the bytes on the way cannot also keep the length.
+    """
+    headers = response.headers
+    if _bare(headers.get("etag", "")) != _bare(version.etag):
+        raise WrongAnswer("the origin's ETag is not the one asked for")
+    if response.status == 206:
+        expected = f"bytes {asked.first}-{asked.last}/{version.size_bytes}"
+        if headers.get("content-range") != expected:
+            raise WrongAnswer(f"Content-Range {headers.get('content-range')!r} instead of {expected!r}")
+    elif asked.length != version.size_bytes:
+        raise WrongAnswer("the origin answered with the whole object instead of a range")
+    if headers.get("content-length", str(asked.length)) != str(asked.length):
+        raise WrongAnswer(f"Content-Length {headers.get('content-length')!r} instead of {asked.length}")
+
+
+@asynccontextmanager
+async def _closing(stream: AsyncIterator[bytes]) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Close what is a generator here and now, not when the garbage collector comes to it."""
+    try:
+        yield stream
+    finally:
+        if isinstance(stream, AsyncGenerator):
+            await stream.aclose()
+
+
+def _worth_another_try(error: OriginError) -> bool:
+    if isinstance(error, OriginAnswered):
+        return error.status in _RETRYABLE
+    return not isinstance(error, WrongAnswer)
+
+
+def _bare(etag: str) -> str:
+    """Some origins leave the quotes out."""
+    return etag.strip('"')

@@ -1,0 +1,235 @@
+"""Reading one range: block by block, each from wherever it is now.
+
+For every block: in the index and whole → its file; being filled → join; else → fill it. What goes wrong on the way is
+mended where the reader stands: a damaged block is dropped and filled again, and where the cache directory cannot be
+used the rest of the range comes straight from the origin, pinned to the same version. Only the origin's failures end a
+read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from gateway.blocks import layout
+from gateway.blocks.access_log import AccessLog
+from gateway.blocks.coalescing import Fills
+from gateway.blocks.directory import BlockDirectory
+from gateway.blocks.layout import Block, Extent
+from gateway.blocks.observer import CacheObserver
+from gateway.blocks.open_file import OpenFile
+from gateway.blocks.pinned_get import PinnedGet
+from gateway.blocks.residency import Residency
+from gateway.blocks.settings import BlockSettings
+from gateway.blocks.sources import BlockSource, FillSource, OriginSource, Source
+from gateway.blocks.threads import DiskThreads
+from gateway.blocks.verification import VerifiedMemory, fingerprint
+from gateway.clock import Clock
+from gateway.errors import BlockDamaged, StoreUnavailable
+from gateway.objects import BodyPiece, BodyStream, ByteRange, FileSpan, ObjectVersion
+from gateway.origin.client import Origin, Purpose
+
+Outcome: TypeAlias = Literal["hit", "partial", "miss"]
+
+BLOCKS_LOOKED_UP_MAX = 1024
+"""The outcome of a longer range is that of its first blocks: a 5 TiB object must not hold up the event loop."""
+
+REFILLS_MAX = 3
+"""A block found damaged this often in one read is not tried again: the disk eats what it is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingTools:
+    """What every reader of one process shares."""
+
+    settings: BlockSettings
+    directory: BlockDirectory
+    origin: Origin
+    fills: Fills
+    threads: DiskThreads
+    verified: VerifiedMemory
+    residency: Residency
+    accesses: AccessLog
+    clock: Clock
+    observer: CacheObserver
+
+
+class RangeReader:
+    """One range of one version, read once. Made by `BlockCache.open_range`.
+
+    Holds one open file at a time, at most READ_BYTES of memory, and nothing after `aclose`.
+    """
+
+    def __init__(
+        self, tools: ReadingTools, version: ObjectVersion, byte_range: ByteRange, headers: Mapping[str, str]
+    ) -> None:
+        self.outcome: Outcome = "miss"
+        self._tools = tools
+        self._version = version
+        self._range = byte_range
+        self._headers = dict(headers)
+        self._ids = layout.block_ids(version)
+        self._numbers = layout.block_numbers(byte_range, tools.settings.block_size_bytes)
+        self._ahead = self._numbers.start
+        self._source: Source | None = None
+        self._source_stop = 0
+        self._given = 0
+        self._damages = 0
+
+    async def start(self) -> None:
+        """Decide the outcome and have the first bytes on their way. Raises what the origin says against it."""
+        first = self._range.first
+        try:
+            self.outcome = self._look_up()
+            await self._open(first)
+        except StoreUnavailable:
+            await self._open_origin(first)
+        assert self._source is not None  # noqa: S101 - one of the two has opened it
+        if self.outcome == "hit" and not self._source.cached:
+            self.outcome = "partial" if len(self._numbers) > 1 else "miss"
+
+    async def body(self) -> BodyStream:
+        """The bytes of the range, in order; all of them, or an exception."""
+        position = self._range.first
+        try:
+            while position < self._range.stop:
+                piece = await self._next(position)
+                size = piece.count if isinstance(piece, FileSpan) else len(piece)
+                position += size
+                self._given += size
+                yield piece
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Let go of everything. Idempotent; the fills that this reader has begun go on."""
+        source, self._source = self._source, None
+        if source is None:
+            return
+        count, self._given = self._given, 0
+        if count:
+            (self._tools.observer.hit_bytes if source.cached else self._tools.observer.miss_bytes)(count)
+        await source.close()
+
+    async def _next(self, position: int) -> BodyPiece:
+        while True:
+            try:
+                source = await self._source_at(position)
+                return await source.read(position, min(self._source_stop, self._range.stop))
+            except BlockDamaged:
+                await self._drop_damaged()
+            except StoreUnavailable:
+                await self._open_origin(position)
+
+    async def _source_at(self, position: int) -> Source:
+        if self._source is None or position >= self._source_stop:
+            await self.aclose()
+            await self._open(position)
+        assert self._source is not None  # noqa: S101 - `_open` opens it or raises
+        if not isinstance(self._source, OriginSource):
+            self._fill_ahead(position)
+        return self._source
+
+    async def _open(self, position: int) -> None:
+        """Open the source of the block at a position; StoreUnavailable when there can be none."""
+        block = self._block(position // self._tools.settings.block_size_bytes)
+        extent = self._tools.directory.index.lookup(block.id)
+        source = await self._open_block(block, extent) if extent is not None else None
+        self._source = source or await self._open_fill(block)
+        self._source_stop = block.range.stop
+
+    async def _open_block(self, block: Block, extent: Extent) -> BlockSource | None:
+        """The block's file; None, and the block dropped, when it is gone."""
+        tools = self._tools
+        try:
+            file = await self._open_file(block, extent)
+        except BlockDamaged:
+            await self._drop(block, extent)
+            return None
+        tools.accesses.note(block.id)
+        verified = tools.verified.of(block.id, fingerprint(file.descriptor))
+        return BlockSource(block, extent, file, verified, tools.residency, tools.threads)
+
+    async def _open_file(self, block: Block, extent: Extent) -> OpenFile:
+        store = self._tools.directory.store
+        if self._tools.verified.knows(block.id):
+            return store.open_published(extent)
+        return await self._tools.threads.disk(store.open_published, extent)
+
+    async def _open_fill(self, block: Block) -> FillSource:
+        """Join the block's fill, or start it, and wait until the origin's answer is good."""
+        tools = self._tools
+        fill = tools.fills.join(block, self._headers)
+        if fill is None:
+            fill = tools.fills.start(block, self._headers, self)
+        elif fill.started_by is not self:
+            tools.observer.coalesced()
+        try:
+            await fill.begun()
+        except BaseException:
+            fill.leave()
+            raise
+        return FillSource(fill, tools.residency, tools.threads)
+
+    async def _open_origin(self, position: int) -> None:
+        """Serve the rest of the range past the cache."""
+        await self.aclose()
+        tools = self._tools
+        tools.observer.store_unavailable()
+        rest = ByteRange(position, self._range.last)
+        get = PinnedGet(
+            tools.origin,
+            self._version,
+            rest,
+            self._headers,
+            Purpose.LIVE,
+            tools.clock,
+            tools.settings.fill_retries,
+        )
+        try:
+            await get.start()
+        except BaseException:
+            await get.aclose()
+            raise
+        self._source, self._source_stop = OriginSource(get), rest.stop
+
+    async def _drop_damaged(self) -> None:
+        """Drop the block that has just been found damaged; StoreUnavailable when this goes on and on."""
+        source = self._source
+        self._damages += 1
+        await self.aclose()
+        if isinstance(source, BlockSource):
+            await self._drop(source.block, source.extent)
+        if self._damages > REFILLS_MAX or not isinstance(source, BlockSource):
+            raise StoreUnavailable("what is written to the cache directory does not come back")
+
+    async def _drop(self, block: Block, extent: Extent) -> None:
+        tools = self._tools
+        tools.verified.forget(block.id)
+        if await tools.threads.index(tools.directory.drop, block.id, extent.file):
+            tools.observer.damaged()
+
+    def _fill_ahead(self, position: int) -> None:
+        """Keep the next few blocks of the range on their way while this one is read."""
+        size = self._tools.settings.block_size_bytes
+        current = position // size
+        window = range(max(self._ahead, current) + 1, current + 1 + self._tools.settings.readahead_blocks)
+        for number in window:
+            if number >= self._numbers.stop:
+                return
+            block = self._block(number)
+            missing = self._tools.directory.index.lookup(block.id) is None
+            if missing and not self._tools.fills.start_ahead(block, self._headers, self):
+                return
+            self._ahead = number
+
+    def _look_up(self) -> Outcome:
+        numbers = self._numbers[:BLOCKS_LOOKED_UP_MAX]
+        present = self._tools.directory.index.present(self._block(number).id for number in numbers)
+        if all(present):
+            return "hit"
+        return "partial" if any(present) else "miss"
+
+    def _block(self, number: int) -> Block:
+        return layout.block_at(self._version, number, self._tools.settings.block_size_bytes, self._ids)

@@ -1,0 +1,129 @@
+"""Where a reader's next bytes come from: a block on disk, a fill in progress, or the origin itself.
+
+A source gives one piece at a time, never empty. A piece that is a `FileSpan` is good until the next call or `close`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gateway.blocks.coalescing import Fill
+from gateway.blocks.layout import Block, Extent
+from gateway.blocks.open_file import OpenFile
+from gateway.blocks.pinned_get import PinnedGet
+from gateway.blocks.residency import Residency
+from gateway.blocks.threads import DiskThreads
+from gateway.blocks.verification import Verified, read_verified
+from gateway.objects import BodyPiece, FileSpan
+
+READ_BYTES = 1024 * 1024
+"""What a thread reads and verifies in one go: the memory that one reader may hold."""
+
+
+class Source(Protocol):
+    cached: bool
+    """Whether the bytes count as hits."""
+
+    async def read(self, first: int, stop: int) -> BodyPiece:
+        """Bytes of the object from `first` on, one at least, none at or behind `stop`."""
+
+    async def close(self) -> None: ...
+
+
+class BlockSource:
+    """A complete block. BlockDamaged when its bytes are not what they were."""
+
+    cached = True
+
+    def __init__(
+        self,
+        block: Block,
+        extent: Extent,
+        file: OpenFile,
+        verified: Verified,
+        residency: Residency,
+        threads: DiskThreads,
+    ) -> None:
+        self.block = block
+        self.extent = extent
+        self._file = file
+        self._verified = verified
+        self._residency = residency
+        self._threads = threads
+
+    async def read(self, first: int, stop: int) -> BodyPiece:
+        position, count = first - self.block.offset, stop - first
+        span = self._span(position, count)
+        if span is not None:
+            return span
+        count = min(count, READ_BYTES - position % READ_BYTES)
+        return self._span(position, count) or await self._read(position, count)
+
+    async def close(self) -> None:
+        self._file.release()
+
+    def _span(self, position: int, count: int) -> FileSpan | None:
+        """The bytes as they lie, if all of them are verified and in memory."""
+        offset = self.extent.offset + position
+        if not self._verified.covers(position, count):
+            return None
+        if self._residency.resident(self._file.descriptor, offset, count):
+            return FileSpan(self._file.descriptor, offset, count)
+        return None
+
+    async def _read(self, position: int, count: int) -> memoryview:
+        if not self._residency.resident(self._file.descriptor, self.extent.offset + position, count):
+            self._verified.clear()  # what has left memory comes from the device again, here or in another process
+        content = await self._threads.disk_holding(
+            self._file, read_verified, self._file.descriptor, self.extent, position, count
+        )
+        self._verified.add(position, count)
+        return content
+
+
+class FillSource:
+    """A block that is being filled: its bytes as they arrive. Raises what makes the fill fail."""
+
+    cached = False
+
+    def __init__(self, fill: Fill, residency: Residency, threads: DiskThreads) -> None:
+        self._fill = fill
+        self._residency = residency
+        self._threads = threads
+
+    async def read(self, first: int, stop: int) -> BodyPiece:
+        fill = self._fill
+        position = first - fill.block.offset
+        available = await fill.beyond(position)
+        count = min(stop - fill.block.offset, available) - position
+        offset = fill.data_offset + position
+        if self._residency.resident(fill.file.descriptor, offset, count):
+            return FileSpan(fill.file.descriptor, offset, count)
+        return await self._read(position, min(count, READ_BYTES - position % READ_BYTES))
+
+    async def close(self) -> None:
+        self._fill.leave()
+
+    async def _read(self, position: int, count: int) -> memoryview:
+        file, extent = self._fill.file, self._fill.extent
+        return await self._threads.disk_holding(file, read_verified, file.descriptor, extent, position, count)
+
+
+class OriginSource:
+    """The rest of the range, straight from the origin."""
+
+    cached = False
+
+    def __init__(self, get: PinnedGet) -> None:
+        self._get = get
+        self._pieces = get.pieces()
+
+    async def read(self, first: int, stop: int) -> BodyPiece:
+        while True:
+            piece = await anext(self._pieces)
+            if piece:
+                return piece
+
+    async def close(self) -> None:
+        await self._pieces.aclose()
+        await self._get.aclose()
