@@ -51,7 +51,7 @@ class StreamedBody:
 class OriginRequest:
     """One S3 request, unsigned.
 
-    `query` holds decoded (name, value) pairs in order; a value of None is a name without `=` (`?uploads`). `headers` has
+    `query` holds decoded (name, value) pairs in order; a value of None is a name without `=` (`?uploads`). `headers` is
     everything that goes along except what the sender adds itself: host, authorization, x-amz-date,
     x-amz-content-sha256, x-amz-security-token, content-length, transfer-encoding, connection, expect.
     A request with a `StreamedBody` is sent once; every other may be sent again by the retry policy.

@@ -1,0 +1,67 @@
+"""A circuit breaker: while an origin is dead, requests fail at once and one at a time finds out whether it is back."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from gateway.clock import Clock
+
+
+class Admission(Enum):
+    """What an attempt is: one of many, or the probe of an origin that seems dead."""
+
+    ORDINARY = "ordinary"
+    PROBE = "probe"
+
+
+class CircuitBreaker:
+    """Closed until `threshold` attempts in a row got no answer; then open.
+
+    Open, it admits one probe after `cooldown_seconds`, doubled with every failed probe up to `cooldown_cap_seconds`. An
+    answer of any status closes it. Every admitted attempt must end in `answered`, `unanswered` or `abandoned`.
+    """
+
+    def __init__(
+        self, clock: Clock, *, threshold: int = 5, cooldown_seconds: float = 0.5, cooldown_cap_seconds: float = 5.0
+    ) -> None:
+        self._clock = clock
+        self._threshold = threshold
+        self._first_cooldown = cooldown_seconds
+        self._cooldown_cap = cooldown_cap_seconds
+        self._cooldown = cooldown_seconds
+        self._failures = 0
+        self._next_probe_at = 0.0
+        self._probing = False
+
+    @property
+    def is_open(self) -> bool:
+        return self._failures >= self._threshold
+
+    def admit(self) -> Admission | None:
+        """Whether an attempt may start now, and as what; None: not now."""
+        if not self.is_open:
+            return Admission.ORDINARY
+        if self._probing or self._clock.monotonic() < self._next_probe_at:
+            return None
+        self._probing = True
+        return Admission.PROBE
+
+    def answered(self, admission: Admission) -> None:
+        """The origin answered: it lives."""
+        self.abandoned(admission)
+        self._failures = 0
+        self._cooldown = self._first_cooldown
+
+    def unanswered(self, admission: Admission) -> None:
+        """No connection, or none that gave an answer."""
+        self.abandoned(admission)
+        if admission is Admission.PROBE:
+            self._cooldown = min(self._cooldown_cap, self._cooldown * 2)
+        self._failures += 1
+        if self.is_open:
+            self._next_probe_at = self._clock.monotonic() + self._cooldown
+
+    def abandoned(self, admission: Admission) -> None:
+        """The attempt was given up for reasons of the caller: nothing was learned."""
+        if admission is Admission.PROBE:
+            self._probing = False

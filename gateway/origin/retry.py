@@ -1,0 +1,113 @@
+"""When to try again, and after how long: pure decisions, no I/O.
+
+Exponential backoff with full jitter; a budget shared by everything that talks to one origin, as in the standard retry
+mode of AWS's SDKs: when most requests fail, retries stop, so that a struggling origin is not buried under them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.origin.settings import OriginSettings
+from gateway.s3.http_dates import parse_http_date
+
+_RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
+_RETRIED_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable"})
+
+
+def is_retried(status: int, code: str | None) -> bool:
+    """Whether an answer says "later" rather than "no". `code` is the S3 error code, where the answer had one."""
+    return status in _RETRIED_STATUSES or (status >= 400 and code in _RETRIED_CODES)
+
+
+class RetryBudget:
+    """A bucket of tokens: a retry takes some, a success gives some back.
+
+    Figures of botocore's standard mode: 500 tokens, 5 a retry, 10 after no answer, 1 back for a success at once.
+    """
+
+    def __init__(self, capacity: int = 500) -> None:
+        self._capacity = capacity
+        self._tokens = capacity
+
+    @property
+    def tokens(self) -> int:
+        return self._tokens
+
+    def take(self, amount: int) -> bool:
+        """Take `amount` tokens; False, and none taken, when there are too few."""
+        if amount > self._tokens:
+            return False
+        self._tokens -= amount
+        return True
+
+    def give_back(self, amount: int) -> None:
+        self._tokens = min(self._capacity, self._tokens + amount)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an attempt was no success: an answer that says "later" or, with `answered` False, no answer."""
+
+    answered: bool
+    retry_after_seconds: float | None = None
+
+
+class RetryPolicy:
+    """The rules; holds no state but the dice."""
+
+    def __init__(self, settings: OriginSettings, dice: random.Random | None = None) -> None:
+        self._settings = settings
+        self._dice = dice or random.Random()
+
+    def new_series(self, budget: RetryBudget, started: float) -> RetrySeries:
+        """The attempts of one request, the first of which began at monotonic time `started`."""
+        return RetrySeries(self._settings, self._dice, budget, started)
+
+
+class RetrySeries:
+    """The attempts of one request: counts them, and pays for them from the budget."""
+
+    def __init__(self, settings: OriginSettings, dice: random.Random, budget: RetryBudget, started: float) -> None:
+        self._settings = settings
+        self._dice = dice
+        self._budget = budget
+        self._started = started
+        self._taken = 0
+        self.attempts = 1
+
+    def delay_before_next(self, failure: Failure, now: float) -> float | None:
+        """Seconds to wait before the next attempt; None: give up."""
+        if self.attempts >= self._settings.max_attempts:
+            return None
+        delay = self._delay(failure)
+        if not failure.answered and now + delay - self._started > self._settings.unreachable_after_seconds:
+            return None
+        price = 5 if failure.answered else 10
+        if not self._budget.take(price):
+            return None
+        self._taken = price
+        self.attempts += 1
+        return delay
+
+    def succeeded(self) -> None:
+        """Give back what the last retry took, or a token when none was needed."""
+        self._budget.give_back(self._taken or 1)
+
+    def _delay(self, failure: Failure) -> float:
+        ceiling = min(self._settings.backoff_cap_seconds, self._settings.backoff_base_seconds * 2**self.attempts)
+        delay = self._dice.uniform(0, ceiling)
+        if failure.retry_after_seconds is not None:
+            return max(delay, min(failure.retry_after_seconds, self._settings.retry_after_cap_seconds))
+        return delay
+
+
+def retry_after_seconds(headers: Mapping[str, str], now: float) -> float | None:
+    """The answer's Retry-After (RFC 9110, 10.2.3): seconds or a date; None when absent or unreadable."""
+    value = headers.get("retry-after", "").strip()
+    if value.isascii() and value.isdigit():
+        return float(value)
+    moment = parse_http_date(value)
+    return None if moment is None else max(0.0, moment - now)

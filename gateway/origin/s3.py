@@ -1,0 +1,165 @@
+"""An S3 service as the origin: signs, sends, tries again where that can help, and reports a dead origin fast."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.clock import Clock
+from gateway.errors import OriginBodyError, OriginUnreachable
+from gateway.origin.addressing import Addressing, Target
+from gateway.origin.answers import error_code, error_document, wanted_region
+from gateway.origin.breaker import CircuitBreaker
+from gateway.origin.client import OriginRequest, OriginResponse, Purpose
+from gateway.origin.credentials import CredentialSource
+from gateway.origin.outgoing import OutgoingBody, outgoing_body
+from gateway.origin.response import HttpResponse
+from gateway.origin.retry import (
+    Failure,
+    RetryBudget,
+    RetryPolicy,
+    RetrySeries,
+    is_retried,
+    retry_after_seconds,
+)
+from gateway.origin.settings import OriginSettings
+from gateway.origin.signing import RequestSigner
+from gateway.origin.transport import HttpTransport
+from gateway.s3.http_dates import parse_http_date
+
+_BREAKERS_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt that is over, for metrics: `status` None is no answer. The body of the answer is not in `seconds`."""
+
+    purpose: Purpose
+    method: str
+    status: int | None
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Sending:
+    """One call of `send`: what it has tried so far."""
+
+    request: OriginRequest
+    target: Target
+    series: RetrySeries
+    region_corrected: bool = False
+    time_corrected: bool = False
+
+
+class S3Origin:
+    """`Origin` over HTTP. Must be made where an event loop runs."""
+
+    def __init__(
+        self,
+        settings: OriginSettings,
+        credentials: CredentialSource,
+        clock: Clock,
+        *,
+        instance_id: str,
+        on_attempt: Callable[[Attempt], None] | None = None,
+        dice: random.Random | None = None,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._addressing = Addressing(settings)
+        self._signer = RequestSigner(credentials, settings.region, clock, instance_id)
+        self._policy = RetryPolicy(settings, dice)
+        self._budget = RetryBudget()
+        self._breakers: OrderedDict[str, CircuitBreaker] = OrderedDict()
+        self._on_attempt = on_attempt
+        self._transport = HttpTransport(settings)
+
+    async def send(self, request: OriginRequest) -> OriginResponse:
+        """As `Origin.send`. A redirect is an answer like any other: it is never followed, to no host."""
+        target = self._addressing.target(request.bucket, request.key, request.query)
+        sending = _Sending(request, target, self._policy.new_series(self._budget, self._clock.monotonic()))
+        while True:
+            body = outgoing_body(request, self._settings.read_timeout_seconds)
+            try:
+                response = await self._attempt(sending, body)
+            except OriginUnreachable:
+                delay = self._delay(sending, body, Failure(answered=False))
+                if delay is None:
+                    raise
+            else:
+                delay = await self._delay_after(sending, body, response)
+                if delay is None:
+                    return response
+                await response.aclose()
+            if delay:
+                await self._clock.sleep(delay)
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
+
+    async def _attempt(self, sending: _Sending, body: OutgoingBody) -> HttpResponse:
+        request, target = sending.request, sending.target
+        headers = await self._signer.headers(request, target, body)
+        breaker = self._breaker(target.host)
+        admission = breaker.admit()
+        if admission is None:
+            raise OriginUnreachable("the origin has not answered lately; trying again in a moment")
+        started = self._clock.monotonic()
+        try:
+            response = await self._transport.exchange(request.method, target.url, headers, body.upload)
+        except OriginUnreachable:
+            breaker.unanswered(admission)
+            self._report(request, None, started)
+            raise
+        except BaseException:
+            breaker.abandoned(admission)
+            raise
+        breaker.answered(admission)
+        self._report(request, response.status, started)
+        return response
+
+    async def _delay_after(self, sending: _Sending, body: OutgoingBody, response: HttpResponse) -> float | None:
+        """Seconds until the next attempt; None: this answer is the one to return."""
+        if response.status < 300 or response.status in (304, 404, 412):
+            sending.series.succeeded()
+            return None
+        try:
+            document = await error_document(response)
+        except OriginBodyError:
+            return self._delay(sending, body, Failure(answered=False))
+        if body.can_be_sent_again and self._correct(sending, response, document):
+            return 0.0
+        if not is_retried(response.status, error_code(document)):
+            return None
+        wait = retry_after_seconds(response.headers, self._clock.now())
+        return self._delay(sending, body, Failure(answered=True, retry_after_seconds=wait))
+
+    def _delay(self, sending: _Sending, body: OutgoingBody, failure: Failure) -> float | None:
+        if not body.can_be_sent_again or self._breaker(sending.target.host).is_open:
+            return None
+        return sending.series.delay_before_next(failure, self._clock.monotonic())
+
+    def _correct(self, sending: _Sending, response: HttpResponse, document: str) -> bool:
+        """Learn from a refusal what was wrong with the signature; True: send again, at most once for each cause."""
+        code = error_code(document)
+        if response.status == 400 and code in ("AuthorizationHeaderMalformed", None) and not sending.region_corrected:
+            sending.region_corrected = True
+            return self._signer.learn_region(sending.request.bucket, wanted_region(document, response))
+        if response.status == 403 and code in ("RequestTimeTooSkewed", None) and not sending.time_corrected:
+            sending.time_corrected = True
+            return self._signer.learn_time(parse_http_date(response.headers.get("date", "")))
+        return False
+
+    def _breaker(self, host: str) -> CircuitBreaker:
+        breaker = self._breakers.get(host)
+        if breaker is None:
+            if len(self._breakers) >= _BREAKERS_MAX:
+                self._breakers.popitem(last=False)
+            breaker = self._breakers[host] = CircuitBreaker(self._clock)
+        return breaker
+
+    def _report(self, request: OriginRequest, status: int | None, started: float) -> None:
+        if self._on_attempt is not None:
+            self._on_attempt(Attempt(request.purpose, request.method, status, self._clock.monotonic() - started))

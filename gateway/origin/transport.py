@@ -1,0 +1,149 @@
+"""One HTTP exchange with the origin over pooled aiohttp connections: no retry, no signature, nothing normalised."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+
+import aiohttp
+from aiohttp.helpers import set_result
+from yarl import URL
+
+from gateway.errors import ConfigError, OriginUnreachable, S3Error
+from gateway.origin.response import HttpResponse
+from gateway.origin.settings import OriginSettings
+from gateway.origin.upload import BytesUpload, StreamedUpload
+
+READ_BUFFER_BYTES = 256 * 1024
+"""Reading pauses when twice this lies unread; what one transfer may hold in memory."""
+
+EXPECT_CONTINUE_MIN_BYTES = 1024 * 1024
+"""Bodies from this size on wait for the origin's 100, so that a refusal costs no upload and is not lost in a reset."""
+
+_CONTINUE_WAIT_SECONDS = 1.0
+_KEEP_ALIVE_SECONDS = 15.0
+_ADDED_BY_AIOHTTP = ("accept", "accept-encoding", "user-agent", "content-type")
+_MAX_HEADER_BYTES = 64 * 1024
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+class _PatientRequest(aiohttp.ClientRequest):
+    """Waits for a 100 as long as curl does, then sends the body anyway: not every server knows `Expect`.
+
+    Source: RFC 9110, 10.1.1.
+    """
+
+    def update_expect_continue(self, expect: bool = False) -> None:
+        super().update_expect_continue(expect)
+        waiting = self._continue
+        if waiting is not None:
+            self.loop.call_later(_CONTINUE_WAIT_SECONDS, set_result, waiting, True)
+
+
+class _BoundedResolver(aiohttp.ThreadedResolver):
+    """The system's resolver, given up on after `timeout_seconds`."""
+
+    def __init__(self, timeout_seconds: float) -> None:
+        super().__init__()
+        self._timeout_seconds = timeout_seconds
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[aiohttp.abc.ResolveResult]:
+        async with asyncio.timeout(self._timeout_seconds):
+            return await super().resolve(host, port, family)
+
+
+class HttpTransport:
+    """A bounded pool of connections. Must be made where an event loop runs."""
+
+    def __init__(self, settings: OriginSettings) -> None:
+        self._read_timeout = settings.read_timeout_seconds
+        self._proxy = URL(settings.proxy) if settings.proxy else None
+        connector = aiohttp.TCPConnector(
+            limit=settings.max_connections,
+            ssl=_trust(settings.ca_bundle),
+            keepalive_timeout=_KEEP_ALIVE_SECONDS,
+            resolver=_BoundedResolver(settings.connect_timeout_seconds),
+        )
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=_ADDED_BY_AIOHTTP,
+            auto_decompress=False,
+            read_bufsize=READ_BUFFER_BYTES,
+            max_field_size=_MAX_HEADER_BYTES,
+            max_line_size=_MAX_HEADER_BYTES,
+            request_class=_PatientRequest,
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=settings.connect_timeout_seconds, sock_read=settings.read_timeout_seconds
+            ),
+        )
+        # Trying again is decided in one place, and never by resending half of a stream.
+        self._session._retry_connection = False
+
+    async def exchange(
+        self, method: str, url: URL, headers: Mapping[str, str], body: BytesUpload | StreamedUpload | None
+    ) -> HttpResponse:
+        """Send one request and return the head of its answer, of any status.
+
+        Raises OriginUnreachable when there is no answer, what the source of a streamed body raised, and S3Error for
+        header values that cannot be sent.
+        """
+        try:
+            response = await self._session.request(
+                method, url, headers=wire_headers(headers), data=body, proxy=self._proxy, allow_redirects=False
+            )
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            if isinstance(body, StreamedUpload) and body.failure is not None:
+                raise body.failure from None
+            raise OriginUnreachable(f"no answer from the origin: {_describe(error)}") from error
+        finally:
+            if isinstance(body, StreamedUpload):
+                await body.finish()
+        return HttpResponse(response)
+
+    async def aclose(self) -> None:
+        await self._session.close()
+
+
+def wire_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Latin-1 text to what aiohttp encodes to the same bytes. S3 itself takes header values in UTF-8 only."""
+    return {
+        name: value if value.isascii() and value.isprintable() else _as_utf8(name, value)
+        for name, value in headers.items()
+    }
+
+
+def _as_utf8(name: str, value: str) -> str:
+    try:
+        text = value.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        raise _unsendable(name, "Header values must be valid UTF-8.") from None
+    if _CONTROL.search(text):
+        raise _unsendable(name, "Header values must not hold control characters.")
+    return text
+
+
+def _unsendable(name: str, message: str) -> S3Error:
+    return S3Error("InvalidArgument", message, 400, elements={"ArgumentName": name})
+
+
+def _trust(ca_bundle: str | None) -> ssl.SSLContext | bool:
+    if ca_bundle is None:
+        return True
+    if not Path(ca_bundle).is_file():
+        raise ConfigError("origin.ca_bundle", ca_bundle, "a file of PEM certificates")
+    try:
+        return ssl.create_default_context(cafile=ca_bundle)
+    except ssl.SSLError as error:
+        raise ConfigError("origin.ca_bundle", ca_bundle, "a file of PEM certificates") from error
+
+
+def _describe(error: BaseException) -> str:
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,82 @@
+"""The origins that one suite is run against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gateway.clock import SystemClock
+from gateway.origin.client import Origin, OriginRequest, StreamedBody
+from gateway.origin.credentials import KeyPair, StaticCredentials
+from gateway.origin.memory import MemoryOrigin
+from gateway.origin.s3 import S3Origin
+from gateway.origin.settings import OriginSettings
+from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+
+STRICT_PAIR = KeyPair(ACCESS_KEY_ID, SECRET_ACCESS_KEY)
+
+
+def s3_origin(endpoint_url: str, pair: KeyPair = STRICT_PAIR, **settings: object) -> S3Origin:
+    """A client of the origin at `endpoint_url`; must be made on a running loop."""
+    given = OriginSettings(endpoint_url=endpoint_url, **settings)  # type: ignore[arg-type]
+    return S3Origin(given, StaticCredentials(pair), SystemClock(), instance_id="test-gateway")
+
+
+@dataclass(frozen=True)
+class OriginUnderTest:
+    """`connect` gives a client; `kind` is what stands behind it."""
+
+    kind: str
+    endpoint_url: str | None
+    model: MemoryOrigin | None
+
+    def connect(self) -> Origin:
+        if self.endpoint_url is None:
+            assert self.model is not None
+            return self.model
+        return s3_origin(self.endpoint_url)
+
+
+@contextmanager
+def running(kind: str) -> Iterator[OriginUnderTest]:
+    if kind == "memory":
+        yield OriginUnderTest(kind, None, MemoryOrigin(SystemClock()))
+    elif kind == "strict":
+        with StrictOrigin() as strict:
+            yield OriginUnderTest(kind, strict.endpoint_url, strict.model)
+    else:
+        from moto.server import ThreadedMotoServer
+
+        server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        server.start()
+        try:
+            host, port = server.get_host_and_port()
+            yield OriginUnderTest(kind, f"http://{host}:{port}", None)
+        finally:
+            server.stop()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer read whole."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+async def ask(
+    origin: Origin,
+    method: str,
+    bucket: str | None = None,
+    key: str | None = None,
+    *,
+    query: Sequence[tuple[str, str | None]] = (),
+    headers: Mapping[str, str] | None = None,
+    body: bytes | StreamedBody = b"",
+) -> Answer:
+    """One request, its answer read to the end."""
+    request = OriginRequest(method, bucket, key, query, headers or {}, body)
+    async with await origin.send(request) as response:
+        return Answer(response.status, response.headers, await response.read(64 * 1024 * 1024))
