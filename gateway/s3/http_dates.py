@@ -1,11 +1,11 @@
-"""HTTP dates (RFC 9110, 5.6.7): the one format to write, the three to read."""
+"""HTTP dates (RFC 9110, 5.6.7), the one format to write and the three to read; ISO 8601 for XML."""
 
 from __future__ import annotations
 
 import re
 from calendar import timegm
 from functools import lru_cache
-from time import gmtime
+from time import gmtime, strftime
 
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -53,3 +53,8 @@ def format_http_date(seconds: float) -> str:
         f"{_DAYS[at.tm_wday]}, {at.tm_mday:02} {_MONTHS[at.tm_mon - 1]} {at.tm_year:04} "
         f"{at.tm_hour:02}:{at.tm_min:02}:{at.tm_sec:02} GMT"
     )
+
+
+def format_iso_date(seconds: float) -> str:
+    """ISO 8601 as in S3's error documents, the fraction cut off: `2009-10-12T17:50:00Z`."""
+    return strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(seconds))

@@ -133,6 +133,11 @@ def classify(method: str, bucket: str | None, key: str | None, query: Query, hea
     return operation
 
 
+def strip_signature_parameters(query: Query) -> list[tuple[str, str | None]]:
+    """The query without the parameters of a presigned signature: what goes on to the origin, signed anew."""
+    return [(name, value) for name, value in query if name.lower() not in SIGNATURE_PARAMETERS]
+
+
 def method_not_allowed(method: str, resource: str) -> S3Error:
     """405 with what the resource would accept."""
     allow = {"Allow": ", ".join(_METHODS[resource])}

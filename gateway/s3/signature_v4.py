@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable, Mapping, Sequence
-from time import gmtime, strftime
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -24,7 +23,7 @@ from gateway.s3.canonical import (
     string_to_sign,
 )
 from gateway.s3.error_codes import s3_error
-from gateway.s3.http_dates import parse_http_date
+from gateway.s3.http_dates import format_iso_date, parse_http_date
 from gateway.s3.payload_mode import payload_mode
 from gateway.s3.requests import S3Request
 
@@ -79,7 +78,10 @@ def parse_authorization(header: str) -> Authorization:
         parts[name] = value
     if len(parts) != 3 or not (parts.get("Credential") and parts.get("SignedHeaders") and parts.get("Signature")):
         raise _malformed("It must hold exactly Credential, SignedHeaders and Signature.")
-    access_key_id, date, region, service = parse_credential(parts["Credential"])
+    try:
+        access_key_id, date, region, service = parse_credential(parts["Credential"])
+    except ValueError as error:
+        raise _malformed(str(error)) from None
     return Authorization(
         access_key_id, date, region, service, tuple(parts["SignedHeaders"].split(";")), parts["Signature"]
     )
@@ -88,16 +90,16 @@ def parse_authorization(header: str) -> Authorization:
 def parse_credential(credential: str) -> tuple[str, str, str, str]:
     """Access key id, date, region and service of `AK/YYYYMMDD/REGION/s3/aws4_request`.
 
-    Raises S3Error AuthorizationHeaderMalformed. An access key id may hold slashes.
+    An access key id may hold slashes. Raises ValueError with what is wrong, in words for the client.
     """
     parts = credential.rsplit("/", 4)
     if len(parts) != 5 or not parts[0] or parts[4] != "aws4_request":
-        raise _malformed("The credential must be ACCESS_KEY_ID/YYYYMMDD/REGION/s3/aws4_request.")
+        raise ValueError("The credential must be ACCESS_KEY_ID/YYYYMMDD/REGION/s3/aws4_request.")
     access_key_id, date, region, service, _ = parts
     if service != "s3":
-        raise _malformed(f"The credential is scoped to the service {service!r}; this endpoint expects 's3'.")
+        raise ValueError(f"The credential is scoped to the service {service!r}; this endpoint expects 's3'.")
     if len(date) != 8 or not date.isdecimal() or not region:
-        raise _malformed("The credential needs a date YYYYMMDD and a region.")
+        raise ValueError("The credential needs a date YYYYMMDD and a region.")
     return access_key_id, date, region, service
 
 
@@ -176,7 +178,7 @@ def _check_time(timestamp: str, credential_date: str, now: float) -> None:
         raise s3_error(
             "RequestTimeTooSkewed",
             RequestTime=timestamp,
-            ServerTime=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(now)),
+            ServerTime=format_iso_date(now),
             MaxAllowedSkewMilliseconds=str(CLOCK_SKEW_SECONDS_MAX * 1000),
         )
     if credential_date != timestamp[:8]:

@@ -1,0 +1,252 @@
+"""What clients promise about the bytes of a body, and whether it holds (S3 API, "Checking object integrity").
+
+Checksums travel as base64 of the big-endian digest, in `x-amz-checksum-NAME` headers or aws-chunked trailers.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import zlib
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+import xxhash
+from awscrt import checksums as crt
+
+from gateway.errors import S3Error
+from gateway.s3.error_codes import s3_error
+from gateway.s3.payload_mode import PayloadMode
+
+Buffer = bytes | memoryview
+
+PREFIX = "x-amz-checksum-"
+
+
+class _Digest(Protocol):
+    def update(self, data: Buffer, /) -> None: ...
+
+    def digest(self) -> bytes: ...
+
+
+class _Crc:
+    """A CRC with the interface of hashlib."""
+
+    def __init__(self, step: Callable[[Buffer, int], int], size_bytes: int) -> None:
+        self._step = step
+        self._size_bytes = size_bytes
+        self._value = 0
+
+    def update(self, data: Buffer, /) -> None:
+        self._value = self._step(data, self._value)
+
+    def digest(self) -> bytes:
+        return self._value.to_bytes(self._size_bytes, "big")
+
+
+class Algorithm(NamedTuple):
+    """One checksum algorithm. `combine` makes the CRC of a whole from two CRCs and the second's length in bytes."""
+
+    new: Callable[[], _Digest]
+    size_bytes: int
+    combine: Callable[[int, int, int], int] | None = None
+    composite: bool = True
+
+
+ALGORITHMS: Mapping[str, Algorithm] = {
+    "crc32": Algorithm(lambda: _Crc(zlib.crc32, 4), 4, crt.combine_crc32),
+    "crc32c": Algorithm(lambda: _Crc(crt.crc32c, 4), 4, crt.combine_crc32c),
+    "crc64nvme": Algorithm(lambda: _Crc(crt.crc64nvme, 8), 8, crt.combine_crc64nvme, composite=False),
+    "sha1": Algorithm(lambda: hashlib.sha1(usedforsecurity=False), 20),
+    "sha256": Algorithm(hashlib.sha256, 32),
+    "sha512": Algorithm(hashlib.sha512, 64),
+    "md5": Algorithm(lambda: hashlib.md5(usedforsecurity=False), 16),
+    "xxhash64": Algorithm(xxhash.xxh64, 8),
+    "xxhash3": Algorithm(xxhash.xxh3_64, 8),
+    "xxhash128": Algorithm(xxhash.xxh3_128, 16),
+}
+"""Lower-case name, as in `x-amz-checksum-NAME` → algorithm."""
+
+
+class Checksum:
+    """A running checksum; `algorithm` is a name in ALGORITHMS."""
+
+    __slots__ = ("_digest", "algorithm", "update")
+
+    def __init__(self, algorithm: str) -> None:
+        self.algorithm = algorithm
+        self._digest = ALGORITHMS[algorithm].new()
+        self.update: Callable[[Buffer], None] = self._digest.update
+
+    def digest(self) -> bytes:
+        """The raw digest of what has been seen."""
+        return self._digest.digest()
+
+    def base64(self) -> str:
+        """The digest as S3 writes it."""
+        return base64.b64encode(self.digest()).decode()
+
+
+class ExpectedChecksums(NamedTuple):
+    """What the headers promise. `value` is None when the checksum comes in the trailer `trailer_name`."""
+
+    content_md5: bytes | None = None
+    algorithm: str | None = None
+    value: bytes | None = None
+    trailer_name: str | None = None
+
+
+def requested_checksums(headers: Mapping[str, str], *, of_body: bool = True) -> ExpectedChecksums:
+    """The checksums that a request's headers (lower-case names) ask to be verified.
+
+    With `of_body` False only Content-MD5 counts: the checksum headers of CompleteMultipartUpload describe the object.
+    Raises S3Error: InvalidDigest (Content-MD5), InvalidRequest (two checksums, undecodable, unknown, announced but
+    absent).
+    """
+    content_md5 = _content_md5(headers.get("content-md5"))
+    if not of_body:
+        return ExpectedChecksums(content_md5)
+    given = [name for name in headers if name.startswith(PREFIX) and name[len(PREFIX) :] in ALGORITHMS]
+    trailers = trailer_names(headers)
+    if len(given) + len(trailers) > 1:
+        raise s3_error(
+            "InvalidRequest", "Expecting a single x-amz-checksum- header. Multiple checksum Types are not allowed."
+        )
+    algorithm = next((name[len(PREFIX) :] for name in (*given, *trailers)), None)
+    _check_announced(headers.get("x-amz-sdk-checksum-algorithm"), algorithm)
+    if algorithm is None:
+        return ExpectedChecksums(content_md5)
+    if trailers:
+        return ExpectedChecksums(content_md5, algorithm, trailer_name=PREFIX + algorithm)
+    return ExpectedChecksums(content_md5, algorithm, decode_checksum(algorithm, headers[given[0]]))
+
+
+def trailer_names(headers: Mapping[str, str]) -> frozenset[str]:
+    """The lower-case names in `x-amz-trailer`; raises S3Error InvalidRequest for one that is no known checksum."""
+    names = frozenset(name.strip().lower() for name in headers.get("x-amz-trailer", "").split(",")) - {""}
+    for name in names:
+        if not name.startswith(PREFIX) or name[len(PREFIX) :] not in ALGORITHMS:
+            raise s3_error("InvalidRequest", "The value specified in the x-amz-trailer header is not supported")
+    return names
+
+
+def decode_checksum(algorithm: str, value: str) -> bytes:
+    """The digest that `value` writes in base64; raises S3Error InvalidRequest when it is not one of `algorithm`."""
+    try:
+        digest = base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        digest = b""
+    if len(digest) != ALGORITHMS[algorithm].size_bytes:
+        raise s3_error("InvalidRequest", f"Value for {PREFIX}{algorithm} header is invalid.")
+    return digest
+
+
+def _content_md5(value: str | None) -> bytes | None:
+    if value is None:
+        return None
+    try:
+        digest = base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        digest = b""
+    if len(digest) != 16:
+        raise s3_error("InvalidDigest")
+    return digest
+
+
+def _check_announced(announced: str | None, algorithm: str | None) -> None:
+    if announced is None:
+        return
+    if announced.lower() not in ALGORITHMS:
+        raise s3_error("InvalidRequest", "Value for x-amz-sdk-checksum-algorithm header is invalid.")
+    if algorithm is None:
+        raise s3_error(
+            "InvalidRequest",
+            "x-amz-sdk-checksum-algorithm specified, but no corresponding x-amz-checksum-* or x-amz-trailer headers "
+            "were found.",
+        )
+    if announced.lower() != algorithm:
+        raise s3_error("InvalidRequest", "Value for x-amz-sdk-checksum-algorithm header is invalid.")
+
+
+class BodyVerifier:
+    """Sees a decoded body pass and says at its end whether every promise of the client held.
+
+    One pass per algorithm, whatever asks for it: the payload hash of the signature, Content-MD5, checksum header or
+    trailer. `of_body` as in `requested_checksums`.
+    """
+
+    def __init__(self, headers: Mapping[str, str], mode: PayloadMode, *, of_body: bool = True) -> None:
+        self._expected = requested_checksums(headers, of_body=of_body)
+        if self._expected.trailer_name is not None and not mode.trailer:
+            raise s3_error("InvalidRequest", "x-amz-trailer needs a payload with trailers, which this is not.")
+        self._sha256_hex = mode.sha256_hex
+        names = {self._expected.algorithm} if self._expected.algorithm is not None else set()
+        if self._sha256_hex is not None:
+            names.add("sha256")
+        if self._expected.content_md5 is not None:
+            names.add("md5")
+        self._running = {name: Checksum(name) for name in sorted(names)}
+
+    @property
+    def expected(self) -> ExpectedChecksums:
+        """What the headers promised."""
+        return self._expected
+
+    def update(self, data: Buffer) -> None:
+        """The next bytes of the decoded body."""
+        for checksum in self._running.values():
+            checksum.update(data)
+
+    def verify(self, trailers: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The verified checksum as a header to answer with (none when the client sent none).
+
+        `trailers` is what the decoder's `finish` gave. Raises S3Error: XAmzContentSHA256Mismatch, BadDigest,
+        MalformedTrailerError, InvalidRequest (undecodable trailer).
+        """
+        self._verify_payload_hash()
+        self._verify_content_md5()
+        algorithm = self._expected.algorithm
+        if algorithm is None:
+            return {}
+        expected = self._expected.value
+        if expected is None:
+            expected = self._from_trailer(algorithm, trailers or {})
+        checksum = self._running[algorithm]
+        if not hmac.compare_digest(expected, checksum.digest()):
+            message = f"The {algorithm.upper()} you specified did not match the calculated checksum."
+            raise _bad_digest(message, expected, checksum)
+        return {PREFIX + algorithm: checksum.base64()}
+
+    def _from_trailer(self, algorithm: str, trailers: Mapping[str, str]) -> bytes:
+        value = trailers.get(PREFIX + algorithm)
+        if value is None:
+            raise s3_error("MalformedTrailerError", f"The trailer {PREFIX}{algorithm} was announced and did not come.")
+        return decode_checksum(algorithm, value)
+
+    def _verify_payload_hash(self) -> None:
+        if self._sha256_hex is None:
+            return
+        computed = self._running["sha256"].digest().hex()
+        if not hmac.compare_digest(computed, self._sha256_hex):
+            raise s3_error(
+                "XAmzContentSHA256Mismatch",
+                ClientComputedContentSHA256=self._sha256_hex,
+                S3ComputedContentSHA256=computed,
+            )
+
+    def _verify_content_md5(self) -> None:
+        expected = self._expected.content_md5
+        if expected is not None and not hmac.compare_digest(expected, self._running["md5"].digest()):
+            message = "The Content-MD5 you specified did not match what we received."
+            raise _bad_digest(message, expected, self._running["md5"])
+
+
+def _bad_digest(message: str, expected: bytes, computed: Checksum) -> S3Error:
+    return s3_error(
+        "BadDigest",
+        message,
+        ExpectedDigest=base64.b64encode(expected).decode(),
+        CalculatedDigest=computed.base64(),
+    )

@@ -1,0 +1,135 @@
+"""AWS Signature Version 2 in the query (`AWSAccessKeyId`, `Signature`, `Expires`): boto3 and the AWS CLI presign so.
+
+Source: "Signing and Authenticating REST Requests" of the S3 developer guide. It knows neither regions nor payloads, and
+signs only those query parameters that it lists.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gateway.s3.addressing import decode
+from gateway.s3.error_codes import s3_error
+from gateway.s3.http_dates import format_iso_date
+from gateway.s3.requests import Operation, S3Request
+from gateway.s3.routing import strip_signature_parameters
+
+_NEEDED = ("AWSAccessKeyId", "Signature", "Expires")
+_SECONDS = re.compile(r"-?\d{1,11}", re.ASCII)
+
+_SUBRESOURCES = frozenset(
+    """
+    accelerate acl analytics cors defaultObjectAcl delete inventory lifecycle location logging metrics notification
+    object-lock partNumber policy replication requestPayment response-cache-control response-content-disposition
+    response-content-encoding response-content-language response-content-type response-expires restore select
+    select-type storageClass tagging torrent uploadId uploads versionId versioning versions website
+    """.split()  # noqa: SIM905 -- a list of forty lines says no more
+)
+"""Query parameters that version 2 signs; every other one can be added by whoever holds the URL."""
+
+
+class PresignedV2(NamedTuple):
+    """The signing parameters of a version 2 query; `expires` is in seconds since the epoch."""
+
+    access_key_id: str
+    signature: str
+    expires: int
+    session_token: str | None
+
+    def __repr__(self) -> str:
+        return f"PresignedV2(access_key_id={self.access_key_id!r}, expires={self.expires})"
+
+
+def parse_presigned_v2(request: S3Request) -> PresignedV2 | None:
+    """The signing parameters; None when the query has none of them. Raises S3Error AccessDenied."""
+    given = [(name, value or "") for name, value in request.query if name in _NEEDED]
+    parameters = dict(given)
+    if "AWSAccessKeyId" not in parameters and "Signature" not in parameters:
+        return None
+    if len(given) != len(_NEEDED) or not all(parameters.get(name) for name in _NEEDED):
+        raise s3_error(
+            "AccessDenied",
+            "Query-string authentication requires the Signature, Expires and AWSAccessKeyId parameters, each once",
+        )
+    if not _SECONDS.fullmatch(parameters["Expires"]):
+        raise s3_error("AccessDenied", "Invalid date (should be seconds since epoch)", Expires=parameters["Expires"])
+    token = request.parameter("x-amz-security-token") or request.headers.get("x-amz-security-token")
+    return PresignedV2(parameters["AWSAccessKeyId"], parameters["Signature"], int(parameters["Expires"]), token or None)
+
+
+def verify_presigned_v2(request: S3Request, parsed: PresignedV2, secret: str, now: float) -> None:
+    """Check a GET or HEAD presigned with version 2; `now` is the wall clock in seconds.
+
+    Version 2 does not sign the host, nor parameters that it does not know: with one of those that would change the
+    operation, the request is refused. Raises S3Error: AccessDenied, InvalidRequest (method), SignatureDoesNotMatch.
+    """
+    if request.method not in ("GET", "HEAD"):
+        raise s3_error(
+            "InvalidRequest",
+            "Signature version 2 is accepted for presigned GET and HEAD only. Please use AWS4-HMAC-SHA256.",
+        )
+    if now > parsed.expires:
+        expires = format_iso_date(max(0, parsed.expires))
+        raise s3_error("AccessDenied", "Request has expired", Expires=expires, ServerTime=format_iso_date(now))
+    _check_unsigned_parameters(request)
+    text = b"\n".join(_lines(request, parsed.expires))
+    expected = base64.b64encode(hmac.digest(secret.encode(), text, "sha1"))
+    if not hmac.compare_digest(expected, parsed.signature.encode()):
+        raise s3_error(
+            "SignatureDoesNotMatch",
+            AWSAccessKeyId=parsed.access_key_id,
+            StringToSign=text.decode("utf-8", "replace"),
+            SignatureProvided=parsed.signature,
+        )
+
+
+def _check_unsigned_parameters(request: S3Request) -> None:
+    if any("\n" in (value or "") for _, value in request.query):
+        # Version 2 signs decoded values, line by line: a line break could move the border between two of them.
+        raise s3_error("AccessDenied", "Signature version 2 cannot cover a parameter with a line break.")
+    if request.operation is not Operation.FORWARD:
+        return
+    for name, _ in strip_signature_parameters(request.query):
+        if name not in _SUBRESOURCES and not name.lower().startswith("x-amz-") and name != "x-id":
+            raise s3_error("AccessDenied", f"Signature version 2 does not cover the query parameter {name}.")
+
+
+def _lines(request: S3Request, expires: int) -> Iterator[bytes]:
+    """The string to sign, line by line: in a query, `Expires` stands where the date would."""
+    yield request.method.encode()
+    yield request.headers.get("content-md5", "").encode("latin-1")
+    yield request.headers.get("content-type", "").encode("latin-1")
+    yield str(expires).encode()
+    yield from _amz_headers(request)
+    yield _resource(request)
+
+
+def _amz_headers(request: S3Request) -> list[bytes]:
+    """Every x-amz-* header, and those that the signer moved into the query."""
+    found: dict[str, list[bytes]] = {}
+    for name, value in request.headers.items():
+        if name.startswith("x-amz-"):
+            found.setdefault(name, []).append(value.encode("latin-1"))
+    for name, hoisted in request.query:
+        if name.lower().startswith("x-amz-"):
+            found.setdefault(name.lower(), []).append((hoisted or "").encode())
+    return [name.encode() + b":" + b",".join(values) for name, values in sorted(found.items())]
+
+
+def _resource(request: S3Request) -> bytes:
+    path = request.raw_path
+    if request.bucket is not None and _is_virtual_hosted(request):
+        path = b"/" + request.bucket.encode() + path
+    signed = sorted((pair for pair in request.query if pair[0] in _SUBRESOURCES), key=lambda pair: pair[0])
+    if not signed:
+        return path
+    return path + b"?" + "&".join(n if v is None else f"{n}={v}" for n, v in signed).encode()
+
+
+def _is_virtual_hosted(request: S3Request) -> bool:
+    """Whether the bucket came from the host: then, and only then, the whole path is the key."""
+    return decode(request.raw_path[1:]) == (request.key or "")
