@@ -1,0 +1,269 @@
+"""One request and its response: the `receive` and `send` that the application is given.
+
+Differs from uvicorn's cycle, whose constructor and attributes it keeps, in what S3 needs:
+
+- `send` takes `http.response.zerocopysend` and raises ClientDisconnected once the client is gone, so that streams stop;
+- the head leaves together with the first bytes of the body (ASGI asks for that), in one packet where they fit;
+- `receive` gives pieces as they came and raises S3Error when a body is late (RequestTimeout) or malformed;
+- a response that starts before its request is complete says `connection: close`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+from collections.abc import Callable, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from gateway.edge.body_queue import BodyQueue
+from gateway.edge.limits import ServerLimits
+from gateway.edge.refusals import refusal
+from gateway.edge.response_head import Header, response_head
+from gateway.edge.response_writer import ResponseWriter
+from gateway.errors import ClientDisconnected
+from gateway.s3.error_codes import s3_error
+
+if TYPE_CHECKING:
+    from uvicorn._types import HTTPScope
+    from uvicorn.protocols.http.flow_control import FlowControl
+
+Message = MutableMapping[str, Any]
+
+ZERO_COPY_EXTENSION = "http.response.zerocopysend"
+
+_logger = logging.getLogger(__name__)
+_access_logger = logging.getLogger("uvicorn.access")
+
+
+class S3Cycle(RequestResponseCycle):
+    """See the module."""
+
+    def __init__(
+        self,
+        scope: HTTPScope,
+        transport: asyncio.Transport,
+        flow: FlowControl,
+        *,
+        default_headers: list[Header],
+        request_body: BodyQueue,
+        limits: ServerLimits,
+        now: Callable[[], float],
+        expect_100_continue: bool,
+        keep_alive: bool,
+        on_response: Callable[..., None],
+    ) -> None:
+        super().__init__(
+            scope,
+            transport,
+            flow,
+            _logger,
+            _access_logger,
+            False,
+            default_headers,
+            asyncio.Event(),
+            expect_100_continue,
+            keep_alive,
+            on_response,
+        )
+        self.request_body = request_body
+        self.writer = ResponseWriter(transport, flow)
+        self._limits = limits
+        self._now = now
+        self._end_told = False
+        self._waiting_since: float | None = None
+        self._waited_seconds = 0.0
+
+    # The application
+
+    async def run_asgi(self, app: Callable[..., Any]) -> None:
+        """Run the application for this request; whatever it does, the client is left with an honest connection."""
+        try:
+            await app(self.scope, self.receive, self.send)
+        except ClientDisconnected as error:
+            _logger.debug("request ended early: %s", error)
+            self._break_off()
+        except asyncio.CancelledError:
+            self._break_off()
+            raise
+        except Exception:
+            _logger.exception("the application failed")
+            await self._fail()
+        else:
+            if not self.response_complete and not self._gone:
+                _logger.debug("the application left without completing its response")
+                await self._fail()
+        finally:
+            self.on_response = _nothing
+
+    async def _fail(self) -> None:
+        """The application is done for: InternalError while that can still be said, else a broken connection."""
+        if self.response_complete or self._gone:
+            return
+        if self.writer.on_the_wire:
+            self._break_off()
+            return
+        self.writer, self.response_started = ResponseWriter(self.transport, self.flow), False
+        status, headers, body = refusal(s3_error("InternalError"))
+        try:
+            await self.send({"type": "http.response.start", "status": status, "headers": headers})
+            await self.send({"type": "http.response.body", "body": body})
+        except ClientDisconnected:
+            _logger.debug("the client left before it could be told of the failure")
+
+    def _break_off(self) -> None:
+        """Close in a way that no client takes for the end of the response."""
+        if self.response_complete or self.transport.is_closing():
+            return
+        if self.writer.ends_with_connection:
+            # Only a reset tells a body that ends with its connection from one that was cut.
+            reset = struct.pack("ii", 1, 0)
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        self.transport.abort()
+
+    # Request
+
+    async def receive(self) -> Any:
+        """The next `http.request` or `http.disconnect`.
+
+        Raises S3Error when the body is malformed, or comes too slowly while this call waits for it.
+        """
+        self._send_continue()
+        body = self.request_body
+        while not (self.disconnected or self.response_complete):
+            if body:
+                return self._piece(body)
+            if body.failure is not None:
+                raise body.failure
+            if body.complete and not self._end_told:
+                self._end_told = True
+                return {"type": "http.request", "body": b"", "more_body": False}
+            await self._wait_for_client()
+        return {"type": "http.disconnect"}
+
+    def _send_continue(self) -> None:
+        if self.waiting_for_100_continue and not self.transport.is_closing():
+            self.waiting_for_100_continue = False
+            if not self.request_body.received_bytes:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _piece(self, body: BodyQueue) -> Message:
+        piece = body.take()
+        if self.flow.read_paused and not body.complete and body.queued_bytes <= self._limits.receive_buffer_bytes // 2:
+            self.flow.resume_reading()
+        self._end_told = body.complete and not body
+        return {"type": "http.request", "body": piece, "more_body": not self._end_told}
+
+    async def _wait_for_client(self) -> None:
+        self.message_event.clear()
+        if self.request_body.complete:
+            await self.message_event.wait()
+            return
+        self._waiting_since = started = self._now()
+        try:
+            await self.message_event.wait()
+        finally:
+            self._waiting_since = None
+            self._waited_seconds += self._now() - started
+
+    def check_body(self, now: float) -> None:
+        """Called now and then: fail the body if the application waits for it in vain."""
+        body = self.request_body
+        if self._waiting_since is None or body.failure is not None:
+            return
+        silence = now - self._waiting_since
+        judged_seconds = self._waited_seconds + silence - self._limits.body_timeout_seconds
+        if (
+            silence >= self._limits.body_timeout_seconds
+            or body.received_bytes < judged_seconds * self._limits.min_body_rate_bytes_per_second
+        ):
+            body.failure = s3_error("RequestTimeout")
+            self.message_event.set()
+
+    # Response
+
+    async def send(self, message: Any) -> None:
+        """Take a message of the response; return when the connection can take more.
+
+        Raises ClientDisconnected when the client is gone, RuntimeError when the message is out of order or does not
+        agree with the Content-Length.
+        """
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        kind = message["type"]
+        if self.response_complete:
+            raise RuntimeError(f"{kind} behind the end of the response")
+        if self._gone:
+            raise ClientDisconnected("the client left before its answer was complete")
+        if kind == "http.response.start":
+            self._start(message)
+            return
+        more_body = message.get("more_body", False)
+        if kind == "http.response.body":
+            self.writer.write_bytes(message.get("body", b""), more_body=more_body)
+        elif kind == ZERO_COPY_EXTENSION:
+            await self._send_file(message, more_body=more_body)
+        else:
+            raise RuntimeError(f"unknown message {kind}")
+        if not more_body:
+            self._complete()
+
+    @property
+    def _gone(self) -> bool:
+        return self.disconnected or self.transport.is_closing()
+
+    def _start(self, message: Message) -> None:
+        if self.response_started:
+            raise RuntimeError("a response starts once")
+        head, framing = response_head(
+            message["status"],
+            self.default_headers + list(message.get("headers", ())),
+            method=self.scope["method"],
+            http_version=self.scope["http_version"],
+            keep_alive=self.keep_alive and self.request_body.complete,
+        )
+        self.writer.start(head, framing)
+        self.keep_alive = framing.keep_alive
+        self.waiting_for_100_continue = False
+        self.response_started = True
+
+    async def _send_file(self, message: Message, *, more_body: bool) -> None:
+        if ZERO_COPY_EXTENSION not in (self.scope.get("extensions") or {}):
+            raise RuntimeError("this connection is encrypted: it cannot send a file without copying")
+        descriptor, offset, count = _file_span(message)
+        await self.writer.write_file(descriptor, offset, count, more_body=more_body)
+
+    def _complete(self) -> None:
+        self.response_complete = True
+        self.message_event.set()
+        self.on_response()
+
+    # Connection
+
+    def connection_lost(self) -> None:
+        """The client is gone: whoever waits for it learns so."""
+        if not self.response_complete:
+            self.disconnected = True
+        self.writer.abandon()
+        self.message_event.set()
+
+
+def _file_span(message: Message) -> tuple[int, int, int]:
+    """Descriptor, offset and count; offset and count default as the ASGI extension says."""
+    file = message["file"]
+    descriptor = file if isinstance(file, int) else file.fileno()
+    offset = message.get("offset")
+    if offset is None:
+        offset = os.lseek(descriptor, 0, os.SEEK_CUR)
+    count = message.get("count")
+    if count is None:
+        count = max(0, os.fstat(descriptor).st_size - offset)
+    return descriptor, offset, count
+
+
+def _nothing() -> None:
+    """What remains of a callback that would keep the connection alive."""

@@ -1,0 +1,46 @@
+"""What one client may cost the S3 port: how long it may take and how much it may send before it is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Bounds of one connection, and how many there may be.
+
+    Timeouts are noticed by a sweep over all connections, up to a second late.
+    """
+
+    head_timeout_seconds: float = 20.0
+    """From the connection, or from the first byte of a later request, to the end of the request's head."""
+    body_timeout_seconds: float = 30.0
+    """Longest silence in a request body while the gateway waits for it."""
+    min_body_rate_bytes_per_second: int = 1024
+    """Slowest average of a request body over the time spent waiting for it; judged after `body_timeout_seconds`."""
+    keep_alive_timeout_seconds: float = 90.0
+    """How long an idle connection stays open; SDK connection pools expect more than a minute."""
+    write_timeout_seconds: float = 60.0
+    """How long a client may take no byte of a response."""
+    linger_seconds: float = 10.0
+    """After a refusal: how long the rest of what the client sends is read and thrown away, so that it gets to read."""
+    linger_bytes: int = 64 * 1024 * 1024
+    """After a refusal: how much of what the client sends is read and thrown away."""
+    max_header_bytes: int = 32 * 1024
+    """Request line and header fields together."""
+    max_headers: int = 256
+    receive_buffer_bytes: int = 1024 * 1024
+    """Received body that the application has not asked for yet: reading stops above it."""
+    max_connections: int = 16_384
+    """Above it nothing is accepted; clients wait in the listener's queue, where another process may take them."""
+
+    def sweep_seconds(self) -> float:
+        """How often the connections are looked at, so that the shortest timeout is met within a quarter."""
+        shortest = min(
+            self.head_timeout_seconds,
+            self.body_timeout_seconds,
+            self.keep_alive_timeout_seconds,
+            self.write_timeout_seconds,
+            self.linger_seconds,
+        )
+        return min(1.0, shortest / 4)

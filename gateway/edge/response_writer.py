@@ -1,0 +1,129 @@
+"""A response on its way to the transport: head, bytes, files, and the count of what the head has promised."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING
+
+from gateway.edge.response_head import ResponseFraming
+from gateway.edge.sendfile import FileSender
+from gateway.errors import ClientDisconnected
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.flow_control import FlowControl
+
+_JOINED_BODY_BYTES = 64 * 1024
+"""A piece of the body up to this size is copied behind the head: cheaper than a packet of its own."""
+
+
+class ResponseWriter:
+    """Writes one response. The head waits for the first piece of the body and leaves with it.
+
+    A file needs a transport that has nothing queued: its write buffer limit is 0 and the caller has drained it.
+    """
+
+    def __init__(self, transport: asyncio.Transport, flow: FlowControl) -> None:
+        self._transport = transport
+        self._flow = flow
+        self._head = b""
+        self._framing: ResponseFraming | None = None
+        self._sender: FileSender | None = None
+        self._sent_bytes = 0
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of the body that the transport or the kernel has taken; grows while a file is sent."""
+        return self._sent_bytes + (self._sender.sent_bytes if self._sender is not None else 0)
+
+    @property
+    def sending_file(self) -> bool:
+        return self._sender is not None
+
+    @property
+    def on_the_wire(self) -> bool:
+        """Has the client seen any of it?"""
+        return self._framing is not None and not self._head
+
+    @property
+    def ends_with_connection(self) -> bool:
+        return self._framing is not None and self._framing.ends_with_connection
+
+    def start(self, head: bytes, framing: ResponseFraming) -> None:
+        self._head, self._framing = head, framing
+
+    def write_bytes(self, body: bytes | memoryview, *, more_body: bool) -> None:
+        """A piece of the body; RuntimeError when the Content-Length says otherwise."""
+        framing = self._checked_framing(len(body), more_body=more_body)
+        if framing.bodiless:
+            body = b""
+        prefix, suffix = self._take_head(), b""
+        if framing.chunked and body:
+            prefix, suffix = prefix + b"%x\r\n" % len(body), b"\r\n"
+        if framing.chunked and not more_body:
+            suffix += b"0\r\n\r\n"
+        self._write(prefix, body, suffix)
+
+    async def write_file(self, descriptor: int, offset: int, count: int, *, more_body: bool) -> None:
+        """`count` bytes of a file, without copying. Raises as `write_bytes` and `FileSender.send` do."""
+        if not count or (self._framing is not None and self._framing.bodiless):
+            self.write_bytes(b"", more_body=more_body)
+            return
+        framing = self._checked_framing(count, more_body=more_body)
+        prefix, suffix = self._take_head(), b""
+        if framing.chunked:
+            prefix, suffix = prefix + b"%x\r\n" % count, b"\r\n" if more_body else b"\r\n0\r\n\r\n"
+        await self._write_file(prefix, FileSender(self._socket.fileno(), descriptor, offset, count))
+        self._transport.write(suffix)
+
+    def abandon(self) -> None:
+        """The connection is lost: a file on its way stops."""
+        if self._sender is not None:
+            self._sender.abandon()
+
+    def _checked_framing(self, size_bytes: int, *, more_body: bool) -> ResponseFraming:
+        if self._framing is None:
+            raise RuntimeError("a response starts with http.response.start")
+        self._framing.account(size_bytes)
+        if self._framing.left_bytes and not more_body:
+            raise RuntimeError("the response body is shorter than its Content-Length")
+        return self._framing
+
+    async def _write_file(self, prefix: bytes, sender: FileSender) -> None:
+        """`prefix`, then the file, in shared packets."""
+        if prefix:
+            self._cork(True)
+            self._transport.write(prefix)
+            if self._flow.write_paused:
+                await self._flow.drain()
+            if self._transport.is_closing():
+                raise ClientDisconnected("the client left before a file could be sent to it")
+        self._sender = sender
+        try:
+            await sender.send()
+        finally:
+            self._sender = None
+            self._sent_bytes += sender.sent_bytes
+        if prefix and not self._transport.is_closing():
+            self._cork(False)
+
+    @property
+    def _socket(self) -> socket.socket:
+        connected: socket.socket = self._transport.get_extra_info("socket")
+        return connected
+
+    def _cork(self, on: bool) -> None:
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, int(on))
+
+    def _take_head(self) -> bytes:
+        head, self._head = self._head, b""
+        return head
+
+    def _write(self, prefix: bytes, body: bytes | memoryview, suffix: bytes) -> None:
+        self._sent_bytes += len(body)
+        if len(body) <= _JOINED_BODY_BYTES:
+            self._transport.write(b"".join((prefix, body, suffix)))
+            return
+        self._transport.write(prefix)
+        self._transport.write(body)
+        self._transport.write(suffix)

@@ -1,0 +1,228 @@
+"""The S3 port: listeners, connections, the sweep that enforces timeouts, and the drain at the end.
+
+uvicorn's own `Server` is not used: it takes over signals, polls ten times a second, and has no timeouts for slow
+clients. Its protocol is (see `protocol`), on asyncio's own loop: uvloop was measured slower for large zero-copy
+answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from email.utils import formatdate
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from uvicorn.config import Config
+
+from gateway.clock import Clock, SystemClock
+from gateway.edge.limits import ServerLimits
+from gateway.edge.listener import Listener
+from gateway.edge.protocol import S3Protocol, S3ServerState
+from gateway.errors import StartupError
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_CANCELLED_TASKS_SECONDS = 5.0
+"""How long requests that were cancelled at the end of the grace time may take to clean up."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Certificate chain and private key, PEM."""
+
+    certificate_file: Path
+    key_file: Path
+
+    def context(self) -> ssl.SSLContext:
+        """A server context for TLS 1.2 and later; StartupError when the files cannot be used."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        try:
+            context.load_cert_chain(self.certificate_file, self.key_file)
+        except (OSError, ssl.SSLError) as error:
+            raise StartupError(
+                f"cannot use the certificate {self.certificate_file} with the key {self.key_file}: {error}"
+            ) from error
+        return context
+
+
+class S3Server:
+    """Serves an ASGI application on listening sockets, which it owns: they are closed when it stops.
+
+    Other processes may accept from the same sockets. `serve` runs once.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        sockets: Sequence[socket.socket],
+        limits: ServerLimits | None = None,
+        tls: TlsFiles | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._limits = limits or ServerLimits()
+        self._clock = clock or SystemClock()
+        self._tls = tls.context() if tls is not None else None
+        self._state = S3ServerState()
+        self._config = _uvicorn_config(app)
+        self._listeners = [Listener(listening, self._on_connection) for listening in sockets]
+        self._openings: set[asyncio.Task[None]] = set()
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._state.connections) + len(self._openings)
+
+    @property
+    def requests_in_flight(self) -> int:
+        return len(self._state.tasks)
+
+    @property
+    def draining(self) -> bool:
+        """It was told to stop: nothing is accepted any more."""
+        return self._state.draining
+
+    async def serve(self, stop: asyncio.Event, *, grace_seconds: float, on_ready: Callable[[], None]) -> None:
+        """Serve until `stop` is set, then drain for at most `grace_seconds`.
+
+        `on_ready` is called once connections are accepted. Whatever ends this call, nothing is left open behind it.
+        """
+        self._config.load()
+        self._refresh_date()
+        sweeper = asyncio.create_task(self._sweep_forever())
+        try:
+            self._accept_again()
+            on_ready()
+            await self._until(stop, sweeper)
+            await self._drain(grace_seconds)
+        finally:
+            self._stop_accepting()
+            sweeper.cancel()
+            await self._cut_off()
+
+    async def _until(self, stop: asyncio.Event, sweeper: asyncio.Task[None]) -> None:
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait((stopped, sweeper), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+        if sweeper.done():
+            sweeper.result()  # without timeouts the port must not go on
+
+    # Connections
+
+    def _on_connection(self, connection: socket.socket) -> None:
+        opening = asyncio.create_task(self._open(connection))
+        self._openings.add(opening)
+        opening.add_done_callback(self._openings.discard)
+        if self.open_connections >= self._limits.max_connections:
+            _logger.warning("%d connections are open: no more are accepted for now", self.open_connections)
+            for listener in self._listeners:
+                listener.pause()
+
+    async def _open(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        timeouts: dict[str, float] = {}
+        if self._tls is not None:
+            timeouts = {
+                "ssl_handshake_timeout": self._limits.head_timeout_seconds,
+                "ssl_shutdown_timeout": self._limits.linger_seconds,
+            }
+        try:
+            await loop.connect_accepted_socket(partial(self._protocol, loop), connection, ssl=self._tls, **timeouts)
+        except OSError as error:  # ssl.SSLError and timeouts too
+            _logger.debug("a connection came to nothing: %s", error)
+
+    def _protocol(self, loop: asyncio.AbstractEventLoop) -> S3Protocol:
+        return S3Protocol(self._config, self._state, {}, loop, limits=self._limits, clock=self._clock)
+
+    def _accept_again(self) -> None:
+        if not self._state.draining and self.open_connections < self._limits.max_connections:
+            for listener in self._listeners:
+                listener.resume()
+
+    def _stop_accepting(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        self._listeners = []
+
+    # Time
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            await self._clock.sleep(self._limits.sweep_seconds())
+            self._refresh_date()
+            now = self._clock.monotonic()
+            for connection in tuple(self._state.connections):
+                cast("S3Protocol", connection).sweep(now)
+            self._accept_again()
+
+    def _refresh_date(self) -> None:
+        date = formatdate(self._clock.now(), usegmt=True).encode()
+        self._state.default_headers = [(b"date", date)]
+
+    # The end
+
+    async def _drain(self, grace_seconds: float) -> None:
+        self._state.draining = True
+        self._stop_accepting()
+        for connection in tuple(self._state.connections):
+            connection.shutdown()
+        everything_done = asyncio.create_task(self._everything_done())
+        grace = asyncio.create_task(self._clock.sleep(grace_seconds))
+        try:
+            await asyncio.wait((everything_done, grace), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            everything_done.cancel()
+            grace.cancel()
+
+    async def _everything_done(self) -> None:
+        while self._openings:
+            await asyncio.wait(self._openings)
+        await self._state.nothing_open.wait()
+        while self._state.tasks:
+            await asyncio.wait(self._state.tasks)
+
+    async def _cut_off(self) -> None:
+        await asyncio.sleep(0)  # a task cancelled before its first step would leave its connection unclosed
+        unfinished = self._state.tasks | self._openings
+        if unfinished:
+            _logger.warning("%d requests are cut off", len(unfinished))
+        for task in unfinished:
+            task.cancel()
+        if unfinished:
+            _, stuck = await asyncio.wait(unfinished, timeout=_CANCELLED_TASKS_SECONDS)
+            if stuck:
+                _logger.error("%d requests do not end although they were cancelled", len(stuck))
+        for connection in tuple(self._state.connections):
+            cast("S3Protocol", connection).transport.abort()
+        await self._state.nothing_open.wait()
+
+
+def _uvicorn_config(app: ASGIApp) -> Config:
+    return Config(
+        cast("Any", app),
+        http=S3Protocol,
+        ws="none",
+        lifespan="off",
+        loop="asyncio",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=True,
+    )

@@ -1,0 +1,140 @@
+"""https on the S3 port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+from pathlib import Path
+
+import pytest
+import trustme
+
+from gateway.edge.server import TlsFiles
+from gateway.errors import StartupError
+from tests.edge.apps import echo, file_app, mirror
+from tests.support.serving import request, serving
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def tls(authority: trustme.CA, tmp_path: Path) -> TlsFiles:
+    certificate = authority.issue_cert("localhost")
+    files = TlsFiles(tmp_path / "certificate.pem", tmp_path / "key.pem")
+    certificate.private_key_pem.write_to_path(files.key_file)
+    for blob in certificate.cert_chain_pems:
+        blob.write_to_path(files.certificate_file, append=True)
+    return files
+
+
+@pytest.fixture
+def trusting(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
+
+
+def test_requests_and_large_bodies_pass_through_tls(tls: TlsFiles, trusting: ssl.SSLContext) -> None:
+    """Keep-alive, back-pressure in both directions, and a clean end."""
+    body = os.urandom(3 * 1024 * 1024)
+
+    async def scenario() -> None:
+        async with serving(echo, tls=tls) as port:
+            wire = await port.connect(ssl=trusting, server_hostname="localhost")
+            for expected in (body, b"small"):
+                await wire.say(request("PUT", "/", expected))
+                assert (await wire.answer()).body == expected
+            await wire.close()
+            await port.connections(0)
+
+    asyncio.run(scenario())
+
+
+def test_there_is_no_zero_copy_under_tls(tls: TlsFiles, trusting: ssl.SSLContext, tmp_path: Path) -> None:
+    """The extension is not offered, so applications send bytes: a file sent past TLS would go out in the clear."""
+    path = tmp_path / "content"
+    path.write_bytes(b"content")
+
+    async def scenario() -> None:
+        async with serving(mirror, tls=tls) as port:
+            wire = await port.connect(ssl=trusting, server_hostname="localhost")
+            await wire.say(request("GET"))
+            seen = json.loads((await wire.answer()).body)
+            assert (seen["extensions"], seen["scheme"]) == ([], "https")
+            await wire.close()
+        async with serving(file_app(path), tls=tls) as port:
+            wire = await port.connect(ssl=trusting, server_hostname="localhost")
+            await wire.say(request("GET"))
+            assert (await wire.answer()).body == b"content"
+            await wire.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_file_sent_all_the_same_never_leaves_in_the_clear(
+    tls: TlsFiles, trusting: ssl.SSLContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An application that ignores the missing extension fails loudly."""
+
+    async def stubborn(scope: object, receive: object, send: object) -> None:
+        assert callable(send)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
+        await send({"type": "http.response.zerocopysend", "file": 0, "offset": 0, "count": 1})
+
+    async def scenario() -> None:
+        async with serving(stubborn, tls=tls) as port:
+            wire = await port.connect(ssl=trusting, server_hostname="localhost")
+            await wire.say(request("GET"))
+            assert (await wire.answer()).status == 500
+            await wire.close()
+
+    asyncio.run(scenario())
+    assert "connection is encrypted" in caplog.text
+
+
+def test_an_early_answer_arrives_and_the_connection_ends(tls: TlsFiles, trusting: ssl.SSLContext) -> None:
+    """TLS has no half-close: the answer is read, then the client closes."""
+
+    async def scenario() -> None:
+        async with serving(echo, tls=tls) as port:
+            wire = await port.connect(ssl=trusting, server_hostname="localhost")
+            await wire.say(b"GET / HTTP/1.1\r\n\r\n")
+            assert (await wire.answer()).status == 400
+            await wire.close()
+            await port.connections(0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("data", [request("GET"), b"\x00" * 100])
+def test_what_is_no_tls_gets_no_answer_and_leaves_nothing(tls: TlsFiles, data: bytes) -> None:
+    """Plain HTTP on the https port: the connection closes, the server goes on."""
+
+    async def scenario() -> None:
+        async with serving(echo, tls=tls) as port:
+            wire = await port.connect()
+            await wire.say(data)
+            assert b"HTTP/" not in await wire.rest()
+            await wire.close()
+            await port.connections(0)
+
+    asyncio.run(scenario())
+
+
+def test_old_tls_is_refused(tls: TlsFiles) -> None:
+    """1.2 or later."""
+    assert tls.context().minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+def test_unusable_files_are_a_startup_error(tls: TlsFiles) -> None:
+    """The message names both files."""
+    swapped = TlsFiles(tls.key_file, tls.certificate_file)
+    with pytest.raises(StartupError, match=r"key\.pem.*certificate\.pem"):
+        swapped.context()
+    with pytest.raises(StartupError, match="missing"):
+        TlsFiles(tls.certificate_file.with_name("missing"), tls.key_file).context()

@@ -1,0 +1,171 @@
+"""Runs the S3 port's server for a test, and talks to it over real sockets, byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.clock import Clock
+from gateway.edge.limits import ServerLimits
+from gateway.edge.server import ASGIApp, S3Server, TlsFiles
+
+PATIENCE_SECONDS = 20.0
+"""How long a test waits for what must come at once: long enough for a busy machine."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response as it was on the wire, transfer coding taken off."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass
+class Serving:
+    """A server that runs."""
+
+    server: S3Server
+    port: int
+    stop: asyncio.Event
+    finished: asyncio.Task[None]
+    wires: list[Wire] = field(default_factory=list)
+
+    async def connect(self, **options: Any) -> Wire:
+        wire = Wire(*await asyncio.open_connection("127.0.0.1", self.port, **options))
+        self.wires.append(wire)
+        return wire
+
+    async def connections(self, number: int) -> None:
+        """Wait until the server has `number` connections."""
+        await until(lambda: self.server.open_connections == number)
+
+    async def requests(self, number: int) -> None:
+        """Wait until the application has `number` requests in hand."""
+        await until(lambda: self.server.requests_in_flight == number)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for something that the event loop is about to bring about; TimeoutError when it does not."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not holds():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.001)
+
+
+class Wire:
+    """A client that says exactly what it is told to say."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def say(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def say_repeatedly(self, data: bytes, times: int) -> None:
+        for _ in range(times):
+            await self.say(data)
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        """The next response head: status, lower-case header names."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            head = await self.reader.readuntil(b"\r\n\r\n")
+        status_line, *lines = head[:-4].decode("latin-1").split("\r\n")
+        fields = [line.split(": ", 1) for line in lines]
+        names = [name.lower() for name, _ in fields]
+        assert len(set(names)) == len(names), f"a header came twice: {names}"
+        return int(status_line.split(" ")[1]), {name.lower(): value for name, value in fields}
+
+    async def answer(self, *, to_head: bool = False) -> Answer:
+        status, headers = await self.head()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            body = b"" if to_head or status in (204, 304) else await self._body(headers)
+        return Answer(status, headers, body)
+
+    async def _body(self, headers: Mapping[str, str]) -> bytes:
+        if "content-length" in headers:
+            return await self.reader.readexactly(int(headers["content-length"]))
+        if headers.get("transfer-encoding") != "chunked":
+            return await self.reader.read()
+        body = b""
+        while size := int(await self.reader.readuntil(b"\r\n"), 16):
+            body += await self.reader.readexactly(size)
+            assert await self.reader.readexactly(2) == b"\r\n"
+        assert await self.reader.readexactly(2) == b"\r\n"
+        return body
+
+    async def rest(self) -> bytes:
+        """All that comes until the server closes its side."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return await self.reader.read()
+
+    async def close(self) -> None:
+        self.writer.close()
+        try:
+            await self.writer.wait_closed()
+        except (ConnectionError, ssl.SSLError):
+            return  # the server has closed more roughly than we do
+
+    def abort(self) -> None:
+        self.writer.transport.abort()
+
+
+def listening_socket() -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(128)
+    return listener
+
+
+@asynccontextmanager
+async def serving(
+    app: ASGIApp,
+    *,
+    limits: ServerLimits | None = None,
+    tls: TlsFiles | None = None,
+    clock: Clock | None = None,
+    grace_seconds: float = 5.0,
+) -> AsyncIterator[Serving]:
+    """A server for `app` on a free port; stopped, and checked for what it left behind, at the end."""
+    listener = listening_socket()
+    port = listener.getsockname()[1]
+    server = S3Server(app, sockets=[listener], limits=limits, tls=tls, clock=clock)
+    stop, ready = asyncio.Event(), asyncio.Event()
+    finished = asyncio.create_task(server.serve(stop, grace_seconds=grace_seconds, on_ready=ready.set))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await asyncio.wait((finished, asyncio.create_task(ready.wait())), return_when=asyncio.FIRST_COMPLETED)
+    if finished.done():
+        finished.result()
+    running = Serving(server, port, stop, finished)
+    try:
+        yield running
+    finally:
+        for wire in running.wires:
+            wire.abort()
+        if not finished.done():
+            # What the test still holds open is its own affair; the drain is tested elsewhere.
+            finished.cancel()
+            await asyncio.wait((finished,))
+        assert server.open_connections == 0
+        assert server.requests_in_flight == 0
+    if not finished.cancelled():
+        finished.result()
+
+
+def request(
+    method: str, target: str = "/bucket/key", body: bytes = b"", *headers: str, host: str = "s3.local"
+) -> bytes:
+    """A well-formed HTTP/1.1 request; a body brings its Content-Length unless the headers delimit it."""
+    lines = [f"{method} {target} HTTP/1.1", f"Host: {host}", *headers]
+    named = " ".join(headers).lower()
+    if body and "transfer-encoding" not in named and "content-length" not in named:
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
