@@ -16,9 +16,9 @@ HIDDEN = "(hidden)"
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _SECRET_NAME = re.compile(r"secret|password|token|authorization|signature|cookie|customer.key", re.IGNORECASE)
 _SECRET_TEXT = re.compile(
-    r"(?i)((?:x-amz-)?(?:signature|security-token|credential)=|AWSAccessKeyId=|authorization:?\s+|://[^/\s:@]+:)"
-    r"[^&\s\"'@,]+"
+    r"(?i)((?:x-amz-)?(?:signature|security-token|credential)=|AWSAccessKeyId=|authorization:?\s+)[^&\s\"'@,]+"
 )
+_URL_PASSWORD = re.compile(r"(://[^/\s:@]*:)[^/\s@]+(?=@)")
 _PLAIN = (bool, int, float, type(None))
 
 
@@ -41,7 +41,7 @@ def configure_logs(level: str, format: str, process: str, stream: TextIO | None 
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=structlog.WriteLoggerFactory(stream),
-        cache_logger_on_first_use=False,
+        cache_logger_on_first_use=True,
     )
     _adopt_standard_logging(level)
 
@@ -67,7 +67,7 @@ def redact(_logger: object, _method: str, event: MutableMapping[str, Any]) -> Mu
 
 def _harmless(value: Any) -> Any:
     if isinstance(value, str):
-        return _SECRET_TEXT.sub(rf"\1{HIDDEN}", value)
+        return _URL_PASSWORD.sub(rf"\1{HIDDEN}", _SECRET_TEXT.sub(rf"\1{HIDDEN}", value))
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, SecretStr | SecretBytes):

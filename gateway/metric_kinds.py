@@ -142,7 +142,7 @@ def share(directory: Path, slot: str) -> None:
     for kind, size_bytes in _FILE_BYTES.items():
         _set_aside(directory / f"{kind}_{slot}.db", size_bytes)
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(directory)
-    values.ValueClass = values.MultiProcessValue(lambda: slot)
+    values.ValueClass = values.MultiProcessValue(lambda: slot)  # type: ignore[no-untyped-call]
     reset()
 
 
@@ -164,11 +164,11 @@ def _set_aside(path: Path, size_bytes: int) -> None:
 
 def forget_process(directory: Path, slot: str) -> None:
     """Take what a dead process left in its gauges (requests in flight, say) out of the sums. Its counters stay."""
-    mark_process_dead(slot, str(directory))
+    mark_process_dead(slot, str(directory))  # type: ignore[no-untyped-call]
 
 
 def exposition(directory: Path) -> bytes:
     """All slots' metrics summed up, in Prometheus' text format. Reads files: call it in a thread."""
     registry = CollectorRegistry()
-    MultiProcessCollector(registry, path=str(directory))
+    MultiProcessCollector(registry, path=str(directory))  # type: ignore[no-untyped-call]
     return generate_latest(registry)

@@ -5,6 +5,8 @@ Label values come from small closed sets: operations, statuses, purposes; never 
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from gateway import metric_kinds
 from gateway.metric_kinds import Counter, Gauge, Histogram
 
@@ -69,7 +71,7 @@ CACHE_CAPACITY_BYTES = Gauge(
 ORIGIN_REQUESTS = Counter(
     "forebay_origin_requests_total",
     "requests",
-    ("operation", "status", "purpose"),
+    ("method", "status", "purpose"),
     "Requests to the origin, each try counted. status: the HTTP status or unreachable. purpose: live, readahead, warm, "
     "refresh, flush or forward.",
 )
@@ -125,17 +127,58 @@ class CacheMetrics:
         CACHE_STORE_UNAVAILABLE.add(1)
 
 
-def request_began() -> None:
-    """A request head has arrived."""
-    REQUESTS_IN_FLIGHT.add(1)
+class RequestMetrics:
+    """Counts the requests of one process's S3 port (the methods of `edge.asgi.RequestObserver`)."""
+
+    def began(self) -> None:
+        REQUESTS_IN_FLIGHT.add(1)
+
+    def ended(
+        self, operation: str, status: str, cache: str | None, seconds: float, sent_bytes: int, received_bytes: int
+    ) -> None:
+        REQUESTS_IN_FLIGHT.add(-1)
+        REQUESTS.add(1, operation, status, cache or "none")
+        REQUEST_SECONDS.observe(seconds, operation)
+        SENT_BYTES.add(sent_bytes, operation)
+        RECEIVED_BYTES.add(received_bytes, operation)
 
 
-def request_ended(operation: str, status: str, cache: str | None, seconds: float, sent_bytes: int) -> None:
-    """A request is over; `status` is the HTTP status or how it broke off."""
-    REQUESTS_IN_FLIGHT.add(-1)
-    REQUESTS.add(1, operation, status, cache or "none")
-    REQUEST_SECONDS.observe(seconds, operation)
-    SENT_BYTES.add(sent_bytes, operation)
+class OriginAttempt(Protocol):
+    """One try of a request to the origin that is over; `status` None is no answer (`origin.s3.Attempt`)."""
+
+    @property
+    def purpose(self) -> str: ...
+
+    @property
+    def method(self) -> str: ...
+
+    @property
+    def status(self) -> int | None: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+
+class WorkerMetrics:
+    """What one S3 worker counts."""
+
+    def __init__(self) -> None:
+        self.requests = RequestMetrics()
+        self.cache = CacheMetrics()
+
+    def origin_attempt(self, attempt: OriginAttempt) -> None:
+        status = "unreachable" if attempt.status is None else str(attempt.status)
+        ORIGIN_REQUESTS.add(1, attempt.method, status, str(attempt.purpose))
+        ORIGIN_REQUEST_SECONDS.observe(attempt.seconds, str(attempt.purpose))
+
+    def origin_bytes(self, direction: str, purpose: str, count: int) -> None:
+        """Bytes of a body moved; `direction` is read or write."""
+        ORIGIN_BYTES.add(count, direction, purpose)
+
+    def cache_usage(self, usage_bytes: int, capacity_bytes: int) -> None:
+        """What the block cache takes on disk, and may take."""
+        CACHE_USAGE_BYTES.set(usage_bytes)
+        CACHE_CAPACITY_BYTES.set(capacity_bytes)
 
 
 metric_kinds.reset()

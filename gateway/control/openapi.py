@@ -1,0 +1,99 @@
+"""What the admin port offers, as an OpenAPI 3.1 document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway import __version__
+
+_PROCESS = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "process_id": {"type": ["integer", "null"]},
+        "ready": {"type": "boolean"},
+        "restarts": {"type": "integer"},
+    },
+}
+_GATEWAY = {
+    "type": ["object", "null"],
+    "properties": {
+        "version": {"type": "string"},
+        "instance_id": {"type": "string"},
+        "process_id": {"type": "integer"},
+        "started_at": {"type": "number", "description": "seconds since 1970-01-01 UTC"},
+        "s3_url": {"type": "string"},
+        "admin_url": {"type": "string"},
+        "directory": {"type": "string"},
+        "draining": {"type": "boolean"},
+        "ready": {"type": "boolean"},
+        "processes": {"type": "array", "items": _PROCESS},
+    },
+}
+_ORIGIN = {
+    "type": "object",
+    "properties": {
+        "endpoint_url": {"type": "string"},
+        "region": {"type": "string"},
+        "reachable": {"type": "boolean"},
+    },
+}
+_CACHE = {
+    "type": "object",
+    "properties": {
+        "directory": {"type": "string"},
+        "capacity_bytes": {"type": "integer"},
+        "block_size_bytes": {"type": "integer"},
+    },
+}
+_SLOT = {
+    "type": "object",
+    "properties": {name: {"type": "string"} for name in ("name", "prefix", "mode")},
+}
+_STATUS = {
+    "type": "object",
+    "properties": {
+        "gateway": _GATEWAY,
+        "origin": _ORIGIN,
+        "cache": _CACHE,
+        "slots": {"type": "array", "items": _SLOT},
+    },
+}
+_HEALTH = {"type": "object", "properties": {"status": {"const": "ok"}}}
+_READINESS = {
+    "type": "object",
+    "properties": {
+        "ready": {"type": "boolean"},
+        "draining": {"type": "boolean"},
+        "workers_ready": {"type": "array", "items": {"type": "string"}},
+        "origin_reachable": {"type": "boolean"},
+    },
+}
+
+
+def describe() -> dict[str, Any]:
+    """The document."""
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Forebay admin port", "version": __version__},
+        "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "paths": {
+            "/healthz": _get("The background process answers.", "application/json", _HEALTH, guarded=False),
+            "/readyz": _get("Every worker serves; 503 otherwise.", "application/json", _READINESS, guarded=False),
+            "/metrics": _get("Metrics in Prometheus' text format.", "text/plain", {"type": "string"}),
+            "/": _get("The status page.", "text/html", {"type": "string"}),
+            "/api/v1/status": _get("Processes, origin, cache and slots.", "application/json", _STATUS),
+            "/api/openapi.json": _get("This document.", "application/json", {"type": "object"}),
+        },
+    }
+
+
+def _get(summary: str, media_type: str, schema: dict[str, Any], *, guarded: bool = True) -> dict[str, Any]:
+    content = {"content": {media_type: {"schema": schema}}}
+    responses: dict[str, Any] = {"200": {"description": summary, **content}}
+    if guarded:
+        responses["401"] = {"description": "admin.token is set and was not given."}
+    else:
+        responses["503"] = {"description": "Not ready.", **content}
+    security: list[dict[str, list[str]]] = [{"token": []}, {}] if guarded else []
+    return {"get": {"summary": summary, "responses": responses, "security": security}}

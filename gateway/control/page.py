@@ -1,0 +1,51 @@
+"""The page at `/`: what is running, for a person with a browser. No script, nothing loaded from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="5"><title>Forebay</title><style>
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 52rem; padding: 0 1rem }}
+table {{ border-collapse: collapse; margin: 0 0 1.5rem }} td, th {{ padding: .2rem 1.2rem .2rem 0; text-align: left }}
+.bad {{ color: #b00020; font-weight: 600 }}
+</style></head><body><h1>Forebay</h1>{body}
+<p><a href="/metrics">metrics</a> · <a href="/api/v1/status">status as JSON</a> ·
+<a href="/api/openapi.json">OpenAPI</a></p></body></html>
+"""
+
+
+def render(status: dict[str, Any]) -> str:
+    """The page for the document of `/api/v1/status`."""
+    gateway, origin, cache = status["gateway"], status["origin"], status["cache"]
+    if gateway is None:
+        return _PAGE.format(body='<p class="bad">starting</p>')
+    facts = [
+        ("version", gateway["version"]),
+        ("S3", gateway["s3_url"]),
+        ("state", _state(gateway)),
+        ("origin", f"{origin['endpoint_url']} ({'reachable' if origin['reachable'] else 'not reachable'})"),
+        ("cache", f"{cache['directory']}, {cache['capacity_bytes'] / 2**30:.1f} GiB"),
+    ]
+    processes = [
+        (p["name"], p["process_id"] or "-", "ready" if p["ready"] else "down", p["restarts"])
+        for p in gateway["processes"]
+    ]
+    slots = [(s["name"], s["prefix"], s["mode"]) for s in status["slots"]]
+    body = _table((), facts) + _table(("process", "pid", "state", "restarts"), processes)
+    return _PAGE.format(body=body + (_table(("slot", "prefix", "mode"), slots) if slots else ""))
+
+
+def _state(gateway: dict[str, Any]) -> str:
+    return "draining" if gateway["draining"] else "ready" if gateway["ready"] else "not ready"
+
+
+def _table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    lines = [_row("th", head), *(_row("td", row) for row in rows)]
+    return f"<table>{''.join(lines)}</table>"
+
+
+def _row(tag: str, cells: Iterable[object]) -> str:
+    return "<tr>" + "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"

@@ -1,0 +1,70 @@
+"""What the supervisor knows about its processes, as the admin port tells it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import orjson
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """One child. `process_id` is None while it is down; `restarts` counts since the start of the gateway."""
+
+    name: str
+    process_id: int | None
+    ready: bool
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayState:
+    """The gateway as a whole. `started_at` is in seconds since 1970."""
+
+    version: str
+    instance_id: str
+    process_id: int
+    started_at: float
+    s3_url: str
+    admin_url: str
+    directory: str
+    draining: bool
+    processes: tuple[ProcessState, ...]
+
+    @property
+    def ready(self) -> bool:
+        """Every worker answers, and none is being stopped."""
+        return not self.draining and all(one.ready for one in self.processes if one.name.startswith("worker"))
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"ready": self.ready}
+
+    def to_line(self) -> bytes:
+        return orjson.dumps(self) + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> GatewayState:
+        document = orjson.loads(line)
+        processes = tuple(ProcessState(**one) for one in document.pop("processes"))
+        return cls(**document, processes=processes)
+
+
+class StateHolder:
+    """The latest state; written by one thread, read by the event loop."""
+
+    def __init__(self) -> None:
+        self._state: GatewayState | None = None
+
+    def take(self, line: bytes) -> None:
+        """A state as the supervisor sent it."""
+        self._state = GatewayState.from_line(line)
+
+    @property
+    def state(self) -> GatewayState | None:
+        """None until the supervisor has spoken."""
+        return self._state
+
+
+CURRENT = StateHolder()
+"""This process's."""

@@ -1,0 +1,1 @@
+"""`forebay serve`: one supervisor, its S3 workers and its background process."""

@@ -1,0 +1,111 @@
+"""The first thing a child process does: take its orders, set up logs and metrics, then become what it is to be.
+
+    argv: NAME REPORT_DESCRIPTOR LISTENER_DESCRIPTOR...
+
+NAME is `worker0`, `worker1`, … or `background`. The child writes one line to its report descriptor: `ready`, or
+`failed` and the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from gateway import metric_kinds
+from gateway.errors import ForebayError
+from gateway.logs import configure_logs
+from gateway.serve import lifeline
+from gateway.serve.handover import Handover
+
+BACKGROUND = "background"
+_log = structlog.get_logger("forebay.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a process needs to do its work. `stop` is set by SIGTERM; `ready` is called once, when it serves."""
+
+    name: str
+    handover: Handover
+    listeners: list[socket.socket]
+    stop: asyncio.Event
+    ready: Callable[[], None]
+
+    @property
+    def slot(self) -> int:
+        """Which worker this is, from 0."""
+        return int(self.name.removeprefix("worker"))
+
+
+Work = Callable[[Orders], Awaitable[None]]
+
+
+def main(arguments: Sequence[str], work: Work | None = None) -> None:
+    """Run as the child that `arguments` name; `work` replaces what its name stands for."""
+    name, report = arguments[0], int(arguments[1])
+    listeners = [socket.socket(fileno=int(descriptor)) for descriptor in arguments[2:]]
+    orders = lifeline.lines()
+    handover = Handover.from_line(next(orders))
+    configure_logs(handover.settings.logging.level, handover.settings.logging.format, name)
+    obey = _states() if name == BACKGROUND else _ignore
+    lifeline.hold(orders, obey)
+    try:
+        _count_into(handover, name)
+        asyncio.run(_run(name, handover, listeners, report, work or _work_of(name)))
+    except (ForebayError, OSError, ImportError) as error:
+        _log.error("the process cannot go on", error=str(error), exc_info=not isinstance(error, ForebayError))
+        _report(report, f"failed {error}")
+        sys.exit(1)
+
+
+def _ignore(_line: bytes) -> None:
+    """Workers are told nothing more than their handover."""
+
+
+def _states() -> Callable[[bytes], None]:
+    from gateway.control.state import CURRENT
+
+    return CURRENT.take
+
+
+def _count_into(handover: Handover, name: str) -> None:
+    try:
+        metric_kinds.share(handover.metrics_directory, name)
+    except OSError as error:
+        metric_kinds.unshare()
+        _log.error("metrics of this process are not exported", error=str(error))
+
+
+def _work_of(name: str) -> Work:
+    # Imported late: a worker needs no admin application, and neither is needed to report a failure.
+    if name == BACKGROUND:
+        from gateway.serve.background import serve_admin
+
+        return serve_admin
+    from gateway.serve.worker import serve_s3
+
+    return serve_s3
+
+
+async def _run(name: str, handover: Handover, listeners: list[socket.socket], report: int, work: Work) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
+    gc.freeze()  # what was imported lives for ever and need not be looked at again
+    await work(Orders(name, handover, listeners, stop, ready=lambda: _report(report, "ready")))
+
+
+def _report(descriptor: int, message: str) -> None:
+    try:
+        os.write(descriptor, message.replace("\n", " ").encode() + b"\n")
+    except OSError as error:
+        _log.debug("nobody reads this report", report=message, error=str(error))

@@ -1,0 +1,39 @@
+"""What the supervisor tells a child: on standard input, one JSON line, because it holds secrets.
+
+Later lines on the same pipe are states of the gateway, for the background process. The pipe's end is the supervisor's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from gateway.config import Settings, settings_from_json, settings_to_json
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """`settings` hold the ports really listened on; `instance_id` is one per serve, for the hop header."""
+
+    settings: Settings
+    instance_id: str
+    metrics_directory: Path
+
+    def to_line(self) -> bytes:
+        document = {
+            "settings": orjson.Fragment(settings_to_json(self.settings)),
+            "instance_id": self.instance_id,
+            "metrics_directory": str(self.metrics_directory),
+        }
+        return orjson.dumps(document) + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Handover:
+        document = orjson.loads(line)
+        return cls(
+            settings=settings_from_json(orjson.dumps(document["settings"])),
+            instance_id=document["instance_id"],
+            metrics_directory=Path(document["metrics_directory"]),
+        )

@@ -1,0 +1,116 @@
+"""Keeps one child running: starts it, starts it again when it ends unasked, stops it when told."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from gateway import metric_kinds, metrics
+from gateway.control.state import ProcessState
+from gateway.errors import StartupError
+from gateway.serve.child_process import ChildProcess, ChildSpec, describe_exit, restart_delay_seconds
+
+STEADY_SECONDS = 30.0
+"""A child that lived this long was well: its death begins a new row."""
+
+_log = structlog.get_logger("forebay.serve")
+
+
+class Keeper:
+    """One child's place. `changed` is called after every change of `state`."""
+
+    def __init__(
+        self, spec: ChildSpec, orders: Callable[[], bytes], metrics_directory: Path, changed: Callable[[], None]
+    ) -> None:
+        self._spec = spec
+        self._orders = orders
+        self._metrics_directory = metrics_directory
+        self._changed = changed
+        self._child: ChildProcess | None = None
+        self._ready = False
+        self._restarts = 0
+        self._stopping = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        return self._spec.name
+
+    @property
+    def state(self) -> ProcessState:
+        return ProcessState(self.name, self._child.process_id if self._child else None, self._ready, self._restarts)
+
+    def tell(self, line: bytes) -> None:
+        """Send a line to the child, if there is one."""
+        if self._child is not None:
+            self._child.tell(line)
+
+    async def start(self) -> None:
+        """The first start. Raises StartupError when the child does not become ready."""
+        await self._start()
+
+    async def keep(self) -> None:
+        """After `start`: until stopped, wait for the child's end and start it again. Returns when it is gone."""
+        deaths_in_a_row = 0
+        while True:
+            began = time.monotonic()
+            await self._wait_for_end()
+            if self._stopping.is_set():
+                return
+            deaths_in_a_row = 1 if time.monotonic() - began > STEADY_SECONDS else deaths_in_a_row + 1
+            await self._rest(restart_delay_seconds(deaths_in_a_row))
+            if self._stopping.is_set():
+                return
+            await self._start_again()
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Ask (SIGTERM) or force (SIGKILL) the child to end, for good."""
+        self._stopping.set()
+        if self._child is not None:
+            self._child.signal(number)
+
+    async def gone(self) -> None:
+        """Wait for the end of a child that is not kept."""
+        if self._child is not None:
+            await self._child.ended()
+
+    async def _start(self) -> None:
+        self._child = await ChildProcess.start(self._spec, self._orders())
+        self._changed()
+        if self._stopping.is_set():
+            self._child.signal(signal.SIGTERM)  # told to stop while it was being made
+        await self._child.wait_until_ready()
+        self._ready = True
+        self._changed()
+
+    async def _start_again(self) -> None:
+        self._restarts += 1
+        metrics.WORKER_RESTARTS.add(1, self.name)
+        try:
+            await self._start()
+        except (StartupError, OSError) as error:
+            if not self._stopping.is_set():
+                _log.error("a process could not be started again", name=self.name, error=str(error))
+            if self._child is not None:
+                self._child.signal(signal.SIGKILL)
+
+    async def _wait_for_end(self) -> None:
+        if self._child is None:
+            return
+        process_id, status = self._child.process_id, await self._child.ended()
+        self._child = None
+        self._ready = False
+        metric_kinds.forget_process(self._metrics_directory, self.name)
+        if not self._stopping.is_set():
+            _log.error("a process ended unasked", name=self.name, process_id=process_id, how=describe_exit(status))
+        self._changed()
+
+    async def _rest(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+        except TimeoutError:
+            return

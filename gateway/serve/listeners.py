@@ -1,0 +1,89 @@
+"""Listening sockets, opened once by the supervisor and inherited by the processes that serve them."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from gateway.errors import StartupError
+
+BACKLOG = 4096
+_PORT_ATTEMPTS = 5
+
+_Address = tuple[socket.AddressFamily, str]
+
+
+def open_listeners(key: str, host: str, port: int) -> list[socket.socket]:
+    """One socket per address of `host`, all on the same port; port 0 picks a free one.
+
+    `key` is the table of the configuration (`server`) that a StartupError names.
+    """
+    addresses = _resolve(key, host)
+    for attempt in range(_PORT_ATTEMPTS):
+        try:
+            return _open_all(addresses, port)
+        except OSError as error:
+            last_try = port or attempt == _PORT_ATTEMPTS - 1
+            if last_try or error.errno != errno.EADDRINUSE:
+                raise StartupError(f"{key}: cannot listen on {host}:{port}: {error.strerror}") from error
+    raise AssertionError("unreachable")
+
+
+def _resolve(key: str, host: str) -> list[_Address]:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise StartupError(f"{key}.host = {host!r}: {error.strerror or error}") from error
+    return list(dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found))
+
+
+def _open_all(addresses: list[_Address], port: int) -> list[socket.socket]:
+    opened: list[socket.socket] = []
+    missing: OSError | None = None
+    try:
+        for family, address in addresses:
+            try:
+                opened.append(_open(family, address, port))
+                port = opened[0].getsockname()[1]
+            except OSError as error:
+                # `localhost` names ::1 on machines that have no IPv6.
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                missing = error
+    except OSError:
+        close_all(opened)
+        raise
+    if not opened and missing is not None:
+        raise missing
+    return opened
+
+
+def _open(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address != "::")
+        listener.bind((address, port))
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def close_all(listeners: list[socket.socket]) -> None:
+    """Close this process's copies."""
+    for listener in listeners:
+        listener.close()
+
+
+def port_of(listeners: list[socket.socket]) -> int:
+    """The port that all of them share."""
+    return int(listeners[0].getsockname()[1])
+
+
+def url(scheme: str, host: str, port: int) -> str:
+    """`http://127.0.0.1:9000`, `http://[::1]:9000`."""
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -1,0 +1,113 @@
+"""What must hold before anything is started: enough file descriptors, and a directory that is ours alone."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import time
+from pathlib import Path
+
+import structlog
+
+from gateway.errors import StartupError
+
+DESCRIPTORS_MIN = 256
+DESCRIPTORS_ADVISED = 4096
+LOCK_NAME = "lock"
+_ORPHANS_GONE_SECONDS = 10.0
+
+_log = structlog.get_logger("forebay.serve")
+
+
+def raise_descriptor_limit() -> None:
+    """Take all file descriptors that the hard limit allows: every connection and every open block needs one.
+
+    Raises StartupError when even that is too little to work with.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard == resource.RLIM_INFINITY or hard >= DESCRIPTORS_ADVISED:
+        return
+    message = f"the limit of open files is {hard}; raise it (ulimit -n, LimitNOFILE=) to {DESCRIPTORS_ADVISED} or more"
+    if hard < DESCRIPTORS_MIN:
+        raise StartupError(message)
+    _log.warning(message)
+
+
+def prepare_directory(directory: Path) -> None:
+    """Make the cache directory, readable by nobody else.
+
+    A directory that others made and that holds their files keeps its mode: it may be anything, /tmp included.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if directory.stat().st_mode & 0o077:
+            _close_to_others(directory)
+    except OSError as error:
+        raise StartupError(f"cache.directory {directory}: {error.strerror}") from error
+
+
+def _close_to_others(directory: Path) -> None:
+    names = set(os.listdir(directory)) - {"lost+found"}
+    mine = directory.stat().st_uid == os.geteuid()
+    if mine and (not names or LOCK_NAME in names):
+        directory.chmod(0o700)
+    else:
+        _log.warning(
+            "cache.directory can be entered by other users; what is cached in it is theirs to find",
+            directory=str(directory),
+        )
+
+
+def lock_directory(directory: Path) -> int:
+    """Lock the directory for this gateway and return the lock's descriptor, to be inherited by all its processes.
+
+    The lock ends with the last process that holds the descriptor. When the recorded supervisor is gone its children are
+    about to go, which is waited for. Raises StartupError when another gateway runs here.
+    """
+    try:
+        descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StartupError(f"cache.directory {directory}: {error.strerror}") from error
+    try:
+        _acquire(descriptor, directory)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+    except BaseException as error:
+        os.close(descriptor)
+        if isinstance(error, OSError):
+            raise StartupError(f"cache.directory {directory}: {error.strerror}") from error
+        raise
+    return descriptor
+
+
+def _acquire(descriptor: int, directory: Path) -> None:
+    deadline = time.monotonic() + _ORPHANS_GONE_SECONDS
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = _holder(descriptor)
+            if _is_alive(holder) or time.monotonic() > deadline:
+                raise StartupError(
+                    f"another forebay serve (process {holder}) uses cache.directory {directory}; stop it, or give this "
+                    "one a directory of its own"
+                ) from None
+        time.sleep(0.02)
+
+
+def _holder(descriptor: int) -> int:
+    text = os.pread(descriptor, 32, 0).strip()
+    return int(text) if text.isdigit() else 0
+
+
+def _is_alive(process_id: int) -> bool:
+    """Also true for 0: a holder that has not written its number yet is starting now."""
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,217 @@
+"""The supervisor: opens the ports, keeps the processes, and ends them in good order.
+
+Workers stop first, each when its requests in flight are answered or the grace time is over; the background process
+goes last, so that health and metrics can be asked until the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from socket import socket
+
+import structlog
+
+from gateway import __version__, metric_kinds
+from gateway.config import Settings
+from gateway.config_checks import own_address_problem
+from gateway.control.state import GatewayState
+from gateway.errors import StartupError
+from gateway.serve import listeners
+from gateway.serve.child import BACKGROUND
+from gateway.serve.child_process import ChildSpec
+from gateway.serve.handover import Handover
+from gateway.serve.keeper import Keeper
+from gateway.serve.metrics_directory import make_metrics_directory, remove_metrics_directory
+from gateway.serve.preparation import lock_directory, prepare_directory, raise_descriptor_limit
+
+CHILD_MODULE = "gateway.serve.child"
+_BEYOND_GRACE_SECONDS = 5.0
+_log = structlog.get_logger("forebay.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What was opened before any child is started."""
+
+    handover: Handover
+    s3_listeners: list[socket]
+    admin_listeners: list[socket]
+    lock: int
+    state: GatewayState
+
+
+def serve(settings: Settings, child_module: str = CHILD_MODULE) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code. Raises StartupError or ConfigError when it cannot start."""
+    with ExitStack() as undo:
+        ground = _prepare(settings, undo)
+        return asyncio.run(_Supervisor(ground, child_module).run())
+
+
+def _prepare(settings: Settings, undo: ExitStack) -> Ground:
+    raise_descriptor_limit()
+    directory = settings.cache.directory
+    prepare_directory(directory)
+    lock = lock_directory(directory)
+    undo.callback(os.close, lock)
+    s3 = listeners.open_listeners("server", settings.server.host, settings.server.port)
+    undo.callback(listeners.close_all, s3)
+    admin = listeners.open_listeners("admin", settings.admin.host, settings.admin.port)
+    undo.callback(listeners.close_all, admin)
+    settings = _with_ports(settings, listeners.port_of(s3), listeners.port_of(admin))
+    metrics_directory = make_metrics_directory(directory, settings.server.workers + 2)
+    undo.callback(remove_metrics_directory, metrics_directory)
+    metric_kinds.share(metrics_directory, "supervisor")
+    undo.callback(metric_kinds.unshare)
+    handover = Handover(settings, secrets.token_hex(8), metrics_directory)
+    return Ground(handover, s3, admin, lock, _first_state(handover))
+
+
+def _with_ports(settings: Settings, s3_port: int, admin_port: int) -> Settings:
+    """Port 0 replaced by what was picked. Only now can every origin be told from this gateway itself."""
+    settings = settings.model_copy(
+        update={
+            "server": settings.server.model_copy(update={"port": s3_port}),
+            "admin": settings.admin.model_copy(update={"port": admin_port}),
+        }
+    )
+    problem = own_address_problem(settings, os.environ)
+    if problem:
+        raise problem
+    return settings
+
+
+def _first_state(handover: Handover) -> GatewayState:
+    server, admin = handover.settings.server, handover.settings.admin
+    return GatewayState(
+        version=__version__,
+        instance_id=handover.instance_id,
+        process_id=os.getpid(),
+        started_at=time.time(),
+        s3_url=listeners.url("https" if server.certificate_file else "http", server.host, server.port),
+        admin_url=listeners.url("http", admin.host, admin.port),
+        directory=str(handover.settings.cache.directory),
+        draining=False,
+        processes=(),
+    )
+
+
+class _Supervisor:
+    def __init__(self, ground: Ground, child_module: str) -> None:
+        self._ground = ground
+        self._draining = False
+        self._signals = 0
+        self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+        s3, admin = (tuple(one.fileno() for one in group) for group in (ground.s3_listeners, ground.admin_listeners))
+        names = [f"worker{i}" for i in range(ground.handover.settings.server.workers)]
+        self._workers = [self._keeper(ChildSpec(name, s3, (ground.lock,), child_module)) for name in names]
+        self._background = self._keeper(ChildSpec(BACKGROUND, admin, (ground.lock,), child_module))
+
+    def _keeper(self, spec: ChildSpec) -> Keeper:
+        line = self._ground.handover.to_line()
+
+        def orders() -> bytes:
+            return line + self._state().to_line() if spec.name == BACKGROUND else line
+
+        return Keeper(spec, orders, self._ground.handover.metrics_directory, self._publish)
+
+    @property
+    def _keepers(self) -> list[Keeper]:
+        return [*self._workers, self._background]
+
+    def _state(self) -> GatewayState:
+        return replace(
+            self._ground.state, draining=self._draining, processes=tuple(keeper.state for keeper in self._keepers)
+        )
+
+    def _publish(self) -> None:
+        self._background.tell(self._state().to_line())
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            if not await self._start_all():
+                return 0
+            self._announce()
+            keeping = [asyncio.create_task(keeper.keep()) for keeper in self._keepers]
+            await self._until_stopped(keeping)
+            return await self._drain(keeping[:-1], keeping[-1])
+        except BaseException:
+            await self._abandon()
+            raise
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        (self._stop if self._signals == 1 else self._force).set()
+
+    async def _start_all(self) -> bool:
+        """All children ready: true. Stopped while starting: false. Raises StartupError when one fails."""
+        starting = asyncio.gather(*(keeper.start() for keeper in self._keepers))
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                return True
+        except OSError as error:
+            raise StartupError(f"no process can be started: {error.strerror}") from error
+        finally:
+            stopping.cancel()
+        starting.cancel()
+        await asyncio.wait((starting,))
+        await self._abandon()
+        return False
+
+    def _announce(self) -> None:
+        state = self._state()
+        sys.stdout.write(f"forebay: S3 on {state.s3_url}, admin on {state.admin_url}\n")
+        sys.stdout.flush()
+        _log.info("ready", s3_url=state.s3_url, admin_url=state.admin_url, workers=len(self._workers))
+
+    async def _until_stopped(self, keeping: list[asyncio.Task[None]]) -> None:
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((stopping, *keeping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        for task in keeping:
+            if task.done():
+                task.result()  # a keeper that fails leaves its child unkept: the gateway must not go on
+
+    async def _drain(self, workers: list[asyncio.Task[None]], background: asyncio.Task[None]) -> int:
+        grace_seconds = self._ground.handover.settings.server.shutdown_grace_seconds
+        _log.info("stopping", grace_seconds=grace_seconds)
+        self._draining = True
+        self._publish()
+        listeners.close_all(self._ground.s3_listeners)
+        for keeper in self._workers:
+            keeper.stop()
+        forced = await self._all_ended(workers, grace_seconds + _BEYOND_GRACE_SECONDS)
+        self._background.stop()
+        forced |= await self._all_ended([background], 2 * _BEYOND_GRACE_SECONDS)
+        for keeper in self._keepers:
+            keeper.stop(signal.SIGKILL)
+        await asyncio.gather(*workers, background)
+        _log.info("stopped", forced=forced)
+        return 1 if self._force.is_set() else 0
+
+    async def _all_ended(self, keeping: list[asyncio.Task[None]], timeout_seconds: float) -> bool:
+        """Wait for the children's end, the time-out, or a second signal. Whether any child is left."""
+        forcing = asyncio.create_task(self._force.wait())
+        ending = asyncio.gather(*keeping)
+        await asyncio.wait((ending, forcing), timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+        forcing.cancel()
+        return not ending.done()
+
+    async def _abandon(self) -> None:
+        """Kill what was started: nothing has been promised to anybody."""
+        for keeper in self._keepers:
+            keeper.stop(signal.SIGKILL)
+        await asyncio.gather(*(keeper.gone() for keeper in self._keepers))
