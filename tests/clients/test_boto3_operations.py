@@ -1,0 +1,160 @@
+"""The rest of what boto3 users call: multipart by hand, copies, deletes, listings, buckets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.clients.boto import described, read
+from tests.clients.content import MIB, ODD_KEYS, random_bytes
+
+pytestmark = pytest.mark.clients
+
+
+def test_an_aborted_upload_leaves_nothing(through: Any, direct: Any, bucket: str) -> None:
+    """After AbortMultipartUpload the origin has neither upload, nor parts, nor object."""
+    upload = through.create_multipart_upload(Bucket=bucket, Key="object")["UploadId"]
+    through.upload_part(Bucket=bucket, Key="object", UploadId=upload, PartNumber=1, Body=random_bytes(5 * MIB))
+    assert [part["PartNumber"] for part in _parts(through, bucket, upload)] == [1]
+    assert [one["UploadId"] for one in direct.list_multipart_uploads(Bucket=bucket)["Uploads"]] == [upload]
+    through.abort_multipart_upload(Bucket=bucket, Key="object", UploadId=upload)
+    assert not direct.list_multipart_uploads(Bucket=bucket).get("Uploads")
+    assert "Contents" not in direct.list_objects_v2(Bucket=bucket)
+    with pytest.raises(through.exceptions.ClientError, match="NoSuchUpload"):
+        _parts(through, bucket, upload)
+
+
+def _parts(client: Any, bucket: str, upload: str) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = client.list_parts(Bucket=bucket, Key="object", UploadId=upload).get("Parts", [])
+    return parts
+
+
+def test_parts_may_come_in_any_order_and_be_replaced(through: Any, direct: Any, bucket: str) -> None:
+    """Parts 3, 1, 2, and 1 once more: the object is the last of each number, in number order."""
+    upload = through.create_multipart_upload(Bucket=bucket, Key="object")["UploadId"]
+    content: dict[int, bytes] = {}
+    etags: dict[int, str] = {}
+    for seed, number in enumerate((3, 1, 2, 1)):
+        content[number] = random_bytes(5 * MIB, seed=seed)
+        answer = through.upload_part(
+            Bucket=bucket, Key="object", UploadId=upload, PartNumber=number, Body=content[number]
+        )
+        etags[number] = answer["ETag"]
+    through.complete_multipart_upload(
+        Bucket=bucket,
+        Key="object",
+        UploadId=upload,
+        MultipartUpload={"Parts": [{"PartNumber": number, "ETag": etags[number]} for number in sorted(etags)]},
+    )
+    expected = b"".join(content[number] for number in sorted(content))
+    assert read(direct, bucket, "object") == expected == read(through, bucket, "object")
+
+
+@pytest.mark.parametrize("key", ODD_KEYS, ids=[repr(key[:20]) for key in ODD_KEYS])
+def test_copy_from_and_to_odd_keys(key: str, through: Any, direct: Any, bucket: str) -> None:
+    """CopyObject reads the source that its header names and is visible at once under the new key."""
+    direct.put_object(Bucket=bucket, Key=key, Body=key.encode())
+    through.copy_object(Bucket=bucket, Key="copy", CopySource={"Bucket": bucket, "Key": key})
+    assert read(through, bucket, "copy") == key.encode() == read(direct, bucket, "copy")
+    through.copy_object(Bucket=bucket, Key=key + "2" if len(key) < 512 else "long", CopySource=f"{bucket}/copy")
+
+
+def test_a_copy_over_a_cached_object_is_seen_at_once(through: Any, direct: Any, bucket: str) -> None:
+    """The target's cached bytes are those of the copy from the moment it is answered."""
+    for name in ("one", "two"):
+        direct.put_object(Bucket=bucket, Key=name, Body=name.encode() * 1000)
+        assert read(through, bucket, name) == name.encode() * 1000
+    through.copy_object(Bucket=bucket, Key="one", CopySource={"Bucket": bucket, "Key": "two"})
+    assert read(through, bucket, "one") == b"two" * 1000
+
+
+def test_copying_parts(through: Any, direct: Any, bucket: str) -> None:
+    """UploadPartCopy with and without a range builds the object that the origin would build."""
+    source = random_bytes(11 * MIB)
+    direct.put_object(Bucket=bucket, Key="source", Body=source)
+    upload = through.create_multipart_upload(Bucket=bucket, Key="object")["UploadId"]
+    parts = []
+    for number, byte_range in ((1, f"bytes=0-{5 * MIB - 1}"), (2, f"bytes={5 * MIB}-{11 * MIB - 1}")):
+        answer = through.upload_part_copy(
+            Bucket=bucket,
+            Key="object",
+            UploadId=upload,
+            PartNumber=number,
+            CopySource={"Bucket": bucket, "Key": "source"},
+            CopySourceRange=byte_range,
+        )
+        parts.append({"PartNumber": number, "ETag": answer["CopyPartResult"]["ETag"]})
+    through.complete_multipart_upload(Bucket=bucket, Key="object", UploadId=upload, MultipartUpload={"Parts": parts})
+    assert read(direct, bucket, "object") == source == read(through, bucket, "object")
+
+
+def test_delete_objects_removes_exactly_the_named_ones(through: Any, direct: Any, bucket: str) -> None:
+    """Every odd key of one DeleteObjects request goes, and its cached bytes with it; the others stay."""
+    for key in [*ODD_KEYS, "stays"]:
+        direct.put_object(Bucket=bucket, Key=key, Body=b"x")
+        assert read(through, bucket, key) == b"x"
+    answer = through.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": key} for key in ODD_KEYS]})
+    assert {one["Key"] for one in answer["Deleted"]} == set(ODD_KEYS)
+    assert [one["Key"] for one in direct.list_objects_v2(Bucket=bucket)["Contents"]] == ["stays"]
+    for key in ODD_KEYS:
+        with pytest.raises(through.exceptions.NoSuchKey):
+            through.get_object(Bucket=bucket, Key=key)
+
+
+@pytest.mark.parametrize("operation", ["list_objects_v2", "list_objects"])
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"Prefix": "x"}, {"Delimiter": "/"}, {"Prefix": "a/", "Delimiter": "/"}, {"EncodingType": "url"}],
+    ids=str,
+)
+def test_paginators_list_what_a_direct_client_lists(
+    operation: str, arguments: dict[str, str], through: Any, direct: Any, bucket: str
+) -> None:
+    """Page by page, every key, prefix, size and ETag of the origin, odd keys included."""
+    for key in ODD_KEYS:
+        direct.put_object(Bucket=bucket, Key=key, Body=key.encode())
+
+    def listing(client: Any) -> list[tuple[list[Any], list[Any]]]:
+        pages = client.get_paginator(operation).paginate(Bucket=bucket, PaginationConfig={"PageSize": 4}, **arguments)
+        return [(page.get("Contents", []), page.get("CommonPrefixes", [])) for page in pages]
+
+    assert listing(through) == listing(direct)
+
+
+def test_buckets(through: Any, direct: Any, bucket: str) -> None:
+    """ListBuckets, HeadBucket and GetBucketLocation answer as the origin does; a new bucket exists there."""
+    through.create_bucket(Bucket=bucket + "-new")
+    names = {one["Name"] for one in direct.list_buckets()["Buckets"]}
+    assert {one["Name"] for one in through.list_buckets()["Buckets"]} == names
+    assert bucket + "-new" in names
+    through.head_bucket(Bucket=bucket)
+    assert described(through.get_bucket_location(Bucket=bucket)) == described(direct.get_bucket_location(Bucket=bucket))
+    through.delete_bucket(Bucket=bucket + "-new")
+    with pytest.raises(direct.exceptions.ClientError):
+        direct.head_bucket(Bucket=bucket + "-new")
+
+
+def test_what_the_gateway_does_not_handle_itself_is_forwarded(through: Any, direct: Any, bucket: str) -> None:
+    """Tags, bucket policy and versioning set through the gateway are those that the origin shows."""
+    through.put_object(Bucket=bucket, Key="object", Body=b"x")
+    tags = [{"Key": "team", "Value": "vision / speech"}]
+    through.put_object_tagging(Bucket=bucket, Key="object", Tagging={"TagSet": tags})
+    assert direct.get_object_tagging(Bucket=bucket, Key="object")["TagSet"] == tags
+    assert through.get_object_tagging(Bucket=bucket, Key="object")["TagSet"] == tags
+    through.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    assert direct.get_bucket_versioning(Bucket=bucket)["Status"] == "Enabled"
+
+
+def test_old_versions_are_read_from_the_origin(through: Any, direct: Any, bucket: str) -> None:
+    """GetObject with a version id gives that version's bytes, not the cached current ones."""
+    direct.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    versions = {
+        content: through.put_object(Bucket=bucket, Key="object", Body=content)["VersionId"]
+        for content in (b"first", b"second")
+    }
+    assert read(through, bucket, "object") == b"second"
+    for content, version in versions.items():
+        assert read(through, bucket, "object", VersionId=version) == content
+    listed = {one["VersionId"] for one in through.list_object_versions(Bucket=bucket)["Versions"]}
+    assert listed == set(versions.values())
