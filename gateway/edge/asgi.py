@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -20,6 +20,7 @@ from gateway.edge.authentication import Authenticator
 from gateway.edge.authorisation import authorise
 from gateway.edge.body import AsgiRequestBody, Receive
 from gateway.edge.failures import reply_to
+from gateway.edge.foreign_services import foreign_service_reply
 from gateway.edge.replies import send_reply
 from gateway.errors import ClientDisconnected
 from gateway.operations.dispatch import perform
@@ -40,14 +41,28 @@ BROKEN_OFF = "broken-off"
 _log = structlog.get_logger("forebay.requests")
 
 
-class RequestObserver:
-    """What happens to requests, for metrics; the base class ignores it."""
+class RequestObserver(Protocol):
+    """What happens to requests, for metrics."""
 
     def began(self) -> None:
         """A request head has arrived."""
 
-    def ended(self, operation: str, status: str, cache: str | None, seconds: float, sent_bytes: int) -> None:
-        """It is over. `status` is the HTTP status, CLIENT_LEFT or BROKEN_OFF."""
+    def ended(
+        self, operation: str, status: str, cache: str | None, seconds: float, sent_bytes: int, received_bytes: int
+    ) -> None:
+        """It is over. `status` is the HTTP status, CLIENT_LEFT or BROKEN_OFF; bytes are those of the bodies."""
+
+
+class SilentRequestObserver:
+    """Counts nothing."""
+
+    def began(self) -> None:
+        return
+
+    def ended(
+        self, operation: str, status: str, cache: str | None, seconds: float, sent_bytes: int, received_bytes: int
+    ) -> None:
+        return
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +88,22 @@ class S3App:
         except ClientDisconnected:
             visit.status = CLIENT_LEFT
         finally:
-            seconds = time.perf_counter() - visit.started
-            self.observer.ended(visit.operation, visit.status, visit.cache, seconds, visit.sent_bytes)
-            _log.debug(
-                "request",
-                request_id=visit.request_id,
-                operation=visit.operation,
-                status=visit.status,
-                cache=visit.cache,
-                seconds=round(seconds, 6),
-                sent_bytes=visit.sent_bytes,
-            )
+            self._report(visit)
+
+    def _report(self, visit: _Visit) -> None:
+        seconds = time.perf_counter() - visit.started
+        received_bytes = visit.body.received_bytes if visit.body is not None else 0
+        self.observer.ended(visit.operation, visit.status, visit.cache, seconds, visit.sent_bytes, received_bytes)
+        _log.debug(
+            "request",
+            request_id=visit.request_id,
+            operation=visit.operation,
+            status=visit.status,
+            cache=visit.cache,
+            seconds=round(seconds, 6),
+            sent_bytes=visit.sent_bytes,
+            received_bytes=received_bytes,
+        )
 
     async def _answer(self, visit: _Visit, receive: Receive, send: Send) -> None:
         try:
@@ -113,25 +133,14 @@ class S3App:
         )
         visit.body = AsgiRequestBody(receive, request.headers)
         visit.operation = request.operation.value
-        self._refuse_foreign(request)
-        caller = self.authenticator.authenticate(request)
-        authorise(request, caller.grant, self.services.slots)
-        return await perform(
-            Exchange(self.services, request, visit.body, caller.grant, caller.seed, caller.anonymous)
-        )
-
-    def _refuse_foreign(self, request: S3Request) -> None:
         if self.instance_id in request.headers.get(HOP_HEADER, ""):
-            raise s3_error(
-                "LoopDetected", "This request has been through this gateway before: its origin leads back to itself."
-            )
+            raise s3_error("LoopDetected")
         service = another_service(request)
         if service is not None:
-            raise s3_error(
-                "InvalidRequest",
-                f"This request is meant for {service}, and this is an S3 gateway. AWS_ENDPOINT_URL moves every AWS "
-                "service: set AWS_ENDPOINT_URL_S3 instead.",
-            )
+            return foreign_service_reply(request, service)
+        caller = self.authenticator.authenticate(request)
+        authorise(request, caller.grant, self.services.slots)
+        return await perform(Exchange(self.services, request, visit.body, caller.grant, caller.seed, caller.anonymous))
 
 
 class _Visit:

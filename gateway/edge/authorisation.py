@@ -44,8 +44,9 @@ def _refusal_of_sources(request: S3Request, grant: Grant) -> str | None:
         return None
     copied = request.headers.get("x-amz-copy-source")
     if copied is not None:
-        source = parse_copy_source(copied).key
-        if not grant.covers(source.bucket, source.key):
+        # Servers disagree on whether `+` stands for a space here: both readings must be allowed.
+        sources = [parse_copy_source(text).key for text in {copied, copied.replace("+", "%2B")}]
+        if not all(grant.covers(source.bucket, source.key) for source in sources):
             return "The credential does not cover the copy source."
     if "x-amz-rename-source" in request.headers and not grant.covers(request.bucket or "", ""):
         return "RenameObject needs a credential that covers the whole bucket."

@@ -20,6 +20,7 @@ class AsgiRequestBody:
         if self._length_bytes is None and "transfer-encoding" not in headers:
             self._length_bytes = 0
         self._complete = self._length_bytes == 0
+        self.received_bytes = 0
 
     @property
     def length_bytes(self) -> int | None:
@@ -38,5 +39,6 @@ class AsgiRequestBody:
             self._complete = not message.get("more_body", False)
             body: bytes = message.get("body", b"")
             if body:
+                self.received_bytes += len(body)
                 return body
         return b""

@@ -86,7 +86,8 @@ class OriginKeyring:
     def _not_ours(self, access_key_id: str, session_token: str | None) -> S3Error:
         if not list(self._pairs.known()):
             return unknown_key(
-                access_key_id, "The gateway has found no credentials for its origin, and no [[credentials]] are configured."
+                access_key_id,
+                "The gateway has found no credentials for its origin, and no [[credentials]] are configured.",
             )
         if session_token is not None:
             return unknown_key(

@@ -18,9 +18,7 @@ READ_SIZE_BYTES = 1024**2
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-async def send_reply(
-    reply: Reply, scope: MutableMapping[str, Any], send: Send, *, request_id: str, close: bool
-) -> int:
+async def send_reply(reply: Reply, scope: MutableMapping[str, Any], send: Send, *, request_id: str, close: bool) -> int:
     """Send the whole answer; returns the number of body bytes sent. The caller closes the reply."""
     headers = _head(reply, request_id, close=close)
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+from collections.abc import Iterable, Sequence
+
+from gateway.errors import OriginBodyError
 from gateway.objects import ObjectKey
 from gateway.operations.exchange import Exchange
+from gateway.operations.headers import towards_client, towards_origin, without
 from gateway.operations.passthrough import forward_write, onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document
 from gateway.operations.reply import Reply
 from gateway.policy.access import refusal_of_write
-from gateway.s3.requests import Operation
-from gateway.s3.xml import DeleteError, delete_request_document, insert_delete_errors, parse_delete
-
-DELETE_SIZE_BYTES_MAX = 8 * 1024**2
-"""1,000 keys of 1,024 bytes, each character escaped, with version ids and conditions, stay below it."""
+from gateway.s3.xml import (
+    DELETE_SIZE_BYTES_MAX,
+    DeleteError,
+    DeleteRequest,
+    delete_request_document,
+    document,
+    insert_delete_errors,
+    parse_delete,
+)
 
 RESULT_SIZE_BYTES_MAX = 8 * 1024**2
 
@@ -24,12 +34,61 @@ async def delete_object(exchange: Exchange) -> Reply:
 
 async def delete_objects(exchange: Exchange) -> Reply:
     """Delete up to 1,000 objects; keys outside the caller's rights come back as AccessDenied, the others go."""
-    document = await receive_document(exchange, DELETE_SIZE_BYTES_MAX)
-    asked = parse_delete(document)
-    refused = _refused(exchange, [entry.key for entry in asked.objects])
+    body = await receive_document(exchange, DELETE_SIZE_BYTES_MAX)
+    asked = parse_delete(body)
+    refused = _refused(exchange, asked)
     if not refused:
-        return await _delete(exchange, document, [entry.key for entry in asked.objects])
-    allowed = [entry for entry in asked.objects if entry.key not in refused]
-    errors = [DeleteError(entry.key, entry.version_id, "AccessDenied", refused[entry.key])
-              for entry in asked.objects if entry.key in refused]
-    ...
+        reply = await _send(exchange, Payload(body))
+        await _forget(exchange, (entry.key for entry in asked.objects))
+        return reply
+    kept = [entry for entry in asked.objects if entry.key not in {error.key for error in refused}]
+    if not kept:
+        return Reply(
+            200, [("content-type", "application/xml")], insert_delete_errors(document("DeleteResult", ""), refused)
+        )
+    reply = await _delete_some(exchange, DeleteRequest(kept, asked.quiet), refused)
+    await _forget(exchange, (entry.key for entry in kept))
+    return reply
+
+
+def _refused(exchange: Exchange, asked: DeleteRequest) -> list[DeleteError]:
+    bucket = exchange.request.bucket or ""
+    refused = []
+    for entry in asked.objects:
+        reason = refusal_of_write(exchange.grant, exchange.services.slots, bucket, entry.key)
+        if reason is not None:
+            refused.append(DeleteError(entry.key, entry.version_id, "AccessDenied", f"Access Denied. {reason}"))
+    return refused
+
+
+async def _send(exchange: Exchange, payload: Payload) -> Reply:
+    response = await exchange.services.origin.send(onward_request(exchange, payload))
+    return streamed_reply(response, head_only=False)
+
+
+async def _delete_some(exchange: Exchange, allowed: DeleteRequest, refused: Sequence[DeleteError]) -> Reply:
+    """Send the allowed part of the request, and answer for the rest. Its digests are not the client's any more."""
+    headers = {
+        name: value
+        for name, value in towards_origin(exchange.request.headers).items()
+        if name != "content-md5" and not name.startswith(("x-amz-checksum-", "x-amz-sdk-checksum-"))
+    }
+    body = delete_request_document(allowed)
+    digest = hashlib.md5(body, usedforsecurity=False).digest()
+    headers["content-md5"] = base64.b64encode(digest).decode()
+    response = await exchange.services.origin.send(onward_request(exchange, Payload(body), headers=headers))
+    if response.status != 200:
+        return streamed_reply(response, head_only=False)
+    async with response:
+        result = await response.read(RESULT_SIZE_BYTES_MAX)
+    try:
+        merged = insert_delete_errors(result, refused)
+    except ValueError:
+        raise OriginBodyError("the origin's answer to DeleteObjects is no DeleteResult") from None
+    return Reply(200, without(towards_client(response.headers), "content-length"), merged, "forwarded")
+
+
+async def _forget(exchange: Exchange, keys: Iterable[str]) -> None:
+    bucket = exchange.request.bucket or ""
+    for key in keys:
+        await exchange.services.blocks.invalidate(ObjectKey(bucket, key))

@@ -57,7 +57,7 @@ async def get_object(exchange: Exchange) -> Reply:
     overrides = _response_overrides(exchange)
     if _needs_the_origin(exchange.request):
         return await forward(exchange, cache="bypass")
-    headers = {name: value for name, value in exchange.request.headers.items() if name in _SENT_TO_THE_ORIGIN}
+    headers = _judged_by_the_origin(exchange.request)
     for _ in range(VERSION_RACES_MAX):
         try:
             head = await exchange.services.catalog.current(
@@ -74,6 +74,13 @@ async def get_object(exchange: Exchange) -> Reply:
             if answer.status != 412:
                 raise
     return await forward(exchange, cache="bypass")
+
+
+def _judged_by_the_origin(request: S3Request) -> dict[str, str]:
+    """The headers among `_SENT_TO_THE_ORIGIN`; presigning moves them into the query."""
+    found = {name: value or "" for name, value in request.query if name in _SENT_TO_THE_ORIGIN}
+    found.update((name, value) for name, value in request.headers.items() if name in _SENT_TO_THE_ORIGIN)
+    return found
 
 
 def _needs_the_origin(request: S3Request) -> bool:
@@ -116,9 +123,7 @@ def _asked_range(request: S3Request, head: ObjectHead) -> ByteRange | None:
     return parse_range(request.headers.get("range"), head.version.size_bytes)
 
 
-def _reply_headers(
-    head: ObjectHead, asked: ByteRange | None, overrides: Mapping[str, str]
-) -> list[tuple[str, str]]:
+def _reply_headers(head: ObjectHead, asked: ByteRange | None, overrides: Mapping[str, str]) -> list[tuple[str, str]]:
     """The headers of HeadObject, with the lengths of what is sent and the overrides that the caller asked for.
 
     A checksum of the whole object never goes with a part of it: clients would check it against the bytes they got.
@@ -140,7 +145,5 @@ def _response_overrides(exchange: Exchange) -> dict[str, str]:
     query = exchange.request.query
     overrides = {_OVERRIDES[name]: value or "" for name, value in query if name in _OVERRIDES}
     if overrides and exchange.anonymous:
-        raise s3_error(
-            "InvalidRequest", "Request specific response headers cannot be used for anonymous GET requests."
-        )
+        raise s3_error("InvalidRequest", "Request specific response headers cannot be used for anonymous GET requests.")
     return overrides

@@ -19,11 +19,13 @@ from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document
 from gateway.operations.reply import Reply
 from gateway.origin.client import OriginRequest, OriginResponse, StreamedBody
-from gateway.s3.etags import multipart_etag, quote
-from gateway.s3.xml import CompletedPart, complete_multipart_upload_result, parse_complete_multipart_upload
-
-COMPLETE_SIZE_BYTES_MAX = 8 * 1024**2
-"""10,000 parts with the longest checksums stay below half of it."""
+from gateway.s3.etags import multipart_etag
+from gateway.s3.xml import (
+    COMPLETE_SIZE_BYTES_MAX,
+    CompletedPart,
+    complete_multipart_upload_result,
+    parse_complete_multipart_upload,
+)
 
 RESULT_SIZE_BYTES_MAX = 64 * 1024
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from gateway.operations.exchange import Exchange
 from gateway.operations.request_body import RequestBody
 from gateway.origin.client import UNSIGNED_PAYLOAD, StreamedBody
-from gateway.s3.aws_chunked import AwsChunkedDecoder, PayloadMode, payload_mode
+from gateway.s3.aws_chunked import AwsChunkedDecoder
 from gateway.s3.checksums import BodyVerifier
 from gateway.s3.error_codes import s3_error
+from gateway.s3.payload_mode import PayloadMode, payload_mode
 from gateway.s3.requests import Operation, S3Request
 
 BUFFERED_SIZE_BYTES_MAX = 256 * 1024
@@ -57,7 +58,9 @@ class _Incoming:
         request = exchange.request
         self._body: RequestBody = exchange.body
         self._mode = _mode_of(request)
-        self._verifier = BodyVerifier(request.headers, self._mode)
+        # The checksum headers of CompleteMultipartUpload are about the object, not about the request's body.
+        of_body = request.operation is not Operation.COMPLETE_MULTIPART_UPLOAD
+        self._verifier = BodyVerifier(request.headers, self._mode, of_body=of_body)
         self._decoder: AwsChunkedDecoder | None = None
         self.length_bytes = exchange.body.length_bytes
         self.trailers: dict[str, str] = {}
@@ -129,7 +132,7 @@ class _Incoming:
 def _mode_of(request: S3Request) -> PayloadMode:
     """What `x-amz-content-sha256` says of the body; presigned requests may say it in the query, or not at all."""
     value = request.parameter("X-Amz-Content-Sha256") or request.headers.get("x-amz-content-sha256")
-    return payload_mode(value or UNSIGNED_PAYLOAD)
+    return payload_mode(value)
 
 
 def _stores_an_object(request: S3Request) -> bool:

@@ -26,6 +26,15 @@ class Answer:
     complete: bool
 
 
+class _Signer(S3SigV4Auth):  # type: ignore[misc]
+    """Signs the payload hash that the headers give, right or wrong, instead of computing it."""
+
+    given_hash: str | None = None
+
+    def payload(self, request: AWSRequest) -> str:
+        return self.given_hash or str(super().payload(request))
+
+
 def signed_headers(
     method: str,
     target: str,
@@ -38,7 +47,9 @@ def signed_headers(
 ) -> dict[str, str]:
     """The headers as botocore signs them; it is the reference that the gateway is held against."""
     request = AWSRequest(method, f"http://{HOST}{target}", dict(headers), body)
-    S3SigV4Auth(Credentials(access_key_id, secret_access_key, session_token), "s3", "us-east-1").add_auth(request)
+    signer = _Signer(Credentials(access_key_id, secret_access_key, session_token), "s3", "us-east-1")
+    signer.given_hash = headers.get("x-amz-content-sha256")
+    signer.add_auth(request)
     return {**dict(request.headers.items()), "Host": HOST}
 
 

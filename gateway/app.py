@@ -1,0 +1,108 @@
+"""Composition root: builds one S3 worker's parts from the settings, and takes them down again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from gateway.blocks.cache import BlockCache
+from gateway.blocks.settings import BlockSettings
+from gateway.clock import Clock, SystemClock
+from gateway.config import Settings
+from gateway.edge.asgi import S3App
+from gateway.edge.authentication import Authenticator
+from gateway.edge.keyring import ConfiguredKeyring, Key, Keyring, OriginKeyring
+from gateway.metadata.catalog import Catalog
+from gateway.metrics import WorkerMetrics
+from gateway.operations.exchange import Services
+from gateway.origin.credentials import ChainCredentials, KeyPair, OriginCredentials, StaticCredentials
+from gateway.origin.s3 import S3Origin
+from gateway.origin.settings import OriginSettings
+from gateway.policy.grants import Grant
+from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Slot, Slots
+
+
+@asynccontextmanager
+async def s3_application(settings: Settings, *, worker: int, instance_id: str) -> AsyncIterator[S3App]:
+    """The S3 port's application of worker slot `worker`, with everything behind it.
+
+    `instance_id` is the same in all workers of one `forebay serve`. Works with the origin away: nothing is asked of it.
+    """
+    clock = SystemClock()
+    metrics = WorkerMetrics()
+    async with AsyncExitStack() as stack:
+        credentials = _origin_credentials(settings, clock)
+        await credentials.start()
+        stack.push_async_callback(credentials.aclose)
+        origin = S3Origin(
+            _origin_settings(settings),
+            credentials,
+            clock,
+            instance_id=instance_id,
+            on_attempt=metrics.origin_attempt,
+        )
+        stack.push_async_callback(origin.aclose)
+        blocks = await BlockCache.open(
+            _block_settings(settings), origin, worker=worker, clock=clock, observer=metrics.cache
+        )
+        stack.push_async_callback(blocks.close)
+        services = Services(origin, Catalog(origin), blocks, _slots(settings))
+        authenticator = Authenticator(
+            _keyring(settings, credentials),
+            clock,
+            allow_unsigned=settings.server.allow_unsigned,
+            allow_signature_v2=settings.server.allow_signature_v2,
+        )
+        yield S3App(services, authenticator, tuple(settings.server.base_domains), instance_id, metrics.requests)
+
+
+def _origin_credentials(settings: Settings, clock: Clock) -> OriginCredentials:
+    origin = settings.origin
+    if origin.access_key_id is None or origin.secret_access_key is None:
+        return ChainCredentials(clock, profile=origin.profile)
+    token = origin.session_token.get_secret_value() if origin.session_token else None
+    return StaticCredentials(KeyPair(origin.access_key_id, origin.secret_access_key.get_secret_value(), token))
+
+
+def _origin_settings(settings: Settings) -> OriginSettings:
+    origin = settings.origin
+    return OriginSettings(
+        endpoint_url=origin.endpoint_url,
+        region=origin.region,
+        addressing_style=origin.addressing_style,
+        ca_bundle=str(origin.ca_bundle) if origin.ca_bundle else None,
+        proxy=origin.proxy.get_secret_value() if origin.proxy else None,
+        connect_timeout_seconds=origin.connect_timeout_seconds,
+        read_timeout_seconds=origin.read_timeout_seconds,
+        max_connections=origin.max_connections,
+        max_attempts=origin.max_attempts,
+    )
+
+
+def _block_settings(settings: Settings) -> BlockSettings:
+    cache = settings.cache
+    return BlockSettings(
+        directory=cache.directory / "blocks",
+        capacity_bytes=cache.capacity_bytes,
+        block_size_bytes=cache.block_size_bytes,
+        readahead_blocks=cache.readahead_blocks,
+    )
+
+
+def _keyring(settings: Settings, credentials: OriginCredentials) -> Keyring:
+    if not settings.credentials:
+        return OriginKeyring(credentials)
+    return ConfiguredKeyring(
+        Key(
+            entry.access_key_id,
+            entry.secret_access_key.get_secret_value() if entry.secret_access_key else "",
+            None,
+            Grant(tuple(map(Prefix.parse, entry.allow)), entry.operations == "read-only"),
+        )
+        for entry in settings.credentials
+    )
+
+
+def _slots(settings: Settings) -> Slots:
+    return Slots(Slot(slot.name, Prefix.parse(slot.prefix), slot.mode) for slot in settings.slots)

@@ -1,0 +1,149 @@
+"""Clauses 1, 2 and 3 of docs/semantics.md."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from gateway.origin.memory_faults import AlterHeaders, CutBody, Hold, on
+from gateway.s3.requests import Operation
+from tests.support.asgi import call
+from tests.support.gateway_app import BLOCK_SIZE_BYTES, gateway_app
+
+OLD = b"o" * (3 * BLOCK_SIZE_BYTES + 17)
+NEW = b"n" * (3 * BLOCK_SIZE_BYTES + 17)
+
+
+def test_1_1_an_object_that_changes_before_the_first_byte_is_looked_up_again(tmp_path: Path) -> None:
+    """1.1 Bytes of two versions are never mixed; a change before the first byte only costs a second look."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path) as gateway:
+            gateway.origin.put("bucket", "k", OLD)
+            held, reached = asyncio.Event(), asyncio.Event()
+            gateway.origin.inject(on(Operation.GET_OBJECT), Hold(held, reached))
+            reading = asyncio.create_task(call(gateway.app, "GET", "/bucket/k"))
+            await reached.wait()
+            etag = gateway.origin.put("bucket", "k", NEW)
+            held.set()
+            answer = await reading
+            assert (answer.status, answer.body, answer.headers["etag"]) == (200, NEW, etag)
+
+    asyncio.run(scenario())
+
+
+def test_1_1_a_change_behind_the_first_byte_ends_the_connection(tmp_path: Path) -> None:
+    """1.1 An object that changes after the first byte has left ends the connection: no mixed answer is complete."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path) as gateway:
+            size = 40 * BLOCK_SIZE_BYTES
+            gateway.origin.put("bucket", "k", b"o" * size)
+            held, reached = asyncio.Event(), asyncio.Event()
+            far = f"bytes={20 * BLOCK_SIZE_BYTES}-"
+            gateway.origin.inject(lambda seen: seen.headers.get("range", "").startswith(far), Hold(held, reached))
+            reading = asyncio.create_task(call(gateway.app, "GET", "/bucket/k"))
+            await reached.wait()
+            gateway.origin.put("bucket", "k", b"n" * size)
+            held.set()
+            answer = await reading
+            assert answer.status == 200
+            assert not answer.complete
+            assert set(answer.body) == {ord("o")}
+
+    asyncio.run(scenario())
+
+
+def test_1_3_a_short_body_of_the_origin_is_never_a_complete_answer_and_never_cached(tmp_path: Path) -> None:
+    """1.3 A body that ends early is retried or breaks the answer off; the next reader gets the right bytes."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path) as gateway:
+            gateway.origin.put("bucket", "k", OLD)
+            fault = gateway.origin.inject(on(Operation.GET_OBJECT), CutBody(1000), times=None)
+            broken = await call(gateway.app, "GET", "/bucket/k")
+            assert not broken.complete
+            assert OLD.startswith(broken.body)
+            fault.times = 0
+            whole = await call(gateway.app, "GET", "/bucket/k")
+            assert (whole.body, whole.complete) == (OLD, True)
+
+    asyncio.run(scenario())
+
+
+def test_1_3_an_answer_with_another_etag_is_refused(tmp_path: Path) -> None:
+    """1.3 A fill that comes with another ETag than asked for is not cached and not served."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path) as gateway:
+            gateway.origin.put("bucket", "k", OLD)
+            gateway.origin.inject(on(Operation.GET_OBJECT), AlterHeaders({"etag": '"another"'}), times=None)
+            answer = await call(gateway.app, "GET", "/bucket/k")
+            assert answer.status == 503
+            assert b"<Code>ServiceUnavailable</Code>" in answer.body
+
+    asyncio.run(scenario())
+
+
+def test_2_1_a_put_is_visible_when_it_is_answered(tmp_path: Path) -> None:
+    """2.1 GET, HEAD and LIST see a PUT at once, even where an older version is cached."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path) as gateway:
+            gateway.origin.put("bucket", "k", OLD)
+            await call(gateway.app, "GET", "/bucket/k")
+            stored = await call(gateway.app, "PUT", "/bucket/k", body=b"new")
+            read = await call(gateway.app, "GET", "/bucket/k")
+            head = await call(gateway.app, "HEAD", "/bucket/k")
+            listed = await call(gateway.app, "GET", "/bucket?list-type=2")
+            assert read.body == b"new"
+            assert read.headers["etag"] == head.headers["etag"] == stored.headers["etag"]
+            assert b"<Size>3</Size>" in listed.body
+
+    asyncio.run(scenario())
+
+
+def test_2_2_a_deleted_object_is_gone_though_its_blocks_were_cached(tmp_path: Path) -> None:
+    """2.2 After a DELETE has been answered nobody serves the object."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path) as gateway:
+            gateway.origin.put("bucket", "k", OLD)
+            await call(gateway.app, "GET", "/bucket/k")
+            assert (await call(gateway.app, "DELETE", "/bucket/k")).status == 204
+            gone = await call(gateway.app, "GET", "/bucket/k")
+            assert gone.status == 404
+            assert b"<Code>NoSuchKey</Code>" in gone.body
+
+    asyncio.run(scenario())
+
+
+def test_3_1_what_others_write_is_visible_at_once_and_current_bytes_come_from_here(tmp_path: Path) -> None:
+    """3.1 One HEAD per GET finds the current version; its bytes are not asked for twice."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path) as gateway:
+            gateway.origin.put("bucket", "k", OLD)
+            first = await call(gateway.app, "GET", "/bucket/k")
+            fetched = gateway.origin.count(Operation.GET_OBJECT)
+            second = await call(gateway.app, "GET", "/bucket/k")
+            assert (first.headers["x-forebay-cache"], second.headers["x-forebay-cache"]) == ("miss", "hit")
+            assert second.body == OLD
+            assert gateway.origin.count(Operation.GET_OBJECT) == fetched
+            gateway.origin.put("bucket", "k", NEW)
+            assert (await call(gateway.app, "GET", "/bucket/k")).body == NEW
+
+    asyncio.run(scenario())
+
+
+def test_3_2_absence_is_not_remembered(tmp_path: Path) -> None:
+    """3.2 An object that others create is there at the next request."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path) as gateway:
+            assert (await call(gateway.app, "HEAD", "/bucket/k")).status == 404
+            assert (await call(gateway.app, "GET", "/bucket/k")).status == 404
+            gateway.origin.put("bucket", "k", NEW)
+            assert (await call(gateway.app, "GET", "/bucket/k")).body == NEW
+
+    asyncio.run(scenario())

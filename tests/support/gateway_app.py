@@ -1,0 +1,72 @@
+"""The S3 port's application over a `MemoryOrigin`, in this process: no socket, no other process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.blocks.cache import BlockCache
+from gateway.blocks.observer import SilentObserver
+from gateway.blocks.settings import BlockSettings
+from gateway.clock import Clock, SystemClock
+from gateway.edge.asgi import S3App, SilentRequestObserver
+from gateway.edge.authentication import Authenticator
+from gateway.edge.keyring import ConfiguredKeyring, Key, Keyring
+from gateway.metadata.catalog import Catalog
+from gateway.operations.exchange import Services
+from gateway.origin.client import Origin
+from gateway.origin.memory import MemoryOrigin
+from gateway.policy.grants import EVERYTHING, Grant
+from gateway.policy.slots import Slot, Slots
+from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY
+
+BLOCK_SIZE_BYTES = 64 * 1024
+INSTANCE_ID = "feedfacefeedface"
+
+
+@dataclass(frozen=True)
+class GatewayApp:
+    """What a test needs to drive a gateway and to look behind it."""
+
+    app: S3App
+    origin: MemoryOrigin
+    blocks: BlockCache
+
+
+@asynccontextmanager
+async def gateway_app(
+    directory: Path,
+    *,
+    origin: MemoryOrigin | None = None,
+    through: Origin | None = None,
+    grant: Grant = EVERYTHING,
+    slots: Sequence[Slot] = (),
+    keyring: Keyring | None = None,
+    clock: Clock | None = None,
+    allow_unsigned: bool = False,
+    allow_signature_v2: bool = True,
+    block_size_bytes: int = BLOCK_SIZE_BYTES,
+    worker: int = 0,
+) -> AsyncIterator[GatewayApp]:
+    """A gateway with one bucket, `bucket`. `through` stands between the gateway and `origin`, where given."""
+    clock = clock or SystemClock()
+    if origin is None:
+        origin = MemoryOrigin(clock)
+        origin.create_bucket("bucket")
+    front: Origin = through or origin
+    settings = BlockSettings(directory, capacity_bytes=256 * 1024**2, block_size_bytes=block_size_bytes)
+    blocks = await BlockCache.open(settings, front, worker=worker, clock=clock, observer=SilentObserver())
+    try:
+        services = Services(front, Catalog(front), blocks, Slots(slots))
+        authenticator = Authenticator(
+            keyring or ConfiguredKeyring([Key(ACCESS_KEY_ID, SECRET_ACCESS_KEY, None, grant)]),
+            clock,
+            allow_unsigned=allow_unsigned,
+            allow_signature_v2=allow_signature_v2,
+        )
+        app = S3App(services, authenticator, ("s3.local",), INSTANCE_ID, SilentRequestObserver())
+        yield GatewayApp(app, origin, blocks)
+    finally:
+        await blocks.close()
