@@ -96,7 +96,7 @@ def _keyring(settings: Settings, credentials: OriginCredentials) -> Keyring:
     return ConfiguredKeyring(
         Key(
             entry.access_key_id,
-            entry.secret_access_key.get_secret_value() if entry.secret_access_key else "",
+            entry.secret,
             None,
             Grant(tuple(map(Prefix.parse, entry.allow)), entry.operations == "read-only"),
         )
