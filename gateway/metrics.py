@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from gateway import metric_kinds
-from gateway.metric_kinds import Counter, Gauge, Histogram
+from gateway.metric_kinds import DECLARED, Counter, Gauge, Histogram
+
+__all__ = ["DECLARED", "CacheMetrics", "RequestMetrics", "WorkerMetrics"]
 
 REQUESTS = Counter(
     "forebay_requests_total",
