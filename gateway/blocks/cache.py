@@ -96,6 +96,10 @@ class BlockCache:
         """What all processes together have on disk and set aside."""
         return self._tools.directory.index.usage()
 
+    async def settle(self) -> None:
+        """Wait until the fills now in progress have ended, well or badly."""
+        await self._tools.fills.settle()
+
     async def close(self) -> None:
         """Break off the fills, write down what was used, and leave the directory in order. Readers must be gone."""
         self._flushing.cancel()

@@ -163,11 +163,15 @@ class Fills:
         self._start(fill)
         return True
 
+    async def settle(self) -> None:
+        """Wait for the fills that are running or waiting now."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
     async def close(self) -> None:
         """Cancel every fill and wait for its task."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.settle()
 
     def _start(self, fill: Fill) -> None:
         self._fills[fill.key] = fill

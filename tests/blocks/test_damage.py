@@ -1,0 +1,233 @@
+"""Whatever happens to block files behind the cache's back: no reader ever gets a wrong byte."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from gateway.objects import ByteRange, FileSpan
+from tests.support.blocks import (
+    BLOCK,
+    KIB,
+    MIB,
+    CountingObserver,
+    block_files,
+    content_of,
+    drop_page_cache,
+    make_origin,
+    open_cache,
+    read,
+    stored,
+    take,
+    whole,
+)
+
+Damage = Callable[[random.Random, list[Path]], None]
+
+
+def flip_bit(rng: random.Random, files: list[Path]) -> None:
+    path = rng.choice(files)
+    position = rng.randrange(path.stat().st_size)
+    with path.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 1 << rng.randrange(8)]))
+
+
+def truncate(rng: random.Random, files: list[Path]) -> None:
+    path = rng.choice(files)
+    os.truncate(path, rng.randrange(path.stat().st_size))
+
+
+def zero_the_end(rng: random.Random, files: list[Path]) -> None:
+    """As after a power cut: the length is right, pages are not."""
+    path = rng.choice(files)
+    size = path.stat().st_size
+    kept = rng.randrange(size)
+    os.truncate(path, kept)
+    os.truncate(path, size)
+
+
+def swap(rng: random.Random, files: list[Path]) -> None:
+    one, other = rng.sample(files, 2)
+    aside = one.with_name("aside")
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)
+
+
+def unlink(rng: random.Random, files: list[Path]) -> None:
+    rng.choice(files).unlink()
+
+
+DAMAGES: list[Damage] = [flip_bit, truncate, zero_the_end, swap, unlink]
+
+
+@pytest.mark.parametrize("cold", [False, True], ids=["in memory", "from the device"])
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_damaged_blocks_give_no_wrong_byte(tmp_path: Path, damage: Damage, cold: bool) -> None:
+    """Flipped, torn, swapped or missing blocks are dropped, fetched again, and the reader notices nothing."""
+
+    async def scenario() -> None:
+        rng = random.Random(f"{damage.__name__} {cold}")
+        origin, observer = make_origin(), CountingObserver()
+        versions = [stored(origin, f"k{n}", 3 * BLOCK + 5000 * n, seed=n) for n in range(3)]
+        async with open_cache(tmp_path / "c", origin, observer=observer) as cache:
+            for version in versions:
+                await read(cache, version)
+            await cache.settle()
+            blocks = cache.usage().blocks
+            for _ in range(15):
+                files = block_files(tmp_path / "c")
+                damage(rng, files)
+                if cold:
+                    for path in block_files(tmp_path / "c"):
+                        drop_page_cache(path)
+                for version in versions:
+                    first = rng.randrange(version.size_bytes)
+                    asked = ByteRange(first, rng.randrange(first, version.size_bytes))
+                    assert await read(cache, version, asked) == content_of(origin, version, asked)
+                for version in versions:
+                    assert await read(cache, version) == content_of(origin, version)
+                await cache.settle()
+                assert cache.usage().blocks == blocks
+            assert observer.damaged_blocks >= 12
+            assert observer.unavailable == 0
+
+    asyncio.run(scenario())
+
+
+def test_damage_after_a_restart_is_found(tmp_path: Path) -> None:
+    """What happened while nobody looked is found by the first read, header or data."""
+
+    async def scenario() -> None:
+        rng = random.Random(11)
+        origin, observer = make_origin(), CountingObserver()
+        version = stored(origin, "k", 6 * BLOCK)
+        for damage in DAMAGES:
+            async with open_cache(tmp_path / "c", origin) as cache:
+                await read(cache, version)
+                await cache.settle()
+            damage(rng, block_files(tmp_path / "c"))
+            async with open_cache(tmp_path / "c", origin, observer=observer) as cache:
+                assert await read(cache, version) == content_of(origin, version)
+        assert observer.damaged_blocks >= 4
+
+    asyncio.run(scenario())
+
+
+def test_damage_in_the_middle_of_a_read_is_mended_where_the_reader_stands(tmp_path: Path) -> None:
+    """Bytes already given stay given; the rest of the block comes from the origin."""
+
+    async def scenario() -> None:
+        origin, observer = make_origin(), CountingObserver()
+        version = stored(origin, "k", 4 * MIB)
+        async with open_cache(tmp_path / "c", origin, block_size_bytes=4 * MIB, observer=observer) as cache:
+            await read(cache, version)
+            await cache.settle()
+        async with open_cache(tmp_path / "c", origin, block_size_bytes=4 * MIB, observer=observer) as cache:
+            [path] = block_files(tmp_path / "c")
+            reader = await cache.open_range(version, whole(version))
+            taken = bytearray()
+            async with aclosing(reader.body()) as body:
+                async for piece in body:
+                    if not taken:
+                        os.truncate(path, 2 * MIB)
+                    if isinstance(piece, FileSpan):
+                        taken += os.pread(piece.descriptor, piece.count, piece.offset)
+                    else:
+                        taken += piece
+            assert (reader.outcome, bytes(taken)) == ("hit", content_of(origin, version))
+            assert observer.damaged_blocks == 1
+            await cache.settle()
+            assert (await cache.open_range(version, whole(version))).outcome == "hit"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+@pytest.mark.parametrize("after_writes", [0, 2])
+def test_a_disk_that_takes_no_bytes_leaves_the_origin_serving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, after_writes: int
+) -> None:
+    """Full or broken, at once or in mid-block: every byte arrives, nothing is cached, room is given back."""
+
+    async def scenario() -> None:
+        origin, observer = make_origin(), CountingObserver()
+        version = stored(origin, "k", 3 * MIB)
+        writes = 0
+        pwrite = os.pwrite
+
+        def failing(descriptor: int, content: bytes, offset: int) -> int:
+            nonlocal writes
+            writes += 1
+            if writes > after_writes:
+                raise OSError(code, os.strerror(code))
+            return pwrite(descriptor, content, offset)
+
+        async with open_cache(
+            tmp_path / "c", origin, block_size_bytes=MIB, readahead_blocks=0, observer=observer
+        ) as cache:
+            monkeypatch.setattr(os, "pwrite", failing)
+            asked = ByteRange(100 * KIB, 3 * MIB - 1)
+            assert await read(cache, version, asked) == content_of(origin, version, asked)
+            await cache.settle()
+            assert (cache.usage().blocks, cache.usage().reserved_bytes) == (0, 0)
+            assert observer.unavailable == 1
+            monkeypatch.undo()
+            await read(cache, version)
+            await cache.settle()
+            assert cache.usage().blocks == 3
+
+    asyncio.run(scenario())
+
+
+def test_a_disk_that_cannot_be_read_leaves_the_origin_serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EIO on every read: dropped, tried again, and then served past the cache: never an error, never a loop."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        version = stored(origin, "k", 3 * BLOCK)
+        async with open_cache(tmp_path / "c", origin) as cache:
+            await read(cache, version)
+            await cache.settle()
+
+        def failing(*_: object) -> int:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        async with open_cache(tmp_path / "c", origin) as cache:
+            monkeypatch.setattr(os, "preadv", failing)
+            assert await read(cache, version) == content_of(origin, version)
+            monkeypatch.undo()
+
+    asyncio.run(scenario())
+
+
+def test_no_descriptors_left_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EMFILE says nothing about the block: it stays, and the range comes from the origin."""
+
+    async def scenario() -> None:
+        origin, observer = make_origin(), CountingObserver()
+        version = stored(origin, "k", BLOCK)
+        async with open_cache(tmp_path / "c", origin, observer=observer) as cache:
+            await read(cache, version)
+            await cache.settle()
+
+            def failing(*_: object, **__: object) -> int:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "open", failing)
+                reader = await cache.open_range(version, whole(version))
+            assert await take(reader) == content_of(origin, version)
+            assert (observer.unavailable, observer.damaged_blocks, cache.usage().blocks) == (1, 0, 1)
+
+    asyncio.run(scenario())

@@ -1,0 +1,98 @@
+"""Block numbers, names and the header that makes a block file describe itself."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.blocks import layout
+from gateway.blocks.layout import Block
+from gateway.errors import BlockDamaged
+from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+
+KEYS = st.text(st.characters(), min_size=1, max_size=300)  # lone surrogates too: keys that are not UTF-8
+ETAGS = st.text(st.characters(max_codepoint=255), min_size=1, max_size=64)
+BLOCK_SIZES = st.sampled_from([64 * 1024, 128 * 1024, 8 * 1024 * 1024])
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> Block:
+    size, block_size = draw(st.integers(1, 2**45)), draw(BLOCK_SIZES)
+    version = ObjectVersion(ObjectKey(draw(KEYS), draw(KEYS)), draw(ETAGS), size)
+    return layout.block_at(version, draw(st.integers(0, (size - 1) // block_size)), block_size)
+
+
+def checksums_for(block: Block) -> bytes:
+    return bytes(n % 251 for n in range(4 * layout.chunk_count(block.length)))
+
+
+@given(blocks())
+def test_a_header_says_what_was_put_into_it(block: Block) -> None:
+    """Bucket, key, ETag, size, offset, length and checksums come back exactly; the data begins at a page."""
+    header = layout.pack_header(block, checksums_for(block))
+    assert layout.unpack_header(header) == (block, checksums_for(block))
+    assert len(header) == layout.data_offset(block) == layout.header_bytes(header[:4096])
+    assert len(header) % layout.ALIGNMENT_BYTES == 0
+
+
+@given(blocks(), st.data())
+@settings(max_examples=300)
+def test_no_bit_of_a_header_can_be_wrong_unseen(block: Block, data: st.DataObject) -> None:
+    """A flipped bit is found out, unless it lies in the padding, where it means nothing."""
+    header = bytearray(layout.pack_header(block, checksums_for(block)))
+    bit = data.draw(st.integers(0, len(header) * 8 - 1))
+    header[bit // 8] ^= 1 << bit % 8
+    with suppress(BlockDamaged):
+        assert layout.unpack_header(bytes(header)) == (block, checksums_for(block))
+
+
+@given(blocks(), st.data())
+def test_a_torn_header_is_found_out(block: Block, data: st.DataObject) -> None:
+    """A header whose later pages never reached the disk (zeros, or nothing) is not taken for one."""
+    header = layout.pack_header(block, checksums_for(block))
+    used = len(header.rstrip(b"\0"))
+    kept = data.draw(st.integers(0, used - 1))
+    for torn in (header[:kept], header[:kept].ljust(len(header), b"\0")):
+        with pytest.raises(BlockDamaged):
+            layout.unpack_header(torn)
+
+
+@given(st.integers(1, 2**40), st.data())
+def test_the_blocks_of_a_range_cover_it_without_overlap(size: int, data: st.DataObject) -> None:
+    """Blocks follow each other; the first holds the range's first byte, the last one its last, within the object."""
+    block_size = data.draw(BLOCK_SIZES)
+    first = data.draw(st.integers(0, size - 1))
+    asked = ByteRange(first, data.draw(st.integers(first, min(size - 1, first + 20 * block_size))))
+    version = ObjectVersion(ObjectKey("b", "k"), '"e"', size)
+    found = list(layout.blocks_of(version, asked, block_size))
+    assert found[0].offset <= asked.first < found[0].range.stop
+    assert found[-1].offset <= asked.last < found[-1].range.stop <= size
+    for earlier, later in pairwise(found):
+        assert later.offset == earlier.range.stop
+    assert all(block.offset % block_size == 0 for block in found)
+
+
+@given(blocks(), blocks())
+def test_blocks_share_a_name_only_if_they_are_the_same(one: Block, other: Block) -> None:
+    """The id is a function of bucket, key, ETag, object size, offset and length, and of nothing else."""
+    same = (one.version, one.offset, one.length) == (other.version, other.offset, other.length)
+    assert (one.id == other.id) == same
+
+
+def test_boundaries_between_the_parts_of_a_name_count() -> None:
+    """What is a bucket's end and what a key's beginning is part of the name."""
+
+    def name(bucket: str, key: str, etag: str) -> bytes:
+        return layout.block_at(ObjectVersion(ObjectKey(bucket, key), etag, 1), 0, 65536).id
+
+    assert len({name("ab", "c", "d"), name("a", "bc", "d"), name("a", "b", "cd"), name("abc", "", "d")}) == 4
+
+
+def test_a_file_name_never_shows_the_key() -> None:
+    """Names on disk are hexadecimal digits: no key becomes a path."""
+    block = layout.block_at(ObjectVersion(ObjectKey("b", "../../etc/passwd\0"), '"e"', 1), 0, 65536)
+    assert set(layout.file_name(block.id, "0123456789abcdef")) <= set("0123456789abcdef-")

@@ -1,0 +1,107 @@
+"""Several processes on one directory, and processes that are killed at any point."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.blocks import layout
+from gateway.blocks.index import Usage
+from tests.support.block_worker import objects
+from tests.support.blocks import (
+    KIB,
+    MIB,
+    block_files,
+    content_of,
+    make_origin,
+    open_cache,
+    partial_files,
+    read,
+    whole,
+)
+
+CAPACITY = MIB
+SEED = 20261121
+ROOT = Path(__file__).parents[2]
+
+
+def start(directory: Path, slot: int, seed: int, *, reads: int = 60, die_at: int = 0) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.support.block_worker", str(directory)]
+    numbers = [slot, seed, reads, CAPACITY, die_at]
+    return subprocess.Popen([*command, *map(str, numbers)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def ending(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate(timeout=60)
+    return output.strip()
+
+
+async def check(directory: Path) -> None:
+    """The accounts fit the disk, the disk fits the capacity, and every block holds the object's bytes."""
+    async with open_cache(directory, make_origin(), capacity_bytes=CAPACITY, block_size_bytes=64 * KIB) as cache:
+        usage = cache.usage()
+        indexed = {record.extent.file: record.disk_bytes for record in cache._tools.directory.index.records()}
+        assert {path.name for path in block_files(directory)} == set(indexed)
+        assert usage == Usage(len(indexed), sum(indexed.values()), 0)
+        assert usage.used_bytes <= CAPACITY
+        assert partial_files(directory) == []
+    origin = make_origin()
+    async with open_cache(directory, origin, capacity_bytes=CAPACITY, block_size_bytes=64 * KIB) as cache:
+        for version in objects(origin):
+            assert await read(cache, version) == content_of(origin, version)
+
+
+def test_two_processes_share_one_directory(tmp_path: Path) -> None:
+    """Both read right bytes while both fill and evict; together they keep the capacity."""
+    workers = [start(tmp_path / "c", slot, SEED + slot, reads=150) for slot in range(2)]
+    assert [ending(worker) for worker in workers] == ["done 0", "done 0"]
+    asyncio.run(check(tmp_path / "c"))
+
+
+def test_what_one_process_fetched_another_serves(tmp_path: Path) -> None:
+    """A block that one worker has filled is a hit in every other."""
+    assert ending(start(tmp_path / "c", 3, SEED)) == "done 0"
+
+    async def scenario() -> None:
+        origin = make_origin()
+        async with open_cache(tmp_path / "c", origin, capacity_bytes=CAPACITY, block_size_bytes=64 * KIB) as cache:
+            index = cache._tools.directory.index
+            cached = {record.block_id for record in index.records()}
+            hits = 0
+            for version in objects(origin):
+                for block in layout.blocks_of(version, whole(version), 64 * KIB):
+                    if block.id in cached:
+                        assert await read(cache, version, block.range) == content_of(origin, version, block.range)
+                        hits += 1
+            assert hits == len(cached) > 0
+            assert origin.count() == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("round_number", range(6))
+def test_a_killed_process_leaves_no_wrong_byte_and_no_leak(tmp_path: Path, round_number: int) -> None:
+    """SIGKILL at a random step, a neighbour at work: the bytes are right, the accounts exact, nothing is left over."""
+    rng = random.Random(SEED + round_number)
+    directory = tmp_path / "c"
+    neighbour = start(directory, 1, rng.randrange(2**30), reads=100)
+    for _ in range(3):
+        die_at = rng.randrange(1, 600)
+        assert ending(start(directory, 0, rng.randrange(2**30), die_at=die_at)) in ("died", "done 0"), die_at
+    assert ending(neighbour) == "done 0"
+    asyncio.run(check(directory))
+
+
+@pytest.mark.slow
+def test_kills_at_every_kind_of_step(tmp_path: Path) -> None:
+    """The same, many times over one directory, so that what one kill leaves is what the next process starts from."""
+    rng = random.Random(SEED)
+    for _ in range(60):
+        killed = start(tmp_path / "c", 0, rng.randrange(2**30), die_at=rng.randrange(1, 400))
+        assert ending(killed) in ("died", "done 0")
+        asyncio.run(check(tmp_path / "c"))

@@ -1,0 +1,238 @@
+"""What the tests of the block cache share: a cache over an origin in memory, readers that collect bytes, a clock."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from gateway.blocks.cache import BlockCache
+from gateway.blocks.observer import CacheObserver, SilentObserver
+from gateway.blocks.reader import RangeReader
+from gateway.blocks.settings import BlockSettings
+from gateway.clock import SystemClock
+from gateway.objects import ByteRange, FileSpan, ObjectKey, ObjectVersion
+from gateway.origin.client import Origin, OriginRequest, OriginResponse
+from gateway.origin.memory import MemoryOrigin
+
+KIB = 1024
+MIB = 1024 * KIB
+BLOCK = 256 * KIB
+BUCKET = "train"
+
+
+class TestClock:
+    """Short sleeps (pauses between retries) pass at once; long ones last until `advance`."""
+
+    __test__ = False
+
+    def __init__(self) -> None:
+        self.time = 1_000_000.0
+        self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds < 1.0:
+            self.time += seconds
+            await asyncio.sleep(0)
+            return
+        future = asyncio.get_running_loop().create_future()
+        self._sleepers.append((self.time + seconds, future))
+        await future
+
+    def advance(self, seconds: float) -> None:
+        self.time += seconds
+        due = [future for wake, future in self._sleepers if wake <= self.time and not future.done()]
+        for future in due:
+            future.set_result(None)
+
+
+@dataclass
+class CountingObserver:
+    """Keeps what it is told."""
+
+    hits: int = 0
+    misses: int = 0
+    coalesced_readers: int = 0
+    evicted_blocks: int = 0
+    damaged_blocks: int = 0
+    fills: int = 0
+    failed_fills: int = 0
+    unavailable: int = 0
+
+    def hit_bytes(self, count: int) -> None:
+        self.hits += count
+
+    def miss_bytes(self, count: int) -> None:
+        self.misses += count
+
+    def coalesced(self) -> None:
+        self.coalesced_readers += 1
+
+    def evicted(self, blocks: int, size_bytes: int) -> None:
+        self.evicted_blocks += blocks
+
+    def damaged(self) -> None:
+        self.damaged_blocks += 1
+
+    def fill_finished(self, seconds: float, size_bytes: int) -> None:
+        self.fills += 1
+
+    def fill_failed(self) -> None:
+        self.failed_fills += 1
+
+    def store_unavailable(self) -> None:
+        self.unavailable += 1
+
+
+@dataclass
+class PacedOrigin:
+    """Passes everything on; GET bodies come in small pieces and pause after `pause_after` bytes until `go` is set."""
+
+    origin: Origin
+    pause_after: int
+    piece_bytes: int = 32 * KIB
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+    paused: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def send(self, request: OriginRequest) -> OriginResponse:
+        response = await self.origin.send(request)
+        return PacedResponse(response, self) if request.method == "GET" else response
+
+    async def aclose(self) -> None:
+        await self.origin.aclose()
+
+
+@dataclass
+class PacedResponse:
+    response: OriginResponse
+    pace: PacedOrigin
+
+    @property
+    def status(self) -> int:
+        return self.response.status
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self.response.headers
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        given = 0
+        async for whole in self.response.stream():
+            for start in range(0, len(whole), self.pace.piece_bytes):
+                if given >= self.pace.pause_after:
+                    self.pace.paused.set()
+                    await self.pace.go.wait()
+                piece = whole[start : start + self.pace.piece_bytes]
+                given += len(piece)
+                yield piece
+
+    async def read(self, limit_bytes: int) -> bytes:
+        return await self.response.read(limit_bytes)
+
+    async def aclose(self) -> None:
+        await self.response.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+def make_origin() -> MemoryOrigin:
+    return MemoryOrigin(SystemClock())
+
+
+def stored(origin: MemoryOrigin, key: str, size_bytes: int, seed: int = 0) -> ObjectVersion:
+    """A generated object at the origin."""
+    etag = origin.put_generated(BUCKET, key, size_bytes, seed)
+    return ObjectVersion(ObjectKey(BUCKET, key), etag, size_bytes)
+
+
+def content_of(origin: MemoryOrigin, version: ObjectVersion, byte_range: ByteRange | None = None) -> bytes:
+    wanted = byte_range or whole(version)
+    return origin.buckets[BUCKET].objects[version.key.key].content.read(wanted.first, wanted.length)
+
+
+def whole(version: ObjectVersion) -> ByteRange:
+    return ByteRange(0, version.size_bytes - 1)
+
+
+@asynccontextmanager
+async def open_cache(
+    directory: Path,
+    origin: Origin,
+    *,
+    capacity_bytes: int = 64 * MIB,
+    worker: int = 0,
+    clock: TestClock | None = None,
+    observer: CacheObserver | None = None,
+    **settings: Any,
+) -> AsyncIterator[BlockCache]:
+    settings = {"block_size_bytes": BLOCK, "disk_threads": 2, **settings}
+    cache = await BlockCache.open(
+        BlockSettings(directory, capacity_bytes, **settings),
+        origin,
+        worker=worker,
+        clock=clock or TestClock(),
+        observer=observer or SilentObserver(),
+    )
+    try:
+        yield cache
+    finally:
+        await cache.close()
+
+
+async def take(reader: RangeReader, spans: list[FileSpan] | None = None) -> bytes:
+    """All bytes of a reader; the spans among its pieces go to `spans`."""
+    taken = bytearray()
+    async with aclosing(reader.body()) as body:
+        async for piece in body:
+            if isinstance(piece, FileSpan):
+                if spans is not None:
+                    spans.append(piece)
+                content = os.pread(piece.descriptor, piece.count, piece.offset)
+                assert len(content) == piece.count
+                taken += content
+            else:
+                taken += piece
+    return bytes(taken)
+
+
+async def read(cache: BlockCache, version: ObjectVersion, byte_range: ByteRange | None = None) -> bytes:
+    return await take(await cache.open_range(version, byte_range or whole(version)))
+
+
+def block_files(directory: Path) -> list[Path]:
+    return sorted(path for path in (directory / "data").rglob("*") if path.is_file())
+
+
+def partial_files(directory: Path) -> list[Path]:
+    return sorted(path for path in (directory / "partial").rglob("*") if path.is_file())
+
+
+def drop_page_cache(path: Path) -> None:
+    """Have a file's bytes come from the device next time."""
+    descriptor = os.open(path, os.O_RDWR)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that other tasks bring about; the test's own timeout is the deadline."""
+    while not condition():  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0.001)
