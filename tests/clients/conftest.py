@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import trustme
-from tests.support.gateway_process import GatewayProcess
 
 from tests.clients.boto import boto3_client
 from tests.clients.origins import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY, Origin, running_origin
+from tests.support.gateway_process import GatewayProcess
 
 _numbers = itertools.count(1)
 
@@ -32,29 +32,24 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Origin]:
         yield running
 
 
-def _running_gateway(directory: Path, origin: Origin, server: str = "") -> Iterator[GatewayProcess]:
-    config = f"""
-[server]
-port = 0
-{server}
-[admin]
-port = 0
-[origin]
-endpoint_url = "{origin.url}"
-region = "{REGION}"
-access_key_id = "{ACCESS_KEY_ID}"
-secret_access_key = "{SECRET_ACCESS_KEY}"
-[cache]
-directory = "{directory / "cache"}"
-capacity = "2GiB"
-"""
-    with GatewayProcess(config, directory) as gateway:
-        yield gateway
+def _gateway(origin: Origin, **server: str) -> GatewayProcess:
+    return GatewayProcess(
+        {
+            "server": server,
+            "origin": {
+                "endpoint_url": origin.url,
+                "region": REGION,
+                "access_key_id": ACCESS_KEY_ID,
+                "secret_access_key": SECRET_ACCESS_KEY,
+            },
+            "cache": {"capacity": "2GiB"},
+        }
+    )
 
 
 @pytest.fixture(scope="session")
-def http_endpoint(origin: Origin, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    for gateway in _running_gateway(tmp_path_factory.mktemp("http"), origin):
+def http_endpoint(origin: Origin) -> Iterator[Endpoint]:
+    with _gateway(origin) as gateway:
         yield Endpoint(gateway.s3_url, None)
 
 
@@ -63,12 +58,10 @@ def https_endpoint(origin: Origin, tmp_path_factory: pytest.TempPathFactory) -> 
     directory = tmp_path_factory.mktemp("https")
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1")
-    authority.cert_pem.write_to_path(directory / "ca.pem")
-    certificate.private_key_pem.write_to_path(directory / "key.pem")
-    for index, blob in enumerate(certificate.cert_chain_pems):
-        blob.write_to_path(directory / "chain.pem", append=index > 0)
-    server = f'certificate_file = "{directory / "chain.pem"}"\nkey_file = "{directory / "key.pem"}"'
-    for gateway in _running_gateway(directory, origin, server):
+    authority.cert_pem.write_to_path(str(directory / "ca.pem"))
+    certificate.private_key_and_cert_chain_pem.write_to_path(str(directory / "server.pem"))
+    server = str(directory / "server.pem")
+    with _gateway(origin, certificate_file=server, key_file=server) as gateway:
         yield Endpoint(gateway.s3_url, directory / "ca.pem")
 
 
