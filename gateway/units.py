@@ -23,7 +23,7 @@ SIZE_FORM = 'a size such as "8MiB", "1.5TiB" or a number of bytes'
 BANDWIDTH_FORM = 'a bandwidth such as "500MiB/s" or a number of bytes per second'
 DURATION_FORM = 'a duration such as "500ms", "60s", "5m", "1h" or a number of seconds'
 
-_QUANTITY = re.compile(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*", re.ASCII)
+_QUANTITY = re.compile(r"\s*(\d{1,20}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
 def parse_size_bytes(value: object) -> int:
