@@ -1,0 +1,94 @@
+"""The documentation says what the code does: settings, metrics, commands, paths."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from gateway import cli
+from gateway.config import Settings
+from gateway.config_loading import load_settings, read_document
+from gateway.config_problems import table_of, toml_names
+from gateway.config_reference import metrics_reference, settings_reference, with_references
+from gateway.control.openapi import describe
+from gateway.metrics import DECLARED
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+DOCS = REPOSITORY / "docs"
+CONFIGS = REPOSITORY / "configs"
+
+
+@pytest.mark.parametrize("name", ["configuration.md", "metrics.md"])
+def test_generated_parts_are_up_to_date(name: str) -> None:
+    """Run `python -m gateway.config_reference docs/configuration.md docs/metrics.md` after a change."""
+    text = (DOCS / name).read_text(encoding="utf-8")
+    assert "<!-- generated: " in text
+    assert with_references(text) == text
+
+
+def test_every_setting_is_in_the_reference() -> None:
+    """Under its table, by its TOML name."""
+    sections = settings_reference().split("### ")[1:]
+    assert len(sections) == len(Settings.model_fields)
+    for section, field in zip(sections, Settings.model_fields.values(), strict=True):
+        model = table_of(field.annotation)
+        assert model is not None
+        assert re.findall(r"^\| `(\w+)`", section, re.MULTILINE) == toml_names(model)
+
+
+def test_every_metric_is_in_the_reference() -> None:
+    """With its labels."""
+    rows = [row for row in metrics_reference().splitlines() if row.startswith("| `")]
+    assert [row.split("`")[1] for row in rows] == [one.name for one in DECLARED]
+    for row, one in zip(rows, DECLARED, strict=True):
+        assert all(f"`{label}`" in row for label in one.labels)
+
+
+def test_every_command_and_option_is_documented() -> None:
+    """docs/command-line.md has a row for each command that names its options."""
+    text = (DOCS / "command-line.md").read_text(encoding="utf-8")
+    group = typer.main.get_command(cli.app)
+    commands = getattr(group, "commands", {})
+    assert set(commands) >= {"serve", "check-config", "status", "demo"}
+    for name, command in commands.items():
+        row = next((line for line in text.splitlines() if line.startswith(f"| `forebay {name}")), "")
+        for parameter in command.params:
+            spelling = next((option for option in parameter.opts if option.startswith("--")), parameter.name.upper())
+            assert spelling in row, f"{name} {spelling}"
+
+
+def test_every_path_of_the_admin_port_is_documented() -> None:
+    """In docs/command-line.md."""
+    text = (DOCS / "command-line.md").read_text(encoding="utf-8")
+    for path in describe()["paths"]:
+        assert f"| `{path}` |" in text
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.name)
+def test_example_configurations_load_without_a_warning(path: Path) -> None:
+    """They can be used as they are."""
+    assert load_settings(path, {}).warnings == ()
+
+
+def test_the_full_example_shows_every_key() -> None:
+    """Set, or commented out where a value cannot be given for everybody."""
+    text = (CONFIGS / "full.toml").read_text(encoding="utf-8")
+    for table, field in Settings.model_fields.items():
+        model = table_of(field.annotation)
+        assert model is not None
+        sections = re.findall(rf"^\[+{table}\]+.*?(?=^\[|\Z)", text, re.MULTILINE | re.DOTALL)
+        shown = set(re.findall(r"^(?:# )?(\w+) = ", "\n".join(sections), re.MULTILINE))
+        assert set(toml_names(model)) <= shown, table
+
+
+def test_what_the_full_example_has_commented_out_is_valid_too(tmp_path: Path) -> None:
+    """Uncommenting a key gives a key that exists, with a value of the right form."""
+    text = (CONFIGS / "full.toml").read_text(encoding="utf-8")
+    uncommented = re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE)
+    (tmp_path / "all.toml").write_text(uncommented, encoding="utf-8")
+    document = read_document(tmp_path / "all.toml")
+    settings = Settings.model_validate(document, by_alias=True, by_name=False)
+    assert settings.slots[0].consistency == "immutable"

@@ -1,0 +1,151 @@
+"""Metrics: declared once, summed over processes, kept over restarts."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway import metric_kinds, metrics
+from gateway.metrics import DECLARED, WorkerMetrics
+
+
+@pytest.fixture(autouse=True)
+def _counting_in_memory() -> Iterator[None]:
+    metric_kinds.unshare()
+    yield
+    metric_kinds.unshare()
+
+
+def samples(directory: Path) -> dict[str, float]:
+    """`name{label="value"}` -> value of everything exposed."""
+    found = {}
+    for family in text_string_to_metric_families(metric_kinds.exposition(directory).decode()):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+@dataclass(frozen=True)
+class Attempt:
+    purpose: str
+    method: str
+    status: int | None
+    seconds: float
+
+
+def test_every_metric_has_a_name_of_its_own_by_prometheus_rules() -> None:
+    """Prefix, unit and `_total` where they belong (prometheus.io/docs/practices/naming)."""
+    names = [one.name for one in DECLARED]
+    assert len(set(names)) == len(names)
+    for one in DECLARED:
+        assert re.fullmatch(r"forebay_[a-z_]+", one.name)
+        assert (one.kind == "counter") == one.name.endswith("_total"), one.name
+        assert one.unit != "bytes" or "_bytes" in one.name, one.name
+        assert one.kind != "histogram" or one.name.endswith("_seconds"), one.name
+        assert one.help.endswith("."), one.name
+
+
+def test_a_request_is_counted_in_every_way_it_is_asked_about() -> None:
+    """By operation, status and cache outcome; its bytes; and no longer as in flight."""
+    requests = WorkerMetrics().requests
+    requests.began()
+    assert metrics.REQUESTS_IN_FLIGHT.value() == 1
+    requests.ended("GetObject", "200", "hit", 0.01, 300, 0)
+    requests.began()
+    requests.ended("PutObject", "200", None, 0.01, 0, 500)
+    assert metrics.REQUESTS.value("GetObject", "200", "hit") == 1
+    assert metrics.REQUESTS.value("PutObject", "200", "none") == 1
+    assert metrics.SENT_BYTES.value("GetObject") == 300
+    assert metrics.RECEIVED_BYTES.value("PutObject") == 500
+    assert metrics.REQUESTS_IN_FLIGHT.value() == 0
+
+
+def test_the_cache_counts_each_of_its_events() -> None:
+    """Every event has a metric that it moves."""
+    cache = WorkerMetrics().cache
+    cache.hit_bytes(10)
+    cache.miss_bytes(20)
+    cache.coalesced()
+    cache.evicted(2, 30)
+    cache.damaged()
+    cache.fill_finished(0.5, 40)
+    cache.fill_failed()
+    cache.store_unavailable()
+    counted = [
+        (metrics.CACHE_HIT_BYTES.value(), 10),
+        (metrics.CACHE_MISS_BYTES.value(), 20),
+        (metrics.CACHE_COALESCED.value(), 1),
+        (metrics.CACHE_EVICTED_BLOCKS.value(), 2),
+        (metrics.CACHE_EVICTED_BYTES.value(), 30),
+        (metrics.CACHE_DAMAGED.value(), 1),
+        (metrics.CACHE_FILLS.value("filled"), 1),
+        (metrics.CACHE_FILLED_BYTES.value(), 40),
+        (metrics.CACHE_FILLS.value("failed"), 1),
+        (metrics.CACHE_STORE_UNAVAILABLE.value(), 1),
+    ]
+    assert [got for got, _ in counted] == [expected for _, expected in counted]
+
+
+def test_an_origin_that_gives_no_answer_is_counted_as_unreachable() -> None:
+    """It has no status, and must be seen all the same."""
+    worker = WorkerMetrics()
+    worker.origin_attempt(Attempt("live", "GET", None, 1.0))
+    worker.origin_attempt(Attempt("live", "GET", 200, 1.0))
+    assert metrics.ORIGIN_REQUESTS.value("GET", "unreachable", "live") == 1
+    assert metrics.ORIGIN_REQUESTS.value("GET", "200", "live") == 1
+
+
+COUNT = """
+import sys
+from pathlib import Path
+from gateway import metric_kinds, metrics
+metric_kinds.share(Path(sys.argv[1]), sys.argv[2])
+metrics.CACHE_HIT_BYTES.add(int(sys.argv[3]))
+metrics.REQUESTS_IN_FLIGHT.add(1)
+metrics.REQUEST_SECONDS.observe(0.2, "GetObject")
+metrics.CACHE_USAGE_BYTES.set(int(sys.argv[3]))
+"""
+
+
+def count_in_a_process(directory: Path, slot: str, amount: int) -> None:
+    subprocess.run([sys.executable, "-c", COUNT, str(directory), slot, str(amount)], check=True, timeout=60)
+
+
+def test_processes_are_summed_and_a_restarted_one_goes_on_counting(tmp_path: Path) -> None:
+    """Counters belong to the worker's place, not to its process; gauges to the living only."""
+    count_in_a_process(tmp_path, "worker0", 1)
+    count_in_a_process(tmp_path, "worker1", 10)
+    metric_kinds.forget_process(tmp_path, "worker0")
+    count_in_a_process(tmp_path, "worker0", 100)
+    found = samples(tmp_path)
+    assert found["forebay_cache_hit_bytes_total"] == 111
+    assert found["forebay_requests_in_flight"] == 2
+    assert found["forebay_request_duration_seconds_count{operation=GetObject}"] == 3
+    assert found["forebay_cache_usage_bytes"] == 100
+
+
+def test_requests_in_flight_in_a_dead_process_are_over(tmp_path: Path) -> None:
+    """Nobody is left to count them down."""
+    count_in_a_process(tmp_path, "worker0", 1)
+    assert samples(tmp_path)["forebay_requests_in_flight"] == 1
+    metric_kinds.forget_process(tmp_path, "worker0")
+    assert samples(tmp_path).get("forebay_requests_in_flight", 0) == 0
+    assert samples(tmp_path)["forebay_cache_hit_bytes_total"] == 1
+
+
+def test_the_room_of_shared_files_is_set_aside_when_they_are_made(tmp_path: Path) -> None:
+    """A page without a place on disk would kill the process at some later addition."""
+    metric_kinds.share(tmp_path, "worker0")
+    files = list(tmp_path.iterdir())
+    assert len(files) == 4
+    for file in files:
+        assert file.stat().st_blocks * 512 >= file.stat().st_size
+        assert file.stat().st_mode & 0o077 == 0
