@@ -66,11 +66,19 @@ def if_range_holds(headers: Mapping[str, str], *, etag: str, last_modified: floa
 
 
 def etag_matches(condition: str, etag: str) -> bool:
-    """Whether an `If-Match` or `If-None-Match` value (`*`, one ETag, or a list) names `etag`."""
+    """Whether an `If-Match` or `If-None-Match` value (`*`, one ETag, or a list) names `etag`.
+
+    What follows a malformed ETag in a list is not looked at.
+    """
     if condition.strip() == "*":
         return True
     wanted = unquote(etag.removeprefix("W/"))
-    return any(unquote(found[1]) == wanted for found in _ETAG.finditer(condition))
+    position = 0
+    while (found := _ETAG.match(condition, position)) is not None:
+        if unquote(found[1]) == wanted:
+            return True
+        position = found.end()
+    return False
 
 
 def _failed_precondition(headers: Mapping[str, str], prefix: str, etag: str, modified: float | None) -> str | None:
