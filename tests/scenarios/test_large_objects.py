@@ -1,0 +1,116 @@
+"""Objects far larger than memory: what a worker holds does not depend on what passes through it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from boto3.s3.transfer import TransferConfig
+from botocore.config import Config
+
+from gateway.origin.memory_content import GeneratedContent
+from tests.support.gateway_process import GatewayProcess
+from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+
+OBJECT_SIZE_BYTES = 10 * 1024**3
+PART_SIZE_BYTES = 64 * 1024**2
+WORKER_RSS_BYTES_MAX = 300 * 1024**2
+
+
+@pytest.fixture
+def gateway() -> Iterator[tuple[GatewayProcess, StrictOrigin]]:
+    with StrictOrigin(keep_bodies=False) as origin:
+        origin.model.create_bucket("large")
+        config: dict[str, dict[str, Any]] = {
+            "origin": {
+                "endpoint_url": origin.endpoint_url,
+                "access_key_id": ACCESS_KEY_ID,
+                "secret_access_key": SECRET_ACCESS_KEY,
+            },
+            "cache": {"capacity": "512MiB"},
+        }
+        with GatewayProcess(config) as process:
+            yield process, origin
+
+
+def client_of(gateway: GatewayProcess) -> Any:
+    config = Config(
+        s3={"payload_signing_enabled": False},
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        retries={"max_attempts": 1},
+    )
+    return boto3.client(
+        "s3",
+        endpoint_url=gateway.s3_url,
+        region_name="us-east-1",
+        aws_access_key_id=ACCESS_KEY_ID,
+        aws_secret_access_key=SECRET_ACCESS_KEY,
+        config=config,
+    )
+
+
+def peak_rss_bytes(gateway: GatewayProcess) -> int:
+    """The most that any worker has ever had in memory (VmHWM)."""
+    peaks = []
+    for pid in gateway.worker_pids():
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+        peaks.append(int(status.partition("VmHWM:")[2].split()[0]) * 1024)
+    return max(peaks)
+
+
+class GeneratedFile:
+    """A readable file of computed bytes."""
+
+    def __init__(self, content: GeneratedContent) -> None:
+        self._content = content
+        self._position = 0
+
+    def read(self, count: int = -1) -> bytes:
+        data = self._content.read(self._position, count if count >= 0 else self._content.size_bytes)
+        self._position += len(data)
+        return data
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_large_object_is_read_in_bounded_memory(gateway: tuple[GatewayProcess, StrictOrigin]) -> None:
+    """10 GiB through a cache of 512 MiB: every byte right, the worker's memory below its bound, the disk too."""
+    process, origin = gateway
+    origin.model.put_generated("large", "object", OBJECT_SIZE_BYTES, seed=7)
+    content = GeneratedContent(OBJECT_SIZE_BYTES, seed=7)
+    body = client_of(process).get_object(Bucket="large", Key="object")["Body"]
+    position = 0
+    while data := body.read(8 * 1024**2):
+        assert data == content.read(position, len(data)), f"wrong bytes from {position} on"
+        position += len(data)
+    assert position == OBJECT_SIZE_BYTES
+    assert peak_rss_bytes(process) < WORKER_RSS_BYTES_MAX
+    on_disk = sum(
+        (Path(folder) / name).stat().st_size for folder, _, names in os.walk(process.directory) for name in names
+    )
+    assert on_disk < 600 * 1024**2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_large_object_is_written_in_bounded_memory(gateway: tuple[GatewayProcess, StrictOrigin]) -> None:
+    """10 GiB in parts of 64 MiB arrive at the origin as they were sent; the worker's memory stays below its bound."""
+    process, origin = gateway
+    content = GeneratedContent(OBJECT_SIZE_BYTES, seed=8)
+    transfer = TransferConfig(multipart_chunksize=PART_SIZE_BYTES, max_concurrency=2)
+    client_of(process).upload_fileobj(GeneratedFile(content), "large", "object", Config=transfer)
+    stored = origin.model.buckets["large"].objects["object"]
+    assert stored.content.size_bytes == OBJECT_SIZE_BYTES
+    digests = [
+        hashlib.md5(content.read(offset, PART_SIZE_BYTES), usedforsecurity=False).digest()
+        for offset in range(0, OBJECT_SIZE_BYTES, PART_SIZE_BYTES)
+    ]
+    whole = hashlib.md5(b"".join(digests), usedforsecurity=False).hexdigest()
+    assert stored.etag == f'"{whole}-{len(digests)}"'
+    assert peak_rss_bytes(process) < WORKER_RSS_BYTES_MAX
