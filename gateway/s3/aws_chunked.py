@@ -122,6 +122,8 @@ class AwsChunkedDecoder:
         return end
 
     def _take_line(self, data: bytes, position: int) -> int:
+        if self._state in (_State.DONE, _State.FAILED):
+            raise _incomplete("The request body goes on behind its end")
         end = data.find(b"\n", position, position + LINE_SIZE_BYTES_MAX)
         end = min(len(data), position + LINE_SIZE_BYTES_MAX) if end < 0 else end + 1
         self._line += data[position:end]
@@ -140,10 +142,8 @@ class AwsChunkedDecoder:
             if line:
                 raise _incomplete("A chunk is longer than it says")
             self._state = _State.HEAD
-        elif self._state is _State.TRAILERS:
-            self._handle_trailer(line)
         else:
-            raise _incomplete("The request body goes on behind its end")
+            self._handle_trailer(line)
 
     def _begin_chunk(self, line: bytes) -> None:
         found = (_SIGNED_HEAD if self._mode.signed else _UNSIGNED_HEAD).fullmatch(line)

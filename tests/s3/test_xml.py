@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+from urllib.parse import unquote_plus
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import S3Error
+from gateway.s3.xml import (
+    CompletedPart,
+    DeleteEntry,
+    DeleteError,
+    DeleteRequest,
+    complete_multipart_upload_result,
+    delete_request_document,
+    insert_delete_errors,
+    parse_complete_multipart_upload,
+    parse_delete,
+)
+from gateway.s3.xml_reader import error_code_of, parse_bounded, text_of
+from gateway.s3.xml_writer import element, encode_list_key, escape
+
+NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
+
+xml_text = st.text(
+    st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\ufffe\uffff") | st.sampled_from("\t\n\r"),
+    min_size=1,
+    max_size=40,
+)
+"""Text that XML 1.0 can carry (section 2.2)."""
+
+
+@given(xml_text)
+def test_text_makes_the_round_trip(text: str) -> None:
+    """Escaped, any text that XML can carry comes back, carriage returns included."""
+    assert ElementTree.fromstring(element("Key", text)).text == text
+
+
+@given(st.text())
+def test_escaped_text_is_always_well_formed(text: str) -> None:
+    """Whatever it holds."""
+    ElementTree.fromstring(f'<a b="{escape(text)}">{escape(text)}</a>'.encode())
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_url_encoded_listing_keys_make_the_round_trip(key: str) -> None:
+    """Every key, control characters included, decoded the way botocore does."""
+    encoded = encode_list_key(key, url=True)
+    assert unquote_plus(encoded) == key
+    assert escape(encoded) == encoded
+
+
+def test_listing_keys_without_url_encoding() -> None:
+    """A slash stays literal, a plus must not (botocore decodes it as a space); control characters are references."""
+    assert encode_list_key("a/b+c d", url=True) == "a/b%2Bc%20d"
+    assert encode_list_key("a&b\r\x01", url=False) == "a&amp;b&#13;&#x1;"
+    assert encode_list_key("plain", url=False) == "plain"
+
+
+entries = st.builds(
+    DeleteEntry,
+    key=xml_text,
+    version_id=st.none() | xml_text,
+    etag=st.none() | xml_text,
+    extras=st.just(()) | st.builds(lambda size: (("Size", size),), xml_text),
+)
+
+
+@given(st.builds(DeleteRequest, objects=st.lists(entries, min_size=1, max_size=5), quiet=st.booleans()))
+def test_delete_requests_make_the_round_trip(asked: DeleteRequest) -> None:
+    """What is written for the origin is read back the same: keys with markup, conditions, quiet."""
+    assert parse_delete(delete_request_document(asked)) == asked
+
+
+def delete_body(count: int) -> bytes:
+    return b"<Delete>" + b"<Object><Key>k</Key></Object>" * count + b"</Delete>"
+
+
+def test_a_thousand_objects_can_be_deleted_and_no_more() -> None:
+    """S3's limits; the namespace may be missing, the order is free."""
+    assert len(parse_delete(delete_body(1000)).objects) == 1000
+    body = b"<Delete xmlns='x'><Quiet>true</Quiet><Object><VersionId>v</VersionId><Key>k</Key></Object></Delete>"
+    assert parse_delete(body) == DeleteRequest([DeleteEntry("k", "v", None)], quiet=True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<Delete>",
+        b"<Delete/>",
+        b"not xml",
+        b"\xff\xfe",
+        b"<Other><Object><Key>k</Key></Object></Other>",
+        b"<Delete><Object/></Delete>",
+        b"<Delete><Object><Key/></Object></Delete>",
+        b"<Delete><Object><Key>a</Key><Key>b</Key></Object></Delete>",
+        b"<Delete><Object><Key>a</Key><key>b</key></Object></Delete>",
+        b"<Delete xmlns:x='y'><Object><Key>a</Key><x:Key>b</x:Key></Object></Delete>",
+        b"<Delete><Object><Key>a<b/>c</Key></Object></Delete>",
+        b"<Delete><More><Object><Key>a</Key></Object></More><Object><Key>a</Key></Object></Delete>",
+        b"<Delete><Object><Key>&#0;</Key></Object></Delete>",
+        b"<?xml version='1.0' encoding='no-such'?><Delete><Object><Key>k</Key></Object></Delete>",
+        b"<!DOCTYPE Delete><Delete><Object><Key>k</Key></Object></Delete>",
+        b"<!DOCTYPE d [<!ENTITY e 'k'>]><Delete><Object><Key>&e;</Key></Object></Delete>",
+        b"<!DOCTYPE d [<!ENTITY e SYSTEM 'file:///etc/passwd'>]><Delete><Object><Key>&e;</Key></Object></Delete>",
+        delete_body(1001),
+        b"<Delete>" + b"<a/>" * 100_000 + b"</Delete>",
+        b"<Delete>" + b"<a>" * 50_000,
+    ],
+    ids=range(21),
+)
+def test_documents_that_could_be_read_in_two_ways_or_harm_are_malformed(body: bytes) -> None:
+    """No DTDs, no entities, no trees beyond the schema, no key that another parser would see differently."""
+    with pytest.raises(S3Error) as refusal:
+        parse_delete(body)
+    assert (refusal.value.code, refusal.value.status) == ("MalformedXML", 400)
+
+
+def test_documents_beyond_the_callers_limit_are_not_even_parsed() -> None:
+    """Size is checked first."""
+    with pytest.raises(S3Error, match="MaxMessageLengthExceeded"):
+        parse_delete(delete_body(2), size_bytes_max=10)
+    with pytest.raises(S3Error, match="MaxMessageLengthExceeded"):
+        parse_complete_multipart_upload(b"x" * 11, size_bytes_max=10)
+
+
+@pytest.mark.parametrize(
+    ("etag", "namespace", "prolog"),
+    [("abc", "", ""), ('"abc"', f' xmlns="{NAMESPACE}"', '<?xml version="1.0" encoding="UTF-8"?>\n'),
+     ("&#34;abc&#34;", "", ""), ("&quot;abc&quot;", ' xmlns="x"', "")],
+)  # fmt: skip
+def test_complete_bodies_of_every_client_are_read(etag: str, namespace: str, prolog: str) -> None:
+    """Namespace, declaration, quotes and order of children vary between clients."""
+    body = (
+        f"{prolog}<CompleteMultipartUpload{namespace}>\n"
+        f"<Part><ETag>{etag}</ETag><PartNumber>1</PartNumber></Part>"
+        f"<Part><ChecksumCRC32>AAAAAA==</ChecksumCRC32><PartNumber> 7 </PartNumber>\n<ETag>{etag}</ETag></Part>"
+        "</CompleteMultipartUpload>"
+    )
+    assert parse_complete_multipart_upload(body.encode()) == [
+        CompletedPart(1, '"abc"', {}),
+        CompletedPart(7, '"abc"', {"crc32": "AAAAAA=="}),
+    ]
+
+
+def test_ten_thousand_parts_with_checksums_fit() -> None:
+    """The largest document that S3 allows."""
+    fields = "<ETag>&quot;{0:032x}&quot;</ETag><ChecksumSHA256>{0:064x}</ChecksumSHA256>"
+    parts = "".join(f"<Part><PartNumber>{n}</PartNumber>{fields.format(n)}</Part>" for n in range(1, 10_001))
+    body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
+    assert len(parse_complete_multipart_upload(body)) == 10_000
+
+
+def complete_body(*parts: tuple[str, str]) -> bytes:
+    inner = "".join(f"<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>" for number, etag in parts)
+    return f"<CompleteMultipartUpload>{inner}</CompleteMultipartUpload>".encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (complete_body(), "MalformedXML"),
+        (complete_body(("x", "e")), "MalformedXML"),
+        (complete_body(("1", "")), "MalformedXML"),
+        (b"<CompleteMultipartUpload><Part><ETag>e</ETag></Part></CompleteMultipartUpload>", "MalformedXML"),
+        (b"<!DOCTYPE x><CompleteMultipartUpload/>", "MalformedXML"),
+        (complete_body(("2", "e"), ("1", "e")), "InvalidPartOrder"),
+        (complete_body(("1", "e"), ("1", "e")), "InvalidPartOrder"),
+        (complete_body(("0", "e")), "InvalidArgument"),
+        (complete_body(("-1", "e")), "InvalidArgument"),
+        (complete_body(("10001", "e")), "InvalidArgument"),
+    ],
+)
+def test_bad_lists_of_parts_are_refused(body: bytes, code: str) -> None:
+    """Checked before the origin hears of it (S3 API, "CompleteMultipartUpload", errors)."""
+    with pytest.raises(S3Error) as refusal:
+        parse_complete_multipart_upload(body)
+    assert refusal.value.code == code
+
+
+@pytest.mark.parametrize(
+    "before", [b"", b"   \n ", b'<?xml version="1.0"?>\n', b'  <?xml version="1.0"?>', b"<?xml version='1.0'?>  "]
+)
+def test_an_error_behind_status_200_is_found(before: bytes) -> None:
+    """Long operations send white space first, and an error may follow it."""
+    assert error_code_of(before + b"<Error><Message/><Code>InternalError</Code></Error>") == "InternalError"
+    assert error_code_of(before + b"<CopyObjectResult><Code>x</Code></CopyObjectResult>") is None
+
+
+@pytest.mark.parametrize("body", [b"", b"   ", b"<Error>", b"\x00", b"<html><br></html>", b"<!DOCTYPE x><Error/>"])
+def test_bodies_that_are_no_xml_are_no_errors(body: bytes) -> None:
+    """An object's bytes or a proxy's page must not raise here."""
+    assert error_code_of(body) is None
+    assert text_of(body, "Code") is None
+
+
+def test_an_error_without_a_code_is_still_an_error() -> None:
+    """It must not pass for success."""
+    assert error_code_of(b"<Error/>") == ""
+
+
+def test_text_is_found_by_local_name() -> None:
+    """With a namespace or without, at any depth; None when it is not there."""
+    body = f'<A xmlns="{NAMESPACE}"><B><UploadId>u/1</UploadId></B><Empty/></A>'.encode()
+    assert text_of(body, "UploadId") == "u/1"
+    assert text_of(body, "Empty") == ""
+    assert text_of(body, "Nothing") is None
+    assert text_of(body, "UploadId", size_bytes_max=10) is None
+
+
+def test_trees_are_bounded() -> None:
+    """Elements and depth; attributes are not kept."""
+    assert parse_bounded(b"<a><b/></a>", elements_max=2) is not None
+    assert parse_bounded(b"<a><b/><c/></a>", elements_max=2) is None
+    assert parse_bounded(b"<a>" * 9 + b"</a>" * 9, elements_max=100) is None
+
+
+def test_the_result_of_complete_is_what_clients_parse() -> None:
+    """Namespaced, ETag quoted, key escaped."""
+    root = ElementTree.fromstring(complete_multipart_upload_result("b", "a&b", "abc-2"))
+    assert root.tag == f"{{{NAMESPACE}}}CompleteMultipartUploadResult"
+    fields = {child.tag.rpartition("}")[2]: child.text for child in root}
+    assert fields == {"Location": "/b/a&b", "Bucket": "b", "Key": "a&b", "ETag": '"abc-2"'}
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        b'<?xml version="1.0"?><DeleteResult xmlns="x"><Deleted><Key>a</Key></Deleted></DeleteResult>',
+        b"<DeleteResult></DeleteResult>\n",
+        b'<?xml version="1.0"?>\n<DeleteResult xmlns="x"/>',
+        b"<DeleteResult />",
+    ],
+)
+def test_errors_join_the_origins_answer(result: bytes) -> None:
+    """The caller sees one document: what the origin did, and what was not let through."""
+    joined = insert_delete_errors(
+        result, [DeleteError("k&1", None, "AccessDenied", "no"), DeleteError("k2", "v", "C", "m")]
+    )
+    root = ElementTree.fromstring(joined)
+    before = ElementTree.fromstring(result)
+    assert len(root) == len(before) + 2
+    texts = [[child.text for child in node] for node in root][-2:]
+    assert texts == [["k&1", "AccessDenied", "no"], ["k2", "v", "C", "m"]]
+
+
+def test_errors_do_not_join_anything_else() -> None:
+    """An error document of the origin is passed on, not amended."""
+    with pytest.raises(ValueError, match="DeleteResult"):
+        insert_delete_errors(b"<Error><Code>X</Code></Error>", [])
