@@ -81,7 +81,7 @@ class RangeReader:
         """Decide the outcome and have the first bytes on their way. Raises what the origin says against it."""
         first = self._range.first
         try:
-            self.outcome = self._look_up()
+            self.outcome = "hit" if len(self._numbers) == 1 else self._look_up()
             await self._open(first)
         except StoreUnavailable:
             await self._open_origin(first)

@@ -5,6 +5,7 @@ A source gives one piece at a time, never empty. A piece that is a `FileSpan` is
 
 from __future__ import annotations
 
+import os
 from typing import Protocol
 
 from gateway.blocks.coalescing import Fill
@@ -56,8 +57,8 @@ class BlockSource:
         span = self._span(position, count)
         if span is not None:
             return span
-        count = min(count, READ_BYTES - position % READ_BYTES)
-        return self._span(position, count) or await self._read(position, count)
+        piece = min(count, READ_BYTES - position % READ_BYTES)
+        return self._span(position, piece) or await self._read(position, piece, count - piece)
 
     async def close(self) -> None:
         self._file.release()
@@ -71,14 +72,23 @@ class BlockSource:
             return FileSpan(self._file.descriptor, offset, count)
         return None
 
-    async def _read(self, position: int, count: int) -> memoryview:
-        if not self._residency.resident(self._file.descriptor, self.extent.offset + position, count):
+    async def _read(self, position: int, count: int, wanted_after: int) -> memoryview:
+        descriptor, ahead = self._file.descriptor, 0
+        if not self._residency.resident(descriptor, self.extent.offset + position, count):
             self._verified.clear()  # what has left memory comes from the device again, here or in another process
+            ahead = min(wanted_after, READ_BYTES)
         content = await self._threads.disk_holding(
-            self._file, read_verified, self._file.descriptor, self.extent, position, count
+            self._file, _read_with_hint, descriptor, self.extent, position, count, ahead
         )
         self._verified.add(position, count)
         return content
+
+
+def _read_with_hint(descriptor: int, extent: Extent, position: int, count: int, ahead: int) -> memoryview:
+    """Have the device fetch the next piece while this one is read, checked and sent."""
+    if ahead:
+        os.posix_fadvise(descriptor, extent.offset + position + count, ahead, os.POSIX_FADV_WILLNEED)
+    return read_verified(descriptor, extent, position, count)
 
 
 class FillSource:

@@ -227,8 +227,9 @@ def partial_files(directory: Path) -> list[Path]:
 def drop_page_cache(path: Path) -> None:
     """Have a file's bytes come from the device next time."""
     descriptor = os.open(path, os.O_RDWR)
-    os.fsync(descriptor)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.fdatasync(descriptor)
+    for _ in range(10):  # pages on their way through the kernel's lists stay when asked once
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(descriptor)
 
 
