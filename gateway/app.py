@@ -47,7 +47,7 @@ async def s3_application(settings: Settings, *, worker: int, instance_id: str) -
             _block_settings(settings), origin, worker=worker, clock=clock, observer=metrics.cache
         )
         stack.push_async_callback(blocks.close)
-        services = Services(origin, Catalog(origin), blocks, _slots(settings))
+        services = Services(origin, Catalog(origin), blocks, _slots(settings), clock)
         authenticator = Authenticator(
             _keyring(settings, credentials),
             clock,

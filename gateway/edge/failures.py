@@ -43,8 +43,8 @@ def _as_s3_error(error: Exception, request_id: str) -> S3Error:
 
 
 def _document(error: S3Error, request_id: str, resource: str) -> Reply:
-    headers = [("content-type", "application/xml"), *error.headers.items()]
+    headers = [(name.lower(), value) for name, value in error.headers.items()]
     if error.status == 304:
-        return Reply(304, list(error.headers.items()))
+        return Reply(304, headers)
     body = error_document(error, resource=resource, request_id=request_id, host_id=f"forebay/{request_id}")
-    return Reply(error.status, headers, body)
+    return Reply(error.status, [("content-type", "application/xml"), *headers], body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.blocks.cache import BlockCache
+from gateway.clock import Clock
 from gateway.metadata.catalog import Catalog
 from gateway.objects import ObjectKey
 from gateway.operations.request_body import RequestBody
@@ -24,6 +25,7 @@ class Services:
     catalog: Catalog
     blocks: BlockCache
     slots: Slots
+    clock: Clock
 
 
 @dataclass(frozen=True, slots=True)

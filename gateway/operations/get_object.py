@@ -104,7 +104,8 @@ async def _serve(
     exchange: Exchange, head: ObjectHead, headers: Mapping[str, str], overrides: Mapping[str, str]
 ) -> Reply:
     request, version = exchange.request, head.version
-    if evaluate_read(request.headers, etag=version.etag, last_modified=head.last_modified) == "not-modified":
+    now = exchange.services.clock.now()
+    if evaluate_read(request.headers, etag=version.etag, last_modified=head.last_modified, now=now) == "not-modified":
         onward = towards_client(head.headers)
         return Reply(304, [(name, value) for name, value in onward if name in _HEADERS_OF_NOT_MODIFIED], cache="hit")
     asked = head.part or _asked_range(request, head)

@@ -18,7 +18,7 @@ from gateway.operations.headers import towards_client, without
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document
 from gateway.operations.reply import Reply
-from gateway.origin.client import OriginRequest, OriginResponse, StreamedBody
+from gateway.origin.client import OriginResponse, StreamedBody
 from gateway.s3.etags import multipart_etag
 from gateway.s3.xml import (
     COMPLETE_SIZE_BYTES_MAX,

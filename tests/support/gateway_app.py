@@ -59,7 +59,7 @@ async def gateway_app(
     settings = BlockSettings(directory, capacity_bytes=256 * 1024**2, block_size_bytes=block_size_bytes)
     blocks = await BlockCache.open(settings, front, worker=worker, clock=clock, observer=SilentObserver())
     try:
-        services = Services(front, Catalog(front), blocks, Slots(slots))
+        services = Services(front, Catalog(front), blocks, Slots(slots), clock)
         authenticator = Authenticator(
             keyring or ConfiguredKeyring([Key(ACCESS_KEY_ID, SECRET_ACCESS_KEY, None, grant)]),
             clock,

@@ -1,0 +1,34 @@
+from gateway.operations.headers import towards_client, towards_origin
+
+
+def test_headers_that_nobody_knows_go_along() -> None:
+    """Only what belongs to the client's connection and signature stays behind."""
+    sent = {
+        "host": "gateway",
+        "authorization": "AWS4-HMAC-SHA256 …",
+        "x-amz-date": "20260101T000000Z",
+        "x-amz-security-token": "token",
+        "x-amz-content-sha256": "UNSIGNED-PAYLOAD",
+        "content-length": "3",
+        "expect": "100-continue",
+        "connection": "keep-alive, X-Private",
+        "x-private": "hop",
+        "x-amz-brand-new": "1",
+        "x-unknown": "2",
+        "content-type": "text/plain",
+    }
+    assert towards_origin(sent) == {"x-amz-brand-new": "1", "x-unknown": "2", "content-type": "text/plain"}
+
+
+def test_the_framing_of_the_body_is_not_stored_with_the_object() -> None:
+    """`aws-chunked` leaves Content-Encoding, other codings stay, an empty header goes."""
+    assert towards_origin({"content-encoding": "aws-chunked"}) == {}
+    assert towards_origin({"content-encoding": "gzip, aws-chunked"}) == {"content-encoding": "gzip"}
+    assert towards_origin({"content-encoding": "aws-chunked,br"}) == {"content-encoding": "br"}
+    assert towards_origin({"content-encoding": "gzip"}) == {"content-encoding": "gzip"}
+
+
+def test_the_origins_request_id_gets_a_name_of_its_own() -> None:
+    """The gateway has request ids; the origin's stays findable."""
+    headers = towards_client({"x-amz-request-id": "R1", "date": "…", "server": "moto", "etag": '"e"'})
+    assert headers == [("etag", '"e"'), ("x-forebay-origin-request-id", "R1")]
