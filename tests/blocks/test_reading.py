@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from gateway.blocks.reader import RangeReader
 from gateway.errors import OriginAnswered, OriginUnreachable
 from gateway.objects import ByteRange, FileSpan, ObjectKey, ObjectVersion
-from gateway.origin.client import Purpose
-from gateway.origin.memory_faults import Answer, Hold, Unreachable, on
+from gateway.origin.memory_faults import Unreachable, on
 from gateway.s3.requests import Operation
 from tests.support.blocks import (
     BLOCK,
@@ -23,7 +22,6 @@ from tests.support.blocks import (
     KIB,
     MIB,
     CountingObserver,
-    PacedOrigin,
     TestClock,
     block_files,
     content_of,
@@ -111,147 +109,6 @@ def test_warm_bytes_leave_as_one_span_per_block(tmp_path: Path) -> None:
             reader = await cache.open_range(version, ByteRange(100, 3 * BLOCK - 101))
             await take(reader, spans)
             assert [span.count for span in spans] == [BLOCK - 100, BLOCK, BLOCK - 100]
-
-    asyncio.run(scenario())
-
-
-def test_two_hundred_readers_cost_one_request(tmp_path: Path) -> None:
-    """However many readers want a cold block at once, the origin is asked for it once."""
-
-    async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
-        version = stored(origin, "a", BLOCK)
-        async with open_cache(tmp_path / "c", origin, observer=observer) as cache:
-            bodies = await asyncio.gather(*(read(cache, version) for _ in range(200)))
-            assert set(bodies) == {content_of(origin, version)}
-        assert origin.count() == 1
-        assert observer.coalesced_readers == 199
-
-    asyncio.run(scenario())
-
-
-def test_readers_with_other_headers_do_not_share(tmp_path: Path) -> None:
-    """A caller whose headers make the origin refuse does not spoil another caller's read."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        version = stored(origin, "a", BLOCK)
-        origin.inject(lambda call: "x-amz-expected-bucket-owner" in call.headers, Answer(403, "AccessDenied"))
-        async with open_cache(tmp_path / "c", origin) as cache:
-            refused, served = await asyncio.gather(
-                cache.open_range(version, whole(version), headers={"x-amz-expected-bucket-owner": "1"}),
-                read(cache, version),
-                return_exceptions=True,
-            )
-            assert isinstance(refused, OriginAnswered)
-            assert refused.status == 403
-            assert served == content_of(origin, version)
-
-    asyncio.run(scenario())
-
-
-def test_first_bytes_flow_before_the_block_is_complete(tmp_path: Path) -> None:
-    """A reader gets what has arrived while the origin still owes the rest."""
-
-    async def scenario() -> None:
-        memory = make_origin()
-        version = stored(memory, "a", BLOCK)
-        origin = PacedOrigin(memory, pause_after=128 * KIB)
-        async with open_cache(tmp_path / "c", origin) as cache:
-            reader = await cache.open_range(version, whole(version))
-            async with aclosing(reader.body()) as body:
-                first = await anext(body)
-                assert isinstance(first, FileSpan)
-                assert not origin.go.is_set()
-                assert (
-                    os.pread(first.descriptor, first.count, first.offset) == content_of(memory, version)[: first.count]
-                )
-                origin.go.set()
-                rest = sum([piece.count if isinstance(piece, FileSpan) else len(piece) async for piece in body])
-                assert first.count + rest == BLOCK
-
-    asyncio.run(scenario())
-
-
-def test_a_leader_that_leaves_does_not_stop_the_fill(tmp_path: Path) -> None:
-    """The reader that began a fill may go; the others get every byte, from one request."""
-
-    async def scenario() -> None:
-        memory = make_origin()
-        version = stored(memory, "a", BLOCK)
-        origin = PacedOrigin(memory, pause_after=64 * KIB)
-        async with open_cache(tmp_path / "c", origin) as cache:
-            leader = asyncio.create_task(read(cache, version))
-            await origin.paused.wait()
-            follower = asyncio.create_task(read(cache, version))
-            await asyncio.sleep(0)
-            leader.cancel()
-            await asyncio.gather(leader, return_exceptions=True)
-            origin.go.set()
-            assert await follower == content_of(memory, version)
-            assert memory.count() == 1
-
-    asyncio.run(scenario())
-
-
-def test_a_fill_begun_is_finished_though_everyone_left(tmp_path: Path) -> None:
-    """What was asked of the origin is kept, and no further block of the range is begun."""
-
-    async def scenario() -> None:
-        memory = make_origin()
-        version = stored(memory, "a", 8 * BLOCK)
-        origin = PacedOrigin(memory, pause_after=64 * KIB)
-        async with open_cache(tmp_path / "c", origin, readahead_blocks=0) as cache:
-            reader = await cache.open_range(version, whole(version))
-            await reader.aclose()
-            origin.go.set()
-            await cache.settle()
-            assert memory.count() == 1
-            assert (await cache.open_range(version, ByteRange(0, BLOCK - 1))).outcome == "hit"
-
-    asyncio.run(scenario())
-
-
-def test_a_queued_fill_is_not_begun_when_its_readers_left(tmp_path: Path) -> None:
-    """A fill that waits for its turn costs nothing once nobody waits for it."""
-
-    async def scenario() -> None:
-        memory = make_origin()
-        one, two = stored(memory, "one", BLOCK), stored(memory, "two", BLOCK)
-        origin = PacedOrigin(memory, pause_after=64 * KIB)
-        async with open_cache(tmp_path / "c", origin, fills_max=1) as cache:
-            running = asyncio.create_task(read(cache, one))
-            await origin.paused.wait()
-            queued = asyncio.create_task(cache.open_range(two, whole(two)))
-            await asyncio.sleep(0)
-            queued.cancel()
-            await asyncio.gather(queued, return_exceptions=True)
-            origin.go.set()
-            assert await running == content_of(memory, one)
-            await cache.settle()
-            assert memory.count(key="two") == 0
-
-    asyncio.run(scenario())
-
-
-def test_following_blocks_fill_ahead_but_never_past_the_range(tmp_path: Path) -> None:
-    """A sequential reader's next blocks are on their way while it reads, and none behind what it asked for."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        version = stored(origin, "a", 10 * BLOCK)
-        released = asyncio.Event()
-        origin.inject(lambda call: call.purpose is Purpose.READAHEAD, Hold(released), times=None)
-        async with open_cache(tmp_path / "c", origin, readahead_blocks=3) as cache:
-            reader = await cache.open_range(version, ByteRange(0, 6 * BLOCK - 1))
-            async with aclosing(reader.body()) as body:
-                await anext(body)
-                await until(lambda: origin.count() == 4)
-                assert [call.purpose for call in origin.calls] == [Purpose.LIVE] + [Purpose.READAHEAD] * 3
-            released.set()
-            await cache.settle()
-            await read(cache, version, ByteRange(0, 6 * BLOCK - 1))
-            assert origin.count() == 6
 
     asyncio.run(scenario())
 
