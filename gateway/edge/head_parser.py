@@ -68,17 +68,14 @@ class HeadParser:
     def _request_head(self, head: bytes) -> RequestHead:
         method, framing = self._method, self._framing
         version = http_version(head, method, self._url)
-        check_host(framing, version)
         target = parse_target(method, self._url)
-        return RequestHead(
-            method,
-            target,
-            version,
-            _with_host(self._headers, target.authority),
-            body_length(framing, version),
-            expects_continue(framing, version),
-            self._keep_alive and version == "1.1",
-        )
+        headers = _with_host(self._headers, target.authority)
+        keep_alive = self._keep_alive and version == "1.1"
+        if len(framing) == 1 and framing[0][0] == b"host":  # nearly every GET: nothing more to look at
+            return RequestHead(method, target, version, headers, 0, False, keep_alive)
+        check_host(framing, version)
+        length = body_length(framing, version)
+        return RequestHead(method, target, version, headers, length, expects_continue(framing, version), keep_alive)
 
     def _renew(self) -> None:
         self._parser = httptools.HttpRequestParser(self)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 _logger = logging.getLogger(__name__)
 
 _GONE_ALREADY = (BlockingIOError, InterruptedError, ConnectionAbortedError)
+_TCP_FAMILIES = frozenset((socket.AF_INET, socket.AF_INET6))
 _OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
@@ -55,4 +56,7 @@ class Listener:
             _logger.error("cannot accept connections for now: %s", error)
             self.pause()
             return
+        if connection.family in _TCP_FAMILIES:
+            # asyncio does this only for sockets made with an explicit protocol number, and a listener seldom is.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._on_connection(connection)

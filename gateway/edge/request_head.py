@@ -18,6 +18,8 @@ FRAMING_HEADERS = frozenset((b"host", b"content-length", b"transfer-encoding", b
 
 HEAD_END = b"\r\n\r\n"
 
+_VERSIONS = {b" HTTP/1.1\r\n": "1.1", b" HTTP/1.0\r\n": "1.0"}
+
 MAX_BODY_BYTES = 2**63 - 1
 
 _ABSOLUTE = re.compile(rb"https?://([^/?]*)([^?]*)(?:\?(.*))?", re.IGNORECASE | re.DOTALL)
@@ -69,10 +71,11 @@ def _absolute_form(target: bytes) -> Target:
 
 def http_version(head: bytes, method: str, target: bytes) -> str:
     """`1.0` or `1.1`; S3Error when the request line is anything but `METHOD SP TARGET SP VERSION CRLF`."""
-    for version in ("1.1", "1.0"):
-        if head.startswith(b"%s %s HTTP/%s\r\n" % (method.encode(), target, version.encode())):
-            return version
-    raise bad_request()
+    version_at = len(method) + 1 + len(target)
+    version = _VERSIONS.get(head[version_at : version_at + 11])
+    if version is None or head[:version_at] != b"%s %s" % (method.encode(), target):
+        raise bad_request()
+    return version
 
 
 def check_host(framing: Headers, http_version: str) -> None:

@@ -48,13 +48,12 @@ def response_head(
     length: int | None = None
     for name, value in headers:
         lowered = name.lower()
-        if lowered in _OURS:
-            if lowered == b"content-length":
-                length = _length(value, length)
-            elif lowered == b"connection" and b"close" in value.lower():
-                keep_alive = False
-            continue
-        parts += (lowered, b": ", value, b"\r\n")
+        if lowered not in _OURS:
+            parts.append(b"%b: %b\r\n" % (lowered, value))
+        elif lowered == b"content-length":
+            length = _length(value, length)
+        elif lowered == b"connection" and b"close" in value.lower():
+            keep_alive = False
     framing = _framing(status, length, method, http_version, keep_alive)
     if length is not None:
         parts.append(b"content-length: %d\r\n" % length)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -390,5 +391,20 @@ def test_the_date_moves_with_the_clock() -> None:
             await wire.say(request("GET"))
             assert (await wire.answer()).headers["date"] == "Thu, 01 Jan 2026 00:00:02 GMT"
             await wire.close()
+
+    run(scenario())
+
+
+def test_pieces_of_a_body_leave_at_once() -> None:
+    """Nagle's algorithm is off, also for connections from a listener whose protocol number is 0."""
+
+    async def scenario() -> None:
+        async with serving(unread) as port:
+            wire = await port.connect()
+            await wire.say(request("GET"))
+            await wire.answer()
+            [connection] = port.server._state.connections
+            connected = connection.transport.get_extra_info("socket")
+            assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
     run(scenario())

@@ -114,7 +114,9 @@ class Wire:
             return  # the server has closed more roughly than we do
 
     def abort(self) -> None:
-        self.writer.transport.abort()
+        """Leave without a word; nothing happens when the connection is closed already."""
+        if not self.writer.is_closing():
+            self.writer.transport.abort()
 
 
 def listening_socket() -> socket.socket:
