@@ -38,7 +38,7 @@ class ChildSpec:
 
 def restart_delay_seconds(deaths_in_a_row: int) -> float:
     """Nothing after the first death, then 0.1 s doubling to 10 s."""
-    return 0.0 if deaths_in_a_row <= 1 else min(10.0, 0.1 * 2.0 ** (deaths_in_a_row - 2))
+    return 0.0 if deaths_in_a_row <= 1 else min(10.0, 0.1 * 2.0 ** min(deaths_in_a_row - 2, 10))
 
 
 class ChildProcess:

@@ -19,7 +19,7 @@ ROOM_BYTES_PER_PROCESS = 2**20
 
 def make_metrics_directory(cache_directory: Path, processes: int, shared_memory: Path = SHARED_MEMORY) -> Path:
     """An empty directory for `processes` processes; what an earlier run left in it is gone."""
-    in_memory = shared_memory / f"forebay-{os.geteuid()}-{_name(cache_directory)}"
+    in_memory = in_memory_directory(cache_directory, shared_memory)
     on_disk = cache_directory / "run" / "metrics"
     remove_metrics_directory(on_disk)
     if _usable(in_memory, processes * ROOM_BYTES_PER_PROCESS):
@@ -34,9 +34,10 @@ def remove_metrics_directory(directory: Path) -> None:
         shutil.rmtree(directory)
 
 
-def _name(cache_directory: Path) -> str:
-    """The same for every run on this directory, so that nothing piles up after a kill -9."""
-    return hashlib.sha256(os.fsencode(cache_directory.resolve())).hexdigest()[:16]
+def in_memory_directory(cache_directory: Path, shared_memory: Path = SHARED_MEMORY) -> Path:
+    """The same for every run on `cache_directory`, so that nothing piles up after a kill -9."""
+    name = hashlib.sha256(os.fsencode(cache_directory.resolve())).hexdigest()[:16]
+    return shared_memory / f"forebay-{os.geteuid()}-{name}"
 
 
 def _usable(directory: Path, room_bytes: int) -> bool:

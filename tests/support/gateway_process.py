@@ -130,6 +130,12 @@ class GatewayProcess:
         assert self._process is not None, "not started"
         return self._process.pid
 
+    def rest_of_stdout(self) -> str:
+        """Everything behind the readiness line; returns when the supervisor has closed it."""
+        assert self._process is not None, "not started"
+        assert self._process.stdout is not None
+        return self._process.stdout.read()
+
     @property
     def log(self) -> str:
         """Everything on standard error so far."""

@@ -1,0 +1,179 @@
+"""The admin port's application."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from gateway import metric_kinds, metrics
+from gateway.config import AdminSettings, OriginSettings, Settings
+from gateway.config_entries import SlotSettings
+from gateway.control.app import control_app
+from gateway.control.openapi import describe
+from gateway.control.reachability import REMEMBERED_SECONDS, OriginProbe
+from gateway.control.state import GatewayState, ProcessState, StateHolder
+from tests.support.manual_clock import ManualClock
+
+T = TypeVar("T")
+TOKEN = "a-token-of-sixteen-characters-or-more"
+STATE = GatewayState(
+    version="1.2.3",
+    instance_id="feed",
+    process_id=1,
+    started_at=0.0,
+    s3_url="http://127.0.0.1:9000",
+    admin_url="http://127.0.0.1:9001",
+    directory="/cache",
+    draining=False,
+    processes=(ProcessState("worker0", 2, True, 0), ProcessState("background", 3, True, 1)),
+)
+
+
+@pytest.fixture(autouse=True)
+def _metrics(tmp_path: Path) -> Iterator[None]:
+    metric_kinds.share(tmp_path, "worker0")
+    yield
+    metric_kinds.unshare()
+
+
+def settings(token: str | None = None) -> Settings:
+    return Settings(
+        admin=AdminSettings(token=SecretStr(token) if token else None),
+        origin=OriginSettings(endpoint_url="http://127.0.0.1:1"),
+        slots=[SlotSettings(name="train", prefix="s3://train/")],
+    )
+
+
+def ask(
+    tmp_path: Path, path: str, state: GatewayState | None = STATE, token: str | None = None, **headers: str
+) -> httpx.Response:
+    holder = StateHolder()
+    if state is not None:
+        holder.take(state.to_line())
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(control_app(settings(token), holder, tmp_path))
+        async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+            return await client.get(path, headers=headers)
+
+    return asyncio.run(run())
+
+
+def test_a_state_survives_the_pipe() -> None:
+    """What the supervisor sends is what the admin port tells."""
+    assert GatewayState.from_line(STATE.to_line()) == STATE
+
+
+DOWN = replace(STATE, processes=(ProcessState("worker0", None, False, 1), STATE.processes[1]))
+
+
+@pytest.mark.parametrize(
+    ("state", "status"), [(STATE, 200), (DOWN, 503), (replace(STATE, draining=True), 503), (None, 503)]
+)
+def test_readiness_is_that_of_the_workers(tmp_path: Path, state: GatewayState | None, status: int) -> None:
+    """Not ready while one is down, while draining, and before the supervisor has spoken; whatever the origin does."""
+    answer = ask(tmp_path, "/readyz", state)
+    assert answer.status_code == status
+    assert answer.json()["ready"] is (status == 200)
+    assert answer.json()["origin_reachable"] is False
+
+
+def test_health_needs_nothing(tmp_path: Path) -> None:
+    """The process answers: that is all it says."""
+    assert ask(tmp_path, "/healthz", None).status_code == 200
+
+
+def test_status_tells_processes_origin_cache_and_slots(tmp_path: Path) -> None:
+    """The document that `forebay status` shows."""
+    document = ask(tmp_path, "/api/v1/status").json()
+    assert document["gateway"]["processes"][1] == {"name": "background", "process_id": 3, "ready": True, "restarts": 1}
+    assert document["origin"]["endpoint_url"] == "http://127.0.0.1:1"
+    assert document["slots"][0]["prefix"] == "s3://train/"
+
+
+def test_metrics_are_those_of_all_processes(tmp_path: Path) -> None:
+    """In Prometheus' text format."""
+    metrics.CACHE_HIT_BYTES.add(7)
+    answer = ask(tmp_path, "/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "forebay_cache_hit_bytes_total 7.0" in answer.text
+
+
+def test_the_page_shows_the_gateway_and_escapes_what_it_shows(tmp_path: Path) -> None:
+    """Names are data, never markup."""
+    page = ask(tmp_path, "/", replace(STATE, version="<script>")).text
+    assert "&lt;script&gt;" in page
+    assert "<script>" not in page
+    assert "worker0" in page
+    assert "starting" in ask(tmp_path, "/", None).text
+
+
+GUARDED = ["/metrics", "/", "/api/v1/status", "/api/openapi.json"]
+
+
+@pytest.mark.parametrize("path", GUARDED)
+def test_with_a_token_nothing_is_told_without_it(tmp_path: Path, path: str) -> None:
+    """401 with what is missing (RFC 6750); the right token opens."""
+    for given in ("", "Bearer wrong", f"Basic {TOKEN}"):
+        refused = ask(tmp_path, path, token=TOKEN, authorization=given)
+        assert refused.status_code == 401
+        assert refused.headers["www-authenticate"].startswith("Bearer")
+    assert ask(tmp_path, path, token=TOKEN, authorization=f"Bearer {TOKEN}").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_probes_need_no_token(tmp_path: Path, path: str) -> None:
+    """Kubernetes cannot keep one secret in a probe."""
+    assert ask(tmp_path, path, token=TOKEN).status_code == 200
+
+
+def test_the_openapi_document_describes_what_exists(tmp_path: Path) -> None:
+    """Every path in it answers, and every answer has the members it names."""
+    document = ask(tmp_path, "/api/openapi.json").json()
+    assert document == describe()
+    for path, item in document["paths"].items():
+        answer = ask(tmp_path, path)
+        assert answer.status_code == 200
+        (media_type, content), *_ = item["get"]["responses"]["200"]["content"].items()
+        assert answer.headers["content-type"].startswith(media_type)
+        if media_type == "application/json":
+            assert_described(answer.json(), content["schema"])
+
+
+def assert_described(value: Any, schema: dict[str, Any]) -> None:
+    if "properties" in schema and value is not None:
+        assert set(value) == set(schema["properties"])
+        for name, inner in schema["properties"].items():
+            assert_described(value[name], inner)
+    for item in value if "items" in schema else []:
+        assert_described(item, schema["items"])
+
+
+def probing(act: Callable[[OriginProbe, ManualClock], Awaitable[T]], endpoint_url: str) -> T:
+    async def run() -> T:
+        clock = ManualClock()
+        return await act(OriginProbe(OriginSettings(endpoint_url=endpoint_url), clock), clock)
+
+    return asyncio.run(run())
+
+
+def test_reachability_is_found_out_and_remembered_for_a_while() -> None:
+    """However often a probe asks, the origin is bothered every few seconds at most."""
+    with socket.create_server(("127.0.0.1", 0)) as origin:
+
+        async def act(probe: OriginProbe, clock: ManualClock) -> list[bool]:
+            found = [await probe.reachable()]
+            origin.close()
+            found.append(await probe.reachable())
+            await clock.advance(REMEMBERED_SECONDS + 1)
+            return [*found, await probe.reachable()]
+
+        assert probing(act, f"http://127.0.0.1:{origin.getsockname()[1]}") == [True, True, False]

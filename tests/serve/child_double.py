@@ -1,0 +1,35 @@
+"""Children that behave badly, for the supervisor's tests: `main` runs in the child process.
+
+How is said by the file `behaviour` in the cache directory: a line per process, `NAME WHAT`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Sequence
+
+from gateway.serve import child
+
+
+def main(arguments: Sequence[str]) -> None:
+    """As `gateway.serve.child.main`, with other work."""
+    child.main(arguments, _behave)
+
+
+async def _behave(orders: child.Orders) -> None:
+    directory = orders.handover.settings.cache.directory
+    behaviours = dict(line.split() for line in (directory / "behaviour").read_text().splitlines())
+    what = behaviours.get(orders.name, "well")
+    with (directory / f"starts-{orders.name}").open("a") as starts:
+        starts.write(".")
+    if what == "dies-early":
+        signal.raise_signal(signal.SIGKILL)
+    orders.ready()
+    if what == "ignores-sigterm":
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        await asyncio.Event().wait()
+    if what == "dies-when-ready":
+        signal.raise_signal(signal.SIGKILL)
+    await orders.stop.wait()

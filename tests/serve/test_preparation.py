@@ -1,0 +1,101 @@
+"""What must hold before anything is started: the directory, its lock, the limit of open files."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import StartupError
+from gateway.serve.preparation import LOCK_NAME, lock_directory, prepare_directory, raise_descriptor_limit
+
+LIMITED = """
+import resource, sys
+from gateway.serve.preparation import raise_descriptor_limit
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
+raise_descriptor_limit()
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+def with_limits(soft: int, hard: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", LIMITED, str(soft), str(hard)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def mode(directory: Path) -> int:
+    return directory.stat().st_mode & 0o777
+
+
+def test_a_new_directory_is_the_owners_alone(tmp_path: Path) -> None:
+    """With its parents made, whatever the umask."""
+    prepare_directory(tmp_path / "a" / "b")
+    assert mode(tmp_path / "a" / "b") == 0o700
+
+
+@pytest.mark.parametrize("content", [[], ["lost+found"], [LOCK_NAME, "blocks"]])
+def test_an_empty_directory_or_one_of_ours_is_closed_to_others(tmp_path: Path, content: list[str]) -> None:
+    """A fresh mount is empty but for lost+found."""
+    tmp_path.chmod(0o755)
+    for name in content:
+        (tmp_path / name).mkdir()
+    prepare_directory(tmp_path)
+    assert mode(tmp_path) == 0o700
+
+
+def test_a_directory_of_somebody_elses_files_keeps_its_mode(tmp_path: Path) -> None:
+    """`directory = "/tmp"` by root must not lock everybody out of it."""
+    tmp_path.chmod(0o777)
+    (tmp_path / "thesis.pdf").touch()
+    prepare_directory(tmp_path)
+    assert mode(tmp_path) == 0o777
+
+
+def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    """The message names the setting."""
+    (tmp_path / "cache").touch()
+    with pytest.raises(StartupError, match=r"cache\.directory"):
+        prepare_directory(tmp_path / "cache")
+
+
+def test_only_one_gateway_holds_the_lock(tmp_path: Path) -> None:
+    """The second is told whose it is; once released it can be taken again."""
+    lock = lock_directory(tmp_path)
+    with pytest.raises(StartupError, match=rf"process {os.getpid()}\b"):
+        lock_directory(tmp_path)
+    os.close(lock)
+    os.close(lock_directory(tmp_path))
+
+
+def test_children_of_a_killed_supervisor_are_waited_for(tmp_path: Path) -> None:
+    """They hold the lock for a moment longer than the process whose number it bears."""
+    supervisor = subprocess.Popen([sys.executable, "-c", "pass"])
+    supervisor.wait()
+    lock = lock_directory(tmp_path)
+    os.pwrite(lock, b"%-20d" % supervisor.pid, 0)
+    orphan = subprocess.Popen(["sleep", "0.3"], pass_fds=(lock,))
+    os.close(lock)
+    os.close(lock_directory(tmp_path))
+    assert orphan.wait(0) == 0
+
+
+def test_the_soft_limit_of_open_files_is_raised_to_the_hard_one() -> None:
+    """Every connection needs a descriptor, every block that is read another."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert with_limits(100, hard).stdout.strip() == str(hard)
+    raise_descriptor_limit()
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+
+
+def test_a_low_limit_is_warned_of_and_a_hopeless_one_refused() -> None:
+    """The message says how to raise it."""
+    low = with_limits(100, 1024)
+    assert low.returncode == 0
+    assert "LimitNOFILE" in low.stdout + low.stderr
+    hopeless = with_limits(100, 100)
+    assert hopeless.returncode == 1
+    assert "StartupError: the limit of open files is 100" in hopeless.stderr

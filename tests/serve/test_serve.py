@@ -1,0 +1,271 @@
+"""`forebay serve` as a whole: real processes, real sockets, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+import trustme
+
+from gateway.serve.metrics_directory import in_memory_directory
+from tests.serve.gated_origin import CONTENT, GatedOrigin, gated_origin
+from tests.support.gateway_process import ORIGIN_KEYS, GatewayProcess
+
+NOWHERE = {"endpoint_url": "http://127.0.0.1:1"}
+"""An origin that is down: nothing listens on port 1."""
+
+PATIENCE_SECONDS = 30.0
+
+
+def get(url: str, **options: object) -> httpx.Response:
+    with httpx.Client(trust_env=False, timeout=PATIENCE_SECONDS, **options) as client:  # type: ignore[arg-type]
+        return client.get(url)
+
+
+@pytest.fixture
+def origin() -> Iterator[GatedOrigin]:
+    with gated_origin() as one:
+        yield one
+
+
+@pytest.fixture
+def background() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def reading(gateway: GatewayProcess, origin: GatedOrigin, pool: ThreadPoolExecutor) -> Future[httpx.Response]:
+    """A GET that has arrived at the origin, and is answered by half."""
+    answer = pool.submit(get, f"{gateway.s3_url}/bucket/key")
+    assert origin.halfway.wait(PATIENCE_SECONDS), gateway.log
+    return answer
+
+
+def gated(origin: GatedOrigin, **server: object) -> GatewayProcess:
+    return GatewayProcess(
+        {"origin": {"endpoint_url": origin.url}, "server": {"allow_unsigned": True, "insecure": True, **server}}
+    )
+
+
+def test_it_starts_with_the_origin_down(tmp_path: Path) -> None:
+    """Ready without an origin, which readiness reports; reads of it are answered, with 503."""
+    with GatewayProcess({"origin": NOWHERE, "server": {"allow_unsigned": True}}) as gateway:
+        ready = get(f"{gateway.admin_url}/readyz")
+        assert ready.status_code == 200
+        assert ready.json()["origin_reachable"] is False
+        assert get(f"{gateway.s3_url}/bucket/key").status_code == 503
+
+
+def test_standard_output_has_the_readiness_line_and_nothing_else() -> None:
+    """Whoever starts it can rely on the first line, and need not read on."""
+    with GatewayProcess({"origin": NOWHERE, "server": {"workers": 2}}) as gateway:
+        gateway.signal(signal.SIGTERM)
+        assert gateway.rest_of_stdout() == ""
+        assert gateway.wait() == 0
+
+
+def test_a_killed_worker_is_replaced_alone() -> None:
+    """The other workers live on, the port answers all the while, and the restart is counted."""
+    with GatewayProcess({"origin": NOWHERE, "server": {"workers": 2}}) as gateway:
+        before = gateway.worker_pids()
+        killed = gateway.kill_worker(1)
+        for _ in range(20):
+            assert get(f"{gateway.s3_url}/bucket/key").status_code == 403
+        assert gateway.wait_for_worker(1, other_than=killed) != killed
+        assert gateway.worker_pids()[0] == before[0]
+        metrics = get(f"{gateway.admin_url}/metrics").text
+        assert 'forebay_worker_restarts_total{process="worker1"} 1.0' in metrics
+        assert 'forebay_requests_total{cache="none",operation="GetObject",status="403"} 20.0' in metrics
+
+
+def test_a_killed_background_process_is_replaced_alone() -> None:
+    """The admin port comes back and knows the state of the gateway."""
+    with GatewayProcess({"origin": NOWHERE}) as gateway:
+        processes = gateway.status()["gateway"]["processes"]
+        os.kill(processes[1]["process_id"], signal.SIGKILL)
+        again = gateway.wait_for_worker(1, other_than=processes[1]["process_id"])
+        after = gateway.status()["gateway"]["processes"]
+        assert after[0] == processes[0]
+        assert after[1] == {"name": "background", "process_id": again, "ready": True, "restarts": 1}
+
+
+def test_a_request_in_flight_is_answered_whole_before_the_end(
+    origin: GatedOrigin, background: ThreadPoolExecutor
+) -> None:
+    """SIGTERM cuts nothing within the grace time; the port takes nothing new meanwhile; exit code 0."""
+    with gated(origin) as gateway:
+        answer = reading(gateway, origin, background)
+        gateway.signal(signal.SIGTERM)
+        wait_until_refused(gateway.s3_url)
+        assert get(f"{gateway.admin_url}/readyz").json()["draining"] is True
+        origin.gate.set()
+        assert answer.result(PATIENCE_SECONDS).content == CONTENT
+        assert gateway.wait() == 0
+
+
+def wait_until_refused(url: str) -> None:
+    """Returns once nothing listens any more; the test's own time limit is the deadline."""
+    while True:
+        try:
+            get(url)
+        except httpx.TransportError:
+            return
+
+
+def test_what_is_in_flight_after_the_grace_time_is_cut(origin: GatedOrigin, background: ThreadPoolExecutor) -> None:
+    """The end comes, whatever the origin does."""
+    with gated(origin, shutdown_grace="0s") as gateway:
+        answer = reading(gateway, origin, background)
+        assert gateway.terminate() == 0
+        with pytest.raises(httpx.TransportError):
+            answer.result(PATIENCE_SECONDS)
+
+
+def test_a_second_signal_ends_it_at_once(origin: GatedOrigin, background: ThreadPoolExecutor) -> None:
+    """For who cannot wait: exit code 1, no process left."""
+    with gated(origin, shutdown_grace="1h") as gateway:
+        answer = reading(gateway, origin, background)
+        gateway.signal(signal.SIGINT)
+        wait_until_refused(gateway.s3_url)
+        gateway.signal(signal.SIGINT)
+        assert gateway.wait(PATIENCE_SECONDS) == 1
+        with pytest.raises(httpx.TransportError):
+            answer.result(PATIENCE_SECONDS)
+
+
+def test_children_end_with_a_killed_supervisor_and_the_next_one_starts(tmp_path: Path) -> None:
+    """`kill -9` leaves no worker behind that would serve from a directory which another gateway now uses."""
+    with GatewayProcess({"origin": NOWHERE, "server": {"workers": 2}}, directory=tmp_path / "cache") as gateway:
+        gateway.kill()
+        gateway.start()
+        assert get(f"{gateway.admin_url}/readyz").status_code == 200
+
+
+def test_a_second_gateway_on_one_directory_refuses(tmp_path: Path) -> None:
+    """It says who is there; the first one is not disturbed."""
+    with GatewayProcess({"origin": NOWHERE}, directory=tmp_path / "cache") as first:
+        second = serve(first.config_file)
+        assert second.returncode == 1
+        assert f"another forebay serve (process {first.pid}) uses cache.directory" in second.stderr
+        assert get(f"{first.admin_url}/readyz").status_code == 200
+
+
+def serve(
+    config_file: Path, directory: Path | None = None, executable: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """A serve that is expected to fail."""
+    return subprocess.run(
+        [*(executable or (sys.executable, "-m", "gateway")), "serve", "--config", str(config_file)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        cwd=directory or Path(__file__).resolve().parents[2],
+        env={name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "FOREBAY_"))},
+        check=False,
+    )
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    """One line, exit code 1, nothing started."""
+    with GatewayProcess({"origin": NOWHERE}) as first:
+        port = httpx.URL(first.s3_url).port
+        file = tmp_path / "second.toml"
+        file.write_text(f'[server]\nport = {port}\n[admin]\nport = 0\n[cache]\ndirectory = "{tmp_path}/cache"\n')
+        second = serve(file)
+    assert second.returncode == 1
+    assert second.stderr.strip().splitlines()[-1] == (
+        f"forebay: server: cannot listen on 127.0.0.1:{port}: Address already in use"
+    )
+
+
+def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
+    """The supervisor passes its reason on, ends the other children, and exits with code 1."""
+    blocks = tmp_path / "cache" / "blocks"
+    blocks.mkdir(parents=True)
+    (blocks / "thesis.pdf").write_text("somebody's only copy")
+    file = tmp_path / "forebay.toml"
+    file.write_text(f'[server]\nport = 0\n[admin]\nport = 0\n[cache]\ndirectory = "{tmp_path}/cache"\n')
+    failed = serve(file)
+    assert failed.returncode == 1
+    last_line = failed.stderr.strip().splitlines()[-1]
+    assert last_line.startswith("forebay: worker0: ")
+    assert "thesis.pdf" in last_line
+    assert (blocks / "thesis.pdf").exists()
+
+
+def test_wrong_settings_end_the_start_with_all_of_them_named(tmp_path: Path) -> None:
+    """Exit code 1, one line each, no traceback."""
+    file = tmp_path / "forebay.toml"
+    file.write_text("[server]\nport = 70000\nworkers = 0\n")
+    failed = serve(file)
+    assert failed.returncode == 1
+    assert [line.split(" = ")[0] for line in failed.stderr.splitlines()] == [
+        "forebay: server.port",
+        "forebay: server.workers",
+    ]
+
+
+def test_children_import_what_their_supervisor_imported(tmp_path: Path) -> None:
+    """A package named `gateway` in the user's own directory is not taken for ours."""
+    (tmp_path / "gateway").mkdir()
+    (tmp_path / "gateway" / "__init__.py").write_text("raise SystemExit('the wrong gateway')")
+    file = tmp_path / "forebay.toml"
+    blocker = tmp_path / "cache" / "blocks"
+    blocker.mkdir(parents=True)
+    (blocker / "foreign").write_text("x")
+    file.write_text(f'[server]\nport = 0\n[admin]\nport = 0\n[cache]\ndirectory = "{tmp_path}/cache"\n')
+    command = str(Path(sys.executable).with_name("forebay"))
+    # It is made to fail as late as a child can fail: having imported everything.
+    failed = serve(file, directory=tmp_path, executable=(command,))
+    assert "the wrong gateway" not in failed.stderr
+    assert "foreign" in failed.stderr
+
+
+def test_secrets_are_in_no_argument_variable_or_log() -> None:
+    """Every user of the machine can read arguments; children get their settings through a pipe."""
+    with GatewayProcess({"origin": NOWHERE, "logging": {"level": "debug"}}) as gateway:
+        get(f"{gateway.s3_url}/bucket/key?X-Amz-Signature={ORIGIN_KEYS[1]}")
+        pids = [gateway.pid, *(one["process_id"] for one in gateway.status()["gateway"]["processes"])]
+        seen = b"".join(Path(f"/proc/{pid}/{name}").read_bytes() for pid in pids for name in ("cmdline", "environ"))
+        assert b"gateway.serve.child" in seen
+        assert ORIGIN_KEYS[1].encode() not in seen
+        assert gateway.terminate() == 0
+        assert ORIGIN_KEYS[1] not in gateway.log
+
+
+def test_it_speaks_https_with_a_certificate(tmp_path: Path) -> None:
+    """The readiness line says so, and a client that trusts the authority gets answers."""
+    authority = trustme.CA()
+    pair = authority.issue_cert("127.0.0.1")
+    pair.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    pair.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    server = {"certificate_file": str(tmp_path / "cert.pem"), "key_file": str(tmp_path / "key.pem")}
+    with GatewayProcess({"origin": NOWHERE, "server": server}) as gateway:
+        assert gateway.s3_url.startswith("https://127.0.0.1:")
+        assert get(f"{gateway.s3_url}/bucket/key", verify=context).status_code == 403
+
+
+def test_the_directory_and_what_is_in_it_are_the_owners_alone(tmp_path: Path) -> None:
+    """Cached data may be anybody's secret."""
+    with GatewayProcess({"origin": NOWHERE}, directory=tmp_path / "cache") as gateway:
+        assert gateway.directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_nothing_is_left_in_shared_memory(tmp_path: Path) -> None:
+    """The metrics of a run end with it."""
+    shared = in_memory_directory(tmp_path / "cache")
+    with GatewayProcess({"origin": NOWHERE}, directory=tmp_path / "cache") as gateway:
+        assert shared.exists() or (gateway.directory / "run" / "metrics").exists()
+        gateway.terminate()
+        assert not shared.exists()
+        assert not (gateway.directory / "run" / "metrics").exists()

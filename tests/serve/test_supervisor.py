@@ -1,0 +1,99 @@
+"""The supervisor against children that behave badly."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.serve.child_process import describe_exit, restart_delay_seconds
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PATIENCE_SECONDS = 60.0
+
+SERVE = """
+import sys
+from pathlib import Path
+from gateway.config import CacheSettings, AdminSettings, OriginSettings, ServerSettings, Settings
+from gateway.serve.supervisor import serve
+settings = Settings(
+    server=ServerSettings(port=0, workers=2, shutdown_grace_seconds=0),
+    admin=AdminSettings(port=0),
+    origin=OriginSettings(endpoint_url="http://127.0.0.1:1"),
+    cache=CacheSettings(directory=Path(sys.argv[1])),
+)
+try:
+    code = serve(settings, child_module="tests.serve.child_double")
+except Exception as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+sys.exit(code)
+"""
+
+
+@contextmanager
+def supervised(directory: Path, behaviour: str) -> Iterator[subprocess.Popen[str]]:
+    (directory / "behaviour").write_text(behaviour)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE, str(directory)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=REPOSITORY,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=PATIENCE_SECONDS)
+
+
+def test_a_child_that_dies_before_it_is_ready_ends_the_start(tmp_path: Path) -> None:
+    """With its name and how it ended; nothing is announced."""
+    with supervised(tmp_path, "worker1 dies-early") as process:
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 1
+    assert err.strip().splitlines()[-1] == "StartupError: worker1 ended before it was ready (SIGKILL)"
+    assert out == ""
+
+
+def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    """A little after the grace time; the gateway as a whole ends well."""
+    with supervised(tmp_path, "worker0 ignores-sigterm") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("forebay: S3 on ")
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0, err
+
+
+def test_a_child_that_keeps_dying_is_started_again_and_again(tmp_path: Path) -> None:
+    """The gateway lives on with the others, and a stop is obeyed also between two starts."""
+    with supervised(tmp_path, "worker0 dies-when-ready") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("forebay: S3 on ")
+        while (tmp_path / "starts-worker0").stat().st_size < 4:
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0
+    assert (tmp_path / "starts-worker1").read_text() == "."
+
+
+def test_restarts_slow_down() -> None:
+    """At once after the first death, then 0.1 s doubling, never more than ten seconds."""
+    delays = [restart_delay_seconds(deaths) for deaths in range(1, 12)]
+    assert delays[:4] == [0.0, 0.1, 0.2, 0.4]
+    assert delays == sorted(delays)
+    assert delays[-1] == 10.0
+    assert restart_delay_seconds(5000) == 10.0
+
+
+@pytest.mark.parametrize(("status", "words"), [(0, "exit code 0"), (1, "exit code 1"), (-9, "SIGKILL")])
+def test_ends_are_named(status: int, words: str) -> None:
+    """Signals by name."""
+    assert describe_exit(status) == words
