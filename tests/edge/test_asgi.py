@@ -1,0 +1,217 @@
+"""The S3 port's application: errors, request ids, broken streams, zero-copy, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.edge.asgi import BROKEN_OFF, CLIENT_LEFT, S3App
+from gateway.errors import ClientDisconnected
+from gateway.origin.memory_faults import CutBody, Unreachable, on
+from gateway.s3.requests import Operation
+from tests.support.asgi import Answer, call, signed_headers
+from tests.support.gateway_app import gateway_app
+
+BODY = os.urandom(200_000)
+
+
+class RecordingObserver:
+    """Remembers how requests ended."""
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.ends: list[tuple[str, str, str | None, int, int]] = []
+
+    def began(self) -> None:
+        self.in_flight += 1
+
+    def ended(
+        self, operation: str, status: str, cache: str | None, seconds: float, sent_bytes: int, received_bytes: int
+    ) -> None:
+        self.in_flight -= 1
+        self.ends.append((operation, status, cache, sent_bytes, received_bytes))
+
+
+def observed(app: S3App) -> tuple[S3App, RecordingObserver]:
+    observer = RecordingObserver()
+    return dataclasses.replace(app, observer=observer), observer
+
+
+def test_an_unexpected_failure_is_an_internal_error_with_a_request_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The client gets InternalError and nothing of the failure; the request id finds the log line."""
+
+    async def explode(*_: object) -> None:
+        raise ZeroDivisionError("a detail that is nobody's business")
+
+    async def scenario() -> Answer:
+        async with gateway_app(tmp_path) as gateway:
+            monkeypatch.setattr("gateway.edge.asgi.perform", explode)
+            return await call(gateway.app, "GET", "/bucket/k")
+
+    answer = asyncio.run(scenario())
+    request_id = answer.headers["x-amz-request-id"]
+    assert (answer.status, b"<Code>InternalError</Code>" in answer.body) == (500, True)
+    assert f"<RequestId>{request_id}</RequestId>".encode() in answer.body
+    assert b"nobody's business" not in answer.body
+    logged = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert request_id in logged
+    assert "ZeroDivisionError" in logged
+
+
+def test_an_error_answer_to_head_has_no_body(tmp_path: Path) -> None:
+    """RFC 9110, 9.3.2: HEAD errors are a status only, with the length that GET's answer would have."""
+
+    async def scenario() -> tuple[Answer, Answer]:
+        async with gateway_app(tmp_path) as gateway:
+            refused = await call(gateway.app, "HEAD", "/bucket/k", secret_access_key="wrong")
+            return refused, await call(gateway.app, "HEAD", "/bucket/k")
+
+    refused, missing = asyncio.run(scenario())
+    assert (refused.status, refused.body) == (403, b"")
+    assert (missing.status, missing.body) == (404, b"")
+
+
+def test_a_refusal_before_the_body_was_read_closes_the_connection(tmp_path: Path) -> None:
+    """What is left of the body would be taken for the next request."""
+
+    async def scenario() -> tuple[Answer, Answer]:
+        async with gateway_app(tmp_path) as gateway:
+            early = await call(gateway.app, "PUT", "/bucket/k", body=b"x", secret_access_key="wrong")
+            return early, await call(gateway.app, "GET", "/bucket/k", secret_access_key="wrong")
+
+    early, without_body = asyncio.run(scenario())
+    assert early.headers["connection"] == "close"
+    assert "connection" not in without_body.headers
+
+
+def test_an_origin_that_does_not_answer_is_503(tmp_path: Path) -> None:
+    """8.1 SDKs retry ServiceUnavailable; the reason stays in the log."""
+
+    async def scenario() -> Answer:
+        async with gateway_app(tmp_path) as gateway:
+            gateway.origin.inject(on(), Unreachable(), times=None)
+            return await call(gateway.app, "GET", "/bucket/k")
+
+    answer = asyncio.run(scenario())
+    assert (answer.status, b"<Code>ServiceUnavailable</Code>" in answer.body) == (503, True)
+
+
+def test_an_answer_that_fails_behind_its_head_stays_incomplete(tmp_path: Path) -> None:
+    """1.3 The end of the body is never announced, so every HTTP server closes the connection."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path) as gateway:
+            app, observer = observed(gateway.app)
+            gateway.origin.put("bucket", "k", BODY)
+            gateway.origin.inject(on(Operation.GET_OBJECT), CutBody(70_000), times=None)
+            answer = await call(app, "GET", "/bucket/k?versionId=null")
+            assert not answer.complete
+            assert (observer.ends[-1][1], observer.in_flight) == (BROKEN_OFF, 0)
+
+    asyncio.run(scenario())
+
+
+def test_requests_are_counted_with_what_they_moved(tmp_path: Path) -> None:
+    """Operation, status, cache outcome and body bytes reach the metrics."""
+
+    async def scenario() -> list[tuple[str, str, str | None, int, int]]:
+        async with gateway_app(tmp_path) as gateway:
+            app, observer = observed(gateway.app)
+            await call(app, "PUT", "/bucket/k", body=BODY)
+            await call(app, "GET", "/bucket/k")
+            await call(app, "GET", "/bucket/none")
+            return observer.ends
+
+    assert asyncio.run(scenario()) == [
+        ("PutObject", "200", "forwarded", 0, len(BODY)),
+        ("GetObject", "200", "miss", len(BODY), 0),
+        ("GetObject", "404", "bypass", pytest.approx(300, abs=150), 0),
+    ]
+
+
+class LeavingClient:
+    """Takes `pieces` messages and is gone then, as the gateway's own server reports it."""
+
+    def __init__(self, pieces: int) -> None:
+        self._left = pieces
+
+    async def receive(self) -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Mapping[str, Any]) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise ClientDisconnected("gone")
+
+
+@pytest.mark.parametrize("pieces", [0, 1, 2])
+def test_a_client_that_leaves_gives_everything_back(tmp_path: Path, pieces: int) -> None:
+    """Whenever the client goes, open files and connections to the origin are given back."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path) as gateway:
+            app, observer = observed(gateway.app)
+            gateway.origin.put("bucket", "k", BODY)
+            await call(app, "GET", "/bucket/k")
+            await gateway.blocks.settle()
+            before = set(os.listdir("/proc/self/fd"))
+            for target in ("/bucket/k", "/bucket/k?versionId=null"):
+                client = LeavingClient(pieces)
+                headers = signed_headers("GET", target, {}, b"")
+                path, _, query = target.partition("?")
+                scope = {
+                    "type": "http",
+                    "method": "GET",
+                    "raw_path": path.encode(),
+                    "query_string": query.encode(),
+                    "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+                }
+                await app(scope, client.receive, client.send)
+                assert (observer.ends[-1][1], observer.in_flight) == (CLIENT_LEFT, 0)
+            assert set(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(scenario())
+
+
+def test_a_warm_body_leaves_as_spans_of_a_file(tmp_path: Path) -> None:
+    """Where the server offers zero-copy sending, the bytes of a hit never pass through this process."""
+
+    async def scenario() -> bytes:
+        async with gateway_app(tmp_path) as gateway:
+            gateway.origin.put("bucket", "k", BODY)
+            await call(gateway.app, "GET", "/bucket/k")
+            await gateway.blocks.settle()
+            await call(gateway.app, "GET", "/bucket/k")
+            spans = bytearray()
+
+            async def receive() -> dict[str, Any]:
+                return {"type": "http.disconnect"}
+
+            async def send(message: Mapping[str, Any]) -> None:
+                if message["type"] == "http.response.zerocopysend":
+                    spans.extend(os.pread(message["file"], message["count"], message["offset"]))
+                elif message["type"] == "http.response.body":
+                    assert not message["body"]
+
+            headers = signed_headers("GET", "/bucket/k", {}, b"")
+            scope = {
+                "type": "http",
+                "method": "GET",
+                "raw_path": b"/bucket/k",
+                "query_string": b"",
+                "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+                "extensions": {"http.response.zerocopysend": {}},
+            }
+            await gateway.app(scope, receive, send)
+            return bytes(spans)
+
+    assert asyncio.run(scenario()) == BODY
