@@ -28,6 +28,7 @@ _SENT_TO_THE_ORIGIN = frozenset({"x-amz-checksum-mode", "x-amz-expected-bucket-o
 """Headers that the origin must judge; they go along with every request made for this one."""
 
 _UNDERSTOOD = _SENT_TO_THE_ORIGIN | {
+    "x-amz-api-version",  # the AWS SDK for C++ says it with every request, and so pyarrow does
     "x-amz-content-sha256",
     "x-amz-date",
     "x-amz-security-token",

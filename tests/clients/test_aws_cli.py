@@ -38,6 +38,19 @@ def test_sync_up_and_down(aws: Command, direct: Any, bucket: str, origin: Origin
     assert reads == []
 
 
+def test_an_empty_file_before_others_on_one_connection(aws: Command, direct: Any, bucket: str, tmp_path: Path) -> None:
+    """An empty PUT gets its 100 Continue like any other: without it, the CLI misreads the connection's next answer."""
+    config = tmp_path / "config"
+    config.write_text("[default]\ns3 =\n  max_concurrent_requests = 1\n")
+    content = {"1-empty": b"", "2-small": random_bytes(4096), "3-empty": b"", "4-large": random_bytes(MIB)}
+    (tmp_path / "source").mkdir()
+    for name, data in content.items():
+        (tmp_path / "source" / name).write_bytes(data)
+    sequential = Command("aws", {**aws.environment, "AWS_CONFIG_FILE": str(config)})
+    sequential("s3", "cp", "--recursive", tmp_path / "source", f"s3://{bucket}/")
+    assert read_bucket(direct, bucket) == content
+
+
 def test_sync_transfers_only_what_differs(aws: Command, direct: Any, bucket: str, tmp_path: Path) -> None:
     """Sizes and times that the gateway lists are right: a second sync has nothing to do, a deleted file goes."""
     content = make_tree(tmp_path / "source")
