@@ -15,6 +15,7 @@ from gateway.edge.keyring import ConfiguredKeyring, Key, Keyring, OriginKeyring
 from gateway.metadata.catalog import Catalog
 from gateway.metrics import WorkerMetrics
 from gateway.operations.exchange import Services
+from gateway.origin.counted import CountedOrigin
 from gateway.origin.credentials import ChainCredentials, KeyPair, OriginCredentials, StaticCredentials
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
@@ -30,22 +31,22 @@ async def s3_application(settings: Settings, *, worker: int, instance_id: str) -
     `instance_id` is the same in all workers of one `forebay serve`. Works with the origin away: nothing is asked of it.
     """
     clock = SystemClock()
-    metrics = WorkerMetrics()
+    block_settings = _block_settings(settings)
+    metrics = WorkerMetrics(block_settings.capacity_bytes)
     async with AsyncExitStack() as stack:
         credentials = _origin_credentials(settings, clock)
         await credentials.start()
         stack.push_async_callback(credentials.aclose)
-        origin = S3Origin(
+        s3_origin = S3Origin(
             _origin_settings(settings),
             credentials,
             clock,
             instance_id=instance_id,
             on_attempt=metrics.origin_attempt,
         )
+        origin = CountedOrigin(s3_origin, metrics.origin_bytes)
         stack.push_async_callback(origin.aclose)
-        blocks = await BlockCache.open(
-            _block_settings(settings), origin, worker=worker, clock=clock, observer=metrics.cache
-        )
+        blocks = await BlockCache.open(block_settings, origin, worker=worker, clock=clock, observer=metrics.cache)
         stack.push_async_callback(blocks.close)
         services = Services(origin, Catalog(origin), blocks, _slots(settings), clock)
         authenticator = Authenticator(

@@ -66,6 +66,9 @@ CACHE_STORE_UNAVAILABLE = Counter(
 CACHE_USAGE_BYTES = Gauge(
     "forebay_cache_usage_bytes", "bytes", (), "Bytes on disk that cached blocks take now.", latest=True
 )
+CACHE_RESERVED_BYTES = Gauge(
+    "forebay_cache_reserved_bytes", "bytes", (), "Bytes on disk set aside for fills in progress.", latest=True
+)
 CACHE_CAPACITY_BYTES = Gauge(
     "forebay_cache_capacity_bytes", "bytes", (), "Bytes on disk that cached blocks may take.", latest=True
 )
@@ -128,6 +131,10 @@ class CacheMetrics:
     def store_unavailable(self) -> None:
         CACHE_STORE_UNAVAILABLE.add(1)
 
+    def usage(self, used_bytes: int, reserved_bytes: int) -> None:
+        CACHE_USAGE_BYTES.set(used_bytes)
+        CACHE_RESERVED_BYTES.set(reserved_bytes)
+
 
 class RequestMetrics:
     """Counts the requests of one process's S3 port (the methods of `edge.asgi.RequestObserver`)."""
@@ -164,7 +171,8 @@ class OriginAttempt(Protocol):
 class WorkerMetrics:
     """What one S3 worker counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache_capacity_bytes: int) -> None:
+        CACHE_CAPACITY_BYTES.set(cache_capacity_bytes)
         self.requests = RequestMetrics()
         self.cache = CacheMetrics()
 
@@ -176,11 +184,6 @@ class WorkerMetrics:
     def origin_bytes(self, direction: str, purpose: str, count: int) -> None:
         """Bytes of a body moved; `direction` is read or write."""
         ORIGIN_BYTES.add(count, direction, purpose)
-
-    def cache_usage(self, usage_bytes: int, capacity_bytes: int) -> None:
-        """What the block cache takes on disk, and may take."""
-        CACHE_USAGE_BYTES.set(usage_bytes)
-        CACHE_CAPACITY_BYTES.set(capacity_bytes)
 
 
 metric_kinds.reset()

@@ -55,7 +55,7 @@ def test_every_metric_has_a_name_of_its_own_by_prometheus_rules() -> None:
 
 def test_a_request_is_counted_in_every_way_it_is_asked_about() -> None:
     """By operation, status and cache outcome; its bytes; and no longer as in flight."""
-    requests = WorkerMetrics().requests
+    requests = WorkerMetrics(1000).requests
     requests.began()
     assert metrics.REQUESTS_IN_FLIGHT.value() == 1
     requests.ended("GetObject", "200", "hit", 0.01, 300, 0)
@@ -70,7 +70,7 @@ def test_a_request_is_counted_in_every_way_it_is_asked_about() -> None:
 
 def test_the_cache_counts_each_of_its_events() -> None:
     """Every event has a metric that it moves."""
-    cache = WorkerMetrics().cache
+    cache = WorkerMetrics(1000).cache
     cache.hit_bytes(10)
     cache.miss_bytes(20)
     cache.coalesced()
@@ -79,6 +79,8 @@ def test_the_cache_counts_each_of_its_events() -> None:
     cache.fill_finished(0.5, 40)
     cache.fill_failed()
     cache.store_unavailable()
+    cache.usage(50, 60)
+    cache.usage(50, 60)
     counted = [
         (metrics.CACHE_HIT_BYTES.value(), 10),
         (metrics.CACHE_MISS_BYTES.value(), 20),
@@ -90,13 +92,20 @@ def test_the_cache_counts_each_of_its_events() -> None:
         (metrics.CACHE_FILLED_BYTES.value(), 40),
         (metrics.CACHE_FILLS.value("failed"), 1),
         (metrics.CACHE_STORE_UNAVAILABLE.value(), 1),
+        (metrics.CACHE_CAPACITY_BYTES.value(), 1000),
+        (metrics.CACHE_USAGE_BYTES.value(), 50),
+        (metrics.CACHE_RESERVED_BYTES.value(), 60),
+        (metrics.CACHE_CAPACITY_BYTES.value(), 1000),
+        (metrics.CACHE_CAPACITY_BYTES.value(), 1000),
+        (metrics.CACHE_USAGE_BYTES.value(), 50),
+        (metrics.CACHE_RESERVED_BYTES.value(), 60),
     ]
     assert [got for got, _ in counted] == [expected for _, expected in counted]
 
 
 def test_an_origin_that_gives_no_answer_is_counted_as_unreachable() -> None:
     """It has no status, and must be seen all the same."""
-    worker = WorkerMetrics()
+    worker = WorkerMetrics(1000)
     worker.origin_attempt(Attempt("live", "GET", None, 1.0))
     worker.origin_attempt(Attempt("live", "GET", 200, 1.0))
     assert metrics.ORIGIN_REQUESTS.value("GET", "unreachable", "live") == 1

@@ -36,7 +36,7 @@ class BlockCache:
     def __init__(self, tools: ReadingTools, opened: OpenDirectory) -> None:
         self._tools = tools
         self._opened = opened
-        self._flushing = asyncio.create_task(self._flush_for_ever(), name="block access times")
+        self._flushing = asyncio.create_task(self._flush_for_ever(), name="block index upkeep")
 
     @classmethod
     async def open(
@@ -119,8 +119,17 @@ class BlockCache:
 
     async def _flush_for_ever(self) -> None:
         while True:
+            self._report_usage()
             await self._tools.clock.sleep(self._tools.settings.access_flush_seconds)
             await self.flush_accesses()
+
+    def _report_usage(self) -> None:
+        try:
+            usage = self.usage()
+        except StoreUnavailable:
+            self._tools.observer.store_unavailable()
+        else:
+            self._tools.observer.usage(usage.used_bytes, usage.reserved_bytes)
 
     def _close_directory(self) -> None:
         self._tools.threads.shut_down()

@@ -48,6 +48,11 @@ class Fill:
         return self.block.id, frozenset(self.headers.items())
 
     @property
+    def all_arrived(self) -> bool:
+        """Every byte of the block is here, though the block may not be published yet."""
+        return self.available == self.block.length
+
+    @property
     def users(self) -> int:
         return self._users
 
@@ -144,6 +149,11 @@ class Fills:
         if fill is not None:
             fill.enter()
         return fill
+
+    def all_arrived(self, block: Block, headers: Mapping[str, str]) -> bool:
+        """Whether the block is being published: its fill has every byte."""
+        fill = self._fills.get((block.id, frozenset(headers.items())))
+        return fill is not None and fill.all_arrived
 
     def start(self, block: Block, headers: Mapping[str, str], reader: object) -> Fill:
         """A new fill that a reader waits for, entered; only when `join` found none."""

@@ -32,6 +32,9 @@ class CacheObserver(Protocol):
     def store_unavailable(self) -> None:
         """The cache directory could not take or give bytes, and a range was served straight from the origin."""
 
+    def usage(self, used_bytes: int, reserved_bytes: int) -> None:
+        """What all processes together have on disk and set aside; told every second or so."""
+
 
 class SilentObserver:
     """Counts nothing."""
@@ -58,4 +61,7 @@ class SilentObserver:
         pass
 
     def store_unavailable(self) -> None:
+        pass
+
+    def usage(self, used_bytes: int, reserved_bytes: int) -> None:
         pass

@@ -170,7 +170,7 @@ class RangeReader:
         except BaseException:
             fill.leave()
             raise
-        return FillSource(fill, tools.residency, tools.threads)
+        return FillSource(fill, tools.residency, tools.threads, reader=self)
 
     async def _open_origin(self, position: int) -> None:
         """Serve the rest of the range past the cache."""
@@ -225,11 +225,15 @@ class RangeReader:
             self._ahead = number
 
     def _look_up(self) -> Outcome:
-        numbers = self._numbers[:BLOCKS_LOOKED_UP_MAX]
-        present = self._tools.directory.index.present(self._block(number).id for number in numbers)
-        if all(present):
+        blocks = [self._block(number) for number in self._numbers[:BLOCKS_LOOKED_UP_MAX]]
+        present = self._tools.directory.index.present(block.id for block in blocks)
+        fills = self._tools.fills
+        here = [
+            indexed or fills.all_arrived(block, self._headers) for block, indexed in zip(blocks, present, strict=True)
+        ]
+        if all(here):
             return "hit"
-        return "partial" if any(present) else "miss"
+        return "partial" if any(here) else "miss"
 
     def _block(self, number: int) -> Block:
         return layout.block_at(self._version, number, self._tools.settings.block_size_bytes, self._ids)

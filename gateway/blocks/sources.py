@@ -92,11 +92,13 @@ def _read_with_hint(descriptor: int, extent: Extent, position: int, count: int, 
 
 
 class FillSource:
-    """A block that is being filled: its bytes as they arrive. Raises what makes the fill fail."""
+    """A block that is being filled: its bytes as they arrive. Raises what makes the fill fail.
 
-    cached = False
+    One that another reader began, and whose bytes have all arrived, counts as cached.
+    """
 
-    def __init__(self, fill: Fill, residency: Residency, threads: DiskThreads) -> None:
+    def __init__(self, fill: Fill, residency: Residency, threads: DiskThreads, *, reader: object) -> None:
+        self.cached = fill.all_arrived and fill.started_by is not reader
         self._fill = fill
         self._residency = residency
         self._threads = threads

@@ -250,3 +250,18 @@ def test_a_range_outside_of_the_object_is_the_callers_mistake(tmp_path: Path) ->
                 await cache.open_range(version, ByteRange(0, MIB))
 
     asyncio.run(scenario())
+
+
+def test_a_block_that_has_arrived_is_a_hit_before_it_is_published(tmp_path: Path) -> None:
+    """A reader that comes right behind the first one is told the truth: its bytes come from this node."""
+
+    async def scenario() -> None:
+        origin, observer = make_origin(), CountingObserver()
+        version = stored(origin, "a", 100_000)
+        async with open_cache(tmp_path / "c", origin, observer=observer) as cache:
+            await take(await cache.open_range(version, whole(version)))
+            second = await cache.open_range(version, whole(version))
+            assert (second.outcome, await take(second)) == ("hit", content_of(origin, version))
+        assert (observer.misses, observer.hits) == (100_000, 100_000)
+
+    asyncio.run(scenario())

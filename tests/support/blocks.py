@@ -94,6 +94,9 @@ class CountingObserver:
     def store_unavailable(self) -> None:
         self.unavailable += 1
 
+    def usage(self, used_bytes: int, reserved_bytes: int) -> None:
+        self.used_bytes = used_bytes
+
 
 @dataclass
 class PacedOrigin:
