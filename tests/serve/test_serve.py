@@ -111,6 +111,23 @@ def test_a_request_in_flight_is_answered_whole_before_the_end(
         assert gateway.wait() == 0
 
 
+def test_metrics_tell_where_bytes_came_from(origin: GatedOrigin) -> None:
+    """A first read moves bytes from the origin, a second one from this disk."""
+    origin.gate.set()
+    with gated(origin) as gateway:
+        for _ in range(2):
+            assert get(f"{gateway.s3_url}/bucket/key").content == CONTENT
+        metrics = get(f"{gateway.admin_url}/metrics").text.splitlines()
+    size = f"{float(len(CONTENT))}"
+    assert f'forebay_origin_bytes_total{{direction="read",purpose="live"}} {size}' in metrics
+    assert f"forebay_cache_miss_bytes_total {size}" in metrics
+    assert f"forebay_cache_hit_bytes_total {size}" in metrics
+    assert 'forebay_requests_total{cache="miss",operation="GetObject",status="200"} 1.0' in metrics
+    assert 'forebay_requests_total{cache="hit",operation="GetObject",status="200"} 1.0' in metrics
+    assert "forebay_requests_in_flight 0.0" in metrics
+    assert f"forebay_cache_capacity_bytes {float(64 * 2**20)}" in metrics
+
+
 def wait_until_refused(url: str) -> None:
     """Returns once nothing listens any more; the test's own time limit is the deadline."""
     while True:
