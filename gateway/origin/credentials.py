@@ -80,7 +80,7 @@ class ChainCredentials:
 
     def __init__(self, clock: Clock, *, profile: str | None = None) -> None:
         self._clock = clock
-        self._session = AioSession(profile=profile)
+        self._profile = profile
         self._known: tuple[KeyPair, ...] = ()
         self._found: Any = None
         self._look_again_at = 0.0
@@ -126,7 +126,8 @@ class ChainCredentials:
     async def _look_up(self) -> None:
         try:
             async with asyncio.timeout(_LOOKUP_TIMEOUT_SECONDS):
-                self._found = await self._session.get_credentials()
+                # A session remembers the files that it has read; a new one sees what has changed since.
+                self._found = await AioSession(profile=self._profile).get_credentials()
         except (BotoCoreError, OSError, TimeoutError) as error:
             log.warning("origin_credentials_lookup_failed", error=type(error).__name__)
         finally:

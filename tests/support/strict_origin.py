@@ -40,6 +40,7 @@ ACCESS_KEY_ID = "AKIASTRICTORIGIN"
 SECRET_ACCESS_KEY = "strict/origin+secret/EXAMPLEKEY"
 
 _PACE_BYTES = 16 * 1024
+_BARRIER = "/.barrier/"
 _T = TypeVar("_T")
 _Receive = Callable[[], Awaitable[dict[str, Any]]]
 _Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -90,7 +91,8 @@ class StrictOrigin:
         self.region = region
         self.latency_seconds = 0.0
         self.bytes_per_second: float | None = None
-        self.connections = 0
+        self.accepts_unknown_length = False
+        self.clients: set[tuple[str, int]] = set()
         self.request_lines: list[bytes] = []
         self.request_headers: list[list[tuple[bytes, bytes]]] = []
         self._port = port
@@ -110,7 +112,8 @@ class StrictOrigin:
         self.stop()
 
     def start(self) -> None:
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # With the protocol named, asyncio sets TCP_NODELAY on what is accepted; else every answer waits for an ACK.
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", self._port))
         self._port = listener.getsockname()[1]
@@ -125,6 +128,7 @@ class StrictOrigin:
             log_config=None,
             access_log=False,
             server_header=False,
+            date_header=False,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=1,
             **self._tls,  # type: ignore[arg-type]
@@ -161,8 +165,30 @@ class StrictOrigin:
 
         return asyncio.run_coroutine_threadsafe(run(), self._server.loop).result(10)
 
+    def settle(self) -> None:
+        """Return when every connection that clients have closed is over here as well: then nothing more is stored.
+
+        Connections are accepted in order, so those that came before the one made here are known when it is answered.
+        """
+        with socket.create_connection(("127.0.0.1", self._port), timeout=10) as barrier:
+            barrier.sendall(f"GET {_BARRIER} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode("ascii"))
+            while barrier.recv(4096):
+                pass
+        if self._server is None or self._server.loop is None:
+            raise RuntimeError("the strict origin is not running")
+        asyncio.run_coroutine_threadsafe(self._connections_over(), self._server.loop).result(10)
+
+    async def _connections_over(self) -> None:
+        while self._server is not None and self._server.server_state.connections:  # noqa: ASYNC110 - uvicorn has no event
+            await asyncio.sleep(0.001)
+
     async def _application(self, scope: dict[str, Any], receive: _Receive, send: _Send) -> None:
+        if scope["path"] == _BARRIER:
+            await send({"type": "http.response.start", "status": 204, "headers": [(b"connection", b"close")]})
+            await send({"type": "http.response.body"})
+            return
         exchange = _Exchange(self, scope, receive, send)
+        self.clients.add(tuple(scope["client"]))
         self.request_lines.append(scope["method"].encode() + b" " + _target(scope))
         self.request_headers.append(list(scope["headers"]))
         if self.latency_seconds:
@@ -223,7 +249,7 @@ class _Exchange:
         if self._method in ("GET", "HEAD", "DELETE"):
             if chunked or length not in (None, "0"):
                 raise s3_error("UnexpectedContent")
-        elif length is None and "x-amz-decoded-content-length" not in self._headers:
+        elif length is None and not (chunked and self._origin.accepts_unknown_length) and not self._decoded_length():
             raise s3_error("MissingContentLength")
 
     def _body(self) -> bytes | StreamedBody:
@@ -236,7 +262,11 @@ class _Exchange:
             return self._chunked_body()
         if payload_hash.startswith("STREAMING-"):
             raise s3_error("NotImplemented", "signed chunks")
-        return StreamedBody(self._raw_body(), int(self._headers["content-length"]), payload_hash)
+        length = self._headers.get("content-length")
+        return StreamedBody(self._raw_body(), None if length is None else int(length), payload_hash)
+
+    def _decoded_length(self) -> str | None:
+        return self._headers.get("x-amz-decoded-content-length")
 
     def _chunked_body(self) -> StreamedBody:
         if "aws-chunked" not in self._headers.get("content-encoding", ""):

@@ -68,14 +68,14 @@ def _authorization(value: str | None) -> tuple[str, str, list[str], str]:
     if value is None:
         raise s3_error("AccessDenied")
     algorithm, _, rest = value.partition(" ")
-    fields = dict(part.strip().split("=", 1) for part in rest.split(","))
+    fields = {name: value for name, _, value in (part.strip().partition("=") for part in rest.split(","))}
     if algorithm != "AWS4-HMAC-SHA256" or fields.keys() != {"Credential", "SignedHeaders", "Signature"}:
         raise s3_error("AuthorizationHeaderMalformed")
-    key_id, _, scope_region, service, end = fields["Credential"].split("/")
+    scope = fields["Credential"].split("/")
     names = fields["SignedHeaders"].split(";")
-    if (service, end) != ("s3", "aws4_request") or names != sorted(names):
+    if len(scope) != 5 or scope[3:] != ["s3", "aws4_request"] or names != sorted(names):
         raise s3_error("AuthorizationHeaderMalformed")
-    return key_id, scope_region, names, fields["Signature"]
+    return scope[0], scope[2], names, fields["Signature"]
 
 
 def _check_time(timestamp: str, now: float) -> None:

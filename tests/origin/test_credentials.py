@@ -1,0 +1,149 @@
+"""The key pair towards the origin: where it comes from, how it rotates, and what happens without one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import OriginUnreachable
+from gateway.origin.client import OriginRequest
+from gateway.origin.credentials import ChainCredentials, KeyPair, StaticCredentials
+from gateway.origin.s3 import S3Origin
+from gateway.origin.settings import OriginSettings
+from tests.origin.clocks import JumpingClock
+from tests.support.manual_clock import ManualClock
+
+VARIABLES = [
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_PROFILE",
+    "AWS_DEFAULT_PROFILE",
+    "AWS_ROLE_ARN",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+]
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An environment that names no credentials; the home directory is empty."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    return tmp_path
+
+
+def test_static_pairs_are_known_at_once() -> None:
+    """A pair from the configuration needs no look-up."""
+    pair = KeyPair("AK", "secret", "token")
+    credentials = StaticCredentials(pair)
+    assert credentials.known() == (pair,)
+    assert asyncio.run(credentials.current()) == pair
+
+
+def test_a_pair_shows_no_secret() -> None:
+    """Neither the secret nor the session token is in its repr."""
+    assert repr(KeyPair("AK", "s3cret", "t0ken")) == "KeyPair(access_key_id='AK')"
+
+
+def test_the_environment_is_found_by_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """start() returns at once; what was found is known without waiting from then on."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+
+    async def scenario() -> None:
+        credentials = ChainCredentials(ManualClock())
+        await credentials.start()
+        assert credentials.known() == ()
+        assert await credentials.current() == KeyPair("AKENV", "secret")
+        assert credentials.known() == (KeyPair("AKENV", "secret"),)
+        await credentials.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_profile_is_found_by_its_name(bare: Path) -> None:
+    """The profile of the configuration is looked up in the shared files."""
+    (bare / "credentials").write_text("[job]\naws_access_key_id = AKJOB\naws_secret_access_key = s\n")
+
+    async def scenario() -> None:
+        assert (await ChainCredentials(ManualClock(), profile="job").current()).access_key_id == "AKJOB"
+
+    asyncio.run(scenario())
+
+
+def test_without_credentials_only_the_origin_is_out_of_reach(bare: Path) -> None:
+    """Start-up works; a request fails and says what to set; a pair that appears later is found after a pause."""
+
+    async def scenario() -> None:
+        clock = JumpingClock()
+        credentials = ChainCredentials(clock)
+        await credentials.start()
+        origin = S3Origin(OriginSettings(endpoint_url="http://127.0.0.1:9"), credentials, clock, instance_id="x")
+        with pytest.raises(OriginUnreachable, match="AWS_ACCESS_KEY_ID"):
+            await origin.send(OriginRequest("GET", "bucket", "key"))
+        assert credentials.known() == ()
+        (bare / "credentials").write_text("[default]\naws_access_key_id = AKLATE\naws_secret_access_key = s\n")
+        with pytest.raises(OriginUnreachable):
+            await credentials.current()
+        clock.jump(60)
+        assert (await credentials.current()).access_key_id == "AKLATE"
+        await origin.aclose()
+        await credentials.aclose()
+
+    asyncio.run(scenario())
+
+
+async def _serve_rotating_credentials(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, served: list[int]
+) -> None:
+    """A container credentials endpoint whose pairs are about to expire when they are given out."""
+    await reader.readuntil(b"\r\n\r\n")
+    served.append(len(served) + 1)
+    body = json.dumps(
+        {
+            "AccessKeyId": f"AK{len(served)}",
+            "SecretAccessKey": "s",
+            "Token": f"t{len(served)}",
+            "Expiration": "2099-01-01T00:00:00Z" if len(served) == 3 else _soon(),
+        }
+    ).encode()
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body)
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+
+
+def _soon() -> str:
+    """Within botocore's advisory refresh window of 15 minutes, not yet expired."""
+
+    return (datetime.now(UTC) + timedelta(minutes=12)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def test_rotating_pairs_are_refreshed_and_the_previous_one_stays_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callers who signed with the pair of a moment ago are still recognised; the one before that is forgotten."""
+
+    async def scenario() -> None:
+        served: list[int] = []
+        server = await asyncio.start_server(
+            lambda reader, writer: _serve_rotating_credentials(reader, writer, served), "127.0.0.1", 0
+        )
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{port}/")
+            credentials = ChainCredentials(ManualClock())
+            seen = [(await credentials.current()).access_key_id for _ in range(3)]
+            assert seen[-1] == "AK3"
+            assert [pair.access_key_id for pair in credentials.known()] == ["AK3", "AK2"]
+            assert (await credentials.current()).session_token == "t3"
+            await credentials.aclose()
+
+    asyncio.run(scenario())

@@ -1,0 +1,154 @@
+"""When to try again, and when a dead origin is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.origin.breaker import Admission, CircuitBreaker
+from gateway.origin.retry import Failure, RetryBudget, RetryPolicy, is_retried, retry_after_seconds
+from gateway.origin.settings import OriginSettings
+from tests.support.manual_clock import ManualClock
+
+LATER = Failure(answered=True)
+SILENCE = Failure(answered=False)
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_statuses_that_say_later_are_retried(status: int) -> None:
+    """Overload and server errors are tried again, whatever their code."""
+    assert is_retried(status, None)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(400, "InvalidArgument"), (403, "AccessDenied"), (404, "NoSuchKey"), (412, None)]
+)
+def test_refusals_are_final(status: int, code: str | None) -> None:
+    """Other 4xx are never tried again."""
+    assert not is_retried(status, code)
+
+
+def test_a_request_timeout_is_retried_although_it_is_a_400() -> None:
+    """S3 reports a stalled upload as 400 RequestTimeout."""
+    assert is_retried(400, "RequestTimeout")
+
+
+@given(seed=st.integers(), attempts=st.integers(2, 12))
+def test_delays_grow_at_most_exponentially_and_end(seed: int, attempts: int) -> None:
+    """Full jitter: each delay is between nothing and a ceiling that doubles up to the cap; attempts are limited."""
+    settings = OriginSettings(max_attempts=attempts, backoff_base_seconds=0.1, backoff_cap_seconds=2.0)
+    series = RetryPolicy(settings, random.Random(seed)).new_series(RetryBudget(), 0.0)
+    for number in range(1, attempts):
+        delay = series.delay_before_next(LATER, 0.0)
+        assert delay is not None
+        assert 0 <= delay <= min(2.0, 0.1 * 2**number)
+    assert series.delay_before_next(LATER, 0.0) is None
+
+
+def test_retry_after_is_honoured_up_to_the_cap() -> None:
+    """The origin says how long to wait, but not for ever."""
+    series = RetryPolicy(OriginSettings(retry_after_cap_seconds=10)).new_series(RetryBudget(), 0.0)
+    assert series.delay_before_next(Failure(answered=True, retry_after_seconds=3.0), 0.0) == 3.0
+    assert series.delay_before_next(Failure(answered=True, retry_after_seconds=3600.0), 0.0) == 10.0
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("7", 7.0),
+        ("Thu, 01 Jan 1970 00:02:00 GMT", 20.0),
+        ("Thu, 01 Jan 1970 00:01:00 GMT", 0.0),
+        ("soon", None),
+        ("", None),
+    ],
+)
+def test_retry_after_forms(value: str, seconds: float | None) -> None:
+    """Seconds or a date; anything else is ignored."""
+    assert retry_after_seconds({"retry-after": value}, 100.0) == seconds
+
+
+def test_an_origin_that_gives_no_answer_is_given_up_in_seconds() -> None:
+    """However many attempts are left, silence ends when its time is over."""
+    settings = OriginSettings(max_attempts=100, unreachable_after_seconds=5.0)
+    series = RetryPolicy(settings).new_series(RetryBudget(), 100.0)
+    assert series.delay_before_next(SILENCE, 101.0) is not None
+    assert series.delay_before_next(SILENCE, 105.1) is None
+
+
+def test_the_budget_stops_retries_until_successes_refill_it() -> None:
+    """When everything fails, retries stop; a success after a retry gives back what the retry took."""
+    budget = RetryBudget(12)
+    policy = RetryPolicy(OriginSettings(max_attempts=100))
+    first = policy.new_series(budget, 0.0)
+    assert first.delay_before_next(LATER, 0.0) is not None
+    assert first.delay_before_next(LATER, 0.0) is not None
+    assert first.delay_before_next(LATER, 0.0) is None
+    assert budget.tokens == 2
+    first.succeeded()
+    assert budget.tokens == 7
+    policy.new_series(budget, 0.0).succeeded()
+    assert budget.tokens == 8
+
+
+def test_the_budget_never_overflows() -> None:
+    """Successes fill it to its capacity, not beyond."""
+    budget = RetryBudget(10)
+    budget.give_back(5)
+    assert budget.tokens == 10
+
+
+def broken(clock: ManualClock) -> CircuitBreaker:
+    breaker = CircuitBreaker(clock, threshold=3, cooldown_seconds=1.0, cooldown_cap_seconds=3.0)
+    for _ in range(3):
+        breaker.unanswered(Admission.ORDINARY)
+    return breaker
+
+
+def test_the_breaker_opens_after_failures_in_a_row_only() -> None:
+    """An answer in between starts the count anew."""
+    breaker = CircuitBreaker(ManualClock(), threshold=2)
+    breaker.unanswered(Admission.ORDINARY)
+    breaker.answered(Admission.ORDINARY)
+    breaker.unanswered(Admission.ORDINARY)
+    assert breaker.admit() is Admission.ORDINARY
+
+
+def test_an_open_breaker_lets_one_probe_through() -> None:
+    """While the origin is dead, one request at a time tries it; its success lets all through again."""
+    clock = ManualClock()
+    breaker = broken(clock)
+    assert breaker.admit() is None
+    asyncio.run(clock.advance(1.0))
+    probe = breaker.admit()
+    assert probe is Admission.PROBE
+    assert breaker.admit() is None
+    breaker.answered(probe)
+    assert breaker.admit() is Admission.ORDINARY
+
+
+def test_failed_probes_come_ever_more_seldom_up_to_a_cap() -> None:
+    """The pause doubles with every failed probe: 1, 2, 3, 3 seconds."""
+    clock = ManualClock()
+    breaker = broken(clock)
+    for pause in (1.0, 2.0, 3.0, 3.0):
+        asyncio.run(clock.advance(pause - 0.25))
+        assert breaker.admit() is None
+        asyncio.run(clock.advance(0.25))
+        probe = breaker.admit()
+        assert probe is Admission.PROBE
+        breaker.unanswered(probe)
+
+
+def test_an_abandoned_probe_makes_room_for_the_next() -> None:
+    """A caller who leaves while probing teaches nothing and blocks nobody."""
+    clock = ManualClock()
+    breaker = broken(clock)
+    asyncio.run(clock.advance(1.0))
+    probe = breaker.admit()
+    assert probe is not None
+    breaker.abandoned(probe)
+    assert breaker.admit() is Admission.PROBE

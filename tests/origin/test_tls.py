@@ -1,0 +1,60 @@
+"""https towards the origin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from gateway.errors import ConfigError, OriginUnreachable
+from tests.origin.origins import ask, s3_origin
+from tests.support.strict_origin import StrictOrigin
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def server(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StrictOrigin]:
+    certificate = authority.issue_cert("127.0.0.1")
+    path = tmp_path_factory.mktemp("tls") / "server.pem"
+    certificate.private_key_and_cert_chain_pem.write_to_path(str(path))
+    with StrictOrigin(certificate_file=str(path)) as origin:
+        origin.model.put("bucket", "key", b"data")
+        yield origin
+
+
+async def fetch(server: StrictOrigin, ca_bundle: str | None) -> bytes:
+    origin = s3_origin(server.endpoint_url, ca_bundle=ca_bundle, max_attempts=2)
+    try:
+        return (await ask(origin, "GET", "bucket", "key")).body
+    finally:
+        await origin.aclose()
+
+
+def test_the_ca_bundle_is_trusted(server: StrictOrigin, authority: trustme.CA, tmp_path: Path) -> None:
+    """A private authority is trusted when the configuration names it."""
+    bundle = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(str(bundle))
+    assert asyncio.run(fetch(server, str(bundle))) == b"data"
+
+
+def test_unknown_authorities_are_not(server: StrictOrigin) -> None:
+    """Without it there is no connection, and no data goes out."""
+    with pytest.raises(OriginUnreachable, match="ertificate"):
+        asyncio.run(fetch(server, None))
+
+
+@pytest.mark.parametrize("content", [None, "not a certificate"])
+def test_an_unusable_bundle_is_a_configuration_error(server: StrictOrigin, tmp_path: Path, content: str | None) -> None:
+    """It names the key; nothing is tried without verification."""
+    bundle = tmp_path / "ca.pem"
+    if content is not None:
+        bundle.write_text(content)
+    with pytest.raises(ConfigError, match=r"origin\.ca_bundle"):
+        asyncio.run(fetch(server, str(bundle)))
