@@ -16,9 +16,9 @@ from rich.table import Table
 
 from gateway import __version__
 from gateway.config import Settings, public_settings
-from gateway.config_environment import CONFIG_VARIABLE
-from gateway.config_loading import LoadedSettings, load_settings
-from gateway.config_problems import SettingsError
+from gateway.config.environment import CONFIG_VARIABLE
+from gateway.config.loading import LoadedSettings, load_settings
+from gateway.config.problems import SettingsError
 from gateway.errors import ConfigError, StartupError
 from gateway.logs import configure_logs
 from gateway.serve.listeners import url

@@ -40,8 +40,8 @@ class StartupError(ForebayError):
 class S3Error(ForebayError):
     """An S3 error answer (S3 API, "Error responses").
 
-    `elements` are the extra XML elements of the code (`Region`, `ArgumentName`, …) in the order given; `headers` go along
-    with the answer.
+    `elements` are the extra XML elements of the code (`Region`, `ArgumentName`, …) in the order given; `headers` go
+    along with the answer.
     """
 
     def __init__(

@@ -15,23 +15,14 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 LEAVES = {"objects", "errors", "clock"}
-SETTINGS = {"units", "config", "config_fields", "config_entries"}
-SETTINGS_TOOLS = {
-    "config_checks",
-    "config_defaults",
-    "config_environment",
-    "config_loading",
-    "config_problems",
-    "config_reference",
-}
+SETTINGS = {"config"}
 COUNTING = {"metric_kinds", "metrics", "logs"}
 BASE = LEAVES | {"s3"}
 
 ALLOWED: Mapping[str, set[str]] = {
     **{leaf: set[str]() for leaf in LEAVES},
-    **dict.fromkeys(SETTINGS, LEAVES | SETTINGS),
-    **dict.fromkeys(SETTINGS_TOOLS - {"config_reference"}, LEAVES | SETTINGS | SETTINGS_TOOLS),
-    "config_reference": SETTINGS | SETTINGS_TOOLS | COUNTING,
+    "config": LEAVES,
+    "reference": SETTINGS | COUNTING,
     **dict.fromkeys(COUNTING, LEAVES | COUNTING),
     "s3": LEAVES,
     "origin": BASE,
@@ -43,9 +34,9 @@ ALLOWED: Mapping[str, set[str]] = {
     "edge": BASE | {"operations", "policy", "origin"},
     "app": BASE | SETTINGS | COUNTING | {"edge", "operations", "policy", "metadata", "blocks", "writeback", "origin"},
     "control": LEAVES | SETTINGS | COUNTING | {""},
-    "serve": LEAVES | SETTINGS | SETTINGS_TOOLS | COUNTING | {"", "app", "control", "edge"},
+    "serve": LEAVES | SETTINGS | COUNTING | {"", "app", "control", "edge"},
     "demo": LEAVES | {""},
-    "cli": LEAVES | SETTINGS | SETTINGS_TOOLS | COUNTING | {"", "serve", "demo"},
+    "cli": LEAVES | SETTINGS | COUNTING | {"", "serve", "demo"},
     "__main__": {"cli"},
     "": set(),
 }
@@ -108,13 +99,13 @@ def test_every_part_has_its_place_in_the_design() -> None:
 
 
 def test_the_allowed_arrows_have_no_circle() -> None:
-    """Except within settings and counting, whose modules are one part in several files."""
-    one = {**dict.fromkeys(SETTINGS | SETTINGS_TOOLS, "config"), **dict.fromkeys(COUNTING, "metrics")}
+    """Except within counting, which is one part in several files."""
+    one = dict.fromkeys(COUNTING, "metrics")
     arrows: dict[str, set[str]] = {}
     for part, targets in ALLOWED.items():
         name = one.get(part, part)
         reduced = {one.get(target, target) for target in targets} - {name}
-        arrows.setdefault(name, set()).update(reduced if part != "config_reference" else reduced - {"metrics"})
+        arrows.setdefault(name, set()).update(reduced)
     while arrows:
         free = {part for part, targets in arrows.items() if not targets & set(arrows)}
         assert free, f"a circle among {sorted(arrows)}"

@@ -27,7 +27,7 @@ from gateway.operations.dispatch import perform
 from gateway.operations.exchange import Exchange, Services
 from gateway.operations.reply import Reply
 from gateway.s3.error_codes import s3_error
-from gateway.s3.requests import S3Request, another_service, parse_request
+from gateway.s3.requests import another_service, parse_request
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -110,7 +110,7 @@ class S3App:
             reply = await self._perform(visit, receive)
         except ClientDisconnected:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever happened, the client gets an answer and the log a line
             reply = reply_to(error, visit.request_id, visit.path)
         visit.status, visit.cache = str(reply.status), reply.cache
         try:
@@ -119,8 +119,8 @@ class S3App:
             )
         except ClientDisconnected:
             raise
-        except Exception as error:
-            # The head is out: a body that ends early is all that can still be said, so the server closes the connection.
+        except Exception as error:  # noqa: BLE001 - as above
+            # The head is out: all that can still be said is a body that ends early, so the connection is closed.
             visit.status = BROKEN_OFF
             _log.warning("answer broken off", request_id=visit.request_id, exc_info=error)
         finally:

@@ -1,7 +1,7 @@
 """Requests that were meant for another AWS service, answered so that its client shows the way out.
 
-`AWS_ENDPOINT_URL` moves every AWS client of a process to this port, STS among them. Each family of services reads errors
-in a form of its own; S3's would be shown as "Unknown".
+`AWS_ENDPOINT_URL` moves every AWS client of a process to this port, STS among them. Each family of services reads
+errors in a form of its own; S3's would be shown as "Unknown".
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.errors import OriginAnswered
+from gateway.errors import OriginAnswered, OriginBodyError
 from gateway.metadata.catalog import ObjectHead
 from gateway.objects import ByteRange
 from gateway.operations.exchange import Exchange
@@ -64,8 +64,9 @@ async def get_object(exchange: Exchange) -> Reply:
             head = await exchange.services.catalog.current(
                 exchange.object_key, headers=headers, part_number=exchange.request.parameter("partNumber")
             )
-        except OriginAnswered:
-            # HEAD has no error document; the client shall get the origin's own.
+        except (OriginAnswered, OriginBodyError):
+            # HEAD has no error document, and one that makes no sense may still have an object behind it: whatever GET
+            # answers, the client shall have as it is.
             return await forward(exchange, cache="bypass")
         if not _fit_for_blocks(exchange.request, head):
             return await forward(exchange, cache="bypass")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.origin.client import OriginRequest, StreamedBody
-from gateway.origin.trailer import TrailerFrames, encoded_length
+from gateway.origin.trailer import TrailerChunks, encoded_length
 from gateway.origin.transport import EXPECT_CONTINUE_MIN_BYTES
 from gateway.origin.upload import BytesUpload, StreamedUpload
 
@@ -57,7 +57,7 @@ def _with_trailer(request: OriginRequest, body: StreamedBody, name: str, stall_t
     if body.length_bytes is not None:
         signed["x-amz-decoded-content-length"] = str(body.length_bytes)
     length_bytes = encoded_length(body)
-    upload = StreamedUpload(TrailerFrames(body), length_bytes, stall_timeout_seconds)
+    upload = StreamedUpload(TrailerChunks(body), length_bytes, stall_timeout_seconds)
     return OutgoingBody(_UNSIGNED_TRAILER, signed, _framing(length_bytes), upload)
 
 

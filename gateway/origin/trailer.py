@@ -1,8 +1,7 @@
-"""Unsigned aws-chunked framing for uploads whose checksum follows the body.
+"""Uploads whose checksum follows the body, as unsigned aws-chunked.
 
-Source: S3 API, "Signature calculations: transferring payload in multiple chunks". Frames have a fixed size, so that the
-length on the wire is known beforehand, none is too small for S3 (8 KiB) or too large for others (16 MiB), and the
-payload is never copied: a frame's size is written before its bytes have come.
+Source: S3 API, "Signature calculations: transferring payload in multiple chunks". Chunks have a fixed size, so that the
+length on the wire is known beforehand, and none is too small for S3 (8 KiB) or too large for others (16 MiB).
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from collections.abc import AsyncIterator
 
 from gateway.errors import S3Error
 from gateway.origin.client import StreamedBody
+from gateway.s3 import aws_chunked
 
-FRAME_BYTES = 1024 * 1024
+CHUNK_BYTES = 1024 * 1024
 
 _DIGEST_BYTES = {
     "crc32": 4,
@@ -29,26 +29,21 @@ _DIGEST_BYTES = {
 
 def encoded_length(body: StreamedBody) -> int | None:
     """Bytes on the wire; None when the payload's length, or the checksum's, is unknown."""
-    digest_bytes = _DIGEST_BYTES.get((body.trailer_name or "").removeprefix("x-amz-checksum-"))
+    name = body.trailer_name or ""
+    digest_bytes = _DIGEST_BYTES.get(name.removeprefix("x-amz-checksum-"))
     if body.length_bytes is None or digest_bytes is None:
         return None
-    full, rest = divmod(body.length_bytes, FRAME_BYTES)
-    frames = full * _frame_length(FRAME_BYTES) + (_frame_length(rest) if rest else 0)
-    value_length = (digest_bytes + 2) // 3 * 4
-    return frames + len(f"0\r\n{body.trailer_name}:\r\n\r\n") + value_length
+    base64_length = (digest_bytes + 2) // 3 * 4
+    return aws_chunked.encoded_length(body.length_bytes, name, base64_length, CHUNK_BYTES)
 
 
-def _frame_length(size: int) -> int:
-    return len(f"{size:x}\r\n") + size + 2
-
-
-class TrailerFrames:
-    """The framed body, piece by piece. Raises IncompleteBody when the payload is not as long as it should be."""
+class TrailerChunks:
+    """The encoded body, piece by piece. Raises IncompleteBody when the payload is not as long as it should be."""
 
     def __init__(self, body: StreamedBody) -> None:
         self._body = body
-        self._left_in_frame = 0
-        self._left_in_body = body.length_bytes
+        length = body.length_bytes
+        self._encoder = None if length is None else aws_chunked.AwsChunkedEncoder(length, CHUNK_BYTES)
         self._gathered = bytearray()
         self._ready: deque[bytes | memoryview] = deque()
         self._over = False
@@ -63,43 +58,44 @@ class TrailerFrames:
             chunk = await anext(self._body.chunks, None)
             if chunk is None:
                 self._end()
-            elif self._left_in_body is None:
+            elif self._encoder is None:
                 self._gather(chunk)
             else:
-                self._frame(memoryview(chunk), self._left_in_body)
+                self._encode(self._encoder, chunk)
         return self._ready.popleft()
 
-    def _frame(self, chunk: memoryview, left_in_body: int) -> None:
-        if len(chunk) > left_in_body:
-            raise S3Error("IncompleteBody", "The request body is longer than it was declared to be.", 400)
-        self._left_in_body = left_in_body - len(chunk)
-        while chunk:
-            if self._left_in_frame == 0:
-                self._left_in_frame = min(FRAME_BYTES, left_in_body)
-                self._ready.append(b"%x\r\n" % self._left_in_frame)
-            piece, chunk = chunk[: self._left_in_frame], chunk[self._left_in_frame :]
-            self._ready.append(piece)
-            left_in_body -= len(piece)
-            self._left_in_frame -= len(piece)
-            if self._left_in_frame == 0:
-                self._ready.append(b"\r\n")
+    def _encode(self, encoder: aws_chunked.AwsChunkedEncoder, chunk: bytes | memoryview) -> None:
+        try:
+            self._ready.extend(encoder.encode(chunk))
+        except ValueError as error:
+            raise _incomplete(error) from None
 
     def _gather(self, chunk: bytes | memoryview) -> None:
-        """Without a declared length a frame can only be begun once it is whole."""
+        """Without a declared length a chunk can only be begun once it is whole."""
         self._gathered += chunk
-        while len(self._gathered) >= FRAME_BYTES:
-            self._emit(bytes(self._gathered[:FRAME_BYTES]))
-            del self._gathered[:FRAME_BYTES]
-
-    def _emit(self, data: bytes) -> None:
-        self._ready.extend((b"%x\r\n" % len(data), data, b"\r\n"))
+        while len(self._gathered) >= CHUNK_BYTES:
+            self._ready.append(aws_chunked.encode_chunk(bytes(self._gathered[:CHUNK_BYTES])))
+            del self._gathered[:CHUNK_BYTES]
 
     def _end(self) -> None:
-        if self._left_in_body:
-            raise S3Error("IncompleteBody", f"The request body ended {self._left_in_body} bytes early.", 400)
         if self._gathered:
-            self._emit(bytes(self._gathered))
-        if self._body.trailer_value is None:
-            raise ValueError("a body with a trailer needs trailer_value")
-        self._ready.append(f"0\r\n{self._body.trailer_name}:{self._body.trailer_value()}\r\n\r\n".encode("ascii"))
+            self._ready.append(aws_chunked.encode_chunk(bytes(self._gathered)))
+        self._ready.append(self._final_chunk(self._body.trailer_name or "", self._trailer_value()))
         self._over = True
+
+    def _final_chunk(self, name: str, value: str) -> bytes:
+        if self._encoder is None:
+            return aws_chunked.final_chunk(name, value)
+        try:
+            return self._encoder.finish(name, value)
+        except ValueError as error:
+            raise _incomplete(error) from None
+
+    def _trailer_value(self) -> str:
+        if self._body.trailer_value is None:
+            raise TypeError("a body with a trailer needs trailer_value")
+        return self._body.trailer_value()
+
+
+def _incomplete(error: ValueError) -> S3Error:
+    return S3Error("IncompleteBody", f"The request body does not have its declared length: {error}", 400)

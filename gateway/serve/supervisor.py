@@ -20,7 +20,7 @@ import structlog
 
 from gateway import __version__, metric_kinds
 from gateway.config import Settings
-from gateway.config_checks import own_address_problem
+from gateway.config.checks import own_address_problem
 from gateway.control.state import GatewayState
 from gateway.errors import StartupError
 from gateway.serve import listeners

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from gateway import metric_kinds, metrics
 from gateway.config import AdminSettings, OriginSettings, Settings
-from gateway.config_entries import SlotSettings
+from gateway.config.entries import SlotSettings
 from gateway.control.app import control_app
 from gateway.control.openapi import describe
 from gateway.control.reachability import REMEMBERED_SECONDS, OriginProbe

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import S3Error
 from gateway.origin.client import StreamedBody
-from gateway.origin.trailer import FRAME_BYTES, TrailerFrames, encoded_length
+from gateway.origin.trailer import CHUNK_BYTES, TrailerChunks, encoded_length
 from tests.support.strict_chunks import UnsignedChunks
 
 NAME = "x-amz-checksum-crc32c"
@@ -27,10 +27,10 @@ def body(pieces: Sequence[bytes], length: int | None) -> StreamedBody:
 
 
 async def framed(source: StreamedBody) -> list[bytes]:
-    return [bytes(piece) async for piece in TrailerFrames(source)]
+    return [bytes(piece) async for piece in TrailerChunks(source)]
 
 
-sizes = st.lists(st.sampled_from([0, 1, 7, 65536, FRAME_BYTES - 1, FRAME_BYTES, FRAME_BYTES + 1]), max_size=5)
+sizes = st.lists(st.sampled_from([0, 1, 7, 65536, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1]), max_size=5)
 
 
 @given(sizes=sizes, known=st.booleans())

@@ -11,7 +11,7 @@ from typing import Annotated, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.config import Settings
+from gateway.config.settings import Settings
 from gateway.errors import ConfigError, ForebayError
 
 _SECRET_NAMES = re.compile(r"secret|token|password|proxy|credential|url", re.IGNORECASE)

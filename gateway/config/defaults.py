@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from gateway.config import CacheSettings, OriginSettings, Settings
+from gateway.config.settings import CacheSettings, OriginSettings, Settings
 
 CAPACITY_SHARE = 0.5
 """Of what the file system has free or the cache already holds, where `cache.capacity` is omitted."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from gateway.units import parse_bandwidth_bytes_per_second, parse_duration_seconds, parse_size_bytes
+from gateway.config.units import parse_bandwidth_bytes_per_second, parse_duration_seconds, parse_size_bytes
 
 SizeBytes = Annotated[int, BeforeValidator(parse_size_bytes)]
 BandwidthBytesPerSecond = Annotated[int, BeforeValidator(parse_bandwidth_bytes_per_second), Field(gt=0)]

@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
-from gateway.config import Settings
-from gateway.config_problems import Hidden, SettingsError, shown, table_of, toml_names
+from gateway.config.problems import Hidden, SettingsError, shown, table_of, toml_names
+from gateway.config.settings import Settings
 from gateway.errors import ConfigError
 
 PREFIX = "FOREBAY_"

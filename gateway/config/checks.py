@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gateway.config import ServerSettings, Settings
-from gateway.config_defaults import aws_endpoint_url
-from gateway.config_fields import valid_endpoint_url
-from gateway.config_problems import Hidden
+from gateway.config.defaults import aws_endpoint_url
+from gateway.config.fields import valid_endpoint_url
+from gateway.config.problems import Hidden
+from gateway.config.settings import ServerSettings, Settings
 from gateway.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import SecretStr
 
-from gateway.config_fields import (
+from gateway.config.fields import (
     BandwidthBytesPerSecond,
     DurationSeconds,
     S3Prefix,

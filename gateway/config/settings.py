@@ -1,8 +1,8 @@
 """Settings as typed data: what can be set, its default, unit, range and help, all in one place.
 
 TOML names are the contract with users (`server.head_timeout`); Python attributes carry the unit
-(`server.head_timeout_seconds`). The models check each value by itself; `config_checks` checks what concerns several
-values or the machine; `config_loading` reads file and environment; `config_reference` renders the documentation.
+(`server.head_timeout_seconds`). The models check each value by itself; `checks` looks at what concerns several
+values or the machine; `loading` reads file and environment.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import AfterValidator, Field, SecretStr
 
-from gateway.config_entries import CredentialSettings, SlotSettings
-from gateway.config_fields import (
+from gateway.config.entries import CredentialSettings, SlotSettings
+from gateway.config.fields import (
     PORT,
     BandwidthBytesPerSecond,
     DurationSeconds,
@@ -245,7 +245,7 @@ class LoggingSettings(Section):
 
 
 class Settings(Section):
-    """Everything that can be set. `config_loading.load_settings` fills in what was omitted and cross-checks."""
+    """Everything that can be set. `loading.load_settings` fills in what was omitted and cross-checks."""
 
     server: ServerSettings = Field(default_factory=ServerSettings)
     admin: AdminSettings = Field(default_factory=AdminSettings)

@@ -12,8 +12,8 @@ import trustme
 from pydantic import BaseModel
 
 from gateway.config import Settings, public_settings, settings_from_json, settings_to_json
-from gateway.config_loading import LoadedSettings, load_settings
-from gateway.config_problems import SettingsError, table_of
+from gateway.config.loading import LoadedSettings, load_settings
+from gateway.config.problems import SettingsError, table_of
 from tests.support.gateway_process import to_toml
 
 SECRET = "s3cr3t-never-to-be-seen"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.units import (
+from gateway.config.units import (
     SIZE_UNITS,
     format_duration,
     format_size,

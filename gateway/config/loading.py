@@ -13,12 +13,12 @@ from pathlib import Path
 
 from pydantic import SecretStr, ValidationError
 
-from gateway.config import Settings
-from gateway.config_checks import check, not_in_force, not_protected
-from gateway.config_defaults import complete
-from gateway.config_entries import CredentialSettings
-from gateway.config_environment import merge_environment
-from gateway.config_problems import SettingsError, problems_of
+from gateway.config.checks import check, not_in_force, not_protected
+from gateway.config.defaults import complete
+from gateway.config.entries import CredentialSettings
+from gateway.config.environment import merge_environment
+from gateway.config.problems import SettingsError, problems_of
+from gateway.config.settings import Settings
 from gateway.errors import ConfigError
 
 

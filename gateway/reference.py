@@ -1,6 +1,6 @@
 """The generated parts of the documentation, from the declarations themselves.
 
-`python -m gateway.config_reference docs/configuration.md docs/metrics.md` rewrites what stands between the markers
+`python -m gateway.reference docs/configuration.md docs/metrics.md` rewrites what stands between the markers
 `<!-- generated: settings -->` or `<!-- generated: metrics -->` and `<!-- end -->`; a test fails when it was not run.
 """
 
@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from gateway.config import Settings
-from gateway.config_problems import table_of
+from gateway.config.problems import table_of
 from gateway.metrics import DECLARED
 
 _GENERATED = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

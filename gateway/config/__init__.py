@@ -1,0 +1,32 @@
+"""Settings.
+
+What can be set: settings, entries, fields, units. How it is read: loading, environment, defaults. What is refused:
+checks, problems.
+"""
+
+from gateway.config.entries import CredentialSettings, SlotSettings
+from gateway.config.settings import (
+    AdminSettings,
+    CacheSettings,
+    LoggingSettings,
+    OriginSettings,
+    ServerSettings,
+    Settings,
+    public_settings,
+    settings_from_json,
+    settings_to_json,
+)
+
+__all__ = [
+    "AdminSettings",
+    "CacheSettings",
+    "CredentialSettings",
+    "LoggingSettings",
+    "OriginSettings",
+    "ServerSettings",
+    "Settings",
+    "SlotSettings",
+    "public_settings",
+    "settings_from_json",
+    "settings_to_json",
+]
