@@ -166,9 +166,9 @@ class StrictOrigin:
         return asyncio.run_coroutine_threadsafe(run(), self._server.loop).result(10)
 
     def settle(self) -> None:
-        """Return when every connection that clients have closed is over here as well: then nothing more is stored.
+        """Return when every request sent so far is over, those that were broken off included: nothing more is stored.
 
-        Connections are accepted in order, so those that came before the one made here are known when it is answered.
+        Connections are accepted and read in order, so what came before the one made here is known when it is answered.
         """
         with socket.create_connection(("127.0.0.1", self._port), timeout=10) as barrier:
             barrier.sendall(f"GET {_BARRIER} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode("ascii"))
@@ -176,10 +176,10 @@ class StrictOrigin:
                 pass
         if self._server is None or self._server.loop is None:
             raise RuntimeError("the strict origin is not running")
-        asyncio.run_coroutine_threadsafe(self._connections_over(), self._server.loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._requests_over(), self._server.loop).result(10)
 
-    async def _connections_over(self) -> None:
-        while self._server is not None and self._server.server_state.connections:  # noqa: ASYNC110 - uvicorn has no event
+    async def _requests_over(self) -> None:
+        while self._server is not None and self._server.server_state.tasks:  # noqa: ASYNC110 - uvicorn has no event
             await asyncio.sleep(0.001)
 
     async def _application(self, scope: dict[str, Any], receive: _Receive, send: _Send) -> None:
