@@ -169,6 +169,20 @@ def forget_process(directory: Path, slot: str) -> None:
 
 def exposition(directory: Path) -> bytes:
     """All slots' metrics summed up, in Prometheus' text format. Reads files: call it in a thread."""
+    return generate_latest(_collected(directory))
+
+
+def total(directory: Path, *metrics: Metric) -> list[float]:
+    """What each metric stands at over all slots and label values. Reads files: call it in a thread."""
+    sums = {metric.name: 0.0 for metric in metrics}
+    for family in _collected(directory).collect():
+        for sample in family.samples:
+            if sample.name in sums:
+                sums[sample.name] += sample.value
+    return [sums[metric.name] for metric in metrics]
+
+
+def _collected(directory: Path) -> CollectorRegistry:
     registry = CollectorRegistry()
     MultiProcessCollector(registry, path=str(directory))  # type: ignore[no-untyped-call]
-    return generate_latest(registry)
+    return registry

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from gateway import metric_kinds
+from gateway import metric_kinds, metrics
 from gateway.config import Settings
 from gateway.control.openapi import describe
 from gateway.control.page import render
@@ -108,6 +108,14 @@ class _Control:
     async def openapi(self, _request: Request) -> Response:
         return _json(describe())
 
+    def _cache_figures(self) -> dict[str, float | None]:
+        """What the cache holds and has given since the gateway started; the ratio is None while it gave nothing."""
+        used, hit, miss = metric_kinds.total(
+            self._metrics_directory, metrics.CACHE_USAGE_BYTES, metrics.CACHE_HIT_BYTES, metrics.CACHE_MISS_BYTES
+        )
+        ratio = hit / (hit + miss) if hit + miss else None
+        return {"usage_bytes": int(used), "hit_bytes": int(hit), "miss_bytes": int(miss), "hit_ratio": ratio}
+
     async def _document(self) -> dict[str, Any]:
         state = self._holder.state
         cache = self._settings.cache
@@ -122,6 +130,7 @@ class _Control:
                 "directory": str(cache.directory),
                 "capacity_bytes": cache.capacity_bytes,
                 "block_size_bytes": cache.block_size_bytes,
+                **await asyncio.to_thread(self._cache_figures),
             },
             "slots": [{"name": s.name, "prefix": s.prefix, "mode": s.mode} for s in self._settings.slots],
         }

@@ -44,6 +44,10 @@ _CACHE = {
         "directory": {"type": "string"},
         "capacity_bytes": {"type": "integer"},
         "block_size_bytes": {"type": "integer"},
+        "usage_bytes": {"type": "integer"},
+        "hit_bytes": {"type": "integer"},
+        "miss_bytes": {"type": "integer"},
+        "hit_ratio": {"type": ["number", "null"]},
     },
 }
 _SLOT = {

@@ -27,7 +27,8 @@ def render(status: dict[str, Any]) -> str:
         ("S3", gateway["s3_url"]),
         ("state", _state(gateway)),
         ("origin", f"{origin['endpoint_url']} ({'reachable' if origin['reachable'] else 'not reachable'})"),
-        ("cache", f"{cache['directory']}, {cache['capacity_bytes'] / 2**30:.1f} GiB"),
+        ("cache", f"{cache['directory']}, {_gib(cache['usage_bytes'])} of {_gib(cache['capacity_bytes'])} in use"),
+        ("bytes from cache", "-" if cache["hit_ratio"] is None else f"{cache['hit_ratio']:.1%}"),
     ]
     processes = [
         (p["name"], p["process_id"] or "-", "ready" if p["ready"] else "down", p["restarts"])
@@ -36,6 +37,10 @@ def render(status: dict[str, Any]) -> str:
     slots = [(s["name"], s["prefix"], s["mode"]) for s in status["slots"]]
     body = _table((), facts) + _table(("process", "pid", "state", "restarts"), processes)
     return _PAGE.format(body=body + (_table(("slot", "prefix", "mode"), slots) if slots else ""))
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.1f} GiB"
 
 
 def _state(gateway: dict[str, Any]) -> str:

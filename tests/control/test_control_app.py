@@ -107,6 +107,17 @@ def test_metrics_are_those_of_all_processes(tmp_path: Path) -> None:
     assert "forebay_cache_hit_bytes_total 7.0" in answer.text
 
 
+def test_status_tells_what_the_cache_gives(tmp_path: Path) -> None:
+    """The share of bytes that came from disk, and none before anything was read."""
+    assert ask(tmp_path, "/api/v1/status").json()["cache"]["hit_ratio"] is None
+    metrics.CACHE_HIT_BYTES.add(30)
+    metrics.CACHE_MISS_BYTES.add(10)
+    metrics.CACHE_USAGE_BYTES.set(4096)
+    cache = ask(tmp_path, "/api/v1/status").json()["cache"]
+    assert (cache["usage_bytes"], cache["hit_bytes"], cache["miss_bytes"], cache["hit_ratio"]) == (4096, 30, 10, 0.75)
+    assert "75.0%" in ask(tmp_path, "/").text
+
+
 def test_the_page_shows_the_gateway_and_escapes_what_it_shows(tmp_path: Path) -> None:
     """Names are data, never markup."""
     page = ask(tmp_path, "/", replace(STATE, version="<script>")).text
