@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from xml.etree.ElementTree import Element, fromstring
 
 from gateway.clock import SystemClock
 from gateway.origin.client import Origin, OriginRequest, StreamedBody
@@ -21,6 +22,10 @@ def s3_origin(endpoint_url: str, pair: KeyPair = STRICT_PAIR, **settings: object
     """A client of the origin at `endpoint_url`; must be made on a running loop."""
     given = OriginSettings(endpoint_url=endpoint_url, **settings)  # type: ignore[arg-type]
     return S3Origin(given, StaticCredentials(pair), SystemClock(), instance_id="test-gateway")
+
+
+Scenario = Callable[[Origin, str], Awaitable[None]]
+"""What a test does with a client and a fresh bucket."""
 
 
 @dataclass(frozen=True)
@@ -80,3 +85,11 @@ async def ask(
     request = OriginRequest(method, bucket, key, query, headers or {}, body)
     async with await origin.send(request) as response:
         return Answer(response.status, response.headers, await response.read(64 * 1024 * 1024))
+
+
+def xml(body: bytes) -> Element:
+    """A document without its namespaces."""
+    root = fromstring(body)
+    for node in root.iter():
+        node.tag = node.tag.rpartition("}")[2]
+    return root

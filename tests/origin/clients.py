@@ -1,0 +1,52 @@
+"""An `S3Origin` against a strict origin, with a clock that never waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from gateway.origin.credentials import StaticCredentials
+from gateway.origin.s3 import Attempt, S3Origin
+from gateway.origin.settings import OriginSettings
+from tests.origin.clocks import JumpingClock
+from tests.origin.origins import STRICT_PAIR
+from tests.support.strict_origin import StrictOrigin
+
+MEBIBYTE = 1024 * 1024
+
+
+class Client:
+    """An `S3Origin` with a clock that never waits."""
+
+    def __init__(self, strict: StrictOrigin, **settings: object) -> None:
+        self.clock = JumpingClock()
+        self.attempts: list[Attempt] = []
+        given: dict[str, object] = {"endpoint_url": strict.endpoint_url, **settings}
+        self.origin = S3Origin(
+            OriginSettings(**given),  # type: ignore[arg-type]
+            StaticCredentials(STRICT_PAIR),
+            self.clock,
+            instance_id="gateway-1",
+            on_attempt=self.attempts.append,
+        )
+
+
+def play(strict: StrictOrigin, scenario: Callable[[Client], Awaitable[None]], **settings: object) -> None:
+    """Run a scenario with a client of its own; when this returns, the origin is done with all its requests."""
+
+    async def main() -> None:
+        client = Client(strict, **settings)
+        try:
+            await scenario(client)
+        finally:
+            await client.origin.aclose()
+
+    asyncio.run(main())
+    strict.settle()
+
+
+async def pieces(*chunks: bytes, failure: Exception | None = None) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
+    if failure is not None:
+        raise failure

@@ -1,0 +1,116 @@
+"""Uploads through `S3Origin` that fail store nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from gateway.errors import S3Error
+from gateway.origin.client import StreamedBody
+from gateway.origin.memory_faults import Answer, on
+from gateway.s3.requests import Operation
+from tests.origin.clients import MEBIBYTE, Client, pieces, play
+from tests.origin.origins import ask
+from tests.support.strict_origin import StrictOrigin
+
+GET = Operation.GET_OBJECT
+PUT = Operation.PUT_OBJECT
+
+
+FAILURE = S3Error("BadDigest", "the client's bytes are wrong", 400)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "length"),
+    [((b"abc",), 6), ((b"abc", b"def"), 6), ((b"abc",), None), ((b"x" * MEBIBYTE,), 2 * MEBIBYTE)],
+    ids=["in the middle", "at the very end", "unknown length", "large"],
+)
+def test_a_source_that_fails_stores_nothing(
+    strict: StrictOrigin, chunks: tuple[bytes, ...], length: int | None
+) -> None:
+    """The source's own error reaches the caller, even after its last byte; the origin never sees a whole request."""
+    strict.accepts_unknown_length = True
+
+    async def scenario(client: Client) -> None:
+        body = StreamedBody(pieces(*chunks, failure=FAILURE), length)
+        with pytest.raises(S3Error) as caught:
+            await ask(client.origin, "PUT", "bucket", "new", body=body)
+        assert caught.value is FAILURE
+        assert (await ask(client.origin, "GET", "bucket", "key")).status == 200
+
+    play(strict, scenario)
+    assert "new" not in strict.model.buckets["bucket"].objects
+
+
+def test_a_failing_source_with_a_trailer_stores_nothing(strict: StrictOrigin) -> None:
+    """The same with the checksum behind the body."""
+
+    async def scenario(client: Client) -> None:
+        chunks = pieces(b"abc", failure=FAILURE)
+        body = StreamedBody(chunks, 3, trailer_name="x-amz-checksum-crc32", trailer_value=lambda: "AAAAAA==")
+        with pytest.raises(S3Error, match="BadDigest"):
+            await ask(client.origin, "PUT", "bucket", "new", body=body)
+
+    play(strict, scenario)
+    assert "new" not in strict.model.buckets["bucket"].objects
+
+
+@pytest.mark.parametrize("length", [2, 4])
+def test_a_body_of_the_wrong_length_stores_nothing(strict: StrictOrigin, length: int) -> None:
+    """Neither cut to its declared length nor left hanging: IncompleteBody."""
+
+    async def scenario(client: Client) -> None:
+        with pytest.raises(S3Error, match="IncompleteBody"):
+            await ask(client.origin, "PUT", "bucket", "new", body=StreamedBody(pieces(b"ab", b"c"), length))
+
+    play(strict, scenario)
+    assert "new" not in strict.model.buckets["bucket"].objects
+
+
+@pytest.mark.parametrize("size", [300_000, 4 * MEBIBYTE], ids=["without 100", "waiting for 100"])
+def test_an_early_refusal_is_returned_and_the_source_left_alone(strict: StrictOrigin, size: int) -> None:
+    """The origin answers 403 before the body is over: that is the answer, and nobody reads the source any more."""
+    strict.model.inject(on(PUT), Answer(403, "AccessDenied"))
+    asked = asyncio.Event()
+    never = asyncio.Event()
+
+    async def endless() -> AsyncGenerator[bytes, None]:
+        yield b"x" * 100_000
+        asked.set()
+        await never.wait()
+
+    async def scenario(client: Client) -> None:
+        source = endless()
+        answer = await ask(client.origin, "PUT", "bucket", "new", body=StreamedBody(source, size))
+        assert answer.status == 403
+        assert b"AccessDenied" in answer.body
+        await source.aclose()  # RuntimeError if it were still running
+        assert asked.is_set() == (size < MEBIBYTE)
+
+    play(strict, scenario)
+    assert "new" not in strict.model.buckets["bucket"].objects
+
+
+def test_a_cancelled_upload_stores_nothing(strict: StrictOrigin) -> None:
+    """A caller who leaves takes the upload along."""
+
+    async def scenario(client: Client) -> None:
+        waiting, never = asyncio.Event(), asyncio.Event()
+
+        async def source() -> AsyncGenerator[bytes, None]:
+            yield b"x" * 1000
+            waiting.set()
+            await never.wait()
+
+        chunks = source()
+        sending = asyncio.create_task(ask(client.origin, "PUT", "bucket", "new", body=StreamedBody(chunks, 2000)))
+        await waiting.wait()
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        await chunks.aclose()
+
+    play(strict, scenario)
+    assert "new" not in strict.model.buckets["bucket"].objects
