@@ -71,10 +71,13 @@ def _requote(raw: bytes) -> str:
 
 
 def canonical_value(value: str) -> str:
-    """A header value trimmed, inner runs of whitespace collapsed."""
+    """A header value (latin-1 decoded) trimmed, inner runs of whitespace collapsed.
+
+    Only blanks and tabs count: what else Python takes for white space is a byte of some UTF-8 character here.
+    """
     if _INNER_WHITESPACE.search(value):
         value = _WHITESPACE_RUN.sub(" ", value)
-    return value.strip()
+    return value.strip(" \t")
 
 
 def format_timestamp(now: float) -> str:

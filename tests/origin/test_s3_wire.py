@@ -108,7 +108,7 @@ def test_requests_carry_nothing_but_what_was_given(strict: StrictOrigin) -> None
     assert headers["x-forebay-hop"] == "other, gateway-1"
 
 
-@pytest.mark.parametrize("text", ["naïve", "日本", "a  b", "tab\there"])
+@pytest.mark.parametrize("text", ["naïve", "voilà", "日本", "a  b", "tab\there"])
 def test_header_values_pass_byte_for_byte(strict: StrictOrigin, text: str) -> None:
     """A value is bytes: UTF-8 arrives as it was sent, and the signature covers it."""
     value = text.encode().decode("latin-1")
