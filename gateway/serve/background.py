@@ -10,7 +10,7 @@ import uvicorn
 
 from gateway.control.app import control_app
 from gateway.control.state import CURRENT
-from gateway.serve.child import Orders
+from gateway.serve.orders import Orders
 
 _GRACE_SECONDS = 5
 

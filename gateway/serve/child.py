@@ -14,8 +14,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -24,28 +23,10 @@ from gateway.errors import ForebayError
 from gateway.logs import configure_logs
 from gateway.serve import lifeline
 from gateway.serve.handover import Handover
+from gateway.serve.orders import Orders, Work
 
 BACKGROUND = "background"
 _log = structlog.get_logger("forebay.serve")
-
-
-@dataclass(frozen=True, slots=True)
-class Orders:
-    """What a process needs to do its work. `stop` is set by SIGTERM; `ready` is called once, when it serves."""
-
-    name: str
-    handover: Handover
-    listeners: list[socket.socket]
-    stop: asyncio.Event
-    ready: Callable[[], None]
-
-    @property
-    def slot(self) -> int:
-        """Which worker this is, from 0."""
-        return int(self.name.removeprefix("worker"))
-
-
-Work = Callable[[Orders], Awaitable[None]]
 
 
 def main(arguments: Sequence[str], work: Work | None = None) -> None:

@@ -6,7 +6,7 @@ from gateway.app import s3_application
 from gateway.config import ServerSettings
 from gateway.edge.limits import ServerLimits
 from gateway.edge.server import S3Server, TlsFiles
-from gateway.serve.child import Orders
+from gateway.serve.orders import Orders
 
 
 async def serve_s3(orders: Orders) -> None:

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Sequence
 
 from gateway.serve import child
+from gateway.serve.orders import Orders
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -17,7 +18,7 @@ def main(arguments: Sequence[str]) -> None:
     child.main(arguments, _behave)
 
 
-async def _behave(orders: child.Orders) -> None:
+async def _behave(orders: Orders) -> None:
     directory = orders.handover.settings.cache.directory
     behaviours = dict(line.split() for line in (directory / "behaviour").read_text().splitlines())
     what = behaviours.get(orders.name, "well")
