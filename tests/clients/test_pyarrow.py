@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.clients.boto import read
+from tests.clients.commands import client_environment
 from tests.clients.conftest import Endpoint
 from tests.clients.content import MIB, random_bytes
 from tests.clients.origins import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY, Origin
@@ -102,6 +104,22 @@ def test_listing_moving_and_deleting(filesystem: Any, direct: Any, bucket: str) 
     assert read(direct, bucket, "moved") == b"d/two words"
     filesystem.delete_dir(f"{bucket}/d")
     assert [one["Key"] for one in direct.list_objects_v2(Bucket=bucket)["Contents"]] == ["moved"]
+
+
+def test_the_environment_is_heard_by_uri(
+    http_endpoint: Endpoint, direct: Any, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What README says of s3:// URIs: AWS_ENDPOINT_URL_S3 and keys from the environment are enough."""
+    import pyarrow
+    import pyarrow.parquet
+
+    for name, value in client_environment(http_endpoint.url, None, Path("/nonexistent")).items():
+        if name.startswith("AWS_"):
+            monkeypatch.setenv(name, value)
+    table = pyarrow.table({"id": [1, 2, 3]})
+    pyarrow.parquet.write_table(table, f"s3://{bucket}/table.parquet")
+    assert pyarrow.parquet.read_table(f"s3://{bucket}/table.parquet").equals(table)
+    assert direct.head_object(Bucket=bucket, Key="table.parquet")["ContentLength"] > 0
 
 
 def test_a_missing_object_is_a_file_not_found_error(filesystem: Any, bucket: str) -> None:
