@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 
 import orjson
 from rich.console import Console
@@ -80,7 +82,13 @@ def _show(report: Report, *, as_json: bool) -> None:
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     console.print()
     console.print(report.table())
-    console.print(next_steps(), markup=False, highlight=False)
+    console.print(next_steps(_own_command()), markup=False, highlight=False)
+
+
+def _own_command() -> str:
+    """`forebay` where the shell finds it, else the path that it was called by, such as .venv/bin/forebay."""
+    called = Path(sys.argv[0])
+    return str(called) if called.name == "forebay" and shutil.which("forebay") is None else "forebay"
 
 
 def _verdict(report: Report, console: Console) -> int:

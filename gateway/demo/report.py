@@ -84,9 +84,9 @@ class Report:
         return (
             f"The bucket answers after {self.workload.first_byte_seconds * 1000:.0f} ms and gives "
             f"{self.workload.connection_bytes_per_second / 1e6:.0f} MB/s per connection; "
-            f"{self.workload.readers} readers. Every byte was verified. "
-            "Through Forebay, each GET first asks the bucket for the object's current ETag. "
-            "faster = direct ÷ Forebay, 2nd."
+            f"{self.workload.readers} readers. Every byte was verified.\n"
+            "Through Forebay, each GET first asks the bucket for the object's current ETag.\n"
+            "faster = direct ÷ Forebay, 2nd"
         )
 
 
@@ -109,12 +109,12 @@ def _cell(seconds: float, size_bytes: int) -> str:
     return f"{seconds:.2f} s, {size_bytes / seconds / 1e6:.0f} MB/s"
 
 
-def next_steps() -> str:
-    """What a person tries after the demo."""
-    return """\
+def next_steps(command: str) -> str:
+    """What a person tries after the demo. `command` is how `forebay` was called."""
+    return f"""\
 Next:
   1. Start Forebay in front of your own bucket (it takes credentials and region from your AWS settings):
-       forebay serve
+       {command} serve
   2. In the shell of a job, with the same credentials:
        export AWS_ENDPOINT_URL_S3=http://127.0.0.1:9000
   3. Read something twice, and look at what happened:
