@@ -1,0 +1,100 @@
+"""The two sides of a comparison: an origin asked directly, and a like one asked through a gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from xml.sax.saxutils import unescape
+
+from tests.clients import origins as moto
+from tests.scenarios.transparency.signing import KeyPair, wire_bytes
+from tests.scenarios.transparency.steps import Step, put
+from tests.scenarios.transparency.wire import Answer, Connection
+from tests.support.gateway_process import GatewayProcess
+from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+
+VIRTUAL_DOMAIN = "s3.local"
+
+
+@dataclass
+class Side:
+    """One endpoint, and what has been captured from its answers in the current case."""
+
+    connection: Connection
+    keys: KeyPair
+    variables: dict[str, str] = field(default_factory=dict)
+
+    def ask(self, step: Step) -> Answer:
+        request = wire_bytes(step, self.variables, self.connection.host, self.keys)
+        answer = self.connection.exchange(step.method, request)
+        self._capture(step, answer)
+        return answer
+
+    def _capture(self, step: Step, answer: Answer) -> None:
+        for name, element in step.capture.items():
+            _, found, rest = answer.body.decode("utf-8", "replace").partition(f"<{element}>")
+            self.variables[name] = unescape(rest.partition("<")[0], {"&quot;": '"'}) if found else f"no-{element}"
+
+
+@dataclass
+class Pair:
+    """Both sides, and the way around the gateway to the origin behind it."""
+
+    direct: Side
+    through: Side
+    behind: Side
+    gateway: GatewayProcess
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def fresh_bucket(self, given: tuple[Step, ...] = ()) -> None:
+        """A new bucket of the same name and content at both origins; what was captured is forgotten."""
+        bucket = f"case-{next(self.numbers)}"
+        for side in (self.direct, self.through, self.behind):
+            side.variables = {"bucket": bucket}
+        for side in (self.direct, self.behind):
+            for step in (put("/{bucket}", b""), *given):
+                answer = side.ask(step)
+                assert answer.status < 300, f"{step} was refused: {answer}"
+        self.through.variables = dict(self.behind.variables)
+
+    def names(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        return self.direct.variables, self.through.variables
+
+
+@contextmanager
+def running_pair(kind: str, directory: Path) -> Iterator[Pair]:
+    """Two origins of this kind ("strict" or "moto"), one of them behind a gateway."""
+    with ExitStack() as stack:
+        urls, keys = _origins(kind, directory, stack)
+        gateway = stack.enter_context(GatewayProcess(_config(urls[1], keys)))
+        direct, behind = (Connection(url, awaits_end=False) for url in urls)
+        through = Connection(gateway.s3_url, awaits_end=True)
+        sides = [Side(stack.enter_context(connection), keys) for connection in (direct, through, behind)]
+        yield Pair(sides[0], sides[1], sides[2], gateway)
+
+
+def _origins(kind: str, directory: Path, stack: ExitStack) -> tuple[list[str], KeyPair]:
+    if kind == "strict":
+        strict = [stack.enter_context(StrictOrigin()) for _ in range(2)]
+        return [one.endpoint_url for one in strict], KeyPair(ACCESS_KEY_ID, SECRET_ACCESS_KEY)
+    directories = [directory / name for name in ("direct", "behind")]
+    for one in directories:
+        one.mkdir()
+    started = [stack.enter_context(moto.running_origin(one)) for one in directories]
+    return [one.url for one in started], KeyPair(moto.ACCESS_KEY_ID, moto.SECRET_ACCESS_KEY)
+
+
+def _config(origin_url: str, keys: KeyPair) -> dict[str, dict[str, object]]:
+    return {
+        "server": {"base_domains": [VIRTUAL_DOMAIN]},
+        "origin": {
+            "endpoint_url": origin_url,
+            "region": "us-east-1",
+            "access_key_id": keys.access_key_id,
+            "secret_access_key": keys.secret_access_key,
+        },
+        "cache": {"capacity": "512MiB"},
+    }
