@@ -8,6 +8,7 @@ again. Once the first byte is out, a change can only end the connection: bytes o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from gateway.errors import OriginAnswered, OriginBodyError
@@ -49,6 +50,8 @@ _OVERRIDES = {
         "expires",
     )
 }
+
+_NO_HEADER_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]|[^\x00-\xff]")
 
 _ARCHIVED = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 
@@ -146,7 +149,19 @@ def _reply_headers(head: ObjectHead, asked: ByteRange | None, overrides: Mapping
 def _response_overrides(exchange: Exchange) -> dict[str, str]:
     """`response-content-type` and its five siblings (S3 API, GetObject, "Overriding response header values")."""
     query = exchange.request.query
-    overrides = {_OVERRIDES[name]: value or "" for name, value in query if name in _OVERRIDES}
+    overrides = {_OVERRIDES[name]: _header_value(name, value or "") for name, value in query if name in _OVERRIDES}
     if overrides and exchange.anonymous:
         raise s3_error("InvalidRequest", "Request specific response headers cannot be used for anonymous GET requests.")
     return overrides
+
+
+def _header_value(parameter: str, value: str) -> str:
+    """An override's value, if a header can carry it: line breaks would be the beginning of another header."""
+    if _NO_HEADER_VALUE.search(value):
+        raise s3_error(
+            "InvalidArgument",
+            "Header value cannot be represented using ISO-8859-1.",
+            ArgumentName=parameter,
+            ArgumentValue=value,
+        )
+    return value

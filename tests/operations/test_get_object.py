@@ -166,3 +166,16 @@ def test_a_range_fetches_its_blocks_only(tmp_path: Path) -> None:
             return [seen.headers["range"] for seen in gateway.origin.calls if seen.operation is Operation.GET_OBJECT]
 
     assert asyncio.run(scenario()) == [f"bytes={2 * BLOCK_SIZE_BYTES}-{3 * BLOCK_SIZE_BYTES - 1}"]
+
+
+@pytest.mark.parametrize("value", ["a%0D%0AX-Evil%3A%201", "a%00b", "%0A", "%E2%82%AC"])
+def test_an_override_that_no_header_can_carry_is_refused(tmp_path: Path, value: str) -> None:
+    """A line break in `response-content-type` would forge a header: 400, from cache as from the origin."""
+    answer = get(tmp_path, f"/bucket/k?response-content-type={value}")
+    assert (answer.status, b"<Code>InvalidArgument</Code>" in answer.body) == (400, True)
+
+
+def test_an_override_in_latin_1_arrives_as_it_is(tmp_path: Path) -> None:
+    """What a header can carry is not refused."""
+    answer = get(tmp_path, "/bucket/k?response-content-disposition=attachment%3B%20filename%3Dcaf%C3%A9")
+    assert (answer.status, answer.headers["content-disposition"]) == (200, "attachment; filename=caf\xe9")
