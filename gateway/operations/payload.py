@@ -7,6 +7,7 @@ checked: when one fails, the origin is left with an unfinished request, which st
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -24,6 +25,8 @@ BUFFERED_SIZE_BYTES_MAX = 256 * 1024
 
 PUT_SIZE_BYTES_MAX = 5 * 1024**3
 """S3's limit for PutObject and UploadPart."""
+
+_LENGTH = re.compile(r"\d{1,19}", re.ASCII)
 
 _OBJECT_WRITES = frozenset({Operation.PUT_OBJECT, Operation.UPLOAD_PART})
 
@@ -75,7 +78,7 @@ class _Incoming:
         if not _stores_an_object(request):
             raise s3_error("InvalidRequest", f"{request.operation.value} does not take a streaming payload.")
         declared = request.headers.get("x-amz-decoded-content-length", "")
-        if not declared.isdecimal():
+        if not _LENGTH.fullmatch(declared):
             raise s3_error("MissingContentLength", "aws-chunked bodies need x-amz-decoded-content-length.")
         self.length_bytes = int(declared)
         self._trailer_names = _announced_trailers(request)

@@ -107,3 +107,16 @@ def test_streaming_payloads_belong_to_objects(tmp_path: Path) -> None:
             assert (answer.status, b"<Code>InvalidRequest</Code>" in answer.body) == (400, True)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("declared", ["9" * 5000, "9" * 20, "-1", "1e3", ""])
+def test_a_decoded_length_that_is_no_length_is_refused(tmp_path: Path, declared: str) -> None:
+    """A number of thousands of digits is a client's mistake like any other, not a fault of the gateway."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path) as gateway:
+            headers = headers_of(SMALL) | {"x-amz-decoded-content-length": declared}
+            answer = await call(gateway.app, "PUT", "/bucket/k", headers, chunked(SMALL, crc32(SMALL)))
+            assert (answer.status, b"<Code>MissingContentLength</Code>" in answer.body) == (411, True)
+
+    asyncio.run(scenario())
