@@ -162,7 +162,7 @@ class S3Protocol(HttpToolsProtocol):
 
     def _try_head(self) -> None:
         received = self._received
-        while received.startswith(b"\r\n"):  # tolerated before a request line (RFC 9112, 2.2)
+        if received.startswith(b"\r\n"):  # tolerated before a request line, once (RFC 9112, 2.2)
             received = received[2:]
         end = received.find(HEAD_END)
         self._received = received[end + 4 :] if end >= 0 else received

@@ -69,6 +69,8 @@ MALFORMED = {
     "space before the colon": b"PUT /a HTTP/1.1\r\n" + HOST + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
     "tab before the colon": b"PUT /a HTTP/1.1\r\n" + HOST + b"Content-Length\t: 3\r\n\r\nabc",
     "a folded line": b"GET /a HTTP/1.1\r\n" + HOST + b"X: a\r\n b\r\n\r\n",
+    "two empty lines before it": b"\r\n\r\nGET /a HTTP/1.1\r\n" + HOST + b"\r\n",
+    "empty lines and nothing else": b"\r\n" * 100_000,
     "a leading space": b"GET /a HTTP/1.1\r\n Host: s3.local\r\n\r\n",
     "a NUL in a value": b"GET /a HTTP/1.1\r\n" + HOST + b"X: a\x00b\r\n\r\n",
     "a NUL in a name": b"GET /a HTTP/1.1\r\n" + HOST + b"Transfer-Encoding\x00: chunked\r\n\r\n",
