@@ -88,7 +88,7 @@ def verify_presigned_v2(request: S3Request, parsed: PresignedV2, secret: str, no
 
 
 def _check_unsigned_parameters(request: S3Request) -> None:
-    if any("\n" in (value or "") for _, value in request.query):
+    if any("\n" in name or "\n" in (value or "") for name, value in request.query):
         # Version 2 signs decoded values, line by line: a line break could move the border between two of them.
         raise s3_error("AccessDenied", "Signature version 2 cannot cover a parameter with a line break.")
     if request.operation is not Operation.FORWARD:

@@ -106,6 +106,14 @@ def test_headers_with_amz_names_are_signed() -> None:
         verify(on_the_wire(sent))
 
 
+def test_no_parameter_may_break_its_line() -> None:
+    """Names and values are signed decoded, line by line: a line break in either could move a border."""
+    signed = presigned("http://127.0.0.1/b/k")
+    for added in ("x-amz-a%0Ab=1", "x-amz-a=1%0A"):
+        with pytest.raises(S3Error, match="line break"):
+            verify(on_the_wire(aws_request("GET", f"{signed.url}&{added}", {})))
+
+
 def test_a_url_dies_at_its_expiry() -> None:
     """Expires is an absolute time."""
     arrived = arrive(presigned("http://127.0.0.1/b/k"))
