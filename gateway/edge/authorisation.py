@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from gateway.policy.access import (
     refusal_of_bucket_operation,
     refusal_of_listing,
@@ -15,11 +17,23 @@ from gateway.s3.requests import Operation, S3Request, parse_copy_source
 
 _LISTINGS = frozenset({Operation.LIST_OBJECTS, Operation.LIST_OBJECTS_V2, Operation.LIST_MULTIPART_UPLOADS})
 
+_METHOD_OVERRIDES = ("x-http-method-override", "x-http-method", "x-method-override")
+"""By these, some servers carry out another method than the one that is authorised here."""
+
+_FOREIGN_SOURCE = re.compile(r"x-(?!amz-).*(copy|rename|move)-(source|from)|x-(copy|rename|move)-(source|from)")
+"""Second objects in other dialects of S3 (x-goog-copy-source, x-oss-copy-source, x-copy-from, …)."""
+
+_FORM = "multipart/form-data"
+
 _SELECT = frozenset({"select", "select-type", "x-id"})
 
 
 def authorise(request: S3Request, grant: Grant, slots: Slots) -> None:
-    """Raise AccessDenied (403) unless the caller may do what the request asks (docs/semantics.md, clause 7)."""
+    """Raise AccessDenied (403) unless the caller may do what the request asks (docs/semantics.md, clause 7).
+
+    InvalidRequest (400) when the origin might do something else than what is judged here.
+    """
+    _refuse_method_overrides(request)
     reason = _refusal(request, grant, slots) or _refusal_of_sources(request, grant)
     if reason is not None:
         raise s3_error("AccessDenied", f"Access Denied. {reason}")
@@ -48,14 +62,34 @@ def _refusal_of_sources(request: S3Request, grant: Grant) -> str | None:
         sources = [parse_copy_source(text).key for text in {copied, copied.replace("+", "%2B")}]
         if not all(grant.covers(source.bucket, source.key) for source in sources):
             return "The credential does not cover the copy source."
-    if "x-amz-rename-source" in request.headers and not grant.covers(request.bucket or "", ""):
+    if any(_FOREIGN_SOURCE.fullmatch(name) for name in request.headers):
+        return "A copy source in a header other than x-amz-copy-source needs a credential that covers everything."
+    return _refusal_of_hidden_keys(request, grant)
+
+
+def _refusal_of_hidden_keys(request: S3Request, grant: Grant) -> str | None:
+    """Rights to keys that are named where they are not looked at."""
+    if grant.covers(request.bucket or "", ""):
+        return None
+    if "x-amz-rename-source" in request.headers:
         return "RenameObject needs a credential that covers the whole bucket."
+    if request.method == "POST" and request.headers.get("content-type", "").strip().lower().startswith(_FORM):
+        return "A form names its key in its body: it needs a credential that covers the whole bucket."
     return None
 
 
+def _refuse_method_overrides(request: S3Request) -> None:
+    for name in _METHOD_OVERRIDES:
+        if name in request.headers:
+            raise s3_error("InvalidRequest", f"The header {name} is not accepted: send the method itself.")
+
+
 def is_read(request: S3Request) -> bool:
-    """Whether the request changes nothing. SelectObjectContent reads, though it is a POST."""
-    if request.method in ("GET", "HEAD", "OPTIONS"):
-        return True
+    """Whether the request changes nothing, and gives nobody the means to.
+
+    SelectObjectContent reads, though it is a POST. CreateSession hands out the origin's own keys, though it is a GET.
+    """
     names = {name for name, _ in request.query}
+    if request.method in ("GET", "HEAD", "OPTIONS"):
+        return "session" not in names
     return request.method == "POST" and "select" in names and names <= _SELECT

@@ -20,6 +20,9 @@ HOP_BY_HOP = frozenset(
 )
 """RFC 9110, 7.6.1: they are about one connection. `expect` is answered by whoever receives it."""
 
+_END_TO_END = ("x-amz-", "x-forebay-", "content-", "if-", "range", "cache-control", "expires")
+"""Beginnings of field names that S3, or a gateway behind this one, goes by."""
+
 _SET_ANEW_FOR_THE_ORIGIN = HOP_BY_HOP | {
     "authorization",
     "content-length",
@@ -65,4 +68,8 @@ def without(headers: Iterable[tuple[str, str]], *names: str) -> list[tuple[str, 
 
 
 def _named_in_connection(headers: Mapping[str, str]) -> set[str]:
-    return {name.strip().lower() for name in headers.get("connection", "").split(",")}
+    """Fields for this connection only. Those that mean something to S3 never are (RFC 9110, 7.6.1): `Connection` is
+    not signed, so that it must not take from a request what was signed, authorised and verified.
+    """
+    names = {name.strip().lower() for name in headers.get("connection", "").split(",")}
+    return {name for name in names if not name.startswith(_END_TO_END)}

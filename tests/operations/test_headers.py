@@ -32,3 +32,16 @@ def test_the_origins_request_id_gets_a_name_of_its_own() -> None:
     """The gateway has request ids; the origin's stays findable."""
     headers = towards_client({"x-amz-request-id": "R1", "date": "…", "server": "moto", "etag": '"e"'})
     assert headers == [("etag", '"e"'), ("x-forebay-origin-request-id", "R1")]
+
+
+def test_connection_names_no_header_that_the_origin_goes_by() -> None:
+    """`Connection` is unsigned: it must not take a condition, a range or an x-amz-* field out of a request."""
+    kept = {
+        "x-amz-meta-a": "1",
+        "content-type": "text/plain",
+        "content-md5": "…",
+        "if-none-match": "*",
+        "range": "bytes=0-1",
+        "x-forebay-hop": "another",
+    }
+    assert towards_origin(kept | {"connection": ", ".join([*kept, "x-private"]), "x-private": "hop"}) == kept
