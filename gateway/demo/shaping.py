@@ -105,9 +105,22 @@ class ShapingRelay:
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._upstream_port, limit=_PIECE_BYTES)
-        except OSError:
-            writer.transport.abort()  # a client of a dead server sees its connection end
-            return
+            try:
+                await self._between(reader, writer, far_reader, far_writer)
+            finally:
+                far_writer.transport.abort()
+        except ConnectionRefusedError:
+            return  # a client of a dead server sees its connection end
+        finally:
+            writer.transport.abort()  # nothing is left to abort after an orderly end
+
+    async def _between(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        far_reader: asyncio.StreamReader,
+        far_writer: asyncio.StreamWriter,
+    ) -> None:
         connection = _Connection(self._shape, self._clock)
         upstream = asyncio.create_task(connection.upstream(reader, far_writer))
         downstream = asyncio.create_task(connection.downstream(far_reader, writer))
@@ -115,7 +128,7 @@ class ShapingRelay:
             await asyncio.wait({upstream, downstream}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await _end(upstream, downstream)
-            await _close(far_writer, writer)
+        await _close(far_writer, writer)
 
 
 async def _close(*writers: asyncio.StreamWriter) -> None:
