@@ -39,7 +39,8 @@ class UnsignedChunks:
             if not separator:
                 raise s3_error("MalformedTrailerError")
             self.trailers[name] = value
-        if self._buffer or await anext(self._body, None):
+        behind = await anext(self._body, b"")
+        if self._buffer or behind:
             raise s3_error("IncompleteBody", "there are bytes behind the last chunk")
 
     async def _line(self) -> bytes:
