@@ -24,6 +24,10 @@ READ_BUFFER_BYTES = 256 * 1024
 EXPECT_CONTINUE_MIN_BYTES = 1024 * 1024
 """Bodies from this size on wait for the origin's 100, so that a refusal costs no upload and is not lost in a reset."""
 
+_UPLOADS_SHARE = 3
+"""Quarters of the connections that streamed uploads may take: they last as long as their clients like, and readers must
+not wait for them."""
+
 _CONTINUE_WAIT_SECONDS = 1.0
 _KEEP_ALIVE_SECONDS = 15.0
 _ADDED_BY_AIOHTTP = ("accept", "accept-encoding", "user-agent", "content-type")
@@ -64,6 +68,7 @@ class HttpTransport:
     def __init__(self, settings: OriginSettings) -> None:
         self._read_timeout = settings.read_timeout_seconds
         self._proxy = URL(settings.proxy) if settings.proxy else None
+        self._uploads = asyncio.Semaphore(max(1, settings.max_connections * _UPLOADS_SHARE // 4))
         connector = aiohttp.TCPConnector(
             limit=settings.max_connections,
             ssl=_trust(settings.ca_bundle),
@@ -94,6 +99,14 @@ class HttpTransport:
         Raises OriginUnreachable when there is no answer, what the source of a streamed body raised, and S3Error for
         header values that cannot be sent.
         """
+        if isinstance(body, StreamedUpload):
+            async with self._uploads:
+                return await self._exchange(method, url, headers, body)
+        return await self._exchange(method, url, headers, body)
+
+    async def _exchange(
+        self, method: str, url: URL, headers: Mapping[str, str], body: BytesUpload | StreamedUpload | None
+    ) -> HttpResponse:
         try:
             response = await self._session.request(
                 method, url, headers=wire_headers(headers), data=body, proxy=self._proxy, allow_redirects=False

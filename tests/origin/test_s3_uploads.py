@@ -114,3 +114,29 @@ def test_a_cancelled_upload_stores_nothing(strict: StrictOrigin) -> None:
 
     play(strict, scenario)
     assert "new" not in strict.model.buckets["bucket"].objects
+
+
+def test_slow_uploads_leave_connections_to_readers(strict: StrictOrigin) -> None:
+    """However many clients upload, and however slowly: a quarter of the connections is not for them."""
+
+    async def scenario(client: Client) -> None:
+        begun, go_on = asyncio.Semaphore(0), asyncio.Event()
+
+        async def slow() -> AsyncGenerator[bytes, None]:
+            begun.release()
+            yield b"a"
+            await go_on.wait()
+            yield b"b"
+
+        uploads = [
+            asyncio.create_task(ask(client.origin, "PUT", "bucket", f"slow-{number}", body=StreamedBody(slow(), 2)))
+            for number in range(6)
+        ]
+        async with asyncio.timeout(20):
+            for _ in range(3):
+                await begun.acquire()
+            assert (await ask(client.origin, "GET", "bucket", "key")).status == 200
+        go_on.set()
+        assert [(await upload).status for upload in uploads] == [200] * 6
+
+    play(strict, scenario, max_connections=4)
