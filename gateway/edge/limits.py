@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_RECEIVE_BUFFER_BYTES_MIN = 64 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
@@ -31,8 +33,15 @@ class ServerLimits:
     max_headers: int = 256
     receive_buffer_bytes: int = 1024 * 1024
     """Received body that the application has not asked for yet: reading stops above it."""
+    receive_buffers_bytes: int = 64 * 1024 * 1024
+    """The same for all connections together: where there are many, each gets its share, 64 KiB at least."""
     max_connections: int = 16_384
     """Above it nothing is accepted; clients wait in the listener's queue, where another process may take them."""
+
+    def receive_buffer_of_one(self, connections: int) -> int:
+        """What one of so many connections may have received ahead, in bytes."""
+        share = self.receive_buffers_bytes // max(1, connections)
+        return min(self.receive_buffer_bytes, max(share, _RECEIVE_BUFFER_BYTES_MIN))
 
     def sweep_seconds(self) -> float:
         """How often the connections are looked at, so that the shortest timeout is met within a quarter."""

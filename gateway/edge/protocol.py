@@ -247,7 +247,7 @@ class S3Protocol(HttpToolsProtocol):
             self._input = _Input.SUCCESSOR
             self._received = rest
             self._look_at_received()
-        elif body.queued_bytes > self._limits.receive_buffer_bytes:
+        elif body.queued_bytes > self._limits.receive_buffer_of_one(len(self.connections)):
             self.flow.pause_reading()
 
     def _current(self) -> S3Cycle:
@@ -285,8 +285,11 @@ class S3Protocol(HttpToolsProtocol):
         """Everything is said: let the client read it before the connection goes."""
         self._discard_from_now_on()
         self._deadline = self._now() + self._limits.linger_seconds
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        try:
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+        except OSError:
+            self.transport.abort()  # the client has reset the connection already
 
     def _discard_from_now_on(self) -> None:
         self._input = _Input.NOTHING

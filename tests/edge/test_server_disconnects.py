@@ -252,3 +252,24 @@ def test_more_connections_than_allowed_wait_in_the_queue() -> None:
             assert (await waiting.answer()).status == 200
 
     asyncio.run(scenario())
+
+
+def test_an_early_answer_to_a_client_that_has_just_left_is_no_error() -> None:
+    """The answer itself can reset the connection; the application must not be told of that as a failure of its own."""
+
+    async def scenario() -> None:
+        ends: asyncio.Queue[BaseException | None] = asyncio.Queue()
+        with socket.socket() as client:
+
+            async def app(scope: Scope, receive: Receive, send: Send) -> None:
+                client.close()
+                await respond(send, b"refused", 400)
+
+            async with serving(recording(app, ends)) as port:
+                client.connect(("127.0.0.1", port.port))
+                client.send(b"PUT / HTTP/1.1\r\nHost: s3.local\r\nContent-Length: 9\r\n\r\n")
+                async with asyncio.timeout(20):
+                    assert await ends.get() is None
+                await port.connections(0)
+
+    asyncio.run(scenario())
