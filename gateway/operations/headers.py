@@ -46,7 +46,7 @@ def towards_origin(headers: Mapping[str, str]) -> dict[str, str]:
     """
     dropped = _SET_ANEW_FOR_THE_ORIGIN | _named_in_connection(headers)
     onward = {name: value for name, value in headers.items() if name not in dropped}
-    if "content-encoding" in onward:
+    if "aws-chunked" in onward.get("content-encoding", "").lower():
         codings = [coding.strip() for coding in onward.pop("content-encoding").split(",")]
         kept = ",".join(coding for coding in codings if coding.lower() != "aws-chunked" and coding)
         if kept:

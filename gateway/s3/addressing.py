@@ -106,9 +106,13 @@ def check_key(key: str) -> str:
 
 
 def parse_query(raw_query: bytes) -> list[tuple[str, str | None]]:
-    """Decoded (name, value) pairs in order; value None where there was no `=`. A literal `+` stays `+`."""
+    """Decoded (name, value) pairs in order; value None where there was no `=`.
+
+    A literal `+` is a space, unlike in a path: so does every S3 server read it, and what is checked here must be what
+    the origin goes by.
+    """
     pairs: list[tuple[str, str | None]] = []
-    for part in raw_query.split(b"&"):
+    for part in raw_query.replace(b"+", b" ").split(b"&"):
         if part:
             name, equals, value = part.partition(b"=")
             pairs.append((decode(name), decode(value) if equals else None))

@@ -154,6 +154,29 @@ def test_an_object_without_etag_is_not_cached(tmp_path: Path) -> None:
     assert (answer.headers["x-forebay-cache"], answer.body) == ("bypass", BODY)
 
 
+@pytest.mark.parametrize(
+    "change", [{"content-length": "some"}, {"content-range": "bytes 0--1/0"}], ids=["no-length", "strange-part"]
+)
+def test_a_head_that_makes_no_sense_leaves_the_answer_to_the_origin(
+    tmp_path: Path, change: dict[str, str | None]
+) -> None:
+    """What cannot be cached is still answered as the origin answers it."""
+
+    async def scenario() -> Answer:
+        async with gateway_app(tmp_path) as gateway:
+            gateway.origin.put("bucket", "k", BODY)
+            gateway.origin.inject(on(Operation.HEAD_OBJECT), AlterHeaders(change), times=None)
+            return await call(gateway.app, "GET", "/bucket/k?partNumber=1")
+
+    answer = asyncio.run(scenario())
+    assert (answer.status, answer.headers["x-forebay-cache"], answer.body) == (206, "bypass", BODY)
+
+
+def test_a_request_of_a_web_page_is_answered_by_the_origin(tmp_path: Path) -> None:
+    """CORS rules go by origin and method: what HEAD answers to a page says nothing about GET."""
+    assert get(tmp_path, headers={"origin": "https://page.example"}).headers["x-forebay-cache"] == "bypass"
+
+
 def test_a_range_fetches_its_blocks_only(tmp_path: Path) -> None:
     """One byte of a large object costs one block, not the object."""
 

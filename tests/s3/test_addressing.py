@@ -129,6 +129,11 @@ def test_queries_make_the_round_trip(pairs: list[tuple[str, str | None]]) -> Non
     assert parse_query(encode_query(pairs).encode()) == pairs
 
 
+def test_a_plus_in_a_query_is_a_space() -> None:
+    """As origins read it: the prefix that is checked and sent on is the one that was meant."""
+    assert parse_query(b"prefix=a+b%2Bc&x+y") == [("prefix", "a b+c"), ("x y", None)]
+
+
 @given(keys)
 def test_copy_sources_make_the_round_trip(key: str) -> None:
     """Percent-encoded with or without a leading slash, with or without a version, and encoded altogether."""

@@ -41,11 +41,12 @@ class Comparison:
         """Send one step to both sides, reads to the gateway twice, and compare."""
         self.steps += 1
         direct = None if step.only_gateway else self._pair.direct.ask(step.plain())
+        before = dict(self._pair.through.variables)
         through = self._pair.through.ask(step)
         self.outcomes["cold", through.header("x-forebay-cache")] += 1
         found = self._judged(step, direct, through)
         if step.method in _READS:
-            warm = self._pair.through.ask(step)
+            warm = self._pair.through.ask_again(step, before)
             self.outcomes["warm", warm.header("x-forebay-cache")] += 1
             found += warm_differences(through, warm)
         return found

@@ -28,10 +28,14 @@ class Side:
     variables: dict[str, str] = field(default_factory=dict)
 
     def ask(self, step: Step) -> Answer:
-        request = wire_bytes(step, self.variables, self.connection.host, self.keys)
-        answer = self.connection.exchange(step.method, request)
+        answer = self.ask_again(step, self.variables)
         self._capture(step, answer)
         return answer
+
+    def ask_again(self, step: Step, variables: Mapping[str, str]) -> Answer:
+        """Without capturing: the same request as when `variables` were what had been captured."""
+        request = wire_bytes(step, variables, self.connection.host, self.keys)
+        return self.connection.exchange(step.method, request)
 
     def _capture(self, step: Step, answer: Answer) -> None:
         for name, element in step.capture.items():
