@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.blocks.cache import BlockCache
 from gateway.clock import Clock
 from gateway.metadata.catalog import Catalog
 from gateway.objects import ObjectKey
+from gateway.operations.buffers import Buffers
 from gateway.operations.request_body import RequestBody
 from gateway.origin.client import Origin
 from gateway.policy.grants import Grant
@@ -26,6 +27,7 @@ class Services:
     blocks: BlockCache
     slots: Slots
     clock: Clock
+    buffers: Buffers = field(default_factory=Buffers)
 
 
 @dataclass(frozen=True, slots=True)

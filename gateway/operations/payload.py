@@ -60,6 +60,7 @@ class _Incoming:
     def __init__(self, exchange: Exchange) -> None:
         request = exchange.request
         self._body: RequestBody = exchange.body
+        self._buffers = exchange.services.buffers
         self._mode = _mode_of(request)
         # The checksum headers of CompleteMultipartUpload are about the object, not about the request's body.
         of_body = request.operation is not Operation.COMPLETE_MULTIPART_UPLOAD
@@ -96,13 +97,15 @@ class _Incoming:
         )
 
     async def collect(self, size_bytes_max: int) -> bytes:
-        """All of it, verified."""
+        """All of it, verified; SlowDown when too much lies in memory already."""
         document = bytearray()
-        async for piece in self.pieces():
-            document += piece
-            if len(document) > size_bytes_max:
-                raise s3_error("MaxMessageLengthExceeded")
-        return bytes(document)
+        with self._buffers.holding() as held:
+            async for piece in self.pieces():
+                document += piece
+                if len(document) > size_bytes_max:
+                    raise s3_error("MaxMessageLengthExceeded")
+                held.grow(len(piece))
+            return bytes(document)
 
     async def pieces(self) -> AsyncIterator[bytes | memoryview]:
         """The decoded body; the last piece comes only after everything has been verified."""
