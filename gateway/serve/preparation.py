@@ -39,13 +39,25 @@ def prepare_directory(directory: Path) -> None:
     """Make the cache directory, readable by nobody else.
 
     A directory that others made and that holds their files keeps its mode: it may be anything, /tmp included.
+    StartupError when it belongs to an ordinary user who is not us.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if directory.stat().st_mode & 0o077:
+        status = directory.stat()
+        _refuse_foreign_owner(directory, status.st_uid)
+        if status.st_mode & 0o077:
             _close_to_others(directory)
     except OSError as error:
         raise StartupError(f"cache.directory {directory}: {error.strerror}") from error
+
+
+def _refuse_foreign_owner(directory: Path, owner: int) -> None:
+    """Its owner could put any bytes in the place of cached ones. Root, who owns fresh volumes, could do so anyway."""
+    if owner not in (0, os.geteuid()):
+        raise StartupError(
+            f"cache.directory {directory} belongs to user {owner}, and forebay runs as {os.geteuid()}; "
+            "change its owner, or give forebay a directory of its own"
+        )
 
 
 def _close_to_others(directory: Path) -> None:
@@ -67,7 +79,7 @@ def lock_directory(directory: Path) -> int:
     about to go, which is waited for. Raises StartupError when another gateway runs here.
     """
     try:
-        descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StartupError(f"cache.directory {directory}: {error.strerror}") from error
     try:

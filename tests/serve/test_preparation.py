@@ -62,6 +62,27 @@ def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None
         prepare_directory(tmp_path / "cache")
 
 
+def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """He could put any bytes in the place of cached ones. Fresh volumes belong to root, and are taken."""
+    owner = tmp_path.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    if owner == 0:
+        prepare_directory(tmp_path)
+        os.chown(tmp_path, 4712, -1)
+    with pytest.raises(StartupError, match=r"belongs to user \d+, and forebay runs as 4711"):
+        prepare_directory(tmp_path)
+
+
+def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+    """In a directory that others can write to, it would have any file of ours emptied."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / LOCK_NAME).symlink_to(victim)
+    with pytest.raises(StartupError, match=r"cache\.directory"):
+        lock_directory(tmp_path)
+    assert victim.read_text() == "precious"
+
+
 def test_only_one_gateway_holds_the_lock(tmp_path: Path) -> None:
     """The second is told whose it is; once released it can be taken again."""
     lock = lock_directory(tmp_path)
