@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from gateway.s3.error_codes import s3_error
 
-BUFFERED_SIZE_BYTES_MAX_TOTAL = 128 * 1024**2
+BUFFERED_SIZE_BYTES_MAX_TOTAL = 64 * 1024**2
 
 
 class Buffers:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import S3Error
-from gateway.operations.buffers import Buffers
+from gateway.operations.buffers import BUFFERED_SIZE_BYTES_MAX_TOTAL, Buffers
 from gateway.operations.payload import BUFFERED_SIZE_BYTES_MAX
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import GatewayApp, gateway_app
@@ -40,7 +40,7 @@ def test_one_body_too_many_is_told_to_slow_down(tmp_path: Path) -> None:
         async with gateway_app(tmp_path) as gateway:
             buffers = gateway.app.services.buffers
             with buffers.holding() as others:
-                others.grow(128 * 1024**2 - len(BODY) + 1)
+                others.grow(BUFFERED_SIZE_BYTES_MAX_TOTAL - len(BODY) + 1)
                 refused = await put(gateway)
                 assert (refused.status, b"<Code>SlowDown</Code>" in refused.body) == (503, True)
                 assert "k" not in gateway.origin.buckets["bucket"].objects
