@@ -8,13 +8,17 @@ from functools import cache
 
 import pytest
 
+from tests.scenarios.transparency import keys, listing, reading
+from tests.scenarios.transparency.comparing import differences
 from tests.scenarios.transparency.comparison import Comparison
-from tests.scenarios.transparency.sides import running_pair
-from tests.scenarios.transparency.steps import Case
+from tests.scenarios.transparency.sides import VIRTUAL_DOMAIN, running_pair
+from tests.scenarios.transparency.steps import Case, delete, get, head, pattern, put
 from tests.scenarios.transparency.table import TABLE
 
 RUNS = [(kind, case) for kind in ("strict", "moto") for case in TABLE if case.only in (None, kind)]
 
+
+VIRTUAL_HOSTED = [*keys.cases(), *list(reading.cases())[::4], *list(listing.cases())[::4]]
 
 Comparisons = Callable[[str], Comparison]
 
@@ -36,3 +40,69 @@ def test_the_gateway_answers_as_its_origin(comparisons: Comparisons, kind: str, 
     """Clause 7: status, error code, body and headers are the origin's, from blocks as well as past them."""
     found = comparisons(kind).differences_of(case)
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("case", VIRTUAL_HOSTED, ids=lambda case: case.name)
+def test_the_style_of_the_address_changes_nothing(comparisons: Comparisons, case: Case) -> None:
+    """Buckets in the Host header are the buckets of the path, odd keys and all."""
+    found = comparisons("strict").differences_of(case, domain=VIRTUAL_DOMAIN)
+    assert not found, "\n".join(found)
+
+
+def test_the_table_has_seen_hits_and_misses(comparisons: Comparisons) -> None:
+    """Warm answers came from blocks: otherwise the table would only have compared the origin with itself."""
+    comparison = comparisons("strict")
+    for case in list(reading.cases())[:60]:
+        comparison.differences_of(case)
+    assert comparison.outcomes["cold", "miss"] >= 40
+    assert comparison.outcomes["warm", "hit"] > comparison.outcomes["cold", "miss"]
+    assert comparison.outcomes["warm", "miss"] == 0
+
+
+def test_pipelined_requests_are_answered_in_order(comparisons: Comparisons) -> None:
+    """Requests that come before their turn wait for it, errors and bodies among them included (RFC 9112, 9.3.2)."""
+    pair = comparisons("strict").pair
+    pair.fresh_bucket((put("/{bucket}/k", b"0123456789"),))
+    steps = [
+        get("/{bucket}/k"),
+        head("/{bucket}/absent"),
+        put("/{bucket}/new", b"a body", payload="signed-chunks"),
+        get("/{bucket}/absent"),
+        get("/{bucket}/new"),
+        head("/{bucket}/k", "range: bytes=2-3"),
+        delete("/{bucket}/k"),
+        get("/{bucket}/k"),
+    ]
+    through = pair.through
+    through.connection.send(b"".join(through.wire_bytes(step) for step in steps))
+    answers = [through.connection.answer(step.method) for step in steps]
+    for step, answer in zip(steps, answers, strict=True):
+        assert not list(differences(step.method, pair.direct.ask(step.plain()), answer, pair.names()))
+
+
+@pytest.mark.parametrize("size_bytes", [1, 3000, 2_000_000])
+def test_who_waits_for_100_continue_gets_it(comparisons: Comparisons, size_bytes: int) -> None:
+    """The head goes first, the body after the gateway's 100; then everything is as without."""
+    pair, body = comparisons("strict").pair, pattern(size_bytes)
+    pair.fresh_bucket()
+    through = pair.through
+    request = through.wire_bytes(put("/{bucket}/k", body, "expect: 100-continue"))
+    end = len(request) - size_bytes
+    through.connection.send(request[:end])
+    interim = through.connection.interim()
+    through.connection.send(request[end:])
+    assert (interim, through.connection.answer("PUT").status) == (100, 200)
+    assert through.ask(get("/{bucket}/k")).body == body
+
+
+def test_who_waits_for_100_continue_is_refused_at_once(comparisons: Comparisons) -> None:
+    """No 100 for a request that fails by its head: the client keeps its body, and can go on."""
+    pair = comparisons("strict").pair
+    pair.fresh_bucket()
+    through = pair.through
+    for line in ("content-md5: garbage", "x-amz-sdk-checksum-algorithm: CRC7"):
+        request = through.wire_bytes(put("/{bucket}/k", b"body", line, "expect: 100-continue"))
+        through.connection.send(request[: -len(b"body")])
+        answer = through.connection.answer("PUT")
+        assert (answer.status, answer.interim) == (400, ())
+        assert through.ask(get("/{bucket}/k")).status == 404

@@ -20,33 +20,38 @@ class Comparison:
     """
 
     def __init__(self, pair: Pair) -> None:
-        self._pair = pair
+        self.pair = pair
         self.steps = 0
         self.judged = 0
         self.outcomes: Counter[tuple[str, str | None]] = Counter()
 
-    def differences_of(self, case: Case) -> list[str]:
-        """Everything in which the gateway's answers to this case differ; empty when it is transparent."""
-        self._pair.fresh_bucket(case.given)
+    def differences_of(self, case: Case, *, domain: str | None = None) -> list[str]:
+        """Everything in which the gateway's answers to this case differ; empty when it is transparent.
+
+        With `domain` the gateway is addressed in virtual-hosted style.
+        """
+        self.pair.fresh_bucket(case.given)
         found: list[str] = []
         for number, step in enumerate(case.steps):
             told = f"step {number}, {step.method} {step.target} {' | '.join(step.headers)}"
             judged = self.judged
-            found += [f"{told}\n   {one}" for one in self.differences_at(step)]
+            said = step if domain is None else step.virtual_hosted(domain)
+            found += [f"{told}\n   {one}" for one in self.differences_at(step, said)]
             if self.judged > judged and step.method not in _READS:
                 break  # the lax origin has done what the gateway has refused: from here on they hold different things
         return found
 
-    def differences_at(self, step: Step) -> list[str]:
-        """Send one step to both sides, reads to the gateway twice, and compare."""
+    def differences_at(self, step: Step, said: Step | None = None) -> list[str]:
+        """Send one step to both sides, reads to the gateway twice, and compare. The gateway gets it as `said`."""
+        said = step if said is None else said
         self.steps += 1
-        direct = None if step.only_gateway else self._pair.direct.ask(step.plain())
-        before = dict(self._pair.through.variables)
-        through = self._pair.through.ask(step)
+        direct = None if step.only_gateway else self.pair.direct.ask(step.plain())
+        before = dict(self.pair.through.variables)
+        through = self.pair.through.ask(said)
         self.outcomes["cold", through.header("x-forebay-cache")] += 1
         found = self._judged(step, direct, through)
         if step.method in _READS:
-            warm = self._pair.through.ask_again(step, before)
+            warm = self.pair.through.ask_again(said, before)
             self.outcomes["warm", warm.header("x-forebay-cache")] += 1
             found += warm_differences(through, warm)
         return found
@@ -60,4 +65,4 @@ class Comparison:
                 self.judged += 1
                 return []
         assert direct is not None, f"{step} cannot be sent to the origin and has no rule"
-        return list(differences(step.method, direct, through, self._pair.names()))
+        return list(differences(step.method, direct, through, self.pair.names()))

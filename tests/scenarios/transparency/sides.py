@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from xml.sax.saxutils import unescape
 
-from tests.clients import origins as moto
+from gateway.demo.processes import ChildProcess
 from tests.scenarios.transparency.signing import KeyPair, wire_bytes
 from tests.scenarios.transparency.steps import Step, put
 from tests.scenarios.transparency.wire import Answer, Connection
@@ -17,6 +19,8 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
 VIRTUAL_DOMAIN = "s3.local"
+
+MOTO_KEYS = KeyPair("moto-key", "moto-secret-0123456789")
 
 
 @dataclass
@@ -34,8 +38,11 @@ class Side:
 
     def ask_again(self, step: Step, variables: Mapping[str, str]) -> Answer:
         """Without capturing: the same request as when `variables` were what had been captured."""
-        request = wire_bytes(step, variables, self.connection.host, self.keys)
-        return self.connection.exchange(step.method, request)
+        return self.connection.exchange(step.method, wire_bytes(step, variables, self.connection.host, self.keys))
+
+    def wire_bytes(self, step: Step) -> bytes:
+        """The request as this side would send it now."""
+        return wire_bytes(step, self.variables, self.connection.host, self.keys)
 
     def _capture(self, step: Step, answer: Answer) -> None:
         for name, element in step.capture.items():
@@ -73,6 +80,13 @@ def running_pair(kind: str, directory: Path) -> Iterator[Pair]:
     """Two origins of this kind ("strict" or "moto"), one of them behind a gateway."""
     with ExitStack() as stack:
         urls, keys = _origins(kind, directory, stack)
+        yield stack.enter_context(pair_of(urls, keys))
+
+
+@contextmanager
+def pair_of(urls: Sequence[str], keys: KeyPair) -> Iterator[Pair]:
+    """A gateway in front of the second of two running origins, which both know this key pair."""
+    with ExitStack() as stack:
         gateway = stack.enter_context(GatewayProcess(_config(urls[1], keys)))
         direct, behind = (Connection(url, awaits_end=False) for url in urls)
         through = Connection(gateway.s3_url, awaits_end=True)
@@ -84,11 +98,19 @@ def _origins(kind: str, directory: Path, stack: ExitStack) -> tuple[list[str], K
     if kind == "strict":
         strict = [stack.enter_context(StrictOrigin()) for _ in range(2)]
         return [one.endpoint_url for one in strict], KeyPair(ACCESS_KEY_ID, SECRET_ACCESS_KEY)
-    directories = [directory / name for name in ("direct", "behind")]
-    for one in directories:
-        one.mkdir()
-    started = [stack.enter_context(moto.running_origin(one)) for one in directories]
-    return [one.url for one in started], KeyPair(moto.ACCESS_KEY_ID, moto.SECRET_ACCESS_KEY)
+    return [stack.enter_context(_moto(directory, number)) for number in range(2)], MOTO_KEYS
+
+
+@contextmanager
+def _moto(directory: Path, number: int) -> Iterator[str]:
+    """moto's server in a process of its own: two in one process would share their buckets."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    ready, log = re.compile(r"listening on (\d+)"), directory / f"moto-{number}.log"
+    process = ChildProcess("moto", ["gateway.demo.origin"], ready, environment | {"TMPDIR": str(directory)}, log)
+    try:
+        yield f"http://127.0.0.1:{process.wait_until_ready()[1]}"
+    finally:
+        process.stop()
 
 
 def _config(origin_url: str, keys: KeyPair) -> dict[str, dict[str, object]]:

@@ -49,7 +49,8 @@ def wire_bytes(step: Step, variables: Mapping[str, str], host: str, keys: KeyPai
     body = step.body
     for name, value in variables.items():
         body = body.replace(f"{{{name}}}".encode(), value.encode())
-    signer = _Signer(step, host, keys)
+    host = host if step.host is None else _filled(step.host, variables)
+    signer = _Signer(step, keys)
     fields = [("host", host.encode()), *_framing(step, body), *fields]
     if step.auth == "header":
         fields, body = signer.by_header(path, query, fields, body)
@@ -101,9 +102,8 @@ def _http_chunks(body: bytes) -> bytes:
 class _Signer:
     """The signatures of one request."""
 
-    def __init__(self, step: Step, host: str, keys: KeyPair) -> None:
+    def __init__(self, step: Step, keys: KeyPair) -> None:
         self._step = step
-        self._host = host
         self._keys = keys
         self._auth = S3SigV4Auth(Credentials(keys.access_key_id, keys.secret_access_key), "s3", REGION)
         self._timestamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())

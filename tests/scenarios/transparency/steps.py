@@ -34,6 +34,7 @@ class Step:
     `rule` is what S3 itself answers (`"400 BadDigest"`), for requests that the gateway judges before the origin sees
     them: the gateway must answer so, whatever the origin behind it would let pass. Without a rule the gateway must
     answer what the origin answers. `only_gateway`: no such request can be sent to the origin; a rule is needed.
+    `host` is the Host header, the endpoint's own unless given.
     """
 
     method: str
@@ -49,6 +50,13 @@ class Step:
     rule: str | None = None
     only_gateway: bool = False
     expires_seconds: int = 600
+    host: str | None = None
+
+    def virtual_hosted(self, domain: str) -> Step:
+        """The same request with its bucket in the Host header."""
+        path, mark, query = self.target.partition("?")
+        bucket, _, key = path.removeprefix("/").partition("/")
+        return replace(self, host=f"{bucket}.{domain}", target=f"/{key}{mark}{query}")
 
     def plain(self) -> Step:
         """The same request in its simplest form: signed in the header, the body as it is.

@@ -74,6 +74,12 @@ class Connection:
             self._end()
         return Answer(status, headers, body, tuple(interim))
 
+    def interim(self) -> int:
+        """The status of the next head, which must be all that has come: 100 when a body is waited for."""
+        status, _ = self._head()
+        assert self._buffer == b"", f"bytes behind an interim answer: {self._buffer!r}"
+        return status
+
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()

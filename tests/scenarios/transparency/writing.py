@@ -202,6 +202,8 @@ def _odd_bodies() -> Iterator[Case]:
         "put-over-again",
         _written(put("/{bucket}/k", b"1"), *_written(put("/{bucket}/k", LARGE), *_written(put("/{bucket}/k", b"")))),
     )
+    for size, body in (("empty", b""), ("small", BODY), ("large", LARGE)):
+        yield Case(f"put-expect-{size}", _written(put("/{bucket}/k", body, "expect: 100-continue")), only="strict")
     yield Case("put-absent-bucket", (put("/no-such-bucket-here/k", BODY),))
     refused = put("/no-such-bucket-here/k", pattern(2_000_000), rule="404 NoSuchBucket", only_gateway=True)
     yield Case("put-large-absent-bucket", (refused,))
