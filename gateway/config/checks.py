@@ -49,15 +49,22 @@ def is_loopback(host: str) -> bool:
 
 
 def _unchecked(settings: Settings) -> bool:
-    return not settings.credentials or settings.server.allow_unsigned
+    return not settings.credentials
 
 
 def _listening(settings: Settings) -> Iterator[ConfigError]:
     server, admin = settings.server, settings.admin
-    if not is_loopback(server.host) and _unchecked(settings) and not server.insecure:
-        why = "allow_unsigned = false" if settings.credentials else "[[credentials]]"
+    if server.allow_unsigned and settings.credentials:
         yield ConfigError(
-            "server.host", server.host, f"a loopback address; any other needs {why}, or server.insecure = true"
+            "server.allow_unsigned",
+            True,
+            "false together with [[credentials]]: who does not sign would have more rights than who does",
+        )
+    if not is_loopback(server.host) and _unchecked(settings) and not server.insecure:
+        yield ConfigError(
+            "server.host",
+            server.host,
+            "a loopback address; any other needs [[credentials]], or server.insecure = true",
         )
     if not is_loopback(admin.host) and admin.token is None and not admin.insecure:
         yield ConfigError(

@@ -58,7 +58,9 @@ class ServerSettings(Section):
         allowed="true or false",
     )
     allow_unsigned: bool = setting(
-        False, "Serve requests that carry no signature, with the gateway's own rights.", allowed="true or false"
+        False,
+        "Serve requests that carry no signature, with the gateway's own rights.",
+        allowed="true or false; not true together with `[[credentials]]`",
     )
     allow_signature_v2: bool = setting(
         True,

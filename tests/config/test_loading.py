@@ -272,7 +272,13 @@ def test_an_address_that_others_reach_needs_credentials(tmp_path: Path, host: st
     assert "server.insecure = true" in problems(tmp_path, text)["server.host"]
     assert load(tmp_path, text + CREDENTIAL).warnings == ()
     assert "INSECURE" in load(tmp_path, text + "insecure = true\n").warnings[0]
-    assert "server.host" in problems(tmp_path, text + "allow_unsigned = true\n" + CREDENTIAL)
+
+
+def test_unsigned_callers_never_have_more_rights_than_signed_ones(tmp_path: Path) -> None:
+    """Whoever left the signature away would escape the prefixes of every credential."""
+    text = "[server]\nallow_unsigned = true\n"
+    assert "more rights" in problems(tmp_path, text + CREDENTIAL)["server.allow_unsigned"]
+    assert load(tmp_path, text).settings.server.allow_unsigned
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "localhost"])
