@@ -12,7 +12,7 @@ import pytest
 import trustme
 
 from tests.clients.boto import boto3_client
-from tests.clients.origins import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY, Origin, running_origin
+from tests.clients.origins import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY, Origin, running_moto, running_strict_origin
 from tests.support.gateway_process import GatewayProcess
 
 _numbers = itertools.count(1)
@@ -26,9 +26,11 @@ class Endpoint:
     ca_file: Path | None
 
 
-@pytest.fixture(scope="session")
-def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Origin]:
-    with running_origin(tmp_path_factory.mktemp("origin")) as running:
+@pytest.fixture(scope="session", params=["moto", "strict"])
+def origin(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Origin]:
+    """Every client meets both."""
+    moto = request.param == "moto"
+    with running_moto(tmp_path_factory.mktemp("origin")) if moto else running_strict_origin() as running:
         yield running
 
 

@@ -1,7 +1,7 @@
 """moto's S3 as the origin, writing down every request it gets.
 
 Run as `python -m tests.clients.recording_moto LOG_FILE`; prints `listening on PORT`. A line is
-`METHOD<tab>TARGET<tab>RANGE`, and it is written before the request is answered: whoever has the answer finds the line.
+`METHOD<tab>TARGET`, and it is written before the request is answered: whoever has the answer finds the line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def recording(application: WsgiApplication, log: TextIO) -> WsgiApplication:
     """`application`, with every request written to `log` first."""
 
     def record(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        log.write(f"{environ['REQUEST_METHOD']}\t{environ['REQUEST_URI']}\t{environ.get('HTTP_RANGE', '')}\n")
+        log.write(f"{environ['REQUEST_METHOD']}\t{environ['REQUEST_URI']}\n")
         log.flush()
         return application(environ, start_response)
 
