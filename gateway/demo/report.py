@@ -75,7 +75,7 @@ class Report:
         table = Table(title="The same job, straight to the bucket and through Forebay", caption=self._caption())
         table.add_column("")
         for heading in ("direct", "Forebay, 1st", "Forebay, 2nd", "faster", "from cache"):
-            table.add_column(heading, justify="right", no_wrap=True)
+            table.add_column(heading, justify="right")
         for one in self.comparisons:
             table.add_row(*_row(one))
         return table
