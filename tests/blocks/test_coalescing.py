@@ -10,7 +10,7 @@ from pathlib import Path
 from gateway.errors import OriginAnswered
 from gateway.objects import ByteRange, FileSpan
 from gateway.origin.client import Purpose
-from gateway.origin.memory_faults import Answer, Hold
+from gateway.origin.memory.faults import Answer, Hold
 from tests.support.blocks import (
     BLOCK,
     KIB,

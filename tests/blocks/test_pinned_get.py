@@ -14,7 +14,7 @@ from gateway.errors import OriginAnswered, OriginBodyError, OriginError, OriginU
 from gateway.objects import ByteRange, ObjectVersion
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.origin.memory import MemoryOrigin
-from gateway.origin.memory_faults import AlterBody, AlterHeaders, Answer, CutBody, Effect, Unreachable, on
+from gateway.origin.memory.faults import AlterBody, AlterHeaders, Answer, CutBody, Effect, Unreachable, on
 from gateway.s3.requests import Operation
 from tests.support.blocks import (
     BLOCK,

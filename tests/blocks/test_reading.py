@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gateway.blocks.reader import RangeReader
 from gateway.errors import OriginAnswered, OriginUnreachable
 from gateway.objects import ByteRange, FileSpan, ObjectKey, ObjectVersion
-from gateway.origin.memory_faults import Unreachable, on
+from gateway.origin.memory.faults import Unreachable, on
 from gateway.s3.requests import Operation
 from tests.support.blocks import (
     BLOCK,

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.edge.asgi import BROKEN_OFF, CLIENT_LEFT, S3App
 from gateway.errors import ClientDisconnected
-from gateway.origin.memory_faults import CutBody, Unreachable, on
+from gateway.origin.memory.faults import CutBody, Unreachable, on
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call, signed_headers
 from tests.support.gateway_app import gateway_app

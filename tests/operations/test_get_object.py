@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.origin.memory_faults import AlterHeaders, on
+from gateway.origin.memory.faults import AlterHeaders, on
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, gateway_app

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from gateway.errors import OriginBodyError, OriginUnreachable
 from gateway.origin.client import OriginRequest, Purpose, StreamedBody
 from gateway.origin.memory import MemoryOrigin
-from gateway.origin.memory_content import BytesContent, Content, GeneratedContent, JoinedContent, SlicedContent
-from gateway.origin.memory_digests import ALGORITHMS, encoded
-from gateway.origin.memory_faults import AlterBody, AlterHeaders, Answer, CutBody, Delay, Hold, Unreachable, on
+from gateway.origin.memory.content import BytesContent, Content, GeneratedContent, JoinedContent, SlicedContent
+from gateway.origin.memory.digests import ALGORITHMS, encoded
+from gateway.origin.memory.faults import AlterBody, AlterHeaders, Answer, CutBody, Delay, Hold, Unreachable, on
 from gateway.s3.requests import Operation
 from tests.origin.origins import Answer as Whole
 from tests.origin.origins import ask

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from gateway.origin.client import Origin, StreamedBody
-from gateway.origin.memory_digests import ALGORITHMS
+from gateway.origin.memory.digests import ALGORITHMS
 from tests.origin.origins import Scenario, ask, xml
 
 MEBIBYTE = 1024 * 1024

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.errors import OriginUnreachable
 from gateway.origin.client import StreamedBody
-from gateway.origin.memory_faults import Answer, Unreachable, on
+from gateway.origin.memory.faults import Answer, Unreachable, on
 from gateway.s3.requests import Operation
 from tests.origin.clients import MEBIBYTE, Client, pieces, play
 from tests.origin.origins import ask

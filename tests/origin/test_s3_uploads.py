@@ -9,7 +9,7 @@ import pytest
 
 from gateway.errors import S3Error
 from gateway.origin.client import StreamedBody
-from gateway.origin.memory_faults import Answer, on
+from gateway.origin.memory.faults import Answer, on
 from gateway.s3.requests import Operation
 from tests.origin.clients import MEBIBYTE, Client, pieces, play
 from tests.origin.origins import ask

@@ -12,7 +12,7 @@ import pytest
 from gateway.errors import OriginBodyError, OriginUnreachable, S3Error
 from gateway.origin.client import OriginRequest, StreamedBody
 from gateway.origin.credentials import KeyPair, StaticCredentials
-from gateway.origin.memory_faults import AlterBody, Answer, CutBody, Unreachable, on
+from gateway.origin.memory.faults import AlterBody, Answer, CutBody, Unreachable, on
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.s3.requests import Operation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from gateway.origin.memory_faults import AlterHeaders, CutBody, Hold, on
+from gateway.origin.memory.faults import AlterHeaders, CutBody, Hold, on
 from gateway.s3.requests import Operation
 from tests.support.asgi import call
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, gateway_app

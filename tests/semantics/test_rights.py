@@ -12,8 +12,8 @@ import pytest
 
 from gateway.edge.keyring import OriginKeyring
 from gateway.origin.credentials import KeyPair
-from gateway.origin.memory_faults import Answer as OriginAnswer
-from gateway.origin.memory_faults import on
+from gateway.origin.memory.faults import Answer as OriginAnswer
+from gateway.origin.memory.faults import on
 from gateway.policy.grants import Grant
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.origin.memory_faults import AlterBody, Unreachable, on
+from gateway.origin.memory.faults import AlterBody, Unreachable, on
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import GatewayApp, gateway_app

@@ -30,7 +30,7 @@ from gateway.clock import Clock, SystemClock
 from gateway.errors import OriginUnreachable, S3Error
 from gateway.origin.client import OriginRequest, StreamedBody
 from gateway.origin.memory import MemoryOrigin
-from gateway.origin.memory_response import MemoryResponse
+from gateway.origin.memory.response import MemoryResponse
 from gateway.s3.addressing import parse_query, split_path
 from gateway.s3.error_codes import error_document, s3_error
 from tests.support.strict_chunks import UnsignedChunks

@@ -16,7 +16,7 @@ import xxhash
 from awscrt import checksums as crt
 
 from gateway.origin.client import UNSIGNED_PAYLOAD, StreamedBody
-from gateway.origin.memory_content import BytesContent, Content, DiscardedContent
+from gateway.origin.memory.content import BytesContent, Content, DiscardedContent
 from gateway.s3.error_codes import s3_error
 
 _PREFIX = "x-amz-checksum-"

@@ -1,7 +1,7 @@
-"""A small S3 in this process: the fake that behaves, for tests and for the demo, with faults on demand.
+"""A small S3 in this process: the fake that behaves, for tests, with faults on demand.
 
 `MemoryOrigin` answers what S3 answers, headers and error documents included. Beside the protocol it shows its state
-(`buckets`), what it was asked (`calls`), and takes faults (`faults`, see memory_faults.py).
+(`buckets`), what it was asked (`calls`), and takes faults (`faults`, see faults.py).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from itertools import count
 
 from gateway.clock import Clock
 from gateway.errors import OriginUnreachable, S3Error
-from gateway.origin import memory_listing, memory_multipart, memory_objects
 from gateway.origin.client import OriginRequest
-from gateway.origin.memory_content import BytesContent, Content, GeneratedContent
-from gateway.origin.memory_digests import ReceivedBody, receive
-from gateway.origin.memory_faults import (
+from gateway.origin.memory import listing, multipart, objects
+from gateway.origin.memory.content import BytesContent, Content, GeneratedContent
+from gateway.origin.memory.digests import ReceivedBody, receive
+from gateway.origin.memory.faults import (
     AlterBody,
     AlterHeaders,
     Answer,
@@ -28,9 +28,9 @@ from gateway.origin.memory_faults import (
     Hold,
     Unreachable,
 )
-from gateway.origin.memory_objects import parameter, parse_xml, xml_answer
-from gateway.origin.memory_response import MemoryResponse
-from gateway.origin.memory_store import Bucket, StoredObject
+from gateway.origin.memory.objects import parameter, parse_xml, xml_answer
+from gateway.origin.memory.response import MemoryResponse
+from gateway.origin.memory.store import Bucket, StoredObject
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.requests import Operation
 from gateway.s3.routing import classify
@@ -180,7 +180,7 @@ class MemoryOrigin:
     async def _dispatch(self, request: OriginRequest) -> MemoryResponse:
         operation = classify(request.method, request.bucket, request.key, request.query, request.headers)
         if request.bucket is None:
-            return memory_listing.list_buckets(self.buckets.values())
+            return listing.list_buckets(self.buckets.values())
         if operation is Operation.FORWARD and request.method == "PUT" and request.key is None and not request.query:
             return self._create_bucket(request.bucket)
         bucket = self.buckets.get(request.bucket)
@@ -199,23 +199,23 @@ class MemoryOrigin:
     def _read(self, operation: Operation, request: OriginRequest, bucket: Bucket) -> MemoryResponse:
         match operation:
             case Operation.GET_OBJECT | Operation.HEAD_OBJECT:
-                return memory_objects.read_object(request, bucket)
+                return objects.read_object(request, bucket)
             case Operation.HEAD_BUCKET:
                 return MemoryResponse(200, {"x-amz-bucket-region": self.region})
             case Operation.GET_BUCKET_LOCATION:
                 return self._location()
             case Operation.LIST_OBJECTS_V2:
-                return memory_listing.list_v2(request, bucket)
+                return listing.list_v2(request, bucket)
             case Operation.LIST_OBJECTS:
-                return memory_listing.list_v1(request, bucket)
+                return listing.list_v1(request, bucket)
             case Operation.LIST_MULTIPART_UPLOADS:
-                return memory_listing.list_uploads(request, bucket)
+                return listing.list_uploads(request, bucket)
             case Operation.LIST_PARTS:
-                return memory_multipart.list_parts(request, bucket)
+                return multipart.list_parts(request, bucket)
             case Operation.DELETE_OBJECT:
-                return memory_objects.delete_object(request, bucket)
+                return objects.delete_object(request, bucket)
             case Operation.ABORT_MULTIPART_UPLOAD:
-                return memory_multipart.abort(request, bucket)
+                return multipart.abort(request, bucket)
         return self._other(request, bucket, b"")
 
     async def _write(self, operation: Operation, request: OriginRequest, bucket: Bucket) -> MemoryResponse:
@@ -226,27 +226,27 @@ class MemoryOrigin:
         data = body.content.read(0, body.content.size_bytes) if request.method == "POST" else b""
         match operation:
             case Operation.PUT_OBJECT:
-                return memory_objects.put_object(request, bucket, body, now)
+                return objects.put_object(request, bucket, body, now)
             case Operation.COPY_OBJECT:
-                source = memory_objects.copy_source(request, self.buckets)
-                return memory_objects.copy_object(request, self.buckets, bucket, _md5(source.content), now)
+                source = objects.copy_source(request, self.buckets)
+                return objects.copy_object(request, self.buckets, bucket, _md5(source.content), now)
             case Operation.DELETE_OBJECTS:
-                return memory_objects.delete_objects(request, bucket, body, data)
+                return objects.delete_objects(request, bucket, body, data)
             case Operation.CREATE_MULTIPART_UPLOAD:
-                return memory_multipart.create(request, bucket, next(self._upload_orders), now)
+                return multipart.create(request, bucket, next(self._upload_orders), now)
             case Operation.UPLOAD_PART:
-                return memory_multipart.upload_part(request, bucket, body, now)
+                return multipart.upload_part(request, bucket, body, now)
             case Operation.UPLOAD_PART_COPY:
-                content = memory_multipart.copied_range(request, memory_objects.copy_source(request, self.buckets))
-                return memory_multipart.store_copied_part(request, bucket, content, _md5(content), now)
+                content = multipart.copied_range(request, objects.copy_source(request, self.buckets))
+                return multipart.store_copied_part(request, bucket, content, _md5(content), now)
             case Operation.COMPLETE_MULTIPART_UPLOAD:
-                return memory_multipart.complete(request, bucket, data, now)
+                return multipart.complete(request, bucket, data, now)
         return self._other(request, bucket, body.content.read(0, body.content.size_bytes))
 
     def _other(self, request: OriginRequest, bucket: Bucket, data: bytes) -> MemoryResponse:
         """The few operations that a gateway forwards, enough to see that they arrive."""
         if request.key is not None and parameter(request, "tagging") is not None:
-            return memory_objects.tagging(request, bucket, data)
+            return objects.tagging(request, bucket, data)
         if parameter(request, "acl") is not None:
             return self._acl(request, bucket, data)
         if request.key is None and parameter(request, "versioning") is not None and request.method == "GET":
@@ -262,7 +262,7 @@ class MemoryOrigin:
             if data:
                 parse_xml(data)
             return MemoryResponse(200)
-        return xml_answer("AccessControlPolicy", f"{memory_listing.OWNER}<AccessControlList></AccessControlList>")
+        return xml_answer("AccessControlPolicy", f"{listing.OWNER}<AccessControlList></AccessControlList>")
 
     def _delete_bucket(self, bucket: Bucket) -> MemoryResponse:
         if bucket.objects:
@@ -278,7 +278,7 @@ class MemoryOrigin:
 
 def _md5(content: Content) -> str:
     digest = hashlib.md5(usedforsecurity=False)
-    for piece in memory_multipart.pieces_of(content):
+    for piece in multipart.pieces_of(content):
         digest.update(piece)
     return digest.hexdigest()
 

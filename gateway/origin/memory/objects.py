@@ -13,11 +13,11 @@ from defusedxml.ElementTree import fromstring
 from gateway.errors import S3Error
 from gateway.objects import ByteRange
 from gateway.origin.client import OriginRequest
-from gateway.origin.memory_conditions import asked_range, check_copy_source, check_read, check_write
-from gateway.origin.memory_content import BytesContent, SlicedContent
-from gateway.origin.memory_digests import ReceivedBody
-from gateway.origin.memory_response import MemoryResponse
-from gateway.origin.memory_store import Bucket, StoredObject, kept_headers
+from gateway.origin.memory.conditions import asked_range, check_copy_source, check_read, check_write
+from gateway.origin.memory.content import BytesContent, SlicedContent
+from gateway.origin.memory.digests import ReceivedBody
+from gateway.origin.memory.response import MemoryResponse
+from gateway.origin.memory.store import Bucket, StoredObject, kept_headers
 from gateway.s3.addressing import parse_copy_source
 from gateway.s3.error_codes import s3_error
 from gateway.s3.xml_writer import document, element

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gateway.origin.client import OriginRequest
-from gateway.origin.memory_objects import parameter, timestamp, xml_answer
-from gateway.origin.memory_response import MemoryResponse
-from gateway.origin.memory_store import Bucket, StoredObject, Upload
+from gateway.origin.memory.objects import parameter, timestamp, xml_answer
+from gateway.origin.memory.response import MemoryResponse
+from gateway.origin.memory.store import Bucket, StoredObject, Upload
 from gateway.s3.error_codes import s3_error
 from gateway.s3.xml_writer import element, encode_list_key
 

@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gateway.origin.memory_content import Content
+from gateway.origin.memory.content import Content
 from gateway.s3.error_codes import s3_error
 from gateway.s3.http_dates import format_http_date
 

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Self
 
 from gateway.errors import OriginBodyError
-from gateway.origin.memory_content import BytesContent, Content
-from gateway.origin.memory_faults import CutBody
+from gateway.origin.memory.content import BytesContent, Content
+from gateway.origin.memory.faults import CutBody
 
 _PIECE_BYTES = 256 * 1024
 

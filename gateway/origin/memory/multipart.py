@@ -11,12 +11,12 @@ from itertools import pairwise
 from xml.etree.ElementTree import Element
 
 from gateway.origin.client import OriginRequest
-from gateway.origin.memory_conditions import check_write
-from gateway.origin.memory_content import BytesContent, Content, JoinedContent, SlicedContent
-from gateway.origin.memory_digests import ALGORITHMS, ReceivedBody, encoded
-from gateway.origin.memory_objects import parameter, parse_xml, timestamp, xml_answer
-from gateway.origin.memory_response import MemoryResponse
-from gateway.origin.memory_store import Bucket, StoredObject, StoredPart, Upload, kept_headers
+from gateway.origin.memory.conditions import check_write
+from gateway.origin.memory.content import BytesContent, Content, JoinedContent, SlicedContent
+from gateway.origin.memory.digests import ALGORITHMS, ReceivedBody, encoded
+from gateway.origin.memory.objects import parameter, parse_xml, timestamp, xml_answer
+from gateway.origin.memory.response import MemoryResponse
+from gateway.origin.memory.store import Bucket, StoredObject, StoredPart, Upload, kept_headers
 from gateway.s3.error_codes import s3_error
 from gateway.s3.xml_writer import element
 
