@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from gateway.app import s3_application
 from gateway.config import ServerSettings
-from gateway.edge.limits import ServerLimits
-from gateway.edge.server import S3Server, TlsFiles
+from gateway.edge.server import S3Server, ServerLimits, TlsFiles
 from gateway.serve.orders import Orders
 
 

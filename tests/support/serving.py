@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.clock import Clock
-from gateway.edge.limits import ServerLimits
-from gateway.edge.server import ASGIApp, S3Server, TlsFiles
+from gateway.edge.server.limits import ServerLimits
+from gateway.edge.server.s3_server import ASGIApp, S3Server, TlsFiles
 
 PATIENCE_SECONDS = 20.0
 """How long a test waits for what must come at once: long enough for a busy machine."""

@@ -1,6 +1,6 @@
 """What one client may cost."""
 
-from gateway.edge.limits import ServerLimits
+from gateway.edge.server.limits import ServerLimits
 
 
 def test_many_connections_share_what_may_be_received_ahead() -> None:

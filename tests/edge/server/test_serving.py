@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from gateway.edge.server import ASGIApp, Receive, Scope, Send
-from tests.edge.apps import echo, file_app, mirror, respond, unread
+from gateway.edge.server.s3_server import ASGIApp, Receive, Scope, Send
+from tests.edge.server.apps import echo, file_app, mirror, respond, unread
 from tests.support.manual_clock import ManualClock
 from tests.support.serving import Answer, request, serving
 

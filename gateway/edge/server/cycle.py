@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from gateway.edge.body_queue import BodyQueue
-from gateway.edge.limits import ServerLimits
-from gateway.edge.refusals import refusal
-from gateway.edge.response_head import Header, response_head
-from gateway.edge.response_writer import ResponseWriter
+from gateway.edge.server.body_queue import BodyQueue
+from gateway.edge.server.limits import ServerLimits
+from gateway.edge.server.refusals import refusal
+from gateway.edge.server.response_head import Header, response_head
+from gateway.edge.server.response_writer import ResponseWriter
 from gateway.errors import ClientDisconnected
 from gateway.s3.error_codes import s3_error
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import trustme
 
-from gateway.edge.server import TlsFiles
+from gateway.edge.server.s3_server import TlsFiles
 from gateway.errors import StartupError
-from tests.edge.apps import echo, file_app, mirror
+from tests.edge.server.apps import echo, file_app, mirror
 from tests.support.serving import request, serving
 
 

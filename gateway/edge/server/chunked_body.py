@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from enum import Enum, auto
 
-from gateway.edge.request_head import MAX_BODY_BYTES, bad_request
+from gateway.edge.server.request_head import MAX_BODY_BYTES, bad_request
 
 MAX_LINE_BYTES = 1024
 MAX_TRAILER_BYTES = 8 * 1024

@@ -17,8 +17,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import Server, ServerState
 
-from gateway.edge.protocol import S3Protocol
-from tests.edge.apps import echo, file_app
+from gateway.edge.server.protocol import S3Protocol
+from tests.edge.server.apps import echo, file_app
 from tests.support.serving import Wire, listening_socket, request
 
 

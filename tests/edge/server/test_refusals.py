@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from gateway.edge.limits import ServerLimits
-from gateway.edge.server import Receive, Scope, Send
-from tests.edge.apps import respond
+from gateway.edge.server.limits import ServerLimits
+from gateway.edge.server.s3_server import Receive, Scope, Send
+from tests.edge.server.apps import respond
 from tests.support.serving import request, serving
 
 HOST = b"Host: s3.local\r\n"

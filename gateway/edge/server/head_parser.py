@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import httptools
 
-from gateway.edge.request_head import (
+from gateway.edge.server.request_head import (
     FRAMING_HEADERS,
     Target,
     bad_request,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.edge.body_queue import BodyQueue
-from gateway.edge.chunked_body import ChunkedDecoder
+from gateway.edge.server.body_queue import BodyQueue
+from gateway.edge.server.chunked_body import ChunkedDecoder
 from gateway.errors import S3Error
 
 PIECES = st.lists(st.binary(min_size=1, max_size=300), max_size=12)

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gateway.edge.server import ASGIApp, Receive, Scope, Send
+from gateway.edge.server.s3_server import ASGIApp, Receive, Scope, Send
 
 
 async def respond(send: Send, body: bytes = b"", status: int = 200, *headers: tuple[bytes, bytes]) -> None:

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from gateway.edge.limits import ServerLimits
-from gateway.edge.server import Receive, S3Server, Scope, Send
-from tests.edge.apps import echo, respond, unread
+from gateway.edge.server.limits import ServerLimits
+from gateway.edge.server.s3_server import Receive, S3Server, Scope, Send
+from tests.edge.server.apps import echo, respond, unread
 from tests.support.serving import Serving, listening_socket, request, serving, until
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from gateway.edge.chunked_body import ChunkedDecoder
+from gateway.edge.server.chunked_body import ChunkedDecoder
 from gateway.errors import S3Error
 
 _PIECE_OVERHEAD_BYTES = 256

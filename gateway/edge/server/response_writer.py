@@ -6,8 +6,8 @@ import asyncio
 import socket
 from typing import TYPE_CHECKING
 
-from gateway.edge.response_head import ResponseFraming
-from gateway.edge.sendfile import FileSender
+from gateway.edge.server.response_head import ResponseFraming
+from gateway.edge.server.sendfile import FileSender
 from gateway.errors import ClientDisconnected
 
 if TYPE_CHECKING:

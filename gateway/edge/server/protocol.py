@@ -28,12 +28,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gateway.clock import Clock, SystemClock
-from gateway.edge.body_queue import BodyQueue
-from gateway.edge.cycle import ZERO_COPY_EXTENSION, S3Cycle
-from gateway.edge.head_parser import HeadParser, RequestHead
-from gateway.edge.limits import ServerLimits
-from gateway.edge.refusals import refusal_bytes
-from gateway.edge.request_head import HEAD_END, check_incomplete_head
+from gateway.edge.server.body_queue import BodyQueue
+from gateway.edge.server.cycle import ZERO_COPY_EXTENSION, S3Cycle
+from gateway.edge.server.head_parser import HeadParser, RequestHead
+from gateway.edge.server.limits import ServerLimits
+from gateway.edge.server.refusals import refusal_bytes
+from gateway.edge.server.request_head import HEAD_END, check_incomplete_head
 from gateway.errors import S3Error
 from gateway.s3.error_codes import s3_error
 

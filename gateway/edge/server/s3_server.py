@@ -21,9 +21,9 @@ from typing import Any, cast
 from uvicorn.config import Config
 
 from gateway.clock import Clock, SystemClock
-from gateway.edge.limits import ServerLimits
-from gateway.edge.listener import Listener
-from gateway.edge.protocol import S3Protocol, S3ServerState
+from gateway.edge.server.limits import ServerLimits
+from gateway.edge.server.listener import Listener
+from gateway.edge.server.protocol import S3Protocol, S3ServerState
 from gateway.errors import StartupError
 
 Scope = MutableMapping[str, Any]

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from gateway.edge.limits import ServerLimits
-from gateway.edge.server import Message, Receive, Scope, Send
+from gateway.edge.server.limits import ServerLimits
+from gateway.edge.server.s3_server import Message, Receive, Scope, Send
 from gateway.errors import S3Error
-from tests.edge.apps import echo, read_body, respond, unread
+from tests.edge.server.apps import echo, read_body, respond, unread
 from tests.support.manual_clock import ManualClock
 from tests.support.serving import request, serving
 

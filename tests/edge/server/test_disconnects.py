@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.edge.limits import ServerLimits
-from gateway.edge.server import ASGIApp, Message, Receive, Scope, Send
+from gateway.edge.server.limits import ServerLimits
+from gateway.edge.server.s3_server import ASGIApp, Message, Receive, Scope, Send
 from gateway.errors import ClientDisconnected
-from tests.edge.apps import file_app, respond, unread
+from tests.edge.server.apps import file_app, respond, unread
 from tests.support.manual_clock import ManualClock
 from tests.support.serving import Serving, Wire, request, serving
 
