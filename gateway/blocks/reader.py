@@ -72,6 +72,7 @@ class RangeReader:
         self._ids = layout.block_ids(version)
         self._numbers = layout.block_numbers(byte_range, tools.settings.block_size_bytes)
         self._ahead = self._numbers.start
+        self._fetched_ahead: set[bytes] = set()
         self._source: Source | None = None
         self._source_stop = 0
         self._given = 0
@@ -149,7 +150,9 @@ class RangeReader:
             return None
         tools.accesses.note(block.id)
         verified = tools.verified.of(block.id, fingerprint(file.descriptor))
-        return BlockSource(block, extent, file, verified, tools.residency, tools.threads)
+        cached = block.id not in self._fetched_ahead
+        self._fetched_ahead.discard(block.id)
+        return BlockSource(block, extent, file, verified, tools.residency, tools.threads, cached=cached)
 
     async def _open_file(self, block: Block, extent: Extent) -> OpenFile:
         store = self._tools.directory.store
@@ -219,9 +222,10 @@ class RangeReader:
             if number >= self._numbers.stop:
                 return
             block = self._block(number)
-            missing = self._tools.directory.index.lookup(block.id) is None
-            if missing and not self._tools.fills.start_ahead(block, self._headers, self):
-                return
+            if self._tools.directory.index.lookup(block.id) is None:
+                if not self._tools.fills.start_ahead(block, self._headers, self):
+                    return
+                self._fetched_ahead.add(block.id)
             self._ahead = number
 
     def _look_up(self) -> Outcome:

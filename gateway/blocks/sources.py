@@ -34,8 +34,6 @@ class Source(Protocol):
 class BlockSource:
     """A complete block. BlockDamaged when its bytes are not what they were."""
 
-    cached = True
-
     def __init__(
         self,
         block: Block,
@@ -44,7 +42,10 @@ class BlockSource:
         verified: Verified,
         residency: Residency,
         threads: DiskThreads,
+        *,
+        cached: bool,
     ) -> None:
+        self.cached = cached
         self.block = block
         self.extent = extent
         self._file = file
