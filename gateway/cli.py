@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -106,7 +107,7 @@ def status(
     if admin_url and config is None:  # settings that cannot be loaded here do not matter then
         document = _ask(admin_url, os.environ.get("FOREBAY_ADMIN__TOKEN"))
     else:
-        settings = _load(config).settings
+        settings = _load(config, _as_a_client(os.environ)).settings
         document = _ask(admin_url or _admin_url(settings), _token(settings))
     if json:
         _print_json(document)
@@ -125,9 +126,14 @@ def demo(json: JsonOption = False) -> None:
     raise typer.Exit(run_demo(json=json))
 
 
-def _load(config: Path | None) -> LoadedSettings:
+def _as_a_client(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without AWS's endpoint variables: in a job's shell they name the gateway, not its origin."""
+    return {name: value for name, value in environment.items() if not name.startswith("AWS_ENDPOINT_URL")}
+
+
+def _load(config: Path | None, environment: Mapping[str, str] = os.environ) -> LoadedSettings:
     try:
-        return load_settings(config, os.environ)
+        return load_settings(config, environment)
     except SettingsError as error:
         _report_problems(error, as_json=False)
         raise typer.Exit(1) from None

@@ -89,6 +89,12 @@ def test_status_of_no_gateway_is_exit_code_1() -> None:
     assert "no gateway answers at http://127.0.0.1:1" in result.stderr
 
 
+def test_status_works_in_the_shell_of_a_job() -> None:
+    """There AWS_ENDPOINT_URL_S3 names the gateway itself, which would be refused as its origin."""
+    result = forebay("status", AWS_ENDPOINT_URL_S3="http://127.0.0.1:9000", FOREBAY_ADMIN__PORT="1")
+    assert "no gateway answers at http://127.0.0.1:1" in result.stderr
+
+
 def test_status_shows_a_running_gateway() -> None:
     """As a table and as JSON; with the token from the environment where one is needed."""
     admin: dict[str, Any] = {"port": 0}
