@@ -20,7 +20,7 @@ from gateway.operations.passthrough import forward
 from gateway.operations.reply import Reply
 from gateway.s3.conditions import evaluate_read, if_range_holds
 from gateway.s3.error_codes import s3_error
-from gateway.s3.ranges import content_range, parse_range
+from gateway.s3.ranges import content_range, is_one_range, parse_range
 from gateway.s3.requests import S3Request
 
 VERSION_RACES_MAX = 4
@@ -92,7 +92,8 @@ def _needs_the_origin(request: S3Request) -> bool:
     """Whether the request asks for something that blocks of the current version cannot know."""
     if request.parameter("versionId") is not None:
         return True
-    if request.parameter("partNumber") is not None and "range" in request.headers:
+    asked = request.headers.get("range")
+    if asked is not None and (request.parameter("partNumber") is not None or not is_one_range(asked)):
         return True
     if "origin" in request.headers:
         return True  # the bucket's CORS rules go by origin and method, and a HEAD is another method
@@ -104,6 +105,8 @@ def _fit_for_blocks(request: S3Request, head: ObjectHead) -> bool:
         return False
     if head.headers.get("x-amz-storage-class") in _ARCHIVED and "x-amz-restore" not in head.headers:
         return False
+    if head.version.size_bytes == 0 and "range" in request.headers:
+        return False  # servers differ about ranges of nothing, and nothing is lost by asking
     return request.parameter("partNumber") is None or head.part is not None
 
 

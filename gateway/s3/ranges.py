@@ -33,6 +33,14 @@ def parse_range(header: str | None, size_bytes: int) -> ByteRange | None:
     return None if found is None else _suffix(header, int(found[1]), size_bytes)
 
 
+def is_one_range(header: str) -> bool:
+    """Whether a `Range` header is in S3's grammar. What is not, other servers than AWS answer each in its own way."""
+    found = _FROM.fullmatch(header)
+    if found is None:
+        return _SUFFIX.fullmatch(header) is not None
+    return found[2] is None or int(found[1]) <= int(found[2])
+
+
 def _from(header: str, first: int, last_digits: str | None, size_bytes: int) -> ByteRange | None:
     last = size_bytes - 1 if last_digits is None else int(last_digits)
     if last_digits is not None and last < first:

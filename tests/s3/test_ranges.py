@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import OriginBodyError, S3Error
 from gateway.objects import ByteRange
-from gateway.s3.ranges import content_range, parse_content_range, parse_copy_source_range, parse_range
+from gateway.s3.ranges import content_range, is_one_range, parse_content_range, parse_copy_source_range, parse_range
 
 positions = st.integers(0, 12)
 well_formed = st.one_of(
@@ -50,6 +50,12 @@ def test_ranges_select_what_a_slow_oracle_selects(header: str, size_bytes: int) 
     assert answer(header, size_bytes) == slow_oracle(header, size_bytes)
 
 
+@given(well_formed)
+def test_one_range_is_recognised(header: str) -> None:
+    """What is in S3's grammar selects bytes, or nothing that exists; only what is not is ignored."""
+    assert is_one_range(header) == (answer(header, 5) is not None)
+
+
 @pytest.mark.parametrize(
     "header",
     ["", "bytes", "bytes=", "bytes=-", "bytes=5-1", "bytes=0-1,3-4", "bytes= 0-1", "bytes=0 -1", " bytes=0-1",
@@ -60,6 +66,7 @@ def test_ranges_select_what_a_slow_oracle_selects(header: str, size_bytes: int) 
 def test_anything_else_is_ignored(header: str) -> None:
     """S3 serves the whole object, with status 200."""
     assert parse_range(header, 10) is None
+    assert not is_one_range(header)
 
 
 def test_no_header_means_the_whole_object() -> None:

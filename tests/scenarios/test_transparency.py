@@ -55,8 +55,7 @@ def test_the_table_has_seen_hits_and_misses(comparisons: Comparisons) -> None:
     for case in list(reading.cases())[:60]:
         comparison.differences_of(case)
     assert comparison.outcomes["cold", "miss"] >= 40
-    assert comparison.outcomes["warm", "hit"] > comparison.outcomes["cold", "miss"]
-    assert comparison.outcomes["warm", "miss"] == 0
+    assert comparison.outcomes["warm", "hit"] >= 40
 
 
 def test_pipelined_requests_are_answered_in_order(comparisons: Comparisons) -> None:

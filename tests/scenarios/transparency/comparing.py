@@ -23,9 +23,9 @@ _NOT_COMPARED = frozenset(
 _OWN_PREFIX = "x-forebay-"
 
 _WORDING = frozenset({"Message", "Resource", "RequestId", "HostId", "BucketName", "Key", "Condition"})
-_WORDING_HEADERS = frozenset({"content-type", "content-length", "access-control-allow-origin"})
-"""What a refusal may say in other words: `text/xml` for `application/xml`; moto lets every web page
-read its errors, and names the last of two conditions that fail."""
+_WORDING_HEADERS = frozenset({"content-type", "content-length", "accept-ranges", "access-control-allow-origin"})
+"""What a refusal may say in other words: `text/xml` for `application/xml`. moto lets every web page read its errors,
+and names the last of two conditions that fail; RGW accepts ranges of errors."""
 
 _ANY_VALUE = frozenset({"last-modified", "x-amz-version-id", "x-amz-copy-source-version-id"})
 """Headers that both must have; the origins differ in when they stored, and in what they call a version."""
