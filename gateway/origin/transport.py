@@ -21,8 +21,10 @@ from gateway.origin.upload import BytesUpload, StreamedUpload
 READ_BUFFER_BYTES = 256 * 1024
 """Reading pauses when twice this lies unread; what one transfer may hold in memory."""
 
-EXPECT_CONTINUE_MIN_BYTES = 1024 * 1024
-"""Bodies from this size on wait for the origin's 100, so that a refusal costs no upload and is not lost in a reset."""
+EXPECT_CONTINUE_MIN_BYTES = 256 * 1024
+"""Bodies from this size on wait for the origin's 100, so that a refusal costs no upload and is not lost in a reset.
+What is smaller fits into the sockets' buffers, and is over before the origin closes.
+"""
 
 _UPLOADS_SHARE = 3
 """Quarters of the connections that streamed uploads may take: they last as long as their clients like, and readers must
