@@ -30,7 +30,7 @@ demo: $(STAMPS)/demo  ## set up, then run a small training job directly and thro
 test: $(STAMPS)/test  ## set up, then run the quick tests (under five minutes)
 	$(PYTEST) -m "not clients and not torch and not slow"
 
-test-clients: $(STAMPS)/clients  ## boto3, AWS CLI, rclone and pyarrow, unmodified, through a running gateway
+test-clients: $(STAMPS)/clients  ## boto3, AWS CLI, s5cmd, s3fs, polars and more, unmodified, through a running gateway
 	$(PYTEST) -m "clients and not torch"
 
 test-torch: $(STAMPS)/torch  ## the PyTorch S3 connector through a running gateway
@@ -95,7 +95,7 @@ $(STAMPS)/dev: pyproject.toml $(STAMPS)/venv
 
 $(STAMPS)/clients: pyproject.toml $(STAMPS)/venv
 	@echo "installing the real S3 clients into $(VENV)"
-	@$(PIP) -e '.[test,clients]'
+	@$(PIP) -e '.[test,clients,more-clients]'
 	@touch $@
 
 # torch is named once more, so that a local or CPU-only build of exactly this version is taken where pip is given one.
