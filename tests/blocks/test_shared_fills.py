@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import threading
 from collections.abc import Iterator
@@ -101,7 +102,8 @@ def test_processes_that_begin_at_the_same_moment_agree_on_one_leader(workers: Wo
             worker.read(version)
     for worker in crowd:
         assert [worker.answer() for _ in versions] == ["right"] * len(versions)
-    assert sorted(call.key for call in workers.origin.model.calls) == sorted(version.key.key for version in versions)
+    asked = [str(call.key) for call in workers.origin.model.calls]
+    assert sorted(asked) == sorted(version.key.key for version in versions)
 
 
 def test_other_headers_make_another_fill(workers: Workers) -> None:
@@ -238,6 +240,41 @@ def test_a_successor_needs_no_further_room(workers: Workers) -> None:
             assert origin.count() == 0
 
     asyncio.run(scenario())
+
+
+def test_bytes_that_are_not_what_the_leader_wrote_reach_no_follower(workers: Workers) -> None:
+    """A growing file that somebody harms is not believed: the follower's reader is served by the origin."""
+    version = workers.stored("a", 1)
+    leader, follower = workers.start(0), workers.start(1)
+    leader.read(version)
+    wait_until_written(workers.directory, BLOCK // 4)
+    leader.leave()
+    harm(partial_files(workers.directory)[0], 4096 + 1000)
+    follower.read(version)
+    assert follower.answer() == "right"
+    assert [first for first, _ in workers.ranges()] == [0, 0]
+
+
+def test_a_file_that_is_longer_than_what_was_written_is_not_believed(workers: Workers) -> None:
+    """A follower in the middle of a block goes on from the origin where the file proves wrong."""
+    version = workers.stored("a", 1)
+    workers.origin.bytes_per_second = 0.5e6
+    leader, follower = workers.start(0), workers.start(1)
+    leader.read(version)
+    workers.wait_for_calls(1)
+    follower.read(version)
+    wait_until_written(workers.directory, BLOCK // 4)
+    os.truncate(partial_files(workers.directory)[0], BLOCK + 4096)
+    assert follower.answer() == "right"
+    assert leader.answer() == "right"
+    assert len(workers.ranges()) == 2
+
+
+def harm(path: Path, offset: int) -> None:
+    """Flip a bit."""
+    with path.open("r+b") as file:
+        byte = os.pread(file.fileno(), 1, offset)
+        os.pwrite(file.fileno(), bytes([byte[0] ^ 1]), offset)
 
 
 def wait_until_written(directory: Path, size_bytes: int) -> None:

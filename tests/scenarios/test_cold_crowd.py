@@ -89,7 +89,7 @@ def ranges_asked(origin: StrictOrigin) -> list[tuple[int, int]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_cold_object_crosses_once_for_all_clients(running: tuple[GatewayProcess, StrictOrigin]) -> None:
+def test_5_3_a_cold_object_crosses_once_for_all_clients(running: tuple[GatewayProcess, StrictOrigin]) -> None:
     """64 clients over four workers on one cold 64 MB object: the origin sends each byte once, every answer is right."""
     gateway, origin = running
     with ThreadPoolExecutor(CLIENTS) as pool:
@@ -109,7 +109,7 @@ def leading_worker(gateway: GatewayProcess) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_killed_workers_cost_the_others_of_a_crowd_nothing(running: tuple[GatewayProcess, StrictOrigin]) -> None:
+def test_5_3_killed_workers_cost_the_others_of_a_crowd_nothing(running: tuple[GatewayProcess, StrictOrigin]) -> None:
     """Leading workers killed while the crowd reads: all others are answered rightly, and what was written is kept."""
     gateway, origin = running
     rng, kills = random.Random(SEED), 2
