@@ -14,6 +14,7 @@ from gateway.blocks import layout
 from gateway.blocks.access_log import AccessLog
 from gateway.blocks.coalescing import Fills
 from gateway.blocks.fill import BlockFiller
+from gateway.blocks.following import Follower
 from gateway.blocks.index import TOUCHES_PER_TRANSACTION, Usage
 from gateway.blocks.observer import CacheObserver
 from gateway.blocks.opening import OpenDirectory, open_directory
@@ -22,6 +23,7 @@ from gateway.blocks.residency import Residency
 from gateway.blocks.settings import BlockSettings
 from gateway.blocks.threads import DiskThreads
 from gateway.blocks.verification import VerifiedMemory
+from gateway.blocks.watching import FileWatcher
 from gateway.clock import Clock
 from gateway.errors import StoreUnavailable
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
@@ -33,8 +35,9 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 class BlockCache:
     """One worker process's cache over the shared directory. Use `open`, and `close` at the end."""
 
-    def __init__(self, tools: ReadingTools, opened: OpenDirectory) -> None:
+    def __init__(self, tools: ReadingTools, opened: OpenDirectory, watcher: FileWatcher) -> None:
         self._tools = tools
+        self._watcher = watcher
         self._opened = opened
         self._flushing = asyncio.create_task(self._flush_for_ever(), name="block index upkeep")
 
@@ -57,12 +60,15 @@ class BlockCache:
         if evicted.blocks:
             observer.evicted(evicted.blocks, evicted.size_bytes)
         verified = VerifiedMemory()
-        filler = BlockFiller(opened.blocks, origin, threads, verified, clock, observer, settings.fill_retries)
+        watcher = FileWatcher()
+        filler = BlockFiller(
+            opened.blocks, origin, threads, Follower(threads, watcher), verified, clock, observer, settings.fill_retries
+        )
         fills = Fills(filler, settings.fills_max)
         tools = ReadingTools(
             settings, opened.blocks, origin, fills, threads, verified, Residency(), AccessLog(), clock, observer
         )
-        return cls(tools, opened)
+        return cls(tools, opened, watcher)
 
     async def open_range(
         self, version: ObjectVersion, byte_range: ByteRange, *, headers: Mapping[str, str] = _NO_HEADERS
@@ -105,6 +111,7 @@ class BlockCache:
         self._flushing.cancel()
         await asyncio.gather(self._flushing, return_exceptions=True)
         await self._tools.fills.close()
+        self._watcher.close()
         await self.flush_accesses()
         await asyncio.to_thread(self._close_directory)
 

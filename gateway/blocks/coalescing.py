@@ -4,6 +4,8 @@ A fill is a task of its own: readers come and go, the fill goes on to the end of
 asked of the origin is paid for. A fill that still waits for its turn when its last reader leaves is not begun. Readers
 that send other headers to the origin never share a fill: the origin may answer them differently.
 
+Seen from here, a fill that another process leads is a fill like any other: its bytes come from the other's file.
+
 All state belongs to the event loop; nothing here awaits between looking and acting.
 """
 
@@ -13,12 +15,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
-from gateway.blocks.directory import FillFile
-from gateway.blocks.layout import Block, Extent
+from gateway.blocks.layout import Block, Extent, data_offset
 from gateway.blocks.open_file import OpenFile
 from gateway.blocks.verification import ChunkChecksums
 from gateway.errors import ForebayError, StoreUnavailable
 from gateway.origin.client import Purpose
+
+
+class FillUnneeded(ForebayError):
+    """Another process has published the block meanwhile: it is in the index."""
+
 
 FillKey: TypeAlias = tuple[bytes, frozenset[tuple[str, str]]]
 
@@ -36,7 +42,8 @@ class Fill:
         self.started_by = reader
         self.available = 0
         self._checksums = ChunkChecksums(block.length)
-        self._filled: FillFile | None = None
+        self._data_offset = data_offset(block)
+        self._files: list[OpenFile] = []
         self._begun = False
         self._failure: BaseException | None = None
         self._users = 0
@@ -59,21 +66,17 @@ class Fill:
     @property
     def file(self) -> OpenFile:
         """The growing file; only once `begun` has returned."""
-        assert self._filled is not None  # noqa: S101 - says the contract to the type checker
-        return self._filled.file
+        return self._files[-1]
 
     @property
     def extent(self) -> Extent:
         """Where the available bytes lie, with the checksums of their chunks."""
-        assert self._filled is not None  # noqa: S101 - says the contract to the type checker
-        filled = self._filled
-        checksums = bytes(self._checksums.packed)
-        return Extent(filled.reservation.file, filled.data_offset, self.block.length, checksums)
+        return Extent("", self._data_offset, self.block.length, bytes(self._checksums.packed))
 
     @property
-    def data_offset(self) -> int:
-        assert self._filled is not None  # noqa: S101 - says the contract to the type checker
-        return self._filled.data_offset
+    def forsaken(self) -> bool:
+        """Nobody waits for it, and nobody is expected."""
+        return self._users == 0 and self.purpose is Purpose.LIVE
 
     # For readers.
 
@@ -101,10 +104,16 @@ class Fill:
 
     # For the task that fills.
 
-    def attach(self, filled: FillFile) -> ChunkChecksums:
-        """The file that the bytes will go to; the checksums are to be updated with each of them."""
-        self._filled = filled
-        return self._checksums
+    def attach(self, file: OpenFile, checksums: ChunkChecksums) -> None:
+        """Have readers read from a file, whose complete chunks `checksums` tells as it grows.
+
+        It must hold every byte that is available already. Files attached before stay open: readers may be sending
+        from them.
+        """
+        if not self._files or self._files[-1] is not file:
+            file.hold()
+            self._files.append(file)
+        self._checksums = checksums
 
     def begin(self) -> None:
         """The origin's answer is good."""
@@ -127,9 +136,9 @@ class Fill:
         changed.set()
 
     def _close_if_unused(self) -> None:
-        if self._filled is not None and self._users == 0 and not self._running:
-            self._filled.file.release()
-            self._filled = None
+        if self._users == 0 and not self._running:
+            while self._files:
+                self._files.pop().release()
 
 
 class Fills:
@@ -193,7 +202,7 @@ class Fills:
         failure: BaseException | None = StoreUnavailable("the block cache is closing")
         try:
             async with self._turns:
-                if fill.users or fill.purpose is Purpose.READAHEAD:
+                if not fill.forsaken:
                     await self._work(fill)
             failure = None
         except ForebayError as error:

@@ -1,9 +1,10 @@
 """Files and index changed together, in the order that survives a kill between any two steps.
 
-    a fill    reserve (index) → partial file → rename → commit (index)
+    a fill    partial file, locked → reserve (index) → rename → commit (index) → unlock
     a removal drop from the index, the file doomed → unlink → forget the doomed
 
-So a file without a block is always named by `reserved` or `doomed`, and a block without a file never begins to exist
+So a file without a block is named by `reserved` or `doomed`, or lies in the slot's own directory of partial files; and
+a block without a file never begins to exist
 (somebody else may remove one: the reader then drops the block). All of this blocks and belongs on the index thread.
 """
 
@@ -17,7 +18,7 @@ from gateway.blocks import layout
 from gateway.blocks.index import BlockIndex, Step
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.open_file import OpenFile
-from gateway.blocks.records import BlockRecord, Reservation
+from gateway.blocks.records import BlockRecord, FillHolder, Reservation
 from gateway.blocks.store import BlockStore
 from gateway.errors import StoreUnavailable
 
@@ -48,17 +49,35 @@ class BlockDirectory:
         self.index = index
         self._capacity_bytes = capacity_bytes
 
-    def begin(self, block: Block) -> tuple[FillFile, Evicted]:
-        """Make room for a block and create its file; StoreUnavailable when either cannot be."""
+    def begin(
+        self, block: Block, fill_key: bytes, succeeds: FillHolder | None = None
+    ) -> tuple[FillFile, Evicted] | None:
+        """Create a block's file, make room for it, and lead its fill; StoreUnavailable when this cannot be.
+
+        None when the block is there by now, or another process leads the fill. `succeeds` is a leader seen dead.
+        """
         file = layout.file_name(block.id, secrets.token_hex(8))
-        reservation = Reservation(block.id, file, layout.file_bytes(block))
-        evicted = self._reserve(reservation)
+        reservation = Reservation(block.id, fill_key, file, layout.file_bytes(block))
+        partial = self.store.create_partial(file)
         try:
-            partial = self.store.create_partial(file)
-        except StoreUnavailable:
-            self.index.release(file)
+            evicted = self._reserve(reservation, succeeds)
+        except BaseException:
+            self._undo(partial, file)
+            self.index.release(reservation)
             raise
+        if evicted is None:
+            self._undo(partial, file)
+            return None
         return FillFile(block, reservation, partial, layout.data_offset(block)), evicted
+
+    def record_checksums(self, filled: FillFile, packed: bytearray, recorded_bytes: int) -> None:
+        """Write what is new among the chunks' checksums: always before the bytes that complete these chunks.
+
+        So the file's length tells other processes which chunks are complete, and their checksums are there to be
+        compared.
+        """
+        new = memoryview(packed)[recorded_bytes:].tobytes()
+        self.store.write(filled.file, new, layout.checksums_offset(filled.block) + recorded_bytes)
 
     def finish(self, filled: FillFile, checksums: bytes) -> Extent | None:
         """Write the header, publish the file, enter the block.
@@ -69,15 +88,21 @@ class BlockDirectory:
         self.store.write(filled.file, layout.pack_header(block, checksums), 0)
         self.store.publish(file)
         extent = Extent(file, filled.data_offset, block.length, checksums)
-        if self.index.commit(filled.reservation, layout.object_id(block.version.key), extent):
+        committed = self.index.commit(filled.reservation, layout.object_id(block.version.key), extent)
+        self.store.unlock(filled.file)
+        if committed:
             return extent
         self._remove([file])
         return None
 
     def abandon(self, filled: FillFile) -> None:
-        """Remove what a failed fill has written and give its room back."""
-        self.store.unlink(filled.reservation.file)
-        self.index.release(filled.reservation.file)
+        """Remove what a failed fill has written, give its room back, and let others try."""
+        try:
+            self.store.unlink(filled.reservation.file)
+            self.index.release(filled.reservation)
+        finally:
+            self.store.unlock(filled.file)
+            self.store.wake_watchers(filled.file)
 
     def drop(self, block_id: bytes, file: str) -> bool:
         """Remove a block, if it still lies in `file`."""
@@ -109,16 +134,30 @@ class BlockDirectory:
         self.store.clean_slot(worker)
         self.index.forget_slot(worker)
 
-    def _reserve(self, reservation: Reservation) -> Evicted:
+    def _undo(self, partial: OpenFile, file: str) -> None:
+        partial.release()
+        self.store.unlink(file)
+
+    def _reserve(self, reservation: Reservation, succeeds: FillHolder | None) -> Evicted | None:
         blocks = size_bytes = 0
         while True:
-            step = self.index.reserve(reservation, self._capacity_bytes)
+            step = self.index.reserve(reservation, self._capacity_bytes, succeeds)
+            if step is None:
+                return None
+            if succeeds is not None:
+                self._bury(succeeds)
+                succeeds = None
             blocks += len(step.doomed)
             size_bytes += _size_bytes(step.doomed)
             if self._settle(step):
                 return Evicted(blocks, size_bytes)
             if not step.doomed:
                 raise StoreUnavailable(f"no room for {reservation.disk_bytes} bytes: all there is is being filled")
+
+    def _bury(self, dead: FillHolder) -> None:
+        """Remove the file of a dead leader, whose room is ours now."""
+        self.store.unlink_of(dead.worker, dead.file)
+        self.index.forget_doomed([dead.file])
 
     def _settle(self, step: Step) -> bool:
         self._remove([record.extent.file for record in step.doomed])

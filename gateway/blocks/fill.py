@@ -1,19 +1,27 @@
-"""Filling one block: room first, then the origin's bytes into a partial file, then header, rename and index."""
+"""Filling one block: room first, then the origin's bytes into a partial file, then header, rename and index.
+
+Where another process leads the fill, its bytes are followed; where that process is killed, they are taken over, and
+only what is missing is asked of the origin.
+"""
 
 from __future__ import annotations
 
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from gateway.blocks.coalescing import Fill
+from gateway.blocks.coalescing import Fill, FillUnneeded
 from gateway.blocks.directory import BlockDirectory, FillFile
-from gateway.blocks.layout import CHUNK_BYTES
+from gateway.blocks.following import Follower
+from gateway.blocks.layout import CHUNK_BYTES, Extent
 from gateway.blocks.observer import CacheObserver
+from gateway.blocks.open_file import OpenFile
 from gateway.blocks.pinned_get import PinnedGet
+from gateway.blocks.shared_fills import OwnFill, fill_key, lead_or_find
 from gateway.blocks.threads import DiskThreads
-from gateway.blocks.verification import ChunkChecksums, VerifiedMemory, fingerprint
+from gateway.blocks.verification import ChunkChecksums, VerifiedMemory, fingerprint, read_verified
 from gateway.clock import Clock
-from gateway.errors import ForebayError, StoreUnavailable
+from gateway.errors import BlockDamaged, ForebayError, StoreUnavailable
+from gateway.objects import ByteRange
 from gateway.origin.client import Origin
 
 GATHERED_BYTES = 256 * 1024
@@ -30,41 +38,91 @@ class BlockFiller:
     directory: BlockDirectory
     origin: Origin
     threads: DiskThreads
+    follower: Follower
     verified: VerifiedMemory
     clock: Clock
     observer: CacheObserver
     retries: int
 
     async def __call__(self, fill: Fill) -> None:
+        """FillUnneeded when another process has published the block meanwhile; else what made the fill fail."""
         started = self.clock.monotonic()
         try:
-            await self._fill(fill)
+            led = await self._follow_or_lead(fill)
+        except FillUnneeded:
+            raise
         except ForebayError:
             self.observer.fill_failed()
             raise
-        self.observer.fill_finished(self.clock.monotonic() - started, fill.block.length)
+        if led:
+            self.observer.fill_finished(self.clock.monotonic() - started, fill.block.length)
 
-    async def _fill(self, fill: Fill) -> None:
-        filled, evicted = await self.threads.index(self.directory.begin, fill.block)
-        if evicted.blocks:
-            self.observer.evicted(evicted.blocks, evicted.size_bytes)
-        checksums = fill.attach(filled)
-        get = PinnedGet(
-            self.origin, fill.block.version, fill.block.range, fill.headers, fill.purpose, self.clock, self.retries
-        )
+    async def _follow_or_lead(self, fill: Fill) -> bool:
+        """Whether this process was the one to publish the block."""
+        key, given_up = fill_key(fill.block, fill.headers), None
+        while True:
+            found = await self.threads.index(lead_or_find, self.directory, fill.block, key, given_up)
+            if isinstance(found, OwnFill):
+                await self._lead(fill, found)
+                return True
+            if found is None:
+                if fill.all_arrived:
+                    return False
+                raise FillUnneeded("another process has filled the block")
+            if given_up is None:
+                self.observer.coalesced()
+            given_up = found.holder
+            if await self.follower.follow(fill, found) or fill.forsaken:
+                return False
+
+    async def _lead(self, fill: Fill, own: OwnFill) -> None:
+        if own.evicted.blocks:
+            self.observer.evicted(own.evicted.blocks, own.evicted.size_bytes)
+        filled, checksums = own.filled, ChunkChecksums(fill.block.length)
         try:
-            await get.start()
-            fill.begin()
-            await self._receive(fill, get, filled, checksums)
+            await self._inherit(fill, filled, checksums)
+            fill.attach(filled.file, checksums)
+            if not checksums.complete:
+                await self._fetch(fill, filled, checksums)
             await self._publish(fill, filled, checksums)
         except Exception:
             await self._abandon(filled)
             raise
         finally:
+            filled.file.release()
+
+    async def _inherit(self, fill: Fill, filled: FillFile, checksums: ChunkChecksums) -> None:
+        """Take over what a dead leader had written as far as this fill has verified it."""
+        if fill.available:
+            arguments = fill.file, fill.extent, fill.available, filled, checksums
+            await self.threads.disk_holding(fill.file, self._copy_now, *arguments)
+
+    def _copy_now(
+        self, source: OpenFile, extent: Extent, count: int, filled: FillFile, checksums: ChunkChecksums
+    ) -> None:
+        try:
+            for position in range(0, count, GATHERED_BYTES):
+                size = min(GATHERED_BYTES, count - position)
+                content = read_verified(source.descriptor, extent, position, size)
+                self._write_now(filled, checksums, content, filled.data_offset + position)
+        except BlockDamaged as error:
+            raise StoreUnavailable(f"what a dead process has filled does not come back: {error}") from error
+
+    async def _fetch(self, fill: Fill, filled: FillFile, checksums: ChunkChecksums) -> None:
+        """What is missing, from the origin."""
+        block = fill.block
+        missing = ByteRange(block.offset + checksums.complete_bytes, block.range.last)
+        get = PinnedGet(self.origin, block.version, missing, fill.headers, fill.purpose, self.clock, self.retries)
+        try:
+            await get.start()
+            fill.begin()
+            await self._receive(fill, get, filled, checksums)
+        finally:
             await get.aclose()
 
     async def _receive(self, fill: Fill, get: PinnedGet, filled: FillFile, checksums: ChunkChecksums) -> None:
-        gathered, offset, since = bytearray(), filled.data_offset, self.clock.monotonic()
+        gathered, since = bytearray(), self.clock.monotonic()
+        offset = filled.data_offset + checksums.complete_bytes
         async with aclosing(get.pieces()) as pieces:
             async for piece in pieces:
                 gathered += piece
@@ -83,9 +141,13 @@ class BlockFiller:
             await self.threads.disk_holding(filled.file, self._write_now, filled, checksums, content, offset)
             fill.advance()
 
-    def _write_now(self, filled: FillFile, checksums: ChunkChecksums, content: bytearray, offset: int) -> None:
-        self.directory.store.write(filled.file, content, offset)
+    def _write_now(
+        self, filled: FillFile, checksums: ChunkChecksums, content: bytearray | memoryview, offset: int
+    ) -> None:
+        recorded = len(checksums.packed)
         checksums.update(content)
+        self.directory.record_checksums(filled, checksums.packed, recorded)
+        self.directory.store.write(filled.file, content, offset)
 
     async def _publish(self, fill: Fill, filled: FillFile, checksums: ChunkChecksums) -> None:
         extent = await self.threads.index(self.directory.finish, filled, bytes(checksums.packed))

@@ -8,6 +8,7 @@ writes waits for a lock that other processes take, and must run on the index thr
     access      (tick, block id) → nothing: the oldest first
     objects     (object id, block id) → nothing: the blocks of one object
     reserved    (worker, file) → Reservation: what fills in progress will take
+    fills       fill key → FillHolder: which process leads a fill
     doomed      (worker, file) → nothing: files that left the index and are to be unlinked
     counters    usage, next tick
 
@@ -28,7 +29,7 @@ import lmdb
 from gateway.blocks import records, tables
 from gateway.blocks.eviction import least_recently_used
 from gateway.blocks.layout import Extent
-from gateway.blocks.records import BlockRecord, Reservation
+from gateway.blocks.records import BlockRecord, FillHolder, Reservation
 from gateway.errors import StoreUnavailable
 
 MAP_BYTES = 64 * 1024**3
@@ -66,9 +67,9 @@ class BlockIndex:
         self._environment = lmdb.open(
             str(directory), map_size=MAP_BYTES, max_dbs=8, max_readers=1024, sync=False, mode=0o600, subdir=True
         )
-        names = (b"blocks", b"access", b"objects", b"reserved", b"doomed", b"counters")
+        names = (b"blocks", b"access", b"objects", b"reserved", b"doomed", b"counters", b"fills")
         tables = [self._environment.open_db(name) for name in names]
-        self._blocks, self._access, self._objects, self._reserved, self._doomed, self._counters = tables
+        self._blocks, self._access, self._objects, self._reserved, self._doomed, self._counters, self._fills = tables
         self._environment.reader_check()
 
     def close(self, *, sync: bool = False) -> None:
@@ -94,6 +95,11 @@ class BlockIndex:
         with self._read() as transaction:
             return next(tables.keys(transaction, self._objects, object_id), None) is not None
 
+    def holder(self, fill_key: bytes) -> FillHolder | None:
+        """Who leads a fill, or led it when it was killed."""
+        with self._read() as transaction:
+            return self._holder(transaction, fill_key)
+
     def usage(self) -> Usage:
         with self._read() as transaction:
             return self._usage(transaction)
@@ -111,18 +117,25 @@ class BlockIndex:
 
     # Writes: index thread only.
 
-    def reserve(self, reservation: Reservation, capacity_bytes: int) -> Step:
-        """Set room aside, the least recently used blocks leaving the index for it.
+    def reserve(self, reservation: Reservation, capacity_bytes: int, succeeds: FillHolder | None = None) -> Step | None:
+        """Set room aside and lead the fill, the least recently used blocks leaving the index for it.
 
-        Not done: either more victims must go (call again once the doomed files are unlinked), or, when none was found,
-        everything left is being filled.
+        None: the block is there already, or a process leads the fill that is not the one this one `succeeds`. A dead
+        leader's room is free with that, and its file doomed. Not done: either more victims must go (call again once
+        the doomed files are unlinked), or, when none was found, everything left is being filled.
         """
         with self._write() as transaction:
+            holder = self._holder(transaction, reservation.fill_key)
+            if holder not in (None, succeeds) or self._record(transaction, reservation.block_id) is not None:
+                return None
+            if holder is not None:
+                self._succeed(transaction, reservation.fill_key, holder)
             doomed = self._evict(transaction, capacity_bytes - reservation.disk_bytes)
             done = self._total(transaction) + reservation.disk_bytes <= capacity_bytes
             if done:
-                key = records.worker_key(self._worker, reservation.file.encode())
-                transaction.put(key, records.pack_reservation(reservation), db=self._reserved)
+                own = records.pack_holder(FillHolder(self._worker, reservation.file))
+                transaction.put(own, records.pack_reservation(reservation), db=self._reserved)
+                transaction.put(reservation.fill_key, own, db=self._fills)
             return Step(done, doomed)
 
     def shrink(self, capacity_bytes: int) -> Step:
@@ -137,7 +150,7 @@ class BlockIndex:
         False when another process has filled the same block meanwhile: the reservation is gone and the file is doomed.
         """
         with self._write() as transaction:
-            self._release(transaction, reservation.file)
+            self._release(transaction, reservation)
             if tables.get(transaction, self._blocks, reservation.block_id) is not None:
                 self._doom(transaction, reservation.file)
                 return False
@@ -146,10 +159,10 @@ class BlockIndex:
             self._insert(transaction, record)
             return True
 
-    def release(self, file: str) -> None:
+    def release(self, reservation: Reservation) -> None:
         """Give back a reservation whose file does not exist."""
         with self._write() as transaction:
-            self._release(transaction, file)
+            self._release(transaction, reservation)
 
     def drop(self, block_id: bytes, file: str) -> bool:
         """Take a block out, if it still lies in `file`, which is then doomed."""
@@ -197,6 +210,9 @@ class BlockIndex:
         with self._write() as transaction:
             for table in (self._reserved, self._doomed):
                 tables.clear_prefix(transaction, table, records.worker_key(worker))
+            for fill_key, packed in list(tables.items(transaction, self._fills)):
+                if records.unpack_holder(packed).worker == worker:
+                    transaction.delete(fill_key, db=self._fills)
 
     def insert_scanned(self, found: Sequence[BlockRecord]) -> list[str]:
         """Take in blocks found on disk, whose ticks order them; returns files of blocks that were already there."""
@@ -282,8 +298,20 @@ class BlockIndex:
         transaction.put(records.access_key(tick, block_id), b"", db=self._access)
         transaction.put(block_id, records.with_tick(packed, tick), db=self._blocks)
 
-    def _release(self, transaction: lmdb.Transaction, file: str) -> None:
-        transaction.delete(records.worker_key(self._worker, file.encode()), db=self._reserved)
+    def _holder(self, transaction: lmdb.Transaction, fill_key: bytes) -> FillHolder | None:
+        packed = tables.get(transaction, self._fills, fill_key)
+        return records.unpack_holder(packed) if packed is not None else None
+
+    def _release(self, transaction: lmdb.Transaction, reservation: Reservation) -> None:
+        holder = FillHolder(self._worker, reservation.file)
+        transaction.delete(records.pack_holder(holder), db=self._reserved)
+        if self._holder(transaction, reservation.fill_key) == holder:
+            transaction.delete(reservation.fill_key, db=self._fills)
+
+    def _succeed(self, transaction: lmdb.Transaction, fill_key: bytes, dead: FillHolder) -> None:
+        transaction.delete(records.pack_holder(dead), db=self._reserved)
+        transaction.delete(fill_key, db=self._fills)
+        self._doom(transaction, dead.file)
 
     def _doom(self, transaction: lmdb.Transaction, file: str) -> None:
         transaction.put(records.worker_key(self._worker, file.encode()), b"", db=self._doomed)

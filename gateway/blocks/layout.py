@@ -24,6 +24,9 @@ from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 CHUNK_BYTES = 64 * 1024
 """What one checksum covers; the last chunk of a block may be shorter."""
 
+CHECKSUM_BYTES = 4
+"""One chunk's CRC32C, little-endian."""
+
 ALIGNMENT_BYTES = 4096
 """The block's bytes begin at a multiple of this, so that they lie in whole pages of the page cache."""
 
@@ -112,6 +115,11 @@ def data_offset(block: Block) -> int:
     """Where the block's bytes begin in its file: known before the first byte has come."""
     end = _FIXED.size + sum(map(len, _identity(block))) + chunk_count(block.length) * _CRC.size + _CRC.size
     return -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def checksums_offset(block: Block) -> int:
+    """Where the chunks' checksums lie in the header: there while the block is filled, before the rest of the header."""
+    return _FIXED.size + sum(map(len, _identity(block)))
 
 
 def file_bytes(block: Block) -> int:

@@ -1,6 +1,6 @@
 """Opening and closing the cache directory: its format, what crashes have left, and whether the index can be believed.
 
-    FORMAT   "forebay blocks 1": any other content is refused, never misread
+    FORMAT   "forebay blocks 2": any other content is refused, never misread; 1 becomes 2 when nobody has it open
     BOOT     the kernel's boot id when the index was last opened or rebuilt
     CLEAN    there while no process has the directory open and the index is synced to disk
 
@@ -26,7 +26,8 @@ from gateway.blocks.slots import SlotLocks
 from gateway.blocks.store import DIRECTORY_MODE, FILE_MODE, BlockStore, ScannedBlock
 from gateway.errors import BlockError, StartupError
 
-FORMAT = b"forebay blocks 1\n"
+FORMAT = b"forebay blocks 2\n"
+_FORMAT_BEFORE = b"forebay blocks 1\n"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _SCANNED_PER_TRANSACTION = 256
 _BEFORE_FORMAT = {"FORMAT.new", "slots"}
@@ -70,6 +71,7 @@ def _open(settings: BlockSettings, worker: int) -> OpenDirectory:
         _write_format(path)
         slots.take_own()
         try:
+            _bring_up_to_date(path, slots)
             store = BlockStore(path, worker)
             store.prepare()
             index = _open_index(path, store, slots, worker)
@@ -100,7 +102,7 @@ def _refuse_other_formats(path: Path) -> None:
                 f"{path} is not empty and not a block cache (it holds {foreign[0]!r}): give an empty directory"
             ) from None
         return
-    if found != FORMAT:
+    if found not in (FORMAT, _FORMAT_BEFORE):
         raise StartupError(
             f"{path} has the block format {found[:40]!r}, this version reads {FORMAT!r}: "
             "run the version that wrote it, or empty the directory (blocks are fetched again)"
@@ -111,6 +113,15 @@ def _write_format(path: Path) -> None:
     _refuse_other_formats(path)
     if not (path / "FORMAT").exists():
         _write_durably(path / "FORMAT", FORMAT)
+
+
+def _bring_up_to_date(path: Path, slots: SlotLocks) -> None:
+    """Version 2 adds who leads which fill, and checksums in unfinished files: blocks and their records are the same."""
+    if _read(path / "FORMAT") == FORMAT:
+        return
+    if not slots.alone():
+        raise StartupError(f"processes of an earlier version use {path}: stop them first")
+    _write_durably(path / "FORMAT", FORMAT)
 
 
 def _open_index(path: Path, store: BlockStore, slots: SlotLocks, worker: int) -> BlockIndex:

@@ -1,9 +1,9 @@
 """Reading one range: block by block, each from wherever it is now.
 
-For every block: in the index and whole → its file; being filled → join; else → fill it. What goes wrong on the way is
-mended where the reader stands: a damaged block is dropped and filled again, and where the cache directory cannot be
-used the rest of the range comes straight from the origin, pinned to the same version. Only the origin's failures end a
-read.
+For every block: in the index and whole → its file; being filled, in any process → join; else → fill it. What goes
+wrong on the way is mended where the reader stands: a damaged block is dropped and filled again, and where the cache
+directory cannot be used the rest of the range comes straight from the origin, pinned to the same version. Only the
+origin's failures end a read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 from gateway.blocks import layout
 from gateway.blocks.access_log import AccessLog
-from gateway.blocks.coalescing import Fills
+from gateway.blocks.coalescing import Fills, FillUnneeded
 from gateway.blocks.directory import BlockDirectory
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.observer import CacheObserver
@@ -118,6 +118,8 @@ class RangeReader:
             try:
                 source = await self._source_at(position)
                 return await source.read(position, min(self._source_stop, self._range.stop))
+            except FillUnneeded:
+                await self.aclose()
             except BlockDamaged:
                 await self._drop_damaged()
             except StoreUnavailable:
@@ -135,10 +137,11 @@ class RangeReader:
     async def _open(self, position: int) -> None:
         """Open the source of the block at a position; StoreUnavailable when there can be none."""
         block = self._block(position // self._tools.settings.block_size_bytes)
-        extent = self._tools.directory.index.lookup(block.id)
-        source = await self._open_block(block, extent) if extent is not None else None
-        self._source = source or await self._open_fill(block)
-        self._source_stop = block.range.stop
+        source: Source | None = None
+        while source is None:
+            extent = self._tools.directory.index.lookup(block.id)
+            source = await (self._open_block(block, extent) if extent is not None else self._open_fill(block))
+        self._source, self._source_stop = source, block.range.stop
 
     async def _open_block(self, block: Block, extent: Extent) -> BlockSource | None:
         """The block's file; None, and the block dropped, when it is gone."""
@@ -160,8 +163,11 @@ class RangeReader:
             return store.open_published(extent)
         return await self._tools.threads.disk(store.open_published, extent)
 
-    async def _open_fill(self, block: Block) -> FillSource:
-        """Join the block's fill, or start it, and wait until the origin's answer is good."""
+    async def _open_fill(self, block: Block) -> FillSource | None:
+        """Join the block's fill, or start it, and wait until the origin's answer is good.
+
+        None when another process has published the block meanwhile.
+        """
         tools = self._tools
         fill = tools.fills.join(block, self._headers)
         if fill is None:
@@ -170,6 +176,9 @@ class RangeReader:
             tools.observer.coalesced()
         try:
             await fill.begun()
+        except FillUnneeded:
+            fill.leave()
+            return None
         except BaseException:
             fill.leave()
             raise

@@ -30,11 +30,23 @@ class BlockRecord:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Room set aside for a fill in progress, and the name of the file that it writes."""
+    """Room set aside for a fill in progress, and the name of the file that it writes.
+
+    `fill_key` is what other processes find the fill by: the block, and who may share it.
+    """
 
     block_id: bytes
+    fill_key: bytes
     file: str
     disk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FillHolder:
+    """Who leads a fill: a worker slot, and the name of the file that it writes."""
+
+    worker: int
+    file: str
 
 
 def pack_block(record: BlockRecord) -> bytes:
@@ -86,6 +98,14 @@ def pack_reservation(reservation: Reservation) -> bytes:
 
 def reserved_bytes(packed: bytes) -> int:
     return int(_BYTES.unpack_from(packed)[0])
+
+
+def pack_holder(holder: FillHolder) -> bytes:
+    return worker_key(holder.worker, holder.file.encode())
+
+
+def unpack_holder(packed: bytes) -> FillHolder:
+    return FillHolder(_WORKER.unpack_from(packed)[0], packed[_WORKER.size :].decode())
 
 
 def pack_counter(value: int) -> bytes:

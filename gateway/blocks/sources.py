@@ -109,7 +109,7 @@ class FillSource:
         position = first - fill.block.offset
         available = await fill.beyond(position)
         count = min(stop - fill.block.offset, available) - position
-        offset = fill.data_offset + position
+        offset = fill.extent.offset + position
         if self._residency.resident(fill.file.descriptor, offset, count):
             return FileSpan(fill.file.descriptor, offset, count)
         return await self._read(position, min(count, READ_BYTES - position % READ_BYTES))

@@ -10,8 +10,10 @@ read a moment ago excepted.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +41,7 @@ class BlockStore:
     def __init__(self, directory: Path, worker: int) -> None:
         self._data = directory / "data"
         self._partial_root = directory / "partial"
-        self._partial = self._partial_root / f"w{worker}"
+        self._partial = self._partial_of(worker)
 
     def prepare(self) -> None:
         """Make the directories."""
@@ -49,13 +51,37 @@ class BlockStore:
             (self._data / f"{byte:02x}").mkdir(mode=DIRECTORY_MODE, exist_ok=True)
 
     def create_partial(self, file: str) -> OpenFile:
+        """A new file, locked until `unlock`, or until the kernel closes it behind a killed process."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             descriptor = os.open(self._partial / file, flags, FILE_MODE)
         except OSError as error:
             raise StoreUnavailable(f"a block file cannot be created: {error}") from error
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         return OpenFile(descriptor)
+
+    def unlock(self, file: OpenFile) -> None:
+        """Say that nobody writes the file any more."""
+        fcntl.flock(file.descriptor, fcntl.LOCK_UN)
+
+    def wake_watchers(self, file: OpenFile) -> None:
+        """Have those who watch a file look at it: unlocking alone tells nobody."""
+        with suppress(OSError):  # a file system gone read-only: they look for themselves a little later
+            os.utime(file.descriptor)
+
+    def open_of(self, worker: int, file: str) -> OpenFile | None:
+        """A file that any slot fills, or has just published, for reading; None when there is none any more."""
+        for path in (self._partial_of(worker) / file, self._place(file)):
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise StoreUnavailable(f"a fill's file cannot be opened: {error}") from error
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+            return OpenFile(descriptor)
+        return None
 
     def write(self, file: OpenFile, content: bytes | bytearray | memoryview, offset: int) -> None:
         """All of `content`; StoreUnavailable when the disk does not take it."""
@@ -95,9 +121,14 @@ class BlockStore:
         self._unlink(self._place(file))
         self._unlink(self._partial / file)
 
+    def unlink_of(self, worker: int, file: str) -> None:
+        """The same for a file of any slot."""
+        self._unlink(self._place(file))
+        self._unlink(self._partial_of(worker) / file)
+
     def clean_slot(self, worker: int) -> None:
         """Remove every partial file of a slot that nobody fills in any more."""
-        directory = self._partial_root / f"w{worker}"
+        directory = self._partial_of(worker)
         if directory.is_dir():
             for path in directory.iterdir():
                 self._unlink(path)
@@ -132,6 +163,9 @@ class BlockStore:
         if facts.st_size != extent.offset + extent.length:
             raise BlockDamaged("the file's length is not the block's")
         return ScannedBlock(block, extent, facts.st_mtime_ns)
+
+    def _partial_of(self, worker: int) -> Path:
+        return self._partial_root / f"w{worker}"
 
     def _place(self, file: str) -> str:
         return f"{self._data}/{file[:2]}/{file}"

@@ -127,7 +127,12 @@ class ChunkChecksums:
     def complete(self) -> bool:
         return len(self.packed) == chunk_count(self._length) * _CRC.size
 
-    def update(self, content: bytes | bytearray) -> None:
+    def take(self, extent: Extent, stop: int) -> None:
+        """The chunks up to byte `stop`, verified, are those of an extent."""
+        self.packed += extent.checksums[len(self.packed) : chunk_count(stop) * _CRC.size]
+        self._position = stop
+
+    def update(self, content: bytes | bytearray | memoryview) -> None:
         rest = memoryview(content)
         while rest:
             room = CHUNK_BYTES - self._position % CHUNK_BYTES

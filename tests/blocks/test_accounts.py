@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import tempfile
 from collections import OrderedDict
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gateway.blocks import layout
-from gateway.blocks.directory import FillFile
+from gateway.blocks.directory import Evicted, FillFile
 from gateway.blocks.index import VICTIMS_PER_TRANSACTION
 from gateway.blocks.layout import Block
 from gateway.blocks.opening import OpenDirectory, open_directory
@@ -30,8 +31,15 @@ def small_block(number: int, size_bytes: int) -> Block:
     return layout.block_at(version, 0, 64 * KIB)
 
 
+def begin(opened: OpenDirectory, block: Block) -> tuple[FillFile, Evicted]:
+    """A fill that no other shares."""
+    begun = opened.blocks.begin(block, block.id + secrets.token_bytes(16))
+    assert begun is not None
+    return begun
+
+
 def fill_now(opened: OpenDirectory, block: Block) -> None:
-    filled, _ = opened.blocks.begin(block)
+    filled, _ = begin(opened, block)
     opened.blocks.store.write(filled.file, b"x" * block.length, filled.data_offset)
     opened.blocks.finish(filled, b"\0" * 4)
     filled.file.release()
@@ -69,11 +77,14 @@ class Accounts(RuleBasedStateMachine):
     def begin(self, number: int, pages: int) -> None:
         block = small_block(number, pages * PAGE - 1)
         needed = (pages + 1) * PAGE
+        if block.id in self.model:
+            assert self.opened.blocks.begin(block, block.id) is None
+            return
         if self.reserved + needed > self.capacity:
             with pytest.raises(StoreUnavailable):
-                self.opened.blocks.begin(block)
+                begin(self.opened, block)
             return
-        filled, _ = self.opened.blocks.begin(block)
+        filled, _ = begin(self.opened, block)
         assert filled.reservation.disk_bytes == needed
         self.fills.append(filled)
         self._evict_to(self.capacity - self.reserved)
@@ -166,7 +177,7 @@ def test_a_block_that_never_fits_evicts_nothing(tmp_path: Path) -> None:
     opened = open_directory(BlockSettings(tmp_path / "c", 10 * PAGE, 64 * KIB), 0)
     fill_now(opened, small_block(1, PAGE))
     with pytest.raises(StoreUnavailable):
-        opened.blocks.begin(small_block(2, 10 * PAGE))
+        begin(opened, small_block(2, 10 * PAGE))
     assert opened.blocks.index.usage().blocks == 1
     opened.close()
 
@@ -177,7 +188,7 @@ def test_room_is_made_in_transactions_of_bounded_size(tmp_path: Path) -> None:
     for number in range(200):
         fill_now(opened, small_block(number, PAGE))
     version = ObjectVersion(ObjectKey("b", "large"), '"e"', 390 * PAGE)
-    filled, evicted = opened.blocks.begin(layout.block_at(version, 0, 4096 * KIB))
+    filled, evicted = begin(opened, layout.block_at(version, 0, 4096 * KIB))
     assert evicted.blocks == 196 > VICTIMS_PER_TRANSACTION
     assert len(block_files(tmp_path / "c")) == 4
     opened.blocks.abandon(filled)
@@ -197,7 +208,7 @@ def test_a_slot_belongs_to_one_living_process(tmp_path: Path) -> None:
 def test_a_slot_that_is_used_no_more_is_cleared_up_by_any_other(tmp_path: Path) -> None:
     """After fewer workers are started than before, nothing that the others had begun holds room."""
     dead = open_directory(BlockSettings(tmp_path / "c", 100 * PAGE, 64 * KIB), 7)
-    filled, _ = dead.blocks.begin(small_block(1, PAGE))
+    filled, _ = begin(dead, small_block(1, PAGE))
     filled.file.release()
     kill(dead)
     assert len(partial_files(tmp_path / "c")) == 1

@@ -105,3 +105,18 @@ def test_kills_at_every_kind_of_step(tmp_path: Path) -> None:
         killed = start(tmp_path / "c", 0, rng.randrange(2**30), die_at=rng.randrange(1, 400))
         assert ending(killed) in ("died", "done 0")
         asyncio.run(check(tmp_path / "c"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_kills_among_processes_that_share_fills(tmp_path: Path) -> None:
+    """Processes that want the same blocks, one killed at random steps over and over: nobody is stuck, no byte wrong."""
+    rng = random.Random(SEED)
+    for _ in range(10):
+        seed = rng.randrange(2**30)
+        neighbours = [start(tmp_path / "c", slot, seed, reads=150) for slot in (1, 2)]
+        for _ in range(4):
+            killed = start(tmp_path / "c", 0, seed, die_at=rng.randrange(1, 400))
+            assert ending(killed) in ("died", "done 0")
+        assert [ending(neighbour) for neighbour in neighbours] == ["done 0", "done 0"]
+        asyncio.run(check(tmp_path / "c"))
