@@ -116,14 +116,23 @@ class RangeReader:
     async def _next(self, position: int) -> BodyPiece:
         while True:
             try:
-                source = await self._source_at(position)
-                return await source.read(position, min(self._source_stop, self._range.stop))
+                piece = await self._read(position)
             except FillUnneeded:
                 await self.aclose()
-            except BlockDamaged:
-                await self._drop_damaged()
             except StoreUnavailable:
                 await self._open_origin(position)
+            else:
+                if piece is not None:
+                    return piece
+
+    async def _read(self, position: int) -> BodyPiece | None:
+        """The bytes at a position; None when their block was found damaged, and dropped."""
+        try:
+            source = await self._source_at(position)
+            return await source.read(position, min(self._source_stop, self._range.stop))
+        except BlockDamaged:
+            await self._drop_damaged()
+            return None
 
     async def _source_at(self, position: int) -> Source:
         if self._source is None or position >= self._source_stop:

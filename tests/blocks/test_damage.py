@@ -14,6 +14,7 @@ import pytest
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.residency import Residency
+from gateway.errors import BlockDamaged
 from gateway.objects import ByteRange, FileSpan, ObjectVersion
 from tests.support.blocks import (
     BLOCK,
@@ -210,6 +211,25 @@ def test_a_disk_that_cannot_be_read_leaves_the_origin_serving(tmp_path: Path, mo
             monkeypatch.setattr(os, "preadv", failing)
             assert await read(cache, version) == content_of(origin, version)
             monkeypatch.undo()
+
+    asyncio.run(scenario())
+
+
+def test_a_disk_that_gives_back_other_bytes_leaves_the_origin_serving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8.2 What is written comes back wrong, again and again: the read goes on from the origin, byte by right byte."""
+
+    def other_bytes(*_: object) -> memoryview:
+        raise BlockDamaged("not what was written")
+
+    async def scenario() -> None:
+        origin, observer = make_origin(), CountingObserver()
+        version = stored(origin, "a", 3 * MIB)
+        async with open_cache(tmp_path / "c", origin, observer=observer) as cache:
+            monkeypatch.setattr("gateway.blocks.sources.read_verified", other_bytes)
+            monkeypatch.setattr(Residency, "resident", lambda *_: False)
+            assert await take(await cache.open_range(version, whole(version))) == content_of(origin, version)
 
     asyncio.run(scenario())
 
