@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -140,10 +141,12 @@ def test_what_is_of_another_boot_or_too_old_is_not_believed(name: str, age: floa
 def test_what_was_asked_before_a_write_never_lands_after_it(tmp_path: Path) -> None:
     """Of this key, this bucket, or everything: what is there is void, what is on its way is not kept."""
     with opened(tmp_path / "c") as catalog:
-        shared, raisers = catalog.generations, []
-        raisers.append(lambda: shared.raise_key(KEY))
-        raisers.append(lambda: shared.raise_bucket("bucket"))
-        raisers.append(shared.raise_everything)
+        shared = catalog.generations
+        raisers = (
+            functools.partial(shared.raise_key, KEY),
+            functools.partial(shared.raise_bucket, "bucket"),
+            shared.raise_everything,
+        )
         for write in raisers:
             before = fill(catalog)
             catalog.store.land([before])
