@@ -48,7 +48,15 @@ async def s3_application(settings: Settings, *, worker: int, instance_id: str) -
         stack.push_async_callback(origin.aclose)
         blocks = await BlockCache.open(block_settings, origin, worker=worker, clock=clock, observer=metrics.cache)
         stack.push_async_callback(blocks.close)
-        services = Services(origin, Catalog(origin), blocks, _slots(settings), clock)
+        catalog = await Catalog.open(
+            settings.cache.directory / "catalog",
+            origin,
+            origin_name=settings.origin.endpoint_url,
+            clock=clock,
+            observer=metrics.catalog,
+        )
+        stack.push_async_callback(catalog.close)
+        services = Services(origin, catalog, blocks, _slots(settings), clock)
         authenticator = Authenticator(
             _keyring(settings, credentials),
             clock,
@@ -106,4 +114,15 @@ def _keyring(settings: Settings, credentials: OriginCredentials) -> Keyring:
 
 
 def _slots(settings: Settings) -> Slots:
-    return Slots(Slot(slot.name, Prefix.parse(slot.prefix), slot.mode) for slot in settings.slots)
+    return Slots(
+        Slot(
+            slot.name,
+            Prefix.parse(slot.prefix),
+            slot.mode,
+            slot.consistency_in_force,
+            slot.metadata_ttl_seconds,
+            slot.negative_ttl_seconds,
+            slot.stale_if_unreachable_seconds,
+        )
+        for slot in settings.slots
+    )

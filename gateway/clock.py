@@ -14,7 +14,7 @@ class Clock(Protocol):
         """Wall clock: seconds since 1970-01-01 UTC."""
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary start; never goes backwards."""
+        """Seconds from an arbitrary start, the same for all processes until the next boot; never goes backwards."""
 
     async def sleep(self, seconds: float) -> None:
         """Suspend the calling task for `seconds`."""
@@ -27,7 +27,7 @@ class SystemClock:
         return time.time()
 
     def monotonic(self) -> float:
-        return time.monotonic()
+        return time.clock_gettime(time.CLOCK_BOOTTIME)  # goes on while the machine is suspended
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -10,7 +10,7 @@ from typing import Protocol
 from gateway import metric_kinds
 from gateway.metric_kinds import DECLARED, Counter, Gauge, Histogram
 
-__all__ = ["DECLARED", "CacheMetrics", "RequestMetrics", "WorkerMetrics"]
+__all__ = ["DECLARED", "CacheMetrics", "CatalogMetrics", "RequestMetrics", "WorkerMetrics"]
 
 REQUESTS = Counter(
     "forebay_requests_total",
@@ -71,6 +71,20 @@ CACHE_RESERVED_BYTES = Gauge(
 )
 CACHE_CAPACITY_BYTES = Gauge(
     "forebay_cache_capacity_bytes", "bytes", (), "Bytes on disk that cached blocks may take.", latest=True
+)
+
+CATALOG_LOOKUPS = Counter(
+    "forebay_catalog_lookups_total",
+    "look-ups",
+    ("slot", "outcome"),
+    "Questions about objects in slots whose consistency is not strict. outcome: hit and absent (the catalog answered), "
+    "miss (the origin was asked) or stale (it did not answer, and the slot allows an older answer).",
+)
+CATALOG_NOT_KEPT = Counter(
+    "forebay_catalog_not_kept_total",
+    "answers",
+    (),
+    "Answers of the origin that the catalog did not keep: too many at once, or the disk could not take them.",
 )
 
 ORIGIN_REQUESTS = Counter(
@@ -136,6 +150,16 @@ class CacheMetrics:
         CACHE_RESERVED_BYTES.set(reserved_bytes)
 
 
+class CatalogMetrics:
+    """Counts the events of one process's catalog (the methods of `metadata.observer.CatalogObserver`)."""
+
+    def looked_up(self, slot: str, outcome: str) -> None:
+        CATALOG_LOOKUPS.add(1, slot, outcome)
+
+    def not_kept(self, count: int) -> None:
+        CATALOG_NOT_KEPT.add(count)
+
+
 class RequestMetrics:
     """Counts the requests of one process's S3 port (the methods of `edge.asgi.RequestObserver`)."""
 
@@ -175,6 +199,7 @@ class WorkerMetrics:
         CACHE_CAPACITY_BYTES.set(cache_capacity_bytes)
         self.requests = RequestMetrics()
         self.cache = CacheMetrics()
+        self.catalog = CatalogMetrics()
 
     def origin_attempt(self, attempt: OriginAttempt) -> None:
         status = "unreachable" if attempt.status is None else str(attempt.status)

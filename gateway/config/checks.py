@@ -173,6 +173,12 @@ def _slots(settings: Settings) -> Iterator[ConfigError]:
         limit = slot.capacity_limit_bytes
         if limit is not None and not (slot.capacity_bytes or 0) <= limit <= settings.cache.capacity_bytes:
             yield ConfigError(f"slots[{i}].capacity_limit", limit, "at least capacity, at most cache.capacity")
+        if slot.consistency == "snapshot":
+            yield ConfigError(
+                f"slots[{i}].consistency",
+                slot.consistency,
+                'snapshots are not available in this version; use "immutable"',
+            )
         if slot.write != "through":
             yield ConfigError(
                 f"slots[{i}].write", slot.write, 'write-back is not available in this version; use "through"'
@@ -180,9 +186,6 @@ def _slots(settings: Settings) -> Iterator[ConfigError]:
 
 
 _SLOT_KEYS_NOT_IN_FORCE: Mapping[str, object] = {
-    "consistency": "strict",
-    "metadata_ttl_seconds": None,
-    "negative_ttl_seconds": 0.0,
     "capacity_bytes": None,
     "capacity_limit_bytes": None,
     "eviction": None,
@@ -208,7 +211,7 @@ def not_in_force(settings: Settings) -> list[str]:
         if name in slot.model_fields_set and getattr(slot, name) != harmless
     ]
     return [
-        f"{key} is not in force in this version: consistency is strict, writes go through, the cache is shared evenly"
+        f"{key} is not in force in this version: writes go through, the cache is shared evenly"
         for key in (*origin, *slots)
     ]
 

@@ -68,8 +68,9 @@ class SlotSettings(Section):
     )
     consistency: Literal["strict", "ttl", "immutable", "snapshot"] | None = setting(
         None,
-        "When changes made by others at the origin are seen. Omitted: ttl for read-only slots, else strict.",
-        allowed="strict, ttl, immutable or snapshot",
+        "When changes made by others at the origin are seen: at once, within metadata_ttl, or never once an object was "
+        "looked at. Omitted: ttl for read-only slots, else strict. `snapshot`: not available in this version.",
+        allowed="strict, ttl or immutable",
     )
     metadata_ttl_seconds: DurationSeconds = setting(
         "60s",
@@ -80,9 +81,16 @@ class SlotSettings(Section):
     )
     negative_ttl_seconds: DurationSeconds = setting(
         "0s",
-        "How long the absence of an object is believed.",
+        "How long the absence of an object is believed, unless consistency = strict.",
         allowed="0s to 365d",
         toml="negative_ttl",
+        le=365 * 86400,
+    )
+    stale_if_unreachable_seconds: DurationSeconds = setting(
+        "0s",
+        "How much longer than metadata_ttl an answer is believed while the origin does not answer (consistency = ttl).",
+        allowed="0s to 365d",
+        toml="stale_if_unreachable",
         le=365 * 86400,
     )
     capacity_bytes: SizeBytes | None = setting(
@@ -117,3 +125,12 @@ class SlotSettings(Section):
     keep_last: int | None = setting(
         None, "Checkpoints kept readable on this disk.", allowed="1 to 10000", ge=1, le=10_000
     )
+
+    @property
+    def consistency_in_force(self) -> Literal["strict", "ttl", "immutable"]:
+        """What holds where `consistency` is omitted, too. Loading has refused `snapshot`."""
+        if self.consistency is None:
+            return "ttl" if self.mode == "read-only" else "strict"
+        if self.consistency == "snapshot":
+            raise ValueError(f"slot {self.name}: snapshot is not available")
+        return self.consistency

@@ -1,62 +1,167 @@
-"""Which version of an object is current, and what S3 says of it.
+"""Which version of an object is current, and what S3 says of it: remembered as long as the object's slot allows.
 
-Every answer is the origin's of this moment (consistency `strict`): one HEAD per look-up.
+    remembered, and fresh enough for the slot? → that; else one HEAD at the origin, remembered for the next
+
+What was asked before an own write of the key is never believed after it, on any worker (generations.py).
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from pathlib import Path
 
-from gateway.errors import OriginAnswered, OriginBodyError
-from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.clock import Clock
+from gateway.errors import OriginAnswered, OriginUnreachable
+from gateway.metadata.freshness import Freshness, freshness
+from gateway.metadata.head import ObjectHead, object_head
+from gateway.metadata.landing import Landing
+from gateway.metadata.observer import CatalogObserver
+from gateway.metadata.opening import OpenCatalog, open_directory
+from gateway.metadata.records import Entry, Learned, without_checksums
+from gateway.metadata.store import Fill
+from gateway.objects import ObjectKey
 from gateway.origin.client import Origin, OriginRequest, Purpose
-from gateway.s3.conditions import parse_http_date
-from gateway.s3.ranges import parse_content_range
+from gateway.policy.slots import Slot
+from gateway.s3.error_codes import s3_error
 
+__all__ = ["Catalog", "ObjectHead", "is_remembered"]
 
-@dataclass(frozen=True, slots=True)
-class ObjectHead:
-    """An object's metadata as HeadObject answers it.
-
-    `headers` are the origin's, lower case. `part` is the part's place in the object where a part number was asked for.
-    `last_modified` is in seconds since 1970, None when the origin sent none that can be read.
-    """
-
-    version: ObjectVersion
-    headers: Mapping[str, str]
-    last_modified: float | None
-    part: ByteRange | None = None
+_CHECKSUM_MODE = "x-amz-checksum-mode"
 
 
 class Catalog:
-    """Answers HEAD questions about objects."""
+    """One worker process's view of the catalog that all workers share. Use `open`, and `close` at the end."""
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: Origin, opened: OpenCatalog, clock: Clock, observer: CatalogObserver) -> None:
         self._origin = origin
+        self._opened = opened
+        self._clock = clock
+        self._observer = observer
+        self._landing = Landing(opened.store, observer)
 
-    async def current(
-        self, key: ObjectKey, *, headers: Mapping[str, str], part_number: str | None = None
-    ) -> ObjectHead:
-        """The current version of `key`; with `part_number` also where that part lies.
+    @classmethod
+    async def open(
+        cls, directory: Path, origin: Origin, *, origin_name: str, clock: Clock, observer: CatalogObserver
+    ) -> Catalog:
+        """Open the shared directory. What it holds of another origin than `origin_name` is dropped.
+
+        StartupError when it has another format or cannot be used.
+        """
+        opened = await asyncio.to_thread(open_directory, directory, origin_name)
+        return cls(origin, opened, clock, observer)
+
+    async def ask(self, key: ObjectKey, *, headers: Mapping[str, str], part_number: str | None = None) -> ObjectHead:
+        """What the origin says of `key` now; with `part_number` also where that part lies.
 
         `headers` go along with the HEAD (`x-amz-checksum-mode`, `x-amz-request-payer`, …). Raises OriginAnswered for
-        every error status, without a body as HEAD has none, and OriginUnreachable.
+        every error status, without a body as HEAD has none, OriginUnreachable, and OriginBodyError.
         """
         query = (("partNumber", part_number),) if part_number is not None else ()
         request = OriginRequest("HEAD", key.bucket, key.key, query, headers, purpose=Purpose.LIVE)
         async with await self._origin.send(request) as response:
             if response.status not in (200, 206):
                 raise OriginAnswered(response.status, list(response.headers.items()), b"")
-            return _object_head(key, response.headers, is_part=part_number is not None)
+            return object_head(key, response.headers, is_part=part_number is not None)
+
+    async def current(
+        self, key: ObjectKey, slot: Slot, *, headers: Mapping[str, str], look: bool = False
+    ) -> ObjectHead:
+        """The version of `key` that is current within the bound of `slot`; with `look` the origin is asked anyway.
+
+        Raises as `ask` does. `slot.consistency` strict, and headers that the origin must judge each time, always ask.
+        An absence that is remembered comes as OriginAnswered 404 too, or as S3Error NoSuchKey where it is known that
+        the bucket is there.
+        """
+        if not is_remembered(slot, headers):
+            return await self.ask(key, headers=headers)
+        entry = self._entry(key, with_checksums=_CHECKSUM_MODE in headers)
+        state = self._freshness(entry, slot)
+        if entry is not None and state is Freshness.FRESH and not look:
+            self._observer.looked_up(slot.name, "hit" if entry.head is not None else "absent")
+            return _answer(key, entry, headers)
+        try:
+            head = await self._learn(key, slot, headers)
+        except (OriginUnreachable, OriginAnswered) as error:
+            if entry is None or look or state is not Freshness.STALE or not _is_down(error):
+                raise
+            self._observer.looked_up(slot.name, "stale")
+            return _answer(key, entry, headers)
+        self._observer.looked_up(slot.name, "miss")
+        return head
+
+    def now(self, key: ObjectKey) -> Learned:
+        """To be taken before the origin is asked about `key`, for `remember_absence`."""
+        return Learned(self._opened.generations.of(key), self._clock.monotonic(), self._opened.boot)
+
+    def remember_absence(self, key: ObjectKey, slot: Slot, asked: Learned, *, named: bool) -> None:
+        """The origin has answered 404 to what was asked then; `named`: with NoSuchKey."""
+        if slot.consistency != "strict" and slot.negative_ttl_seconds > 0:
+            self._landing.add(Fill(key, Entry(asked, named=named)))
+
+    def forget(self, key: ObjectKey) -> None:
+        """Believe nothing that was asked about `key` until now, on any worker. To be called around every own write."""
+        self._opened.generations.raise_key(key)
+
+    def forget_bucket(self, bucket: str | None) -> None:
+        """The same for every key of a bucket; None: of all buckets."""
+        if bucket is None:
+            self._opened.generations.raise_everything()
+        else:
+            self._opened.generations.raise_bucket(bucket)
+
+    async def settle(self) -> None:
+        """Wait until what was learned so far is written."""
+        await self._landing.settle()
+
+    async def close(self) -> None:
+        """Write what is left, and leave the directory in order."""
+        await self._landing.settle()
+        await asyncio.to_thread(self._opened.close)
+
+    def _entry(self, key: ObjectKey, *, with_checksums: bool) -> Entry | None:
+        entry = self._opened.store.lookup(key)
+        if entry is not None and entry.head is not None and with_checksums and not entry.with_checksums:
+            return None
+        return entry
+
+    def _freshness(self, entry: Entry | None, slot: Slot) -> Freshness:
+        if entry is None:
+            return Freshness.USELESS
+        return freshness(entry, slot, now_seconds=self._clock.monotonic(), boot=self._opened.boot)
+
+    async def _learn(self, key: ObjectKey, slot: Slot, headers: Mapping[str, str]) -> ObjectHead:
+        asked = self.now(key)
+        try:
+            head = await self.ask(key, headers=headers)
+        except OriginAnswered as answer:
+            if answer.status == 404 and "x-amz-delete-marker" not in dict(answer.headers):
+                self.remember_absence(key, slot, asked, named=False)
+            raise
+        if head.version.etag:
+            self._landing.add(Fill(key, Entry(asked, head, with_checksums=_CHECKSUM_MODE in headers)))
+        return head
 
 
-def _object_head(key: ObjectKey, headers: Mapping[str, str], *, is_part: bool) -> ObjectHead:
-    length = headers.get("content-length", "")
-    if not length.isdecimal():
-        raise OriginBodyError(f"the origin's HEAD of {key} has no usable Content-Length")
-    size_bytes, part = int(length), None
-    if is_part and "content-range" in headers:
-        part, size_bytes = parse_content_range(headers["content-range"])
-    version = ObjectVersion(key, headers.get("etag", ""), size_bytes)
-    return ObjectHead(version, headers, parse_http_date(headers.get("last-modified", "")), part)
+def is_remembered(slot: Slot, headers: Mapping[str, str]) -> bool:
+    """Whether the catalog may answer a question in `slot` that goes to the origin with these headers.
+
+    Who pays, and whose bucket it must be, is for the origin to judge, each time.
+    """
+    if slot.consistency == "strict":
+        return False
+    return all(name == _CHECKSUM_MODE and value.upper() == "ENABLED" for name, value in headers.items())
+
+
+def _answer(key: ObjectKey, entry: Entry, headers: Mapping[str, str]) -> ObjectHead:
+    if entry.head is None:
+        if entry.named:
+            raise s3_error("NoSuchKey", Key=key.key)
+        raise OriginAnswered(404, [("content-type", "application/xml")], b"")
+    if entry.with_checksums and _CHECKSUM_MODE not in headers:
+        return without_checksums(entry.head)
+    return entry.head
+
+
+def _is_down(error: OriginUnreachable | OriginAnswered) -> bool:
+    return isinstance(error, OriginUnreachable) or error.status >= 500

@@ -13,6 +13,7 @@ from gateway.operations.headers import towards_client, towards_origin, without
 from gateway.operations.passthrough import forward_write, onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document
 from gateway.operations.reply import Reply
+from gateway.operations.visibility import changed_keys, visible
 from gateway.policy.access import refusal_of_write
 from gateway.s3.xml import (
     DELETE_SIZE_BYTES_MAX,
@@ -38,7 +39,8 @@ async def delete_objects(exchange: Exchange) -> Reply:
     asked = parse_delete(body)
     refused = _refused(exchange, asked)
     if not refused:
-        reply = await _send(exchange, Payload(body))
+        changed = changed_keys(exchange, (entry.key for entry in asked.objects))
+        reply = await visible(changed, _send(exchange, Payload(body)))
         await _forget(exchange, (entry.key for entry in asked.objects))
         return reply
     kept = [entry for entry in asked.objects if entry.key not in {error.key for error in refused}]
@@ -46,7 +48,8 @@ async def delete_objects(exchange: Exchange) -> Reply:
         return Reply(
             200, [("content-type", "application/xml")], insert_delete_errors(document("DeleteResult", ""), refused)
         )
-    reply = await _delete_some(exchange, DeleteRequest(kept, asked.quiet), refused)
+    changed = changed_keys(exchange, (entry.key for entry in kept))
+    reply = await visible(changed, _delete_some(exchange, DeleteRequest(kept, asked.quiet), refused))
     await _forget(exchange, (entry.key for entry in kept))
     return reply
 

@@ -8,6 +8,7 @@ from gateway.operations.copy_object import copy_object, upload_part_copy
 from gateway.operations.delete_objects import delete_object, delete_objects
 from gateway.operations.exchange import Exchange
 from gateway.operations.get_object import get_object
+from gateway.operations.head_object import head_object
 from gateway.operations.multipart_upload import complete_multipart_upload
 from gateway.operations.passthrough import forward, passthrough
 from gateway.operations.put_object import put_object, upload_part
@@ -24,7 +25,7 @@ HANDLERS: Mapping[Operation, Handler] = {
     Operation.LIST_OBJECTS_V2: forward,
     Operation.LIST_MULTIPART_UPLOADS: forward,
     Operation.LIST_PARTS: forward,
-    Operation.HEAD_OBJECT: forward,
+    Operation.HEAD_OBJECT: head_object,
     Operation.GET_OBJECT: get_object,
     Operation.PUT_OBJECT: put_object,
     Operation.COPY_OBJECT: copy_object,

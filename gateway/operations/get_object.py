@@ -2,42 +2,38 @@
 
     which version is current? → may it be served? → which bytes? → blocks on disk, filled from the origin when missing
 
-A version that changes between the two questions to the origin answers 412 to the fill; then the whole look-up is made
-again. Once the first byte is out, a change can only end the connection: bytes of two versions are never mixed.
+A version that changed since the catalog learned of it answers 412 to the fill; then the origin is asked, and all is
+made again. Once the first byte is out, a change can only end the connection: bytes of two versions are never mixed.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import aclosing
 
 from gateway.errors import OriginAnswered, OriginBodyError
-from gateway.metadata.catalog import ObjectHead
-from gateway.objects import ByteRange
+from gateway.metadata.catalog import ObjectHead, is_remembered
+from gateway.objects import BodyStream, ByteRange
 from gateway.operations.exchange import Exchange
 from gateway.operations.headers import towards_client, without
-from gateway.operations.passthrough import forward
+from gateway.operations.passthrough import forward, onward_request, streamed_reply
+from gateway.operations.payload import receive_payload
+from gateway.operations.reading import (
+    HEADERS_OF_NOT_MODIFIED,
+    current_head,
+    judged_by_the_origin,
+    needs_the_origin,
+)
 from gateway.operations.reply import Reply
 from gateway.s3.conditions import evaluate_read, if_range_holds
 from gateway.s3.error_codes import s3_error
-from gateway.s3.ranges import content_range, is_one_range, parse_range
+from gateway.s3.ranges import content_range, parse_range
 from gateway.s3.requests import S3Request
 
 VERSION_RACES_MAX = 4
 
-_SENT_TO_THE_ORIGIN = frozenset({"x-amz-checksum-mode", "x-amz-expected-bucket-owner", "x-amz-request-payer"})
-"""Headers that the origin must judge; they go along with every request made for this one."""
-
-_UNDERSTOOD = _SENT_TO_THE_ORIGIN | {
-    "x-amz-api-version",  # the AWS SDK for C++ says it with every request, and so pyarrow does
-    "x-amz-content-sha256",
-    "x-amz-date",
-    "x-amz-security-token",
-    "x-amz-user-agent",
-    "x-amzn-trace-id",
-}
-
-_HEADERS_OF_NOT_MODIFIED = frozenset({"etag", "last-modified", "cache-control", "expires", "vary", "x-amz-version-id"})
+ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 
 _OVERRIDES = {
     f"response-{name}": name
@@ -59,45 +55,58 @@ _ARCHIVED = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 async def get_object(exchange: Exchange) -> Reply:
     """Answer a GET from blocks; what they cannot answer is read from the origin (`x-forebay-cache: bypass`)."""
     overrides = _response_overrides(exchange)
-    if _needs_the_origin(exchange.request):
+    if needs_the_origin(exchange.request):
         return await forward(exchange, cache="bypass")
-    headers = _judged_by_the_origin(exchange.request)
+    headers, look = judged_by_the_origin(exchange.request), False
     for _ in range(VERSION_RACES_MAX):
         try:
-            head = await exchange.services.catalog.current(
-                exchange.object_key, headers=headers, part_number=exchange.request.parameter("partNumber")
-            )
+            head = await current_head(exchange, headers, look=look)
         except (OriginAnswered, OriginBodyError):
             # HEAD has no error document, and one that makes no sense may still have an object behind it: whatever GET
             # answers, the client shall have as it is.
-            return await forward(exchange, cache="bypass")
+            return await _refused(exchange)
         if not _fit_for_blocks(exchange.request, head):
             return await forward(exchange, cache="bypass")
         try:
             return await _serve(exchange, head, headers, overrides)
-        except OriginAnswered as answer:
-            if answer.status != 412:
+        except (OriginAnswered, OriginBodyError) as error:
+            if not _is_another_version(error, head):
                 raise
+            await _forget_version(exchange)
+            look = True
     return await forward(exchange, cache="bypass")
 
 
-def _judged_by_the_origin(request: S3Request) -> dict[str, str]:
-    """The headers among `_SENT_TO_THE_ORIGIN`; presigning moves them into the query."""
-    found = {name: value or "" for name, value in request.query if name in _SENT_TO_THE_ORIGIN}
-    found.update((name, value) for name, value in request.headers.items() if name in _SENT_TO_THE_ORIGIN)
-    return found
+def _is_another_version(error: OriginAnswered | OriginBodyError, head: ObjectHead) -> bool:
+    """Whether a fill's refusal may only mean that `head` is out of date: then the origin is to be asked again.
+
+    Of a version that is remembered, every refusal may; of one that the origin has just named, 412 alone.
+    """
+    if isinstance(error, OriginBodyError):
+        return head.remembered
+    return error.status == 412 or (head.remembered and error.status < 500)
 
 
-def _needs_the_origin(request: S3Request) -> bool:
-    """Whether the request asks for something that blocks of the current version cannot know."""
-    if request.parameter("versionId") is not None:
-        return True
-    asked = request.headers.get("range")
-    if asked is not None and (request.parameter("partNumber") is not None or not is_one_range(asked)):
-        return True
-    if "origin" in request.headers:
-        return True  # the bucket's CORS rules go by origin and method, and a HEAD is another method
-    return any(name.startswith("x-amz-") and name not in _UNDERSTOOD for name in request.headers)
+async def _forget_version(exchange: Exchange) -> None:
+    exchange.services.catalog.forget(exchange.object_key)
+    await exchange.services.blocks.invalidate(exchange.object_key)
+
+
+async def _refused(exchange: Exchange) -> Reply:
+    """The origin's own answer to the GET, remembered where it is an absence and the slot allows that."""
+    key, catalog = exchange.object_key, exchange.services.catalog
+    slot = exchange.services.slots.find(key.bucket, key.key)
+    if slot.negative_ttl_seconds == 0 or not is_remembered(slot, judged_by_the_origin(exchange.request)):
+        return await forward(exchange, cache="bypass")
+    asked = catalog.now(key)
+    response = await exchange.services.origin.send(onward_request(exchange, await receive_payload(exchange)))
+    if response.status != 404 or "x-amz-delete-marker" in response.headers:
+        return streamed_reply(response, head_only=False, cache="bypass")
+    async with response:
+        document = await response.read(ERROR_DOCUMENT_BYTES_MAX)
+    if b"<Code>NoSuchKey</Code>" in document:
+        catalog.remember_absence(key, slot, asked, named=True)
+    return Reply(404, without(towards_client(response.headers), "content-length"), document, "bypass")
 
 
 def _fit_for_blocks(request: S3Request, head: ObjectHead) -> bool:
@@ -117,7 +126,7 @@ async def _serve(
     now = exchange.services.clock.now()
     if evaluate_read(request.headers, etag=version.etag, last_modified=head.last_modified, now=now) == "not-modified":
         onward = towards_client(head.headers)
-        return Reply(304, [(name, value) for name, value in onward if name in _HEADERS_OF_NOT_MODIFIED], cache="hit")
+        return Reply(304, [(name, value) for name, value in onward if name in HEADERS_OF_NOT_MODIFIED], cache="hit")
     asked = head.part or _asked_range(request, head)
     if version.size_bytes == 0:
         return Reply(200, _reply_headers(head, None, overrides), b"", cache="hit")
@@ -125,7 +134,19 @@ async def _serve(
     pinned = {name: value for name, value in headers.items() if name != "x-amz-checksum-mode"}
     reader = await exchange.services.blocks.open_range(version, byte_range, headers=pinned)
     headers_out = _reply_headers(head, asked, overrides)
-    return Reply(206 if asked else 200, headers_out, reader.body(), reader.outcome, reader)
+    body = _forgetting_changes(exchange, reader.body()) if head.remembered else reader.body()
+    return Reply(206 if asked else 200, headers_out, body, reader.outcome, reader)
+
+
+async def _forgetting_changes(exchange: Exchange, body: BodyStream) -> BodyStream:
+    """The body; where the origin turns out to have another version in the midst of it, the next try shall see that."""
+    async with aclosing(body):
+        try:
+            async for piece in body:
+                yield piece
+        except (OriginAnswered, OriginBodyError):
+            await _forget_version(exchange)
+            raise
 
 
 def _asked_range(request: S3Request, head: ObjectHead) -> ByteRange | None:

@@ -18,6 +18,7 @@ from gateway.operations.headers import towards_client, without
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document
 from gateway.operations.reply import Reply
+from gateway.operations.visibility import changed_by, visible
 from gateway.origin.client import OriginResponse, StreamedBody
 from gateway.s3.etags import multipart_etag
 from gateway.s3.xml import (
@@ -35,7 +36,11 @@ _EMPTY_ETAG = re.compile(rb"<ETag\s*/>|<ETag>\s*(?:&quot;&quot;|\"\")?\s*</ETag>
 
 
 async def complete_multipart_upload(exchange: Exchange) -> Reply:
-    """Complete an upload at the origin and forget what was cached of the key."""
+    """Complete an upload at the origin and forget what is known of the key."""
+    return await visible(changed_by(exchange), _complete(exchange))
+
+
+async def _complete(exchange: Exchange) -> Reply:
     document = await receive_document(exchange, COMPLETE_SIZE_BYTES_MAX)
     parts = parse_complete_multipart_upload(document)
     # Sent once: a second attempt of a Complete that was carried out would be answered NoSuchUpload.
@@ -98,7 +103,7 @@ async def _decide_by_etag(exchange: Exchange, parts: list[CompletedPart]) -> Rep
 
 async def _etag_at_origin(exchange: Exchange) -> str:
     try:
-        head = await exchange.services.catalog.current(exchange.object_key, headers={})
+        head = await exchange.services.catalog.ask(exchange.object_key, headers={})
     except OriginAnswered:
         return ""
     return head.version.etag

@@ -9,6 +9,7 @@ from gateway.operations.exchange import Exchange
 from gateway.operations.headers import towards_client, towards_origin, without
 from gateway.operations.payload import Payload, receive_payload
 from gateway.operations.reply import Reply
+from gateway.operations.visibility import changed_by, visible
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.s3.presigned import strip_signature_parameters
 
@@ -26,11 +27,11 @@ async def forward(exchange: Exchange, *, cache: str = "forwarded") -> Reply:
 
 
 async def forward_write(exchange: Exchange) -> Reply:
-    """Forward a request that changes an object, and forget what was cached of it.
+    """Forward a request that changes an object, and forget what is known of it.
 
-    The origin has answered when the cache is told, so a reader that starts after the client's 200 sees the change.
+    The origin has answered when catalog and cache are told, so a reader that starts after the client's 200 sees it.
     """
-    reply = await forward(exchange)
+    reply = await visible(changed_by(exchange), forward(exchange))
     if exchange.request.bucket is not None and exchange.request.key is not None:
         await exchange.services.blocks.invalidate(exchange.object_key)
     return reply
@@ -71,7 +72,7 @@ def streamed_reply(response: OriginResponse, *, head_only: bool, cache: str | No
     if head_only or response.status in _WITHOUT_BODY:
         if response.status in _WITHOUT_BODY:
             headers = without(headers, "content-length")
-        return Reply(response.status, headers, _no_body(), cache, response)
+        return Reply(response.status, headers, no_body(), cache, response)
     return Reply(response.status, headers, _body(response), cache, response)
 
 
@@ -80,6 +81,7 @@ async def _body(response: OriginResponse) -> BodyStream:
         yield piece
 
 
-async def _no_body() -> BodyStream:
+async def no_body() -> BodyStream:
+    """The body of an answer that is a head only, whatever its Content-Length says."""
     return
     yield b""

@@ -11,11 +11,21 @@ from gateway.policy.prefixes import Prefix
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A prefix and what may be done under it; `name` labels metrics and messages."""
+    """A prefix and what may be done under it; `name` labels metrics and messages.
+
+    `consistency` says when changes that others make at the origin are seen: `strict` at once, `ttl` within
+    `metadata_ttl_seconds`, `immutable` never, once an object has been looked at. Absence is believed for
+    `negative_ttl_seconds`, where not strict. While the origin does not answer, `ttl` goes on for
+    `stale_if_unreachable_seconds` more.
+    """
 
     name: str
     prefix: Prefix
     mode: Literal["read-only", "read-write"] = "read-write"
+    consistency: Literal["strict", "ttl", "immutable"] = "strict"
+    metadata_ttl_seconds: float = 60.0
+    negative_ttl_seconds: float = 0.0
+    stale_if_unreachable_seconds: float = 0.0
 
 
 DEFAULT_SLOT = Slot("default", Prefix(""))

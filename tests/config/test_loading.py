@@ -223,6 +223,20 @@ def test_write_back_is_refused_until_it_is_there(tmp_path: Path) -> None:
     assert 'use "through"' in found["slots[0].write"]
 
 
+def test_snapshots_are_refused_until_they_are_there(tmp_path: Path) -> None:
+    """Whoever froze a prefix must not be served what changes."""
+    found = problems(tmp_path, '[[slots]]\nname = "a"\nprefix = "s3://b/"\nconsistency = "snapshot"\n')
+    assert 'use "immutable"' in found["slots[0].consistency"]
+
+
+def test_read_only_slots_are_ttl_where_nothing_is_said(tmp_path: Path) -> None:
+    """And all others strict: what may be written by others at any time is asked for each time."""
+    text = '[[slots]]\nname = "a"\nprefix = "s3://b/"\n'
+    ways = {"": "strict", 'mode = "read-only"\n': "ttl", 'mode = "read-only"\nconsistency = "immutable"\n': "immutable"}
+    for more, expected in ways.items():
+        assert load(tmp_path, text + more).settings.slots[0].consistency_in_force == expected
+
+
 def test_settings_that_are_not_in_force_are_each_warned_of(tmp_path: Path) -> None:
     """Nothing is silently ignored; what says the same as this version does needs no warning."""
     text = to_toml(
@@ -257,7 +271,7 @@ def test_settings_that_are_not_in_force_are_each_warned_of(tmp_path: Path) -> No
         }
     )
     warned = [warning.split(" ")[0] for warning in load(tmp_path, text).warnings]
-    keys = ["consistency", "metadata_ttl", "negative_ttl", "capacity", "capacity_limit", "eviction"]
+    keys = ["capacity", "capacity_limit", "eviction"]
     keys += ["read_bandwidth", "write_bandwidth", "weight", "keep_last"]
     assert warned == ["origin.read_bandwidth", *(f"slots[0].{key}" for key in keys)]
 

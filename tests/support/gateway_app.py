@@ -15,6 +15,7 @@ from gateway.edge.asgi import S3App, SilentRequestObserver
 from gateway.edge.authentication import Authenticator
 from gateway.edge.keyring import ConfiguredKeyring, Key, Keyring
 from gateway.metadata.catalog import Catalog
+from gateway.metadata.observer import SilentCatalogObserver
 from gateway.operations.exchange import Services
 from gateway.origin.client import Origin
 from gateway.origin.memory import MemoryOrigin
@@ -33,6 +34,7 @@ class GatewayApp:
     app: S3App
     origin: MemoryOrigin
     blocks: BlockCache
+    catalog: Catalog
 
 
 @asynccontextmanager
@@ -59,7 +61,14 @@ async def gateway_app(
     settings = BlockSettings(directory, capacity_bytes=256 * 1024**2, block_size_bytes=block_size_bytes)
     blocks = await BlockCache.open(settings, front, worker=worker, clock=clock, observer=SilentObserver())
     try:
-        services = Services(front, Catalog(front), blocks, Slots(slots), clock)
+        catalog = await Catalog.open(
+            directory / "catalog", front, origin_name="memory", clock=clock, observer=SilentCatalogObserver()
+        )
+    except BaseException:
+        await blocks.close()
+        raise
+    try:
+        services = Services(front, catalog, blocks, Slots(slots), clock)
         authenticator = Authenticator(
             keyring or ConfiguredKeyring([Key(ACCESS_KEY_ID, SECRET_ACCESS_KEY, None, grant)]),
             clock,
@@ -67,6 +76,7 @@ async def gateway_app(
             allow_signature_v2=allow_signature_v2,
         )
         app = S3App(services, authenticator, ("s3.local",), INSTANCE_ID, SilentRequestObserver())
-        yield GatewayApp(app, origin, blocks)
+        yield GatewayApp(app, origin, blocks, catalog)
     finally:
+        await catalog.close()
         await blocks.close()

@@ -1,0 +1,52 @@
+"""Fills on their way into the catalog: gathered on the event loop, written by a thread, a few per transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from itertools import islice
+
+import lmdb
+
+from gateway.metadata.observer import CatalogObserver
+from gateway.metadata.store import LANDED_PER_TRANSACTION, CatalogStore, Fill
+
+WAITING_MAX = 4096
+"""Fills that wait at most; further ones are not kept, and their objects are asked for again."""
+
+
+class Landing:
+    """One process's queue. Nobody waits for a fill to land: until then its object is asked for again."""
+
+    def __init__(self, store: CatalogStore, observer: CatalogObserver) -> None:
+        self._store = store
+        self._observer = observer
+        self._waiting: deque[Fill] = deque()
+        self._writing: asyncio.Task[None] | None = None
+
+    def add(self, fill: Fill) -> None:
+        """Have a fill written soon."""
+        if len(self._waiting) >= WAITING_MAX:
+            self._observer.not_kept(1)
+            return
+        self._waiting.append(fill)
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write(), name="catalog landing")
+
+    async def settle(self) -> None:
+        """Wait until everything added so far is written, or given up."""
+        while self._writing is not None:
+            await self._writing
+
+    async def _write(self) -> None:
+        try:
+            while self._waiting:
+                batch = list(islice(self._waiting, LANDED_PER_TRANSACTION))
+                for _ in batch:
+                    self._waiting.popleft()
+                try:
+                    await asyncio.to_thread(self._store.land, batch)
+                except lmdb.Error:
+                    self._observer.not_kept(len(batch))
+        finally:
+            self._writing = None

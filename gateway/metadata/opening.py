@@ -1,0 +1,179 @@
+"""Opening and closing the catalog's directory: its format, and whether what lies there can be believed.
+
+    FORMAT       "forebay catalog 1": any other content is refused, never misread
+    ORIGIN       whose objects these are: the catalog of another origin is dropped
+    BOOT         the kernel's boot id when the directory was last opened
+    CLEAN        there while no process has the directory open and everything is synced to disk
+    users.lock   shared by every process that has it open; opening.lock: held while one opens or closes
+    generations  write generations (generations.py)
+    index/       the records (store.py)
+
+Nothing is synced while in use, so all of it is dropped under another boot without CLEAN. All of this blocks: it runs in
+a thread.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import lmdb
+
+from gateway.errors import StartupError
+from gateway.metadata import generations
+from gateway.metadata.generations import WriteGenerations
+from gateway.metadata.store import SIZE_BYTES_MAX, CatalogStore
+
+FORMAT = b"forebay catalog 1\n"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+_NOT_AN_INDEX = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError)
+"""What LMDB says of files that it did not write, or that have been harmed."""
+
+
+class OpenCatalog:
+    """The catalog's directory, open. `boot` is the number by which entries know the boot that they are of."""
+
+    def __init__(self, path: Path, store: CatalogStore, shared: WriteGenerations, users: int, boot: int) -> None:
+        self.store = store
+        self.generations = shared
+        self.boot = boot
+        self._path = path
+        self._users = users
+
+    def close(self) -> None:
+        """The last process to close makes everything durable and says so. Blocks."""
+        with _opening(self._path):
+            alone = _is_alone(self._users)
+            self.store.close(sync=alone)
+            if alone:
+                self.generations.sync()
+                _write_durably(self._path / "CLEAN", b"")
+            self.generations.close()
+            os.close(self._users)
+
+
+def open_directory(path: Path, origin: str, *, size_bytes_max: int = SIZE_BYTES_MAX) -> OpenCatalog:
+    """Open or create the catalog of the objects at `origin`; StartupError says why it cannot be."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _opening(path):
+            return _open(path, origin.encode(), size_bytes_max)
+    except (OSError, lmdb.Error) as error:
+        raise StartupError(f"the catalog {path} cannot be used: {error}") from error
+
+
+def _open(path: Path, origin: bytes, size_bytes_max: int) -> OpenCatalog:
+    _refuse_other_formats(path)
+    users = os.open(path / "users.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        boot = BOOT_ID.read_bytes()
+        if not _believable(path, origin, boot):
+            _drop(path, users)
+        (path / "CLEAN").unlink(missing_ok=True)
+        shared, store = _open_files(path, users, size_bytes_max)
+        _keep(path / "ORIGIN", origin)
+        _keep(path / "BOOT", boot)
+        fcntl.flock(users, fcntl.LOCK_SH)
+        return OpenCatalog(path, store, shared, users, zlib.crc32(boot))
+    except BaseException:
+        os.close(users)
+        raise
+
+
+def _open_files(path: Path, users: int, size_bytes_max: int) -> tuple[WriteGenerations, CatalogStore]:
+    """Made anew where they are missing, or are not what they should be."""
+    try:
+        return _try_open_files(path, size_bytes_max)
+    except (*_NOT_AN_INDEX, FileNotFoundError):
+        _drop(path, users)
+    (path / "index").mkdir(mode=0o700)
+    generations.create(path / "generations")
+    return _try_open_files(path, size_bytes_max)
+
+
+def _try_open_files(path: Path, size_bytes_max: int) -> tuple[WriteGenerations, CatalogStore]:
+    shared = WriteGenerations(path / "generations")
+    try:
+        return shared, CatalogStore(path / "index", shared, size_bytes_max=size_bytes_max)
+    except BaseException:
+        shared.close()
+        raise
+
+
+def _refuse_other_formats(path: Path) -> None:
+    found = _read(path / "FORMAT")
+    if found is None:
+        _write_durably(path / "FORMAT", FORMAT)
+    elif found != FORMAT:
+        raise StartupError(
+            f"{path} has the catalog format {found[:40]!r}, this version reads {FORMAT!r}: "
+            "run the version that wrote it, or empty the directory (it is learned again)"
+        )
+
+
+def _believable(path: Path, origin: bytes, boot: bytes) -> bool:
+    whole = (path / "CLEAN").exists() or _read(path / "BOOT") == boot
+    return whole and _read(path / "ORIGIN") == origin
+
+
+def _drop(path: Path, users: int) -> None:
+    """Forget everything. BOOT goes first: a drop that is killed half-way is begun again."""
+    if not _is_alone(users):
+        raise StartupError(f"the catalog {path} cannot be read while other processes use it: stop them first")
+    for name in ("BOOT", "CLEAN", "generations"):
+        (path / name).unlink(missing_ok=True)
+    shutil.rmtree(path / "index", ignore_errors=True)
+
+
+def _is_alone(users: int) -> bool:
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def _opening(path: Path) -> Iterator[None]:
+    """Alone among the processes that open or close the directory; waits for them."""
+    descriptor = os.open(path / "opening.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _keep(path: Path, content: bytes) -> None:
+    if _read(path) != content:
+        _write_durably(path, content)
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    """Replace a file so that after a power cut it is there whole, or as it was before."""
+    new = path.with_name(path.name + ".new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.rename(new, path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

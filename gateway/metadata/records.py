@@ -1,0 +1,139 @@
+"""The catalog's records, packed and unpacked. Pure; docs/on-disk-format.md is the reference."""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from gateway.metadata.head import ObjectHead
+from gateway.objects import ObjectKey, ObjectVersion
+from gateway.s3.http_dates import format_http_date, parse_http_date
+
+EXTRA_BYTES_MAX = 8 * 1024
+"""Objects with more in their headers are not remembered: S3 itself allows 2 KiB of user metadata."""
+
+_FIXED = struct.Struct("<IHIQdQq")
+_CHECKSUM_BYTES = 4
+
+_ABSENT = 1
+_NAMED = 2
+_CHECKSUMS = 4
+_EXTRA = 8
+_MD5 = 16
+_DATED = 32
+_COMMON = {
+    64: ("accept-ranges", "bytes"),
+    128: ("content-type", "binary/octet-stream"),
+    256: ("x-amz-server-side-encryption", "AES256"),
+}
+"""Headers that most objects have, a bit each."""
+
+_NOT_OF_THE_OBJECT = frozenset({"date", "server", "x-amz-request-id", "x-amz-id-2", "connection", "keep-alive"})
+"""They belong to one answer of the origin, and are gone with it."""
+
+_MD5_ETAG = re.compile('"[0-9a-f]{32}"')
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """When something was learned. `seconds` and `boot` are those of the question, not of the answer.
+
+    `generation` is the key's write generation when the origin was asked (generations.py).
+    """
+
+    generation: int
+    seconds: float
+    boot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the catalog knows of a key.
+
+    `head` None: there is no such object; then `named` says that the origin's error was NoSuchKey, and not that of a
+    missing bucket, which a HEAD cannot tell apart. `with_checksums`: asked with `x-amz-checksum-mode: ENABLED`.
+    """
+
+    learned: Learned
+    head: ObjectHead | None = None
+    named: bool = False
+    with_checksums: bool = False
+
+
+def pack(key: bytes, entry: Entry) -> tuple[bytes, bytes]:
+    """The record, and the extra record, empty where the object has nothing out of the ordinary.
+
+    The checksum covers the key and both: a record that is damaged, or lies under another key, is none.
+    """
+    if entry.head is None:
+        flags, size_bytes, modified, etag, extra = _ABSENT | (_NAMED if entry.named else 0), 0, 0, b"", b""
+    else:
+        flags, size_bytes, modified, etag, extra = _pack_head(entry.head)
+        flags |= _CHECKSUMS if entry.with_checksums else 0
+    learned = entry.learned
+    fixed = _FIXED.pack(0, flags, learned.boot, learned.generation, learned.seconds, size_bytes, modified)
+    record = fixed[_CHECKSUM_BYTES:] + etag
+    return _checksum(key, record, extra).to_bytes(_CHECKSUM_BYTES, "little") + record, extra
+
+
+def _pack_head(head: ObjectHead) -> tuple[int, int, int, bytes, bytes]:
+    flags, modified = 0, 0
+    left = {name: value for name, value in head.headers.items() if name not in _NOT_OF_THE_OBJECT}
+    left.pop("content-length", None)
+    etag = left.pop("etag", "")
+    if head.last_modified is not None and format_http_date(head.last_modified) == left["last-modified"]:
+        flags, modified = _DATED, int(head.last_modified)
+        del left["last-modified"]
+    for bit, (name, value) in _COMMON.items():
+        if left.get(name) == value:
+            flags |= bit
+            del left[name]
+    packed = etag.encode("latin-1")
+    if _MD5_ETAG.fullmatch(etag):
+        flags, packed = flags | _MD5, bytes.fromhex(etag[1:-1])
+    extra = "\n".join(f"{name}:{value}" for name, value in left.items()).encode("latin-1")
+    return flags | (_EXTRA if extra else 0), head.version.size_bytes, modified, packed, extra
+
+
+def has_extra(record: bytes) -> bool:
+    """Whether an extra record belongs to it."""
+    return len(record) >= _FIXED.size and bool(_FIXED.unpack_from(record)[1] & _EXTRA)
+
+
+def unpack(place: bytes, key: ObjectKey, record: bytes, extra: bytes) -> Entry | None:
+    """The entry of `key`, whose catalog key is `place`; None when these bytes are not what was packed for it."""
+    if len(record) < _FIXED.size:
+        return None
+    checksum, flags, boot, generation, seconds, size_bytes, modified = _FIXED.unpack_from(record)
+    if checksum != _checksum(place, record[_CHECKSUM_BYTES:], extra):
+        return None
+    learned = Learned(generation, seconds, boot)
+    if flags & _ABSENT:
+        return Entry(learned, named=bool(flags & _NAMED))
+    etag = f'"{record[_FIXED.size :].hex()}"' if flags & _MD5 else record[_FIXED.size :].decode("latin-1")
+    headers = {"etag": etag} if etag else {}
+    headers["content-length"] = str(size_bytes)
+    if flags & _DATED:
+        headers["last-modified"] = format_http_date(modified)
+    headers |= {name: value for bit, (name, value) in _COMMON.items() if flags & bit}
+    if extra:
+        headers |= dict(line.split(":", 1) for line in extra.decode("latin-1").split("\n"))
+    last_modified = float(modified) if flags & _DATED else parse_http_date(headers.get("last-modified", ""))
+    head = ObjectHead(ObjectVersion(key, etag, size_bytes), headers, last_modified, remembered=True)
+    return Entry(learned, head, with_checksums=bool(flags & _CHECKSUMS))
+
+
+def without_checksums(head: ObjectHead) -> ObjectHead:
+    """As the origin answers who did not ask with `x-amz-checksum-mode`."""
+    return replace(head, headers=_without_checksums(head.headers))
+
+
+def _without_checksums(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if not name.startswith("x-amz-checksum-")}
+
+
+def _checksum(key: bytes, record: bytes, extra: bytes) -> int:
+    return zlib.crc32(extra, zlib.crc32(record, zlib.crc32(key)))

@@ -1,0 +1,133 @@
+"""The catalog's records in LMDB, shared by all workers. Looking up takes microseconds: it may run on the event loop.
+
+    entries   catalog key → record
+    extras    catalog key → what the record has no room for
+
+Unsynced while in use: a killed process loses nothing, an unclean boot may lose anything, so then everything is dropped
+(opening.py). What is here can always be asked of the origin again, so that trouble with the disk is a miss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import lmdb
+
+from gateway.metadata import records
+from gateway.metadata.generations import WriteGenerations
+from gateway.metadata.keys import catalog_key
+from gateway.metadata.records import Entry
+from gateway.objects import ObjectKey
+
+SIZE_BYTES_MAX = 16 * 1024**3
+"""What the entries may take: about 100 million objects without extra records."""
+
+LANDED_PER_TRANSACTION = 32
+"""About half a millisecond: own writes of other processes wait no longer than that."""
+
+_SWEPT_PER_TRANSACTION = 2 * LANDED_PER_TRANSACTION
+_MAP_BYTES_OVER_SIZE = 4
+
+Table: TypeAlias = Any
+"""An LMDB named database: an opaque handle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """What the origin has said of a key, on its way into the catalog."""
+
+    key: ObjectKey
+    entry: Entry
+
+
+class CatalogStore:
+    """One process's view of the records."""
+
+    def __init__(self, directory: Path, generations: WriteGenerations, *, size_bytes_max: int = SIZE_BYTES_MAX) -> None:
+        self._generations = generations
+        self._size_bytes_max = size_bytes_max
+        self._swept = b""
+        self._environment = lmdb.open(
+            str(directory),
+            map_size=size_bytes_max * _MAP_BYTES_OVER_SIZE,
+            max_dbs=4,
+            max_readers=1024,
+            sync=False,
+            mode=0o600,
+            subdir=True,
+        )
+        self._entries: Table = self._environment.open_db(b"entries")
+        self._extras: Table = self._environment.open_db(b"extras")
+        self._environment.reader_check()
+
+    def lookup(self, key: ObjectKey) -> Entry | None:
+        """What is known of a key and was asked after its last own write; None also when the disk gives nothing."""
+        place = catalog_key(key)
+        try:
+            with self._environment.begin() as transaction:
+                record = _get(transaction, self._entries, place)
+                if record is None:
+                    return None
+                extra = _get(transaction, self._extras, place) if records.has_extra(record) else b""
+        except lmdb.Error:
+            return None
+        entry = records.unpack(place, key, record, extra or b"")
+        return entry if entry is not None and entry.learned.generation == self._generations.of(key) else None
+
+    def land(self, fills: Sequence[Fill]) -> None:
+        """Keep what was learned, unless the key was written meanwhile; at most LANDED_PER_TRANSACTION. Blocks.
+
+        Raises lmdb.Error when the disk cannot take it: then nothing of it is kept.
+        """
+        with self._environment.begin(write=True) as transaction:
+            if self._size_bytes(transaction) >= self._size_bytes_max:
+                self._sweep(transaction)
+            for fill in fills:
+                self._land(transaction, fill)
+
+    def entries(self) -> int:
+        """How many keys have a record, void ones included."""
+        with self._environment.begin() as transaction:
+            return int(transaction.stat(self._entries)["entries"])
+
+    def close(self, *, sync: bool = False) -> None:
+        if sync:
+            self._environment.sync(True)
+        self._environment.close()
+
+    def _land(self, transaction: lmdb.Transaction, fill: Fill) -> None:
+        if fill.entry.learned.generation != self._generations.of(fill.key):
+            return
+        place = catalog_key(fill.key)
+        record, extra = records.pack(place, fill.entry)
+        if len(extra) > records.EXTRA_BYTES_MAX:
+            return
+        transaction.put(place, record, db=self._entries)
+        if extra:
+            transaction.put(place, extra, db=self._extras)
+        else:
+            transaction.delete(place, db=self._extras)
+
+    def _size_bytes(self, transaction: lmdb.Transaction) -> int:
+        tables = (transaction.stat(self._entries), transaction.stat(self._extras))
+        return sum(
+            int(table["psize"]) * int(table["branch_pages"] + table["leaf_pages"] + table["overflow_pages"])
+            for table in tables
+        )
+
+    def _sweep(self, transaction: lmdb.Transaction) -> None:
+        """Make room for others, going round through all keys: any can be asked for again."""
+        cursor = transaction.cursor(db=self._entries)
+        for _ in range(_SWEPT_PER_TRANSACTION):
+            if not cursor.set_range(self._swept) and not cursor.first():
+                return
+            self._swept = bytes(cursor.key())
+            transaction.delete(self._swept, db=self._extras)
+            cursor.delete()
+
+
+def _get(transaction: lmdb.Transaction, table: Table, key: bytes) -> bytes | None:
+    return cast("bytes | None", transaction.get(key, db=table))

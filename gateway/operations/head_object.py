@@ -1,0 +1,49 @@
+"""HeadObject (S3 API, "HeadObject"): from the catalog where the slot lets it answer, else the origin's own answer."""
+
+from __future__ import annotations
+
+from gateway.errors import OriginAnswered, OriginBodyError
+from gateway.metadata.catalog import ObjectHead, is_remembered
+from gateway.operations.exchange import Exchange
+from gateway.operations.headers import towards_client
+from gateway.operations.passthrough import forward, no_body
+from gateway.operations.reading import (
+    HEADERS_OF_NOT_MODIFIED,
+    current_head,
+    judged_by_the_origin,
+    needs_the_origin,
+)
+from gateway.operations.reply import Reply
+from gateway.s3.conditions import evaluate_read
+from gateway.s3.requests import S3Request
+
+
+async def head_object(exchange: Exchange) -> Reply:
+    """Answer a HEAD from what is remembered, or ask and remember; conditions are judged here."""
+    key, headers = exchange.object_key, judged_by_the_origin(exchange.request)
+    slot = exchange.services.slots.find(key.bucket, key.key)
+    if not is_remembered(slot, headers) or _is_special(exchange.request):
+        return await forward(exchange)
+    try:
+        head = await current_head(exchange, headers)
+    except OriginAnswered as answer:
+        return Reply(answer.status, towards_client(dict(answer.headers)), no_body())
+    except OriginBodyError:
+        return await forward(exchange)
+    return _reply(exchange, head)
+
+
+def _is_special(request: S3Request) -> bool:
+    """Whether the answer is more than the object's metadata: of a part, a range, a version, with other headers."""
+    if "range" in request.headers or request.parameter("partNumber") is not None or needs_the_origin(request):
+        return True
+    return any(name.startswith("response-") for name, _ in request.query)
+
+
+def _reply(exchange: Exchange, head: ObjectHead) -> Reply:
+    now = exchange.services.clock.now()
+    judged = evaluate_read(exchange.request.headers, etag=head.version.etag, last_modified=head.last_modified, now=now)
+    headers, cache = towards_client(head.headers), "hit" if head.remembered else "miss"
+    if judged == "not-modified":
+        return Reply(304, [pair for pair in headers if pair[0] in HEADERS_OF_NOT_MODIFIED], cache=cache)
+    return Reply(200, headers, no_body(), cache)

@@ -1,0 +1,57 @@
+"""What GetObject and HeadObject have in common: which requests the catalog may answer, and how it is asked."""
+
+from __future__ import annotations
+
+from gateway.metadata.catalog import ObjectHead
+from gateway.operations.exchange import Exchange
+from gateway.s3.ranges import is_one_range
+from gateway.s3.requests import S3Request
+
+_SENT_TO_THE_ORIGIN = frozenset({"x-amz-checksum-mode", "x-amz-expected-bucket-owner", "x-amz-request-payer"})
+"""Headers that the origin must judge; they go along with every request made for this one."""
+
+_UNDERSTOOD = _SENT_TO_THE_ORIGIN | {
+    "x-amz-api-version",  # the AWS SDK for C++ says it with every request, and so pyarrow does
+    "x-amz-content-sha256",
+    "x-amz-date",
+    "x-amz-security-token",
+    "x-amz-user-agent",
+    "x-amzn-trace-id",
+}
+
+HEADERS_OF_NOT_MODIFIED = frozenset({"etag", "last-modified", "cache-control", "expires", "vary", "x-amz-version-id"})
+
+
+def judged_by_the_origin(request: S3Request) -> dict[str, str]:
+    """The headers among `_SENT_TO_THE_ORIGIN`; presigning moves them into the query."""
+    found = {name: value or "" for name, value in request.query if name in _SENT_TO_THE_ORIGIN}
+    found.update((name, value) for name, value in request.headers.items() if name in _SENT_TO_THE_ORIGIN)
+    return found
+
+
+def needs_the_origin(request: S3Request) -> bool:
+    """Whether the request asks for something that the catalog and blocks of the current version cannot know."""
+    if request.parameter("versionId") is not None:
+        return True
+    asked = request.headers.get("range")
+    if asked is not None and (request.parameter("partNumber") is not None or not is_one_range(asked)):
+        return True
+    if "origin" in request.headers:
+        return True  # the bucket's CORS rules go by origin and method, and a HEAD is another method
+    return any(name.startswith("x-amz-") and name not in _UNDERSTOOD for name in request.headers)
+
+
+def insists(exchange: Exchange) -> bool:
+    """Whether the caller wants the origin to be asked, whatever is remembered: `Cache-Control: no-cache`, signed."""
+    asked = exchange.request.headers.get("cache-control", "").lower()
+    return not exchange.anonymous and "no-cache" in (directive.strip() for directive in asked.split(","))
+
+
+async def current_head(exchange: Exchange, headers: dict[str, str], *, look: bool = False) -> ObjectHead:
+    """The current version of the request's object, within its slot's bound; raises as `Catalog.current`."""
+    catalog, key = exchange.services.catalog, exchange.object_key
+    part_number = exchange.request.parameter("partNumber")
+    if part_number is not None:
+        return await catalog.ask(key, headers=headers, part_number=part_number)
+    slot = exchange.services.slots.find(key.bucket, key.key)
+    return await catalog.current(key, slot, headers=headers, look=look or insists(exchange))

@@ -1,0 +1,396 @@
+"""Clauses 2 and 3 of docs/semantics.md, in slots that let the catalog answer."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.errors import OriginAnswered
+from gateway.metadata.catalog import Catalog, ObjectHead
+from gateway.metadata.observer import SilentCatalogObserver
+from gateway.objects import ObjectKey
+from gateway.origin.client import OriginRequest
+from gateway.origin.memory.faults import Answer as Failure
+from gateway.origin.memory.faults import Hold, Unreachable, on
+from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Slot
+from gateway.s3.requests import Operation
+from tests.support.asgi import Answer, call
+from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
+from tests.support.manual_clock import ManualClock
+
+OLD = b"o" * (3 * BLOCK_SIZE_BYTES + 17)
+NEW = b"n" * (3 * BLOCK_SIZE_BYTES + 17)
+
+KEY = ObjectKey("bucket", "k")
+PREFIX = Prefix.parse("s3://bucket/")
+STRICT = Slot("s", PREFIX)
+TTL = Slot("t", PREFIX, "read-write", "ttl", 60.0)
+IMMUTABLE = Slot("i", PREFIX, "read-write", "immutable")
+NEGATIVE = Slot("n", PREFIX, "read-write", "ttl", 60.0, negative_ttl_seconds=10.0)
+PATIENT = Slot("p", PREFIX, "read-write", "ttl", 60.0, stale_if_unreachable_seconds=100.0)
+
+Scenario = Callable[[GatewayApp, ManualClock], Awaitable[None]]
+
+
+def play(directory: Path, slot: Slot, scenario: Scenario) -> None:
+    """Run a scenario with `k` at the origin. Requests are unsigned, for their clock is not the test's."""
+
+    async def run() -> None:
+        clock = ManualClock()
+        async with gateway_app(directory, slots=[slot], clock=clock, allow_unsigned=True) as gateway:
+            gateway.origin.put("bucket", "k", OLD, {"content-type": "image/jpeg", "x-amz-meta-label": "cat"})
+            await scenario(gateway, clock)
+
+    asyncio.run(run())
+
+
+async def ask(gateway: GatewayApp, method: str, target: str = "/bucket/k", **more: Any) -> Answer:
+    """One request, and whatever is learned from it written."""
+    answer = await call(gateway.app, method, target, more.pop("headers", None), sign=False, **more)
+    await gateway.catalog.settle()
+    await gateway.blocks.settle()
+    return answer
+
+
+def heads(gateway: GatewayApp) -> int:
+    return sum(one.method == "HEAD" for one in gateway.origin.calls)
+
+
+@pytest.mark.parametrize("slot", [TTL, IMMUTABLE])
+def test_3_2_head_and_get_are_answered_without_the_origin(tmp_path: Path, slot: Slot) -> None:
+    """3.2, 3.3 Within the bound, HEAD and GET are answered from this node with every header that the origin gave."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        first = await ask(gateway, "HEAD")
+        body = await ask(gateway, "GET")
+        asked = len(gateway.origin.calls)
+        second, warm = await ask(gateway, "HEAD"), await ask(gateway, "GET")
+        assert len(gateway.origin.calls) == asked
+        assert (first.headers["x-forebay-cache"], second.headers["x-forebay-cache"]) == ("miss", "hit")
+        assert without_ids(first.headers) == without_ids(second.headers)
+        assert (second.headers["x-amz-meta-label"], second.headers["content-type"]) == ("cat", "image/jpeg")
+        assert (second.body, second.headers["content-length"]) == (b"", str(len(OLD)))
+        assert without_ids(body.headers) == without_ids(warm.headers)
+        assert body.body == warm.body == OLD
+
+    play(tmp_path, slot, scenario)
+
+
+async def said(question: Awaitable[ObjectHead]) -> dict[str, str]:
+    """The headers of an object, or a status."""
+    try:
+        return without_ids((await question).headers)
+    except OriginAnswered as answer:
+        return {"status": str(answer.status)}
+
+
+def without_ids(headers: Mapping[str, str]) -> dict[str, str]:
+    named = ("x-amz-request-id", "x-amz-id-2", "x-forebay-cache", "x-forebay-origin-request-id")
+    return {name: value for name, value in headers.items() if name not in named}
+
+
+def test_3_1_strict_asks_each_time(tmp_path: Path) -> None:
+    """3.1 Every GET is preceded by a HEAD, every HEAD is the origin's own."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        for _ in range(3):
+            await ask(gateway, "GET")
+            assert (await ask(gateway, "HEAD")).headers["x-forebay-cache"] == "forwarded"
+        assert heads(gateway) == 6
+        gateway.origin.inject(on(), Unreachable(), times=None)
+        assert (await ask(gateway, "GET")).status == 503
+
+    play(tmp_path, STRICT, scenario)
+
+
+def test_3_2_others_writes_are_seen_when_the_ttl_is_over(tmp_path: Path) -> None:
+    """3.2 An answer is never older than metadata_ttl, counted from the question to the origin."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        await ask(gateway, "GET")
+        gateway.origin.put("bucket", "k", NEW)
+        await clock.advance(59.9)
+        assert (await ask(gateway, "GET")).body == OLD
+        await clock.advance(0.2)
+        assert (await ask(gateway, "GET")).body == NEW
+        assert (await ask(gateway, "GET")).headers["x-forebay-cache"] == "hit"
+
+    play(tmp_path, TTL, scenario)
+
+
+def test_3_3_immutable_objects_are_never_looked_for_again(tmp_path: Path) -> None:
+    """3.3 Once learned, for good: long after any TTL, and with the origin away."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        await ask(gateway, "GET")
+        gateway.origin.inject(on(), Unreachable(), times=None)
+        await clock.advance(1000.0)
+        assert (await ask(gateway, "GET")).body == OLD
+        assert (await ask(gateway, "HEAD")).status == 200
+
+    play(tmp_path, IMMUTABLE, scenario)
+
+
+def test_3_4_absence_is_believed_where_a_slot_says_how_long(tmp_path: Path) -> None:
+    """3.4 For negative_ttl and no longer; GET has NoSuchKey as the origin has it; an own PUT ends it at once."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        for _ in range(2):
+            assert (await ask(gateway, "HEAD", "/bucket/none")).status == 404
+            gone = await ask(gateway, "GET", "/bucket/none")
+            assert (gone.status, b"<Code>NoSuchKey</Code>" in gone.body) == (404, True)
+        asked = len(gateway.origin.calls)
+        gateway.origin.put("bucket", "none", NEW)
+        assert (await ask(gateway, "GET", "/bucket/none")).status == 404
+        assert (await ask(gateway, "HEAD", "/bucket/none")).status == 404
+        assert len(gateway.origin.calls) == asked
+        await clock.advance(10.0)
+        assert (await ask(gateway, "GET", "/bucket/none")).body == NEW
+        assert (await ask(gateway, "GET", "/bucket/other")).status == 404
+        assert (await ask(gateway, "PUT", "/bucket/other", body=b"mine")).status == 200
+        assert (await ask(gateway, "GET", "/bucket/other")).body == b"mine"
+
+    play(tmp_path, NEGATIVE, scenario)
+
+
+@pytest.mark.parametrize("slot", [STRICT, TTL, IMMUTABLE])
+def test_3_4_absence_is_not_believed_elsewhere(tmp_path: Path, slot: Slot) -> None:
+    """3.4 Where negative_ttl is 0, what was absent a moment ago is asked for again."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        assert (await ask(gateway, "GET", "/bucket/none")).status == 404
+        assert (await ask(gateway, "HEAD", "/bucket/none")).status == 404
+        gateway.origin.put("bucket", "none", NEW)
+        assert (await ask(gateway, "HEAD", "/bucket/none")).status == 200
+        assert (await ask(gateway, "GET", "/bucket/none")).body == NEW
+
+    play(tmp_path, slot, scenario)
+
+
+@pytest.mark.parametrize("failure", [Unreachable(), Failure(503, "ServiceUnavailable")])
+def test_3_5_older_answers_only_where_the_slot_allows_them(tmp_path: Path, failure: Unreachable | Failure) -> None:
+    """3.5 With the origin down, `ttl` goes on for stale_if_unreachable and no longer."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        await ask(gateway, "GET")
+        gateway.origin.inject(on(), failure, times=None)
+        await clock.advance(159.0)
+        assert (await ask(gateway, "GET")).body == OLD
+        await clock.advance(2.0)
+        assert (await ask(gateway, "GET")).status == 503
+
+    play(tmp_path, PATIENT, scenario)
+
+
+def test_3_5_without_the_setting_an_old_answer_is_none(tmp_path: Path) -> None:
+    """3.5 The default of stale_if_unreachable is 0."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        await ask(gateway, "GET")
+        gateway.origin.inject(on(), Unreachable(), times=None)
+        await clock.advance(60.0)
+        assert (await ask(gateway, "HEAD")).status == 503
+
+    play(tmp_path, TTL, scenario)
+
+
+@pytest.mark.parametrize("slot", [TTL, IMMUTABLE])
+def test_3_6_no_cache_asks_the_origin_and_refreshes(tmp_path: Path, slot: Slot) -> None:
+    """3.6 `Cache-Control: no-cache` of a caller that signs sees the present; so does everybody afterwards."""
+
+    async def run() -> None:
+        async with gateway_app(tmp_path, slots=[slot]) as gateway:
+            gateway.origin.put("bucket", "k", OLD)
+            await call(gateway.app, "GET", "/bucket/k")
+            await gateway.catalog.settle()
+            etag = gateway.origin.put("bucket", "k", NEW)
+            assert (await call(gateway.app, "HEAD", "/bucket/k")).headers["etag"] != etag
+            fresh = await call(gateway.app, "GET", "/bucket/k", {"Cache-Control": "no-cache"})
+            assert fresh.body == NEW
+            await gateway.catalog.settle()
+            assert (await call(gateway.app, "GET", "/bucket/k")).body == NEW
+
+    asyncio.run(run())
+
+
+def test_3_6_no_cache_of_callers_that_do_not_sign_is_not_heard(tmp_path: Path) -> None:
+    """3.6 Whom nobody knows cannot turn the cache off."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        await ask(gateway, "HEAD")
+        assert (await ask(gateway, "HEAD", headers={"Cache-Control": "no-cache"})).headers["x-forebay-cache"] == "hit"
+
+    play(tmp_path, IMMUTABLE, scenario)
+
+
+@pytest.mark.parametrize("slot", [TTL, IMMUTABLE])
+def test_3_7_a_version_that_is_gone_is_looked_up_again(tmp_path: Path, slot: Slot) -> None:
+    """3.7 Where blocks are missing and the origin has another version, that one is served, whole."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        await ask(gateway, "HEAD")
+        etag = gateway.origin.put("bucket", "k", NEW)
+        answer = await ask(gateway, "GET")
+        assert (answer.body, answer.headers["etag"]) == (NEW, etag)
+        gateway.origin.put("bucket", "gone", OLD)
+        await ask(gateway, "HEAD", "/bucket/gone")
+        async with await gateway.origin.send(OriginRequest("DELETE", "bucket", "gone")) as deleted:
+            assert deleted.status == 204
+        assert (await ask(gateway, "GET", "/bucket/gone")).status == 404
+
+    play(tmp_path, slot, scenario)
+
+
+def test_3_7_a_change_found_in_the_midst_of_a_body_is_seen_by_the_next_try(tmp_path: Path) -> None:
+    """3.7 An answer that breaks off because the object changed does not break off again and again."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        await ask(gateway, "GET", headers={"Range": "bytes=0-9"})
+        gateway.origin.put("bucket", "k", NEW)
+        broken = await ask(gateway, "GET")
+        assert broken.complete is False or broken.body == NEW
+        assert (await ask(gateway, "GET")).body == NEW
+
+    play(tmp_path, IMMUTABLE, scenario)
+
+
+QUESTIONS_FOR_THE_ORIGIN = [
+    {"x-amz-expected-bucket-owner": "111122223333"},
+    {"x-amz-request-payer": "requester"},
+    {"x-amz-checksum-mode": "unheard of"},
+]
+
+
+@pytest.mark.parametrize("headers", QUESTIONS_FOR_THE_ORIGIN)
+def test_3_8_what_the_origin_must_judge_it_is_asked_each_time(tmp_path: Path, headers: dict[str, str]) -> None:
+    """3.8 Requests that name an owner or a payer are never answered by memory, nor remembered."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        for method in ("HEAD", "GET", "HEAD", "GET"):
+            before = heads(gateway)
+            assert (await ask(gateway, method, headers=headers)).status == 200
+            assert heads(gateway) == before + 1
+        assert (await ask(gateway, "HEAD")).headers["x-forebay-cache"] == "miss"
+
+    play(tmp_path, IMMUTABLE, scenario)
+
+
+def test_3_8_checksums_come_to_those_who_asked_for_them_and_to_nobody_else(tmp_path: Path) -> None:
+    """3.8 A look-up with x-amz-checksum-mode is answered by one that was made with it."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        await ask(gateway, "PUT", headers={"x-amz-checksum-crc32": "NSRBwg=="}, body=b"abc")
+        mode = {"x-amz-checksum-mode": "ENABLED"}
+        assert "x-amz-checksum-crc32" not in (await ask(gateway, "HEAD")).headers
+        first = await ask(gateway, "HEAD", headers=mode)
+        second = await ask(gateway, "HEAD", headers=mode)
+        plain = await ask(gateway, "HEAD")
+        assert first.headers["x-amz-checksum-crc32"] == second.headers["x-amz-checksum-crc32"] == "NSRBwg=="
+        assert "x-amz-checksum-crc32" not in plain.headers
+        assert [one.headers["x-forebay-cache"] for one in (first, second, plain)] == ["miss", "hit", "hit"]
+
+    play(tmp_path, IMMUTABLE, scenario)
+
+
+OWN_WRITES: list[tuple[str, str, dict[str, str], bytes]] = [
+    ("PUT", "/bucket/k", {}, b"new"),
+    ("PUT", "/bucket/k", {"x-amz-copy-source": "/bucket/source"}, b""),
+    ("DELETE", "/bucket/k", {}, b""),
+    ("POST", "/bucket?delete", {}, b"<Delete><Object><Key>k</Key></Object></Delete>"),
+    ("PUT", "/bucket/k?tagging", {}, b"<Tagging><TagSet><Tag><Key>a</Key><Value>b</Value></Tag></TagSet></Tagging>"),
+]
+
+
+@pytest.mark.parametrize(("method", "target", "headers", "body"), OWN_WRITES)
+def test_2_1_own_writes_are_seen_at_once_on_every_worker(
+    tmp_path: Path, method: str, target: str, headers: dict[str, str], body: bytes
+) -> None:
+    """2.1, 2.2 Whatever the slot allows to remember, an own write voids it before its 200."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        gateway.origin.put("bucket", "source", b"source")
+        other = another_worker(gateway, clock)
+        before = await ask(gateway, "HEAD")
+        assert (await other.current(KEY, IMMUTABLE, headers={})).remembered
+        if "delete" in target:
+            headers["content-md5"] = md5_of(body)
+        answer = await call(gateway.app, method, target, headers, body, sign=False)
+        assert answer.status in (200, 204)
+        assert without_ids(before.headers) != await said(other.current(KEY, IMMUTABLE, headers={}))
+        assert await said(other.current(KEY, IMMUTABLE, headers={})) == await said(other.ask(KEY, headers={}))
+        await other.settle()  # it writes to records that the gateway is about to close
+
+    play(tmp_path, IMMUTABLE, scenario)
+
+
+@pytest.mark.parametrize("slot", [TTL, IMMUTABLE])
+def test_2_3_a_look_that_began_before_an_own_write_is_not_remembered_after_it(tmp_path: Path, slot: Slot) -> None:
+    """2.3 However late its answer comes: on another worker, during the write, or after it."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        other = another_worker(gateway, clock)
+        held, reached = asyncio.Event(), asyncio.Event()
+        # The answer of the state before the write is on its way while the write is made: held behind the reading.
+        original = other._origin
+
+        class Slow:
+            async def send(self, request: Any) -> Any:
+                response = await original.send(request)
+                reached.set()
+                await held.wait()
+                return response
+
+        other._origin = Slow()  # type: ignore[assignment]
+        looking = asyncio.create_task(other.current(KEY, slot, headers={}))
+        await reached.wait()
+        assert (await ask(gateway, "PUT", body=b"new")).status == 200
+        held.set()
+        assert (await looking).version.size_bytes == len(OLD)
+        await other.settle()
+        assert (await ask(gateway, "GET")).body == b"new"
+
+    play(tmp_path, slot, scenario)
+
+
+def test_2_3_a_look_during_an_own_write_is_void_when_the_write_is_answered(tmp_path: Path) -> None:
+    """2.3 It may land, and be believed, until the write has its answer; not from then on."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        held, reached = asyncio.Event(), asyncio.Event()
+        gateway.origin.inject(on(Operation.PUT_OBJECT), Hold(held, reached))
+        writing = asyncio.create_task(ask(gateway, "PUT", body=b"new"))
+        await reached.wait()
+        assert (await ask(gateway, "GET")).body == OLD
+        held.set()
+        assert (await writing).status == 200
+        assert (await ask(gateway, "GET")).body == b"new"
+
+    play(tmp_path, IMMUTABLE, scenario)
+
+
+def test_2_1_a_write_whose_answer_is_lost_voids_too(tmp_path: Path) -> None:
+    """2.1 The origin may have carried it out: nothing older is believed."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        await ask(gateway, "GET")
+        gateway.origin.inject(on(Operation.PUT_OBJECT), Unreachable(late=True))
+        assert (await ask(gateway, "PUT", body=b"new")).status == 503
+        assert (await ask(gateway, "GET")).body == b"new"
+
+    play(tmp_path, IMMUTABLE, scenario)
+
+
+def another_worker(gateway: GatewayApp, clock: ManualClock) -> Catalog:
+    """A second process's catalog, as far as one process can have one: the same records, a queue of its own."""
+    return Catalog(gateway.origin, gateway.catalog._opened, clock, SilentCatalogObserver())
+
+
+def md5_of(body: bytes) -> str:
+    return base64.b64encode(hashlib.md5(body).digest()).decode()
