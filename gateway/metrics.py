@@ -15,9 +15,9 @@ __all__ = ["DECLARED", "CacheMetrics", "CatalogMetrics", "RequestMetrics", "Work
 REQUESTS = Counter(
     "forebay_requests_total",
     "requests",
-    ("operation", "status", "cache"),
-    "Requests to the S3 port that are over. status: the HTTP status, client-left or broken-off. cache: hit, partial, "
-    "miss, bypass, forwarded or none.",
+    ("operation", "slot", "status", "cache"),
+    "Requests to the S3 port that are over. slot: the key's, or none when refused before. status: the HTTP status, "
+    "client-left or broken-off. cache: hit, partial, miss, bypass, forwarded or none.",
 )
 REQUEST_SECONDS = Histogram(
     "forebay_request_duration_seconds",
@@ -26,9 +26,11 @@ REQUEST_SECONDS = Histogram(
     "From the head of a request to the end of its answer.",
 )
 REQUESTS_IN_FLIGHT = Gauge("forebay_requests_in_flight", "requests", (), "Requests to the S3 port now being answered.")
-SENT_BYTES = Counter("forebay_sent_bytes_total", "bytes", ("operation",), "Bytes of answers' bodies sent to clients.")
+SENT_BYTES = Counter(
+    "forebay_sent_bytes_total", "bytes", ("operation", "slot"), "Bytes of answers' bodies sent to clients."
+)
 RECEIVED_BYTES = Counter(
-    "forebay_received_bytes_total", "bytes", ("operation",), "Bytes of requests' bodies received from clients."
+    "forebay_received_bytes_total", "bytes", ("operation", "slot"), "Bytes of requests' bodies received from clients."
 )
 
 CACHE_HIT_BYTES = Counter(
@@ -167,13 +169,20 @@ class RequestMetrics:
         REQUESTS_IN_FLIGHT.add(1)
 
     def ended(
-        self, operation: str, status: str, cache: str | None, seconds: float, sent_bytes: int, received_bytes: int
+        self,
+        operation: str,
+        slot: str,
+        status: str,
+        cache: str | None,
+        seconds: float,
+        sent_bytes: int,
+        received_bytes: int,
     ) -> None:
         REQUESTS_IN_FLIGHT.add(-1)
-        REQUESTS.add(1, operation, status, cache or "none")
+        REQUESTS.add(1, operation, slot, status, cache or "none")
         REQUEST_SECONDS.observe(seconds, operation)
-        SENT_BYTES.add(sent_bytes, operation)
-        RECEIVED_BYTES.add(received_bytes, operation)
+        SENT_BYTES.add(sent_bytes, operation, slot)
+        RECEIVED_BYTES.add(received_bytes, operation, slot)
 
 
 class OriginAttempt(Protocol):

@@ -58,13 +58,13 @@ def test_a_request_is_counted_in_every_way_it_is_asked_about() -> None:
     requests = WorkerMetrics(1000).requests
     requests.began()
     assert metrics.REQUESTS_IN_FLIGHT.value() == 1
-    requests.ended("GetObject", "200", "hit", 0.01, 300, 0)
+    requests.ended("GetObject", "imagenet", "200", "hit", 0.01, 300, 0)
     requests.began()
-    requests.ended("PutObject", "200", None, 0.01, 0, 500)
-    assert metrics.REQUESTS.value("GetObject", "200", "hit") == 1
-    assert metrics.REQUESTS.value("PutObject", "200", "none") == 1
-    assert metrics.SENT_BYTES.value("GetObject") == 300
-    assert metrics.RECEIVED_BYTES.value("PutObject") == 500
+    requests.ended("PutObject", "default", "200", None, 0.01, 0, 500)
+    assert metrics.REQUESTS.value("GetObject", "imagenet", "200", "hit") == 1
+    assert metrics.REQUESTS.value("PutObject", "default", "200", "none") == 1
+    assert metrics.SENT_BYTES.value("GetObject", "imagenet") == 300
+    assert metrics.RECEIVED_BYTES.value("PutObject", "default") == 500
     assert metrics.REQUESTS_IN_FLIGHT.value() == 0
 
 

@@ -71,17 +71,23 @@ class BlockCache:
         return cls(tools, opened, watcher)
 
     async def open_range(
-        self, version: ObjectVersion, byte_range: ByteRange, *, headers: Mapping[str, str] = _NO_HEADERS
+        self,
+        version: ObjectVersion,
+        byte_range: ByteRange,
+        *,
+        slot: str = "default",
+        headers: Mapping[str, str] = _NO_HEADERS,
     ) -> RangeReader:
         """Begin to read a range, which must lie within the object.
 
-        `headers` go along with whatever is asked of the origin (lower-case names). Raises OriginAnswered when the
+        `slot` names the one that the object belongs to: on its account go the room on disk and what is asked of the
+        origin. `headers` go along with that (lower-case names). Raises OriginAnswered when the
         origin refuses the first missing bytes (412: the key has another version now, look again), OriginUnreachable,
         and OriginBodyError when it answers with something else. Trouble with the cache directory is never raised.
         """
         if byte_range.stop > version.size_bytes:
             raise ValueError(f"{byte_range} lies outside of {version}")
-        reader = RangeReader(self._tools, version, byte_range, headers)
+        reader = RangeReader(self._tools, version, byte_range, slot, headers)
         await reader.start()
         return reader
 

@@ -35,8 +35,9 @@ class Fill:
     Whoever got it from `Fills` is a user of it until `leave`: the file stays open that long.
     """
 
-    def __init__(self, block: Block, headers: Mapping[str, str], purpose: Purpose, reader: object) -> None:
+    def __init__(self, block: Block, slot: str, headers: Mapping[str, str], purpose: Purpose, reader: object) -> None:
         self.block = block
+        self.slot = slot
         self.headers = headers
         self.purpose = purpose
         self.started_by = reader
@@ -164,16 +165,16 @@ class Fills:
         fill = self._fills.get((block.id, frozenset(headers.items())))
         return fill is not None and fill.all_arrived
 
-    def start(self, block: Block, headers: Mapping[str, str], reader: object) -> Fill:
+    def start(self, block: Block, slot: str, headers: Mapping[str, str], reader: object) -> Fill:
         """A new fill that a reader waits for, entered; only when `join` found none."""
-        fill = Fill(block, headers, Purpose.LIVE, reader)
+        fill = Fill(block, slot, headers, Purpose.LIVE, reader)
         fill.enter()
         self._start(fill)
         return fill
 
-    def start_ahead(self, block: Block, headers: Mapping[str, str], reader: object) -> bool:
+    def start_ahead(self, block: Block, slot: str, headers: Mapping[str, str], reader: object) -> bool:
         """Begin a block that a reader will come to; False when others need the room more."""
-        fill = Fill(block, headers, Purpose.READAHEAD, reader)
+        fill = Fill(block, slot, headers, Purpose.READAHEAD, reader)
         if fill.key in self._fills:
             return True
         if self._ahead >= self._ahead_max or self._turns.locked():

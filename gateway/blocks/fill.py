@@ -112,7 +112,9 @@ class BlockFiller:
         """What is missing, from the origin."""
         block = fill.block
         missing = ByteRange(block.offset + checksums.complete_bytes, block.range.last)
-        get = PinnedGet(self.origin, block.version, missing, fill.headers, fill.purpose, self.clock, self.retries)
+        get = PinnedGet(
+            self.origin, block.version, missing, fill.headers, fill.purpose, fill.slot, self.clock, self.retries
+        )
         try:
             await get.start()
             fill.begin()

@@ -32,6 +32,7 @@ class PinnedGet:
     range: ByteRange
     headers: Mapping[str, str]
     purpose: Purpose
+    slot: str
     clock: Clock
     retries: int
     _received: int = 0
@@ -51,7 +52,7 @@ class PinnedGet:
             "accept-encoding": "identity",
         }
         key = self.version.key
-        request = OriginRequest("GET", key.bucket, key.key, headers=headers, purpose=self.purpose)
+        request = OriginRequest("GET", key.bucket, key.key, headers=headers, purpose=self.purpose, slot=self.slot)
         self._response = await self.origin.send(request)
         if self._response.status not in (200, 206):
             body = await self._response.read(ERROR_DOCUMENT_BYTES_MAX)

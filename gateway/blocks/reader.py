@@ -62,12 +62,13 @@ class RangeReader:
     """
 
     def __init__(
-        self, tools: ReadingTools, version: ObjectVersion, byte_range: ByteRange, headers: Mapping[str, str]
+        self, tools: ReadingTools, version: ObjectVersion, byte_range: ByteRange, slot: str, headers: Mapping[str, str]
     ) -> None:
         self.outcome: Outcome = "miss"
         self._tools = tools
         self._version = version
         self._range = byte_range
+        self._slot = slot
         self._headers = dict(headers)
         self._ids = layout.block_ids(version)
         self._numbers = layout.block_numbers(byte_range, tools.settings.block_size_bytes)
@@ -180,7 +181,7 @@ class RangeReader:
         tools = self._tools
         fill = tools.fills.join(block, self._headers)
         if fill is None:
-            fill = tools.fills.start(block, self._headers, self)
+            fill = tools.fills.start(block, self._slot, self._headers, self)
         elif fill.started_by is not self:
             tools.observer.coalesced()
         try:
@@ -205,6 +206,7 @@ class RangeReader:
             rest,
             self._headers,
             Purpose.LIVE,
+            self._slot,
             tools.clock,
             tools.settings.fill_retries,
         )
@@ -241,7 +243,7 @@ class RangeReader:
                 return
             block = self._block(number)
             if self._tools.directory.index.lookup(block.id) is None:
-                if not self._tools.fills.start_ahead(block, self._headers, self):
+                if not self._tools.fills.start_ahead(block, self._slot, self._headers, self):
                     return
                 self._fetched_ahead.add(block.id)
             self._ahead = number

@@ -26,8 +26,9 @@ from gateway.errors import ClientDisconnected
 from gateway.operations.dispatch import perform
 from gateway.operations.exchange import Exchange, Services
 from gateway.operations.reply import Reply
+from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
-from gateway.s3.requests import another_service, parse_request
+from gateway.s3.requests import S3Request, another_service, parse_request
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -37,6 +38,9 @@ HOP_HEADER = "x-forebay-hop"
 CLIENT_LEFT = "client-left"
 BROKEN_OFF = "broken-off"
 """Ends without a status: the client left before its answer was complete, or the answer failed behind its head."""
+
+NO_SLOT = "none"
+"""The slot of requests that were refused before it was looked up."""
 
 _log = structlog.get_logger("forebay.requests")
 
@@ -48,7 +52,14 @@ class RequestObserver(Protocol):
         """A request head has arrived."""
 
     def ended(
-        self, operation: str, status: str, cache: str | None, seconds: float, sent_bytes: int, received_bytes: int
+        self,
+        operation: str,
+        slot: str,
+        status: str,
+        cache: str | None,
+        seconds: float,
+        sent_bytes: int,
+        received_bytes: int,
     ) -> None:
         """It is over. `status` is the HTTP status, CLIENT_LEFT or BROKEN_OFF; bytes are those of the bodies."""
 
@@ -60,7 +71,14 @@ class SilentRequestObserver:
         return
 
     def ended(
-        self, operation: str, status: str, cache: str | None, seconds: float, sent_bytes: int, received_bytes: int
+        self,
+        operation: str,
+        slot: str,
+        status: str,
+        cache: str | None,
+        seconds: float,
+        sent_bytes: int,
+        received_bytes: int,
     ) -> None:
         return
 
@@ -93,11 +111,14 @@ class S3App:
     def _report(self, visit: _Visit) -> None:
         seconds = time.perf_counter() - visit.started
         received_bytes = visit.body.received_bytes if visit.body is not None else 0
-        self.observer.ended(visit.operation, visit.status, visit.cache, seconds, visit.sent_bytes, received_bytes)
+        self.observer.ended(
+            visit.operation, visit.slot, visit.status, visit.cache, seconds, visit.sent_bytes, received_bytes
+        )
         _log.debug(
             "request",
             request_id=visit.request_id,
             operation=visit.operation,
+            slot=visit.slot,
             status=visit.status,
             cache=visit.cache,
             seconds=round(seconds, 6),
@@ -140,18 +161,28 @@ class S3App:
             return foreign_service_reply(request, service)
         caller = self.authenticator.authenticate(request)
         authorise(request, caller.grant, self.services.slots)
-        return await perform(Exchange(self.services, request, visit.body, caller.grant, caller.seed, caller.anonymous))
+        slot = self._slot(request)
+        visit.slot = slot.name
+        exchange = Exchange(
+            self.services, request, visit.body, caller.grant, caller.seed, slot, anonymous=caller.anonymous
+        )
+        return await perform(exchange)
+
+    def _slot(self, request: S3Request) -> Slot:
+        named = request.key if request.key is not None else request.parameter("prefix")
+        return self.services.slots.find(request.bucket or "", named or "")
 
 
 class _Visit:
     """One request while it is here: what the log line, the metrics and the error answer need to know of it."""
 
-    __slots__ = ("body", "cache", "operation", "request_id", "scope", "sent_bytes", "started", "status")
+    __slots__ = ("body", "cache", "operation", "request_id", "scope", "sent_bytes", "slot", "started", "status")
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.request_id = os.urandom(8).hex().upper()
         self.operation = "Unknown"
+        self.slot = NO_SLOT
         self.status = BROKEN_OFF
         self.started = time.perf_counter()
         self.sent_bytes = 0

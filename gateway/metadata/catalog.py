@@ -51,14 +51,16 @@ class Catalog:
         opened = await asyncio.to_thread(open_directory, directory, origin_name)
         return cls(origin, opened, clock, observer)
 
-    async def ask(self, key: ObjectKey, *, headers: Mapping[str, str], part_number: str | None = None) -> ObjectHead:
+    async def ask(
+        self, key: ObjectKey, slot: Slot, *, headers: Mapping[str, str], part_number: str | None = None
+    ) -> ObjectHead:
         """What the origin says of `key` now; with `part_number` also where that part lies.
 
         `headers` go along with the HEAD (`x-amz-checksum-mode`, `x-amz-request-payer`, …). Raises OriginAnswered for
         every error status, without a body as HEAD has none, OriginUnreachable, and OriginBodyError.
         """
         query = (("partNumber", part_number),) if part_number is not None else ()
-        request = OriginRequest("HEAD", key.bucket, key.key, query, headers, purpose=Purpose.LIVE)
+        request = OriginRequest("HEAD", key.bucket, key.key, query, headers, purpose=Purpose.LIVE, slot=slot.name)
         async with await self._origin.send(request) as response:
             if response.status not in (200, 206):
                 raise OriginAnswered(response.status, list(response.headers.items()), b"")
@@ -74,7 +76,7 @@ class Catalog:
         the bucket is there.
         """
         if not is_remembered(slot, headers):
-            return await self.ask(key, headers=headers)
+            return await self.ask(key, slot, headers=headers)
         entry = self._entry(key, with_checksums=_CHECKSUM_MODE in headers)
         state = self._freshness(entry, slot)
         if entry is not None and state is Freshness.FRESH and not look:
@@ -133,7 +135,7 @@ class Catalog:
     async def _learn(self, key: ObjectKey, slot: Slot, headers: Mapping[str, str]) -> ObjectHead:
         asked = self.now(key)
         try:
-            head = await self.ask(key, headers=headers)
+            head = await self.ask(key, slot, headers=headers)
         except OriginAnswered as answer:
             if answer.status == 404 and "x-amz-delete-marker" not in dict(answer.headers):
                 self.remember_absence(key, slot, asked, named=False)

@@ -12,7 +12,7 @@ from gateway.operations.buffers import Buffers
 from gateway.operations.request_body import RequestBody
 from gateway.origin.client import Origin
 from gateway.policy.grants import Grant
-from gateway.policy.slots import Slots
+from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import S3Request
 from gateway.s3.signature_v4 import SeedSignature
@@ -35,7 +35,8 @@ class Exchange:
     """One authenticated request on its way to an answer.
 
     `seed` is the signature that signed chunks of the body build on; None for unsigned and SigV2 requests. `anonymous`
-    requests carried no signature at all (and were let in by configuration).
+    requests carried no signature at all (and were let in by configuration). `slot` is the one that the request's key
+    belongs to, or its bucket where it names no key, or the prefix that it lists.
     """
 
     services: Services
@@ -43,6 +44,7 @@ class Exchange:
     body: RequestBody
     grant: Grant
     seed: SeedSignature | None
+    slot: Slot
     anonymous: bool = False
 
     @property

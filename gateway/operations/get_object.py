@@ -94,8 +94,7 @@ async def _forget_version(exchange: Exchange) -> None:
 
 async def _refused(exchange: Exchange) -> Reply:
     """The origin's own answer to the GET, remembered where it is an absence and the slot allows that."""
-    key, catalog = exchange.object_key, exchange.services.catalog
-    slot = exchange.services.slots.find(key.bucket, key.key)
+    key, catalog, slot = exchange.object_key, exchange.services.catalog, exchange.slot
     if slot.negative_ttl_seconds == 0 or not is_remembered(slot, judged_by_the_origin(exchange.request)):
         return await forward(exchange, cache="bypass")
     asked = catalog.now(key)
@@ -132,7 +131,7 @@ async def _serve(
         return Reply(200, _reply_headers(head, None, overrides), b"", cache="hit")
     byte_range = asked or ByteRange(0, version.size_bytes - 1)
     pinned = {name: value for name, value in headers.items() if name != "x-amz-checksum-mode"}
-    reader = await exchange.services.blocks.open_range(version, byte_range, headers=pinned)
+    reader = await exchange.services.blocks.open_range(version, byte_range, slot=exchange.slot.name, headers=pinned)
     headers_out = _reply_headers(head, asked, overrides)
     body = _forgetting_changes(exchange, reader.body()) if head.remembered else reader.body()
     return Reply(206 if asked else 200, headers_out, body, reader.outcome, reader)

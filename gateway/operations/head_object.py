@@ -20,9 +20,8 @@ from gateway.s3.requests import S3Request
 
 async def head_object(exchange: Exchange) -> Reply:
     """Answer a HEAD from what is remembered, or ask and remember; conditions are judged here."""
-    key, headers = exchange.object_key, judged_by_the_origin(exchange.request)
-    slot = exchange.services.slots.find(key.bucket, key.key)
-    if not is_remembered(slot, headers) or _is_special(exchange.request):
+    headers = judged_by_the_origin(exchange.request)
+    if not is_remembered(exchange.slot, headers) or _is_special(exchange.request):
         return await forward(exchange)
     try:
         head = await current_head(exchange, headers)

@@ -103,7 +103,7 @@ async def _decide_by_etag(exchange: Exchange, parts: list[CompletedPart]) -> Rep
 
 async def _etag_at_origin(exchange: Exchange) -> str:
     try:
-        head = await exchange.services.catalog.ask(exchange.object_key, headers={})
+        head = await exchange.services.catalog.ask(exchange.object_key, exchange.slot, headers={})
     except OriginAnswered:
         return ""
     return head.version.etag

@@ -63,6 +63,7 @@ def onward_request(
         onward_headers,
         payload.body,
         Purpose.FORWARD,
+        exchange.slot.name,
     )
 
 

@@ -52,6 +52,5 @@ async def current_head(exchange: Exchange, headers: dict[str, str], *, look: boo
     catalog, key = exchange.services.catalog, exchange.object_key
     part_number = exchange.request.parameter("partNumber")
     if part_number is not None:
-        return await catalog.ask(key, headers=headers, part_number=part_number)
-    slot = exchange.services.slots.find(key.bucket, key.key)
-    return await catalog.current(key, slot, headers=headers, look=look or insists(exchange))
+        return await catalog.ask(key, exchange.slot, headers=headers, part_number=part_number)
+    return await catalog.current(key, exchange.slot, headers=headers, look=look or insists(exchange))

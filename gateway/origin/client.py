@@ -54,7 +54,8 @@ class OriginRequest:
     `query` holds decoded (name, value) pairs in order; a value of None is a name without `=` (`?uploads`). `headers` is
     everything that goes along except what the sender adds itself: host, authorization, x-amz-date,
     x-amz-content-sha256, x-amz-security-token, content-length, transfer-encoding, connection, expect.
-    A request with a `StreamedBody` is sent once; every other may be sent again by the retry policy.
+    A request with a `StreamedBody` is sent once; every other may be sent again by the retry policy. `purpose` and
+    `slot` (its name) say on whose account it goes.
     """
 
     method: str
@@ -64,6 +65,7 @@ class OriginRequest:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | StreamedBody = b""
     purpose: Purpose = Purpose.LIVE
+    slot: str = "default"
 
 
 class OriginResponse(Protocol):

@@ -38,7 +38,7 @@ async def drain(get: PinnedGet) -> bytes:
 
 
 async def fetch(origin: MemoryOrigin, version: ObjectVersion, asked: ByteRange, retries: int = 3) -> bytes:
-    get = PinnedGet(origin, version, asked, {}, Purpose.LIVE, TestClock(), retries)
+    get = PinnedGet(origin, version, asked, {}, Purpose.LIVE, "default", TestClock(), retries)
     try:
         await get.start()
         return await drain(get)
@@ -133,7 +133,7 @@ def test_a_version_that_changes_half_way_ends_the_read() -> None:
         origin = make_origin()
         version = stored(origin, "a", BLOCK)
         origin.inject(GET, CutBody(1000))
-        get = PinnedGet(origin, version, whole(version), {}, Purpose.LIVE, TestClock(), 3)
+        get = PinnedGet(origin, version, whole(version), {}, Purpose.LIVE, "default", TestClock(), 3)
         await get.start()
         stored(origin, "a", BLOCK + 1, seed=2)
         with pytest.raises(OriginAnswered) as caught:
@@ -184,11 +184,11 @@ def test_an_origin_without_ranges_will_do_for_whole_objects() -> None:
         origin = make_origin()
         version = stored(origin, "a", BLOCK)
         rangeless = Rangeless(origin)
-        get = PinnedGet(rangeless, version, whole(version), {}, Purpose.LIVE, TestClock(), 0)
+        get = PinnedGet(rangeless, version, whole(version), {}, Purpose.LIVE, "default", TestClock(), 0)
         await get.start()
         assert await drain(get) == content_of(origin, version)
         await get.aclose()
-        part = PinnedGet(rangeless, version, ByteRange(0, 9), {}, Purpose.LIVE, TestClock(), 0)
+        part = PinnedGet(rangeless, version, ByteRange(0, 9), {}, Purpose.LIVE, "default", TestClock(), 0)
         with pytest.raises(OriginBodyError, match="whole object"):
             await part.start()
         await part.aclose()

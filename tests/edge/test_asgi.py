@@ -12,9 +12,15 @@ from typing import Any
 
 import pytest
 
+from gateway.clock import SystemClock
 from gateway.edge.asgi import BROKEN_OFF, CLIENT_LEFT, S3App
 from gateway.errors import ClientDisconnected
+from gateway.origin.client import OriginRequest
+from gateway.origin.memory import MemoryOrigin
 from gateway.origin.memory.faults import CutBody, Unreachable, on
+from gateway.origin.memory.response import MemoryResponse
+from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Slot
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call, signed_headers
 from tests.support.gateway_app import gateway_app
@@ -27,15 +33,24 @@ class RecordingObserver:
 
     def __init__(self) -> None:
         self.in_flight = 0
+        self.slots: list[str] = []
         self.ends: list[tuple[str, str, str | None, int, int]] = []
 
     def began(self) -> None:
         self.in_flight += 1
 
     def ended(
-        self, operation: str, status: str, cache: str | None, seconds: float, sent_bytes: int, received_bytes: int
+        self,
+        operation: str,
+        slot: str,
+        status: str,
+        cache: str | None,
+        seconds: float,
+        sent_bytes: int,
+        received_bytes: int,
     ) -> None:
         self.in_flight -= 1
+        self.slots.append(slot)
         self.ends.append((operation, status, cache, sent_bytes, received_bytes))
 
 
@@ -215,3 +230,30 @@ def test_a_warm_body_leaves_as_spans_of_a_file(tmp_path: Path) -> None:
             return bytes(spans)
 
     assert asyncio.run(scenario()) == BODY
+
+
+def test_every_request_goes_on_the_account_of_a_slot(tmp_path: Path) -> None:
+    """By its key, or the prefix that it lists, towards the origin too; what is refused before has none."""
+    sent: list[tuple[str, str]] = []
+
+    class Noting(MemoryOrigin):
+        async def send(self, request: OriginRequest) -> MemoryResponse:
+            sent.append((request.method, request.slot))
+            return await super().send(request)
+
+    async def scenario() -> list[str]:
+        origin = Noting(SystemClock())
+        origin.create_bucket("bucket")
+        origin.put("bucket", "train/k", BODY)
+        async with gateway_app(
+            tmp_path, origin=origin, slots=[Slot("data", Prefix.parse("s3://bucket/train/"))]
+        ) as gateway:
+            app, observer = observed(gateway.app)
+            await call(app, "GET", "/bucket/train/k")
+            await call(app, "GET", "/bucket?list-type=2&prefix=train%2F")
+            await call(app, "PUT", "/bucket/else", body=BODY)
+            await call(app, "GET", "/bucket/train/k", secret_access_key="wrong")
+            return observer.slots
+
+    assert asyncio.run(scenario()) == ["data", "data", "default", "none"]
+    assert list(dict.fromkeys(sent)) == [("HEAD", "data"), ("GET", "data"), ("PUT", "default")]

@@ -324,7 +324,9 @@ def test_2_1_own_writes_are_seen_at_once_on_every_worker(
         answer = await call(gateway.app, method, target, headers, body, sign=False)
         assert answer.status in (200, 204)
         assert without_ids(before.headers) != await said(other.current(KEY, IMMUTABLE, headers={}))
-        assert await said(other.current(KEY, IMMUTABLE, headers={})) == await said(other.ask(KEY, headers={}))
+        assert await said(other.current(KEY, IMMUTABLE, headers={})) == await said(
+            other.ask(KEY, IMMUTABLE, headers={})
+        )
         await other.settle()  # it writes to records that the gateway is about to close
 
     play(tmp_path, IMMUTABLE, scenario)

@@ -81,7 +81,7 @@ def test_a_killed_worker_is_replaced_alone() -> None:
             assert get(f"{gateway.s3_url}/bucket/key").status_code == 403
         assert gateway.wait_for_worker(1, other_than=killed) != killed
         assert gateway.worker_pids()[0] == before[0]
-        refused = 'forebay_requests_total{cache="none",operation="GetObject",status="403"}'
+        refused = 'forebay_requests_total{cache="none",operation="GetObject",slot="none",status="403"}'
         metrics = metrics_after(gateway, refused, 20)
         assert metrics['forebay_worker_restarts_total{process="worker1"}'] == 1
 
@@ -117,12 +117,14 @@ def test_metrics_tell_where_bytes_came_from(origin: GatedOrigin) -> None:
     with gated(origin) as gateway:
         for _ in range(2):
             assert get(f"{gateway.s3_url}/bucket/key").content == CONTENT
-        metrics = metrics_after(gateway, 'forebay_requests_total{cache="hit",operation="GetObject",status="200"}', 1)
+        metrics = metrics_after(
+            gateway, 'forebay_requests_total{cache="hit",operation="GetObject",slot="default",status="200"}', 1
+        )
     assert metrics['forebay_origin_bytes_total{direction="read",purpose="live"}'] == len(CONTENT)
     assert metrics["forebay_cache_miss_bytes_total"] == len(CONTENT)
     assert metrics["forebay_cache_hit_bytes_total"] == len(CONTENT)
-    assert metrics['forebay_requests_total{cache="miss",operation="GetObject",status="200"}'] == 1
-    assert metrics['forebay_sent_bytes_total{operation="GetObject"}'] == 2 * len(CONTENT)
+    assert metrics['forebay_requests_total{cache="miss",operation="GetObject",slot="default",status="200"}'] == 1
+    assert metrics['forebay_sent_bytes_total{operation="GetObject",slot="default"}'] == 2 * len(CONTENT)
     assert metrics["forebay_cache_capacity_bytes"] == 64 * 2**20
 
 
