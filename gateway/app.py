@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from gateway.blocks.cache import BlockCache
+from gateway.blocks.opening import open_directory
 from gateway.blocks.settings import BlockSettings
+from gateway.blocks.survey import survey
 from gateway.clock import Clock, SystemClock
 from gateway.config import Settings
 from gateway.edge.asgi import S3App
@@ -22,6 +25,11 @@ from gateway.origin.settings import OriginSettings
 from gateway.policy.grants import Grant
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
+
+BACKGROUND_WORKER = 256
+"""The background process's worker slot in the cache directory: S3 workers have 0 to 255."""
+
+_SURVEYED = object()
 
 
 @asynccontextmanager
@@ -56,7 +64,7 @@ async def s3_application(settings: Settings, *, worker: int, instance_id: str) -
             observer=metrics.catalog,
         )
         stack.push_async_callback(catalog.close)
-        services = Services(origin, catalog, blocks, _slots(settings), clock)
+        services = Services(origin, catalog, blocks, block_settings.slots, clock)
         authenticator = Authenticator(
             _keyring(settings, credentials),
             clock,
@@ -64,6 +72,21 @@ async def s3_application(settings: Settings, *, worker: int, instance_id: str) -
             allow_signature_v2=settings.server.allow_signature_v2,
         )
         yield S3App(services, authenticator, tuple(settings.server.base_domains), instance_id, metrics.requests)
+
+
+async def survey_blocks(settings: Settings) -> None:
+    """The background process's part of the block cache: find again what an unclean boot has made unknown.
+
+    Returns when the index knows every file. Raises StartupError and StoreUnavailable; calling it again goes on.
+    """
+    block_settings = _block_settings(settings)
+    opened = await asyncio.to_thread(open_directory, block_settings, BACKGROUND_WORKER)
+    try:
+        steps = survey(opened.blocks, block_settings.slots)
+        while await asyncio.to_thread(next, steps, _SURVEYED) is not _SURVEYED:
+            pass
+    finally:
+        await asyncio.to_thread(opened.close)
 
 
 def _origin_credentials(settings: Settings, clock: Clock) -> OriginCredentials:
@@ -96,6 +119,7 @@ def _block_settings(settings: Settings) -> BlockSettings:
         capacity_bytes=cache.capacity_bytes,
         block_size_bytes=cache.block_size_bytes,
         readahead_blocks=cache.readahead_blocks,
+        slots=_slots(settings),
     )
 
 
@@ -123,6 +147,8 @@ def _slots(settings: Settings) -> Slots:
             slot.metadata_ttl_seconds,
             slot.negative_ttl_seconds,
             slot.stale_if_unreachable_seconds,
+            slot.capacity_bytes or 0,
+            slot.capacity_limit_bytes,
         )
         for slot in settings.slots
     )

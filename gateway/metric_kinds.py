@@ -172,14 +172,15 @@ def exposition(directory: Path) -> bytes:
     return generate_latest(_collected(directory))
 
 
-def total(directory: Path, *metrics: Metric) -> list[float]:
-    """What each metric stands at over all slots and label values. Reads files: call it in a thread."""
-    sums = {metric.name: 0.0 for metric in metrics}
+def by_label(directory: Path, label: str, *metrics: Metric) -> list[dict[str, float]]:
+    """For each metric, what it stands at per value of one label. Reads files: call it in a thread."""
+    found: dict[str, dict[str, float]] = {metric.name: {} for metric in metrics}
     for family in _collected(directory).collect():
         for sample in family.samples:
-            if sample.name in sums:
-                sums[sample.name] += sample.value
-    return [sums[metric.name] for metric in metrics]
+            if sample.name in found and label in sample.labels:
+                sums = found[sample.name]
+                sums[sample.labels[label]] = sums.get(sample.labels[label], 0.0) + sample.value
+    return [found[metric.name] for metric in metrics]
 
 
 def _collected(directory: Path) -> CollectorRegistry:

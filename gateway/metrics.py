@@ -5,6 +5,7 @@ Label values come from small closed sets: operations, statuses, purposes; never 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from gateway import metric_kinds
@@ -34,29 +35,40 @@ RECEIVED_BYTES = Counter(
 )
 
 CACHE_HIT_BYTES = Counter(
-    "forebay_cache_hit_bytes_total", "bytes", (), "Bytes given to readers from blocks that were complete on disk."
+    "forebay_cache_hit_bytes_total",
+    "bytes",
+    ("slot",),
+    "Bytes given to readers from blocks that were complete on disk.",
 )
 CACHE_MISS_BYTES = Counter(
-    "forebay_cache_miss_bytes_total", "bytes", (), "Bytes given to readers that had to come from the origin first."
+    "forebay_cache_miss_bytes_total",
+    "bytes",
+    ("slot",),
+    "Bytes given to readers that had to come from the origin first.",
 )
 CACHE_COALESCED = Counter(
-    "forebay_cache_coalesced_total", "reads", (), "Reads that joined a fill which another reader had started."
+    "forebay_cache_coalesced_total", "reads", ("slot",), "Reads that joined a fill which another reader had started."
 )
 CACHE_FILLS = Counter(
-    "forebay_cache_fills_total", "blocks", ("outcome",), "Fills of blocks that are over. outcome: filled or failed."
+    "forebay_cache_fills_total",
+    "blocks",
+    ("slot", "outcome"),
+    "Fills of blocks that are over. outcome: filled or failed.",
 )
 CACHE_FILL_SECONDS = Histogram(
     "forebay_cache_fill_duration_seconds", "seconds", (), "From the start of a block's fill to its publication."
 )
-CACHE_FILLED_BYTES = Counter("forebay_cache_filled_bytes_total", "bytes", (), "Bytes of blocks filled.")
-CACHE_EVICTED_BLOCKS = Counter("forebay_cache_evicted_blocks_total", "blocks", (), "Blocks that made room for others.")
+CACHE_FILLED_BYTES = Counter("forebay_cache_filled_bytes_total", "bytes", ("slot",), "Bytes of blocks filled.")
+CACHE_EVICTED_BLOCKS = Counter(
+    "forebay_cache_evicted_blocks_total", "blocks", ("slot",), "Blocks that made room for others."
+)
 CACHE_EVICTED_BYTES = Counter(
-    "forebay_cache_evicted_bytes_total", "bytes", (), "Bytes on disk of the blocks that made room for others."
+    "forebay_cache_evicted_bytes_total", "bytes", ("slot",), "Bytes on disk of the blocks that made room for others."
 )
 CACHE_DAMAGED = Counter(
     "forebay_cache_damaged_blocks_total",
     "blocks",
-    (),
+    ("slot",),
     "Blocks dropped because their bytes were not what had been written, or could not be read.",
 )
 CACHE_STORE_UNAVAILABLE = Counter(
@@ -66,10 +78,17 @@ CACHE_STORE_UNAVAILABLE = Counter(
     "Reads served straight from the origin because the cache directory could not take or give bytes.",
 )
 CACHE_USAGE_BYTES = Gauge(
-    "forebay_cache_usage_bytes", "bytes", (), "Bytes on disk that cached blocks take now.", latest=True
+    "forebay_cache_usage_bytes", "bytes", ("slot",), "Bytes on disk that cached blocks take now.", latest=True
 )
 CACHE_RESERVED_BYTES = Gauge(
-    "forebay_cache_reserved_bytes", "bytes", (), "Bytes on disk set aside for fills in progress.", latest=True
+    "forebay_cache_reserved_bytes", "bytes", ("slot",), "Bytes on disk set aside for fills in progress.", latest=True
+)
+CACHE_UNSURVEYED_BYTES = Gauge(
+    "forebay_cache_unsurveyed_bytes",
+    "bytes",
+    (),
+    "Bytes on disk, left by an unclean boot, that the cache does not know again yet.",
+    latest=True,
 )
 CACHE_CAPACITY_BYTES = Gauge(
     "forebay_cache_capacity_bytes", "bytes", (), "Bytes on disk that cached blocks may take.", latest=True
@@ -117,39 +136,51 @@ WORKER_RESTARTS = Counter(
 )
 
 
+class SlotBytes(Protocol):
+    """What one slot has on disk and set aside (`blocks.shares.SlotUsage`)."""
+
+    @property
+    def used_bytes(self) -> int: ...
+
+    @property
+    def reserved_bytes(self) -> int: ...
+
+
 class CacheMetrics:
     """Counts the events of one process's block cache (the methods of `blocks.observer.CacheObserver`)."""
 
-    def hit_bytes(self, count: int) -> None:
-        CACHE_HIT_BYTES.add(count)
+    def hit_bytes(self, slot: str, count: int) -> None:
+        CACHE_HIT_BYTES.add(count, slot)
 
-    def miss_bytes(self, count: int) -> None:
-        CACHE_MISS_BYTES.add(count)
+    def miss_bytes(self, slot: str, count: int) -> None:
+        CACHE_MISS_BYTES.add(count, slot)
 
-    def coalesced(self) -> None:
-        CACHE_COALESCED.add(1)
+    def coalesced(self, slot: str) -> None:
+        CACHE_COALESCED.add(1, slot)
 
-    def evicted(self, blocks: int, size_bytes: int) -> None:
-        CACHE_EVICTED_BLOCKS.add(blocks)
-        CACHE_EVICTED_BYTES.add(size_bytes)
+    def evicted(self, slot: str, blocks: int, size_bytes: int) -> None:
+        CACHE_EVICTED_BLOCKS.add(blocks, slot)
+        CACHE_EVICTED_BYTES.add(size_bytes, slot)
 
-    def damaged(self) -> None:
-        CACHE_DAMAGED.add(1)
+    def damaged(self, slot: str) -> None:
+        CACHE_DAMAGED.add(1, slot)
 
-    def fill_finished(self, seconds: float, size_bytes: int) -> None:
-        CACHE_FILLS.add(1, "filled")
+    def fill_finished(self, slot: str, seconds: float, size_bytes: int) -> None:
+        CACHE_FILLS.add(1, slot, "filled")
         CACHE_FILL_SECONDS.observe(seconds)
-        CACHE_FILLED_BYTES.add(size_bytes)
+        CACHE_FILLED_BYTES.add(size_bytes, slot)
 
-    def fill_failed(self) -> None:
-        CACHE_FILLS.add(1, "failed")
+    def fill_failed(self, slot: str) -> None:
+        CACHE_FILLS.add(1, slot, "failed")
 
     def store_unavailable(self) -> None:
         CACHE_STORE_UNAVAILABLE.add(1)
 
-    def usage(self, used_bytes: int, reserved_bytes: int) -> None:
-        CACHE_USAGE_BYTES.set(used_bytes)
-        CACHE_RESERVED_BYTES.set(reserved_bytes)
+    def usage(self, slots: Mapping[str, SlotBytes], unsurveyed_bytes: int) -> None:
+        for slot, usage in slots.items():
+            CACHE_USAGE_BYTES.set(usage.used_bytes, slot)
+            CACHE_RESERVED_BYTES.set(usage.reserved_bytes, slot)
+        CACHE_UNSURVEYED_BYTES.set(unsurveyed_bytes)
 
 
 class CatalogMetrics:

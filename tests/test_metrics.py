@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway import metric_kinds, metrics
+from gateway.blocks.shares import SlotUsage
 from gateway.metrics import DECLARED, WorkerMetrics
 
 
@@ -71,34 +72,31 @@ def test_a_request_is_counted_in_every_way_it_is_asked_about() -> None:
 def test_the_cache_counts_each_of_its_events() -> None:
     """Every event has a metric that it moves."""
     cache = WorkerMetrics(1000).cache
-    cache.hit_bytes(10)
-    cache.miss_bytes(20)
-    cache.coalesced()
-    cache.evicted(2, 30)
-    cache.damaged()
-    cache.fill_finished(0.5, 40)
-    cache.fill_failed()
+    cache.hit_bytes("a", 10)
+    cache.miss_bytes("a", 20)
+    cache.coalesced("a")
+    cache.evicted("a", 2, 30)
+    cache.damaged("a")
+    cache.fill_finished("a", 0.5, 40)
+    cache.fill_failed("a")
     cache.store_unavailable()
-    cache.usage(50, 60)
-    cache.usage(50, 60)
+    cache.usage({"a": SlotUsage(1, 50, 60)}, 70)
+    cache.usage({"a": SlotUsage(1, 50, 60)}, 70)
     counted = [
-        (metrics.CACHE_HIT_BYTES.value(), 10),
-        (metrics.CACHE_MISS_BYTES.value(), 20),
-        (metrics.CACHE_COALESCED.value(), 1),
-        (metrics.CACHE_EVICTED_BLOCKS.value(), 2),
-        (metrics.CACHE_EVICTED_BYTES.value(), 30),
-        (metrics.CACHE_DAMAGED.value(), 1),
-        (metrics.CACHE_FILLS.value("filled"), 1),
-        (metrics.CACHE_FILLED_BYTES.value(), 40),
-        (metrics.CACHE_FILLS.value("failed"), 1),
+        (metrics.CACHE_HIT_BYTES.value("a"), 10),
+        (metrics.CACHE_MISS_BYTES.value("a"), 20),
+        (metrics.CACHE_COALESCED.value("a"), 1),
+        (metrics.CACHE_EVICTED_BLOCKS.value("a"), 2),
+        (metrics.CACHE_EVICTED_BYTES.value("a"), 30),
+        (metrics.CACHE_DAMAGED.value("a"), 1),
+        (metrics.CACHE_FILLS.value("a", "filled"), 1),
+        (metrics.CACHE_FILLED_BYTES.value("a"), 40),
+        (metrics.CACHE_FILLS.value("a", "failed"), 1),
         (metrics.CACHE_STORE_UNAVAILABLE.value(), 1),
         (metrics.CACHE_CAPACITY_BYTES.value(), 1000),
-        (metrics.CACHE_USAGE_BYTES.value(), 50),
-        (metrics.CACHE_RESERVED_BYTES.value(), 60),
-        (metrics.CACHE_CAPACITY_BYTES.value(), 1000),
-        (metrics.CACHE_CAPACITY_BYTES.value(), 1000),
-        (metrics.CACHE_USAGE_BYTES.value(), 50),
-        (metrics.CACHE_RESERVED_BYTES.value(), 60),
+        (metrics.CACHE_USAGE_BYTES.value("a"), 50),
+        (metrics.CACHE_RESERVED_BYTES.value("a"), 60),
+        (metrics.CACHE_UNSURVEYED_BYTES.value(), 70),
     ]
     assert [got for got, _ in counted] == [expected for _, expected in counted]
 
@@ -117,10 +115,10 @@ import sys
 from pathlib import Path
 from gateway import metric_kinds, metrics
 metric_kinds.share(Path(sys.argv[1]), sys.argv[2])
-metrics.CACHE_HIT_BYTES.add(int(sys.argv[3]))
+metrics.CACHE_HIT_BYTES.add(int(sys.argv[3]), "a")
 metrics.REQUESTS_IN_FLIGHT.add(1)
 metrics.REQUEST_SECONDS.observe(0.2, "GetObject")
-metrics.CACHE_USAGE_BYTES.set(int(sys.argv[3]))
+metrics.CACHE_USAGE_BYTES.set(int(sys.argv[3]), "a")
 """
 
 
@@ -135,10 +133,10 @@ def test_processes_are_summed_and_a_restarted_one_goes_on_counting(tmp_path: Pat
     metric_kinds.forget_process(tmp_path, "worker0")
     count_in_a_process(tmp_path, "worker0", 100)
     found = samples(tmp_path)
-    assert found["forebay_cache_hit_bytes_total"] == 111
+    assert found["forebay_cache_hit_bytes_total{slot=a}"] == 111
     assert found["forebay_requests_in_flight"] == 2
     assert found["forebay_request_duration_seconds_count{operation=GetObject}"] == 3
-    assert found["forebay_cache_usage_bytes"] == 100
+    assert found["forebay_cache_usage_bytes{slot=a}"] == 100
 
 
 def test_requests_in_flight_in_a_dead_process_are_over(tmp_path: Path) -> None:
@@ -147,7 +145,7 @@ def test_requests_in_flight_in_a_dead_process_are_over(tmp_path: Path) -> None:
     assert samples(tmp_path)["forebay_requests_in_flight"] == 1
     metric_kinds.forget_process(tmp_path, "worker0")
     assert samples(tmp_path).get("forebay_requests_in_flight", 0) == 0
-    assert samples(tmp_path)["forebay_cache_hit_bytes_total"] == 1
+    assert samples(tmp_path)["forebay_cache_hit_bytes_total{slot=a}"] == 1
 
 
 def test_the_room_of_shared_files_is_set_aside_when_they_are_made(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ reader's `body` gives the bytes. Several processes may have one directory open, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from gateway.blocks import layout
@@ -21,6 +21,7 @@ from gateway.blocks.opening import OpenDirectory, open_directory
 from gateway.blocks.reader import RangeReader, ReadingTools
 from gateway.blocks.residency import Residency
 from gateway.blocks.settings import BlockSettings
+from gateway.blocks.survey import survey
 from gateway.blocks.threads import DiskThreads
 from gateway.blocks.verification import VerifiedMemory
 from gateway.blocks.watching import FileWatcher
@@ -29,6 +30,7 @@ from gateway.errors import StoreUnavailable
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin
 
+_SURVEYED = object()
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -48,7 +50,7 @@ class BlockCache:
         """Open the directory as worker slot `worker`: what the slot's last process left unfinished is cleared up.
 
         StartupError when the directory has another format, holds something else, cannot be used, or when a living
-        process has the slot. After an unclean boot this reads the header of every block.
+        process has the slot. After an unclean boot, blocks are misses until some process surveys them.
         """
         threads = DiskThreads(settings.disk_threads)
         try:
@@ -56,9 +58,7 @@ class BlockCache:
         except BaseException:
             threads.shut_down()
             raise
-        evicted = opened.evicted_at_open
-        if evicted.blocks:
-            observer.evicted(evicted.blocks, evicted.size_bytes)
+        opened.evicted_at_open.tell(observer)
         verified = VerifiedMemory()
         watcher = FileWatcher()
         filler = BlockFiller(
@@ -108,6 +108,15 @@ class BlockCache:
         """What all processes together have on disk and set aside."""
         return self._tools.directory.index.usage()
 
+    async def survey(self) -> None:
+        """Find the blocks that the index does not know, where there may be any; one process does it for all."""
+        steps = self._survey_steps()
+        while await self._tools.threads.index(next, steps, _SURVEYED) is not _SURVEYED:
+            pass
+
+    def _survey_steps(self) -> Iterator[None]:
+        return survey(self._tools.directory, self._tools.settings.slots)
+
     async def settle(self) -> None:
         """Wait until the fills now in progress have ended, well or badly."""
         await self._tools.fills.settle()
@@ -142,7 +151,7 @@ class BlockCache:
         except StoreUnavailable:
             self._tools.observer.store_unavailable()
         else:
-            self._tools.observer.usage(usage.used_bytes, usage.reserved_bytes)
+            self._tools.observer.usage(usage.slots, usage.unsurveyed_bytes)
 
     def _close_directory(self) -> None:
         self._tools.threads.shut_down()

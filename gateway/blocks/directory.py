@@ -11,14 +11,18 @@ a block without a file never begins to exist
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gateway.blocks import layout
-from gateway.blocks.index import BlockIndex, Step
+from gateway.blocks.index import BlockIndex
 from gateway.blocks.layout import Block, Extent
+from gateway.blocks.observer import CacheObserver
 from gateway.blocks.open_file import OpenFile
 from gateway.blocks.records import BlockRecord, FillHolder, Reservation
+from gateway.blocks.room import Step
+from gateway.blocks.shares import Capacity
 from gateway.blocks.store import BlockStore
 from gateway.errors import StoreUnavailable
 
@@ -35,32 +39,37 @@ class FillFile:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """What had to go."""
+    """What had to go: blocks and bytes on disk, by slot."""
 
-    blocks: int
-    size_bytes: int
+    blocks: Mapping[str, int] = field(default_factory=dict)
+    size_bytes: Mapping[str, int] = field(default_factory=dict)
+
+    def tell(self, observer: CacheObserver) -> None:
+        for slot, count in self.blocks.items():
+            observer.evicted(slot, count, self.size_bytes[slot])
 
 
 class BlockDirectory:
     """The blocks of a cache directory, as one worker process changes them."""
 
-    def __init__(self, store: BlockStore, index: BlockIndex, capacity_bytes: int) -> None:
+    def __init__(self, store: BlockStore, index: BlockIndex, capacity: Capacity) -> None:
         self.store = store
         self.index = index
-        self._capacity_bytes = capacity_bytes
+        self._capacity = capacity
 
     def begin(
-        self, block: Block, fill_key: bytes, succeeds: FillHolder | None = None
+        self, block: Block, slot: str, fill_key: bytes, succeeds: FillHolder | None = None
     ) -> tuple[FillFile, Evicted] | None:
-        """Create a block's file, make room for it, and lead its fill; StoreUnavailable when this cannot be.
+        """Create a block's file, make room for it on a slot's account, and lead its fill.
 
         None when the block is there by now, or another process leads the fill. `succeeds` is a leader seen dead.
+        StoreUnavailable when there can be no file, or no room.
         """
         file = layout.file_name(block.id, secrets.token_hex(8))
-        reservation = Reservation(block.id, fill_key, file, layout.file_bytes(block))
+        reservation = Reservation(file, slot, layout.file_bytes(block), fill_key)
         partial = self.store.create_partial(file)
         try:
-            evicted = self._reserve(reservation, succeeds)
+            evicted = self._reserve(reservation, block.id, succeeds)
         except BaseException:
             self._undo(partial, file)
             self.index.release(reservation)
@@ -88,11 +97,12 @@ class BlockDirectory:
         self.store.write(filled.file, layout.pack_header(block, checksums), 0)
         self.store.publish(file)
         extent = Extent(file, filled.data_offset, block.length, checksums)
-        committed = self.index.commit(filled.reservation, layout.object_id(block.version.key), extent)
+        record = BlockRecord(block.id, layout.object_id(block.version.key), extent)
+        committed = self.index.commit(filled.reservation, [record])
         self.store.unlock(filled.file)
         if committed:
             return extent
-        self._remove([file])
+        self.unlink_doomed([file])
         return None
 
     def abandon(self, filled: FillFile) -> None:
@@ -106,10 +116,7 @@ class BlockDirectory:
 
     def drop(self, block_id: bytes, file: str) -> bool:
         """Remove a block, if it still lies in `file`."""
-        dropped = self.index.drop(block_id, file)
-        if dropped:
-            self._remove([file])
-        return dropped
+        return self._settle(self.index.drop(block_id, file))
 
     def drop_object(self, object_id: bytes) -> None:
         """Remove every block of every version of an object."""
@@ -118,41 +125,49 @@ class BlockDirectory:
             done = self._settle(self.index.drop_object(object_id))
 
     def shrink(self) -> Evicted:
-        """Evict down to the capacity."""
-        blocks = size_bytes = 0
+        """Evict down to the capacity and each slot's limit."""
+        tally = _Tally()
         while True:
-            step = self.index.shrink(self._capacity_bytes)
-            blocks += len(step.doomed)
-            size_bytes += _size_bytes(step.doomed)
+            step = self.index.shrink(self._capacity)
+            tally.add(step)
             if self._settle(step) or not step.doomed:
-                return Evicted(blocks, size_bytes)
+                return tally.evicted(self.index)
 
     def recover(self, worker: int) -> None:
         """Clear up after a worker slot whose process is gone."""
         for file in self.index.leftovers(worker):
             self.store.unlink(file)
         self.store.clean_slot(worker)
-        self.index.forget_slot(worker)
+        self.index.forget_worker(worker)
+
+    def unlink_doomed(self, files: Sequence[str]) -> None:
+        """Unlink what this worker has doomed."""
+        if files:
+            for file in files:
+                self.store.unlink(file)
+            self.index.forget_doomed(files)
 
     def _undo(self, partial: OpenFile, file: str) -> None:
         partial.release()
         self.store.unlink(file)
 
-    def _reserve(self, reservation: Reservation, succeeds: FillHolder | None) -> Evicted | None:
-        blocks = size_bytes = 0
+    def _reserve(self, reservation: Reservation, block_id: bytes, succeeds: FillHolder | None) -> Evicted | None:
+        tally = _Tally()
         while True:
-            step = self.index.reserve(reservation, self._capacity_bytes, succeeds)
+            step = self.index.reserve(reservation, self._capacity, block_id=block_id, succeeds=succeeds)
             if step is None:
                 return None
             if succeeds is not None:
                 self._bury(succeeds)
                 succeeds = None
-            blocks += len(step.doomed)
-            size_bytes += _size_bytes(step.doomed)
+            tally.add(step)
             if self._settle(step):
-                return Evicted(blocks, size_bytes)
+                return tally.evicted(self.index)
             if not step.doomed:
-                raise StoreUnavailable(f"no room for {reservation.disk_bytes} bytes: all there is is being filled")
+                raise StoreUnavailable(
+                    f"no room for {reservation.disk_bytes} bytes of slot {reservation.slot}: "
+                    "all there is is being filled, or belongs to others"
+                )
 
     def _bury(self, dead: FillHolder) -> None:
         """Remove the file of a dead leader, whose room is ours now."""
@@ -160,15 +175,27 @@ class BlockDirectory:
         self.index.forget_doomed([dead.file])
 
     def _settle(self, step: Step) -> bool:
-        self._remove([record.extent.file for record in step.doomed])
+        self.unlink_doomed([record.file for record in step.doomed])
         return step.done
 
-    def _remove(self, files: Sequence[str]) -> None:
-        if files:
-            for file in files:
-                self.store.unlink(file)
-            self.index.forget_doomed(files)
 
+class _Tally:
+    """Counts what goes, by the number of its slot."""
 
-def _size_bytes(records: Iterable[BlockRecord]) -> int:
-    return sum(record.disk_bytes for record in records)
+    def __init__(self) -> None:
+        self._blocks: Counter[int] = Counter()
+        self._size_bytes: Counter[int] = Counter()
+
+    def add(self, step: Step) -> None:
+        for file in step.doomed:
+            self._blocks[file.slot] += len(file.block_ids)
+            self._size_bytes[file.slot] += file.disk_bytes
+
+    def evicted(self, index: BlockIndex) -> Evicted:
+        if not self._blocks:
+            return Evicted()
+        names = index.slot_names()
+        return Evicted(
+            {names[slot]: count for slot, count in self._blocks.items()},
+            {names[slot]: count for slot, count in self._size_bytes.items()},
+        )

@@ -1,34 +1,43 @@
-"""Which blocks make room. Pure: candidates in, victims out.
+"""Which slot gives up bytes when room is needed. Pure; within a slot the least recently used file goes.
 
-Least recently used, for instance with 10 bytes needed and the blocks a (4 bytes, used long ago), b (8 bytes) and
-c (8 bytes, used just now): a and b go, c stays.
+A slot at its limit makes room by itself. Otherwise those that hold more than their guarantee have borrowed, and the one
+that has borrowed most gives back first, whoever asks: so a slot always gets what it is guaranteed, no scan pushes
+others out of more than it is entitled to, and slots without guarantees end up with equal parts. For instance with room
+for 100, where a is guaranteed 40 and holds 10, b holds 60 and c holds 30: when a asks for 20, b gives 20.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol, TypeVar
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+S = TypeVar("S", bound=Hashable)
 
 
-class Candidate(Protocol):
-    """A block that may go."""
+@dataclass(slots=True)
+class Holding:
+    """What a slot has taken, fills in progress and what is being asked for included, and what it may."""
+
+    taken_bytes: int
+    guaranteed_bytes: int
+    limit_bytes: int
 
     @property
-    def disk_bytes(self) -> int:
-        """What unlinking it gives back."""
+    def borrowed_bytes(self) -> int:
+        return self.taken_bytes - self.guaranteed_bytes
 
 
-C = TypeVar("C", bound=Candidate)
+def yielding(holdings: Mapping[S, Holding], capacity_bytes: int, unowned_bytes: int = 0) -> list[S]:
+    """The slots that must give up bytes, the first to be asked first; none when everything fits.
 
-
-def least_recently_used(oldest_first: Iterable[C], needed_bytes: int, blocks_max: int) -> list[C]:
-    """The fewest of the oldest that give `needed_bytes`, at most `blocks_max` of them."""
-    victims: list[C] = []
-    if needed_bytes <= 0:
-        return victims
-    for candidate in oldest_first:
-        victims.append(candidate)
-        needed_bytes -= candidate.disk_bytes
-        if needed_bytes <= 0 or len(victims) == blocks_max:
-            break
-    return victims
+    `unowned_bytes` are on disk too, and nobody's to give up.
+    """
+    over = [slot for slot, holding in holdings.items() if holding.taken_bytes > holding.limit_bytes]
+    if over:
+        return over
+    taken_bytes = unowned_bytes + sum(holding.taken_bytes for holding in holdings.values())
+    if taken_bytes <= capacity_bytes:
+        return []
+    borrowers = [slot for slot, holding in holdings.items() if holding.borrowed_bytes > 0]
+    return sorted(borrowers, key=lambda slot: -holdings[slot].borrowed_bytes)

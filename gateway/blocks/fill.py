@@ -52,16 +52,16 @@ class BlockFiller:
         except FillUnneeded:
             raise
         except ForebayError:
-            self.observer.fill_failed()
+            self.observer.fill_failed(fill.slot)
             raise
         if led:
-            self.observer.fill_finished(self.clock.monotonic() - started, fill.block.length)
+            self.observer.fill_finished(fill.slot, self.clock.monotonic() - started, fill.block.length)
 
     async def _follow_or_lead(self, fill: Fill) -> bool:
         """Whether this process was the one to publish the block."""
         key, given_up = fill_key(fill.block, fill.headers), None
         while True:
-            found = await self.threads.index(lead_or_find, self.directory, fill.block, key, given_up)
+            found = await self.threads.index(lead_or_find, self.directory, fill.block, fill.slot, key, given_up)
             if isinstance(found, OwnFill):
                 await self._lead(fill, found)
                 return True
@@ -70,14 +70,13 @@ class BlockFiller:
                     return False
                 raise FillUnneeded("another process has filled the block")
             if given_up is None:
-                self.observer.coalesced()
+                self.observer.coalesced(fill.slot)
             given_up = found.holder
             if await self.follower.follow(fill, found) or fill.forsaken:
                 return False
 
     async def _lead(self, fill: Fill, own: OwnFill) -> None:
-        if own.evicted.blocks:
-            self.observer.evicted(own.evicted.blocks, own.evicted.size_bytes)
+        own.evicted.tell(self.observer)
         filled, checksums = own.filled, ChunkChecksums(fill.block.length)
         try:
             await self._inherit(fill, filled, checksums)

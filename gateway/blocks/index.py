@@ -1,16 +1,9 @@
 """The index that all worker processes share: which blocks there are, in which order they were used, what they take.
 
-LMDB without sync: a killed process loses nothing, an unclean boot may lose anything, so then the index is rebuilt from
-the files (opening.py). Lookups are read transactions of microseconds and may run on the event loop. Everything that
-writes waits for a lock that other processes take, and must run on the index thread. Every write transaction is short.
-
-    blocks      block id → BlockRecord
-    access      (tick, block id) → nothing: the oldest first
-    objects     (object id, block id) → nothing: the blocks of one object
-    reserved    (worker, file) → Reservation: what fills in progress will take
-    fills       fill key → FillHolder: which process leads a fill
-    doomed      (worker, file) → nothing: files that left the index and are to be unlinked
-    counters    usage, next tick
+LMDB without sync: a killed process loses nothing, an unclean boot may lose anything, so then the index is dropped and a
+survey of the files builds it anew (survey.py). Lookups are read transactions of microseconds and may run on the event
+loop. Everything that writes waits for a lock that other processes take, and must run on the index thread. Every write
+transaction is short. `tables.py` says what is kept.
 
 Usage plus reservations never exceed the capacity given to `reserve`. What belongs together changes in one transaction:
 a process killed between two of them leaves accounts that add up, and files that `reserved` and `doomed` name.
@@ -18,45 +11,43 @@ a process killed between two of them leaves accounts that add up, and files that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
 import lmdb
 
 from gateway.blocks import records, tables
-from gateway.blocks.eviction import least_recently_used
 from gateway.blocks.layout import Extent
-from gateway.blocks.records import BlockRecord, FillHolder, Reservation
+from gateway.blocks.ledger import Ledger
+from gateway.blocks.records import BlockRecord, FileRecord, FillHolder, Reservation
+from gateway.blocks.room import VICTIMS_PER_TRANSACTION, Step, make_room
+from gateway.blocks.shares import Capacity, SlotUsage
+from gateway.blocks.tables import TABLES_MAX, Tables
 from gateway.errors import StoreUnavailable
 
 MAP_BYTES = 64 * 1024**3
 """Address space, not disk: room for more than 100 million blocks."""
 
-VICTIMS_PER_TRANSACTION = 64
 TOUCHES_PER_TRANSACTION = 64
 
-_USAGE = b"usage"
-_NEXT_TICK = b"next tick"
+_FINGERPRINT = b"slots"
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the directory holds: blocks, the bytes they take on disk, and the bytes set aside for fills in progress."""
+    """What the directory holds: blocks, the bytes they take on disk, and the bytes set aside for fills in progress.
+
+    `unsurveyed_bytes` lie on disk in files that the index does not know yet. `slots` gives each slot's part.
+    """
 
     blocks: int
     used_bytes: int
     reserved_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One transaction's outcome: whether what was asked is done, and the files that left the index for it."""
-
-    done: bool
-    doomed: Sequence[BlockRecord]
+    unsurveyed_bytes: int = 0
+    slots: Mapping[str, SlotUsage] = field(default_factory=dict)
 
 
 class BlockIndex:
@@ -65,11 +56,9 @@ class BlockIndex:
     def __init__(self, directory: Path, worker: int) -> None:
         self._worker = worker
         self._environment = lmdb.open(
-            str(directory), map_size=MAP_BYTES, max_dbs=8, max_readers=1024, sync=False, mode=0o600, subdir=True
+            str(directory), map_size=MAP_BYTES, max_dbs=TABLES_MAX, max_readers=1024, sync=False, mode=0o600
         )
-        names = (b"blocks", b"access", b"objects", b"reserved", b"doomed", b"counters", b"fills")
-        tables = [self._environment.open_db(name) for name in names]
-        self._blocks, self._access, self._objects, self._reserved, self._doomed, self._counters, self._fills = tables
+        self._tables = Tables.open(self._environment)
         self._environment.reader_check()
 
     def close(self, *, sync: bool = False) -> None:
@@ -81,118 +70,140 @@ class BlockIndex:
 
     def lookup(self, block_id: bytes) -> Extent | None:
         """Where a block lies, or None."""
-        with self._read() as transaction:
-            packed = tables.get(transaction, self._blocks, block_id)
+        with self._read() as ledger:
+            packed = tables.get(ledger.transaction, self._tables.blocks, block_id)
         return records.unpack_extent(packed) if packed is not None else None
 
     def present(self, block_ids: Iterable[bytes]) -> list[bool]:
         """For each block, whether the index has it."""
-        with self._read() as transaction:
-            return [tables.get(transaction, self._blocks, block_id) is not None for block_id in block_ids]
+        with self._read() as ledger:
+            return [ledger.has_block(block_id) for block_id in block_ids]
 
     def has_object(self, object_id: bytes) -> bool:
         """Whether there is a block of any version of an object."""
-        with self._read() as transaction:
-            return next(tables.keys(transaction, self._objects, object_id), None) is not None
+        with self._read() as ledger:
+            return next(tables.keys(ledger.transaction, self._tables.objects, object_id), None) is not None
 
     def holder(self, fill_key: bytes) -> FillHolder | None:
         """Who leads a fill, or led it when it was killed."""
-        with self._read() as transaction:
-            return self._holder(transaction, fill_key)
+        with self._read() as ledger:
+            return ledger.holder(fill_key)
 
     def usage(self) -> Usage:
-        with self._read() as transaction:
-            return self._usage(transaction)
+        with self._read() as ledger:
+            names, by_number = ledger.slots(), ledger.usage()
+            unsurveyed_bytes = ledger.unsurveyed_bytes()
+        return Usage(
+            sum(used.blocks for used in by_number.values()),
+            sum(used.used_bytes for used in by_number.values()),
+            sum(used.reserved_bytes for used in by_number.values()),
+            unsurveyed_bytes,
+            {name: by_number[number] for name, number in names.items()},
+        )
 
-    def records(self) -> Iterator[BlockRecord]:
+    def slot_names(self) -> dict[int, str]:
+        """The slots behind the numbers of `FileRecord.slot`."""
+        with self._read() as ledger:
+            return {number: name for name, number in ledger.slots().items()}
+
+    def knows_file(self, file: str) -> bool:
+        with self._read() as ledger:
+            return ledger.file(file) is not None
+
+    def blocks(self) -> Iterator[BlockRecord]:
         """Every block, for checks and tests."""
-        with self._read() as transaction:
-            for block_id, packed in tables.items(transaction, self._blocks):
+        with self._read() as ledger:
+            for block_id, packed in tables.items(ledger.transaction, self._tables.blocks):
                 yield records.unpack_block(block_id, packed)
 
-    def by_last_use(self) -> list[bytes]:
-        """Every block id, the least recently used first, for checks and tests."""
-        with self._read() as transaction:
-            return [records.block_of_access_key(key) for key in tables.keys(transaction, self._access)]
+    def files(self) -> Iterator[FileRecord]:
+        """Every file, for checks and tests."""
+        with self._read() as ledger:
+            for file, packed in tables.items(ledger.transaction, self._tables.files):
+                yield records.unpack_file(file.decode(), packed)
 
     # Writes: index thread only.
 
-    def reserve(self, reservation: Reservation, capacity_bytes: int, succeeds: FillHolder | None = None) -> Step | None:
-        """Set room aside and lead the fill, the least recently used blocks leaving the index for it.
+    def reserve(
+        self,
+        reservation: Reservation,
+        capacity: Capacity,
+        *,
+        block_id: bytes | None = None,
+        succeeds: FillHolder | None = None,
+    ) -> Step | None:
+        """Set room aside, and lead the fill of `block_id` where it is one, other files leaving the index for it.
 
         None: the block is there already, or a process leads the fill that is not the one this one `succeeds`. A dead
         leader's room is free with that, and its file doomed. Not done: either more victims must go (call again once
         the doomed files are unlinked), or, when none was found, everything left is being filled.
         """
-        with self._write() as transaction:
-            holder = self._holder(transaction, reservation.fill_key)
-            if holder not in (None, succeeds) or self._record(transaction, reservation.block_id) is not None:
+        with self._write() as ledger:
+            holder = ledger.holder(reservation.fill_key) if reservation.fill_key is not None else None
+            if holder not in (None, succeeds) or (block_id is not None and ledger.has_block(block_id)):
                 return None
-            if holder is not None:
-                self._succeed(transaction, reservation.fill_key, holder)
-            doomed = self._evict(transaction, capacity_bytes - reservation.disk_bytes)
-            done = self._total(transaction) + reservation.disk_bytes <= capacity_bytes
-            if done:
-                own = records.pack_holder(FillHolder(self._worker, reservation.file))
-                transaction.put(own, records.pack_reservation(reservation), db=self._reserved)
-                transaction.put(reservation.fill_key, own, db=self._fills)
-            return Step(done, doomed)
+            if holder is not None and reservation.fill_key is not None:
+                ledger.succeed(reservation.fill_key, holder)
+            step = make_room(ledger, capacity, reservation.slot, reservation.disk_bytes)
+            if step.done:
+                ledger.reserve(reservation)
+            return step
 
-    def shrink(self, capacity_bytes: int) -> Step:
-        """Evict down to a capacity; call again until done, as for `reserve`."""
-        with self._write() as transaction:
-            doomed = self._evict(transaction, capacity_bytes)
-            return Step(self._total(transaction) <= capacity_bytes, doomed)
+    def shrink(self, capacity: Capacity) -> Step:
+        """Evict down to the capacity and each slot's limit; call again until done, as for `reserve`."""
+        with self._write() as ledger:
+            return make_room(ledger, capacity)
 
-    def commit(self, reservation: Reservation, object_id: bytes, extent: Extent) -> bool:
-        """Turn a reservation into a block, whose file is in place.
+    def commit(self, reservation: Reservation, blocks: Sequence[BlockRecord]) -> bool:
+        """Turn a reservation into the blocks of its file, which is in place.
 
-        False when another process has filled the same block meanwhile: the reservation is gone and the file is doomed.
+        False when the index has all of them by now: the reservation is gone and the file is doomed.
         """
-        with self._write() as transaction:
-            self._release(transaction, reservation)
-            if tables.get(transaction, self._blocks, reservation.block_id) is not None:
-                self._doom(transaction, reservation.file)
+        with self._write() as ledger:
+            ledger.release(reservation)
+            new = [block for block in blocks if not ledger.has_block(block.block_id)]
+            if not new:
+                ledger.doom(reservation.file)
                 return False
-            tick = self._advance(transaction, 1)
-            record = BlockRecord(reservation.block_id, object_id, extent, reservation.disk_bytes, tick)
-            self._insert(transaction, record)
+            ids = tuple(block.block_id for block in new)
+            slot, tick = ledger.slot(reservation.slot), ledger.next_tick()
+            ledger.insert(FileRecord(reservation.file, slot, reservation.disk_bytes, tick, ids), new)
             return True
 
     def release(self, reservation: Reservation) -> None:
         """Give back a reservation whose file does not exist."""
-        with self._write() as transaction:
-            self._release(transaction, reservation)
+        with self._write() as ledger:
+            ledger.release(reservation)
 
-    def drop(self, block_id: bytes, file: str) -> bool:
-        """Take a block out, if it still lies in `file`, which is then doomed."""
-        with self._write() as transaction:
-            record = self._record(transaction, block_id)
-            if record is None or record.extent.file != file:
-                return False
-            self._remove(transaction, record)
-            return True
+    def drop(self, block_id: bytes, file: str) -> Step:
+        """Take a block out, if it still lies in `file`: done says whether. The file goes when nothing else is in it."""
+        with self._write() as ledger:
+            block = ledger.block(block_id)
+            if block is None or block.extent.file != file:
+                return Step(False, ())
+            emptied = ledger.remove_block(block)
+            return Step(True, [emptied] if emptied is not None else ())
 
     def drop_object(self, object_id: bytes) -> Step:
         """Take blocks of every version of an object out, a bounded number at a time: call again until done."""
-        with self._write() as transaction:
-            keys = islice(tables.keys(transaction, self._objects, object_id), VICTIMS_PER_TRANSACTION)
-            found = (self._record(transaction, key[len(object_id) :]) for key in keys)
-            doomed = self._remove_all(transaction, [record for record in found if record is not None])
-            return Step(len(doomed) < VICTIMS_PER_TRANSACTION, doomed)
+        with self._write() as ledger:
+            keys = list(
+                islice(tables.keys(ledger.transaction, self._tables.objects, object_id), VICTIMS_PER_TRANSACTION)
+            )
+            found = (ledger.block(key[len(object_id) :]) for key in keys)
+            emptied = [ledger.remove_block(block) for block in found if block is not None]
+            return Step(len(keys) < VICTIMS_PER_TRANSACTION, [file for file in emptied if file is not None])
 
     def touch(self, block_ids: Sequence[bytes]) -> None:
         """Note that blocks were used, in this order; at most TOUCHES_PER_TRANSACTION of them."""
-        with self._write() as transaction:
-            tick = self._advance(transaction, len(block_ids))
-            for place, block_id in enumerate(block_ids):
-                self._touch(transaction, block_id, tick + place)
+        with self._write() as ledger:
+            ledger.touch(block_ids)
 
     def forget_doomed(self, files: Iterable[str]) -> None:
         """The files are unlinked."""
-        with self._write() as transaction:
+        with self._write() as ledger:
             for file in files:
-                transaction.delete(records.worker_key(self._worker, file.encode()), db=self._doomed)
+                ledger.transaction.delete(records.worker_key(self._worker, file.encode()), db=self._tables.doomed)
 
     def leftovers(self, worker: int) -> list[str]:
         """The files that a dead worker's slot may have left: fills begun, and doomed files not yet unlinked.
@@ -200,129 +211,69 @@ class BlockIndex:
         A file that a block lies in is none of them.
         """
         prefix = records.worker_key(worker)
-        with self._read() as transaction:
-            doomed = list(tables.keys(transaction, self._doomed, prefix))
-            reserved = list(tables.keys(transaction, self._reserved, prefix))
+        with self._read() as ledger:
+            doomed = list(tables.keys(ledger.transaction, self._tables.doomed, prefix))
+            reserved = list(tables.keys(ledger.transaction, self._tables.reserved, prefix))
         return [key[len(prefix) :].decode() for key in (*doomed, *reserved)]
 
-    def forget_slot(self, worker: int) -> None:
+    def forget_worker(self, worker: int) -> None:
         """Drop a dead worker's reservations and doomed files, after what `leftovers` named is gone from the disk."""
-        with self._write() as transaction:
-            for table in (self._reserved, self._doomed):
-                tables.clear_prefix(transaction, table, records.worker_key(worker))
-            for fill_key, packed in list(tables.items(transaction, self._fills)):
+        with self._write() as ledger:
+            for table in (self._tables.reserved, self._tables.doomed):
+                tables.clear_prefix(ledger.transaction, table, records.worker_key(worker))
+            for fill_key, packed in list(tables.items(ledger.transaction, self._tables.fills)):
                 if records.unpack_holder(packed).worker == worker:
-                    transaction.delete(fill_key, db=self._fills)
+                    ledger.transaction.delete(fill_key, db=self._tables.fills)
 
-    def insert_scanned(self, found: Sequence[BlockRecord]) -> list[str]:
-        """Take in blocks found on disk, whose ticks order them; returns files of blocks that were already there."""
-        duplicates = []
-        with self._write() as transaction:
-            for record in found:
-                if tables.get(transaction, self._blocks, record.block_id) is not None:
-                    duplicates.append(record.extent.file)
-                    continue
-                self._insert(transaction, record)
-                if record.tick >= self._counter(transaction, _NEXT_TICK):
-                    transaction.put(_NEXT_TICK, records.pack_counter(record.tick + 1), db=self._counters)
-        return duplicates
+    # The survey (survey.py). Index thread only.
 
-    # Inside a transaction.
+    def slots_are(self, fingerprint: bytes) -> bool:
+        """Whether files are on the accounts that slots with this fingerprint give them, or will be after a survey."""
+        with self._read() as ledger:
+            return tables.get(ledger.transaction, self._tables.counters, _FINGERPRINT) == fingerprint
+
+    def begin_survey(self, fingerprint: bytes, unknown_bytes: Mapping[int, int], first_tick: int = 0) -> None:
+        """Have directories surveyed; `unknown_bytes` says of each what lies in it beside what the index knows.
+
+        One that waits for a survey already keeps what was said of it.
+        """
+        with self._write() as ledger:
+            for number, count in unknown_bytes.items():
+                packed = records.pack_counter(count)
+                ledger.transaction.put(bytes([number]), packed, db=self._tables.survey, overwrite=False)
+            ledger.transaction.put(_FINGERPRINT, fingerprint, db=self._tables.counters)
+            ledger.begin_ticks_at(max(first_tick, ledger.next_tick(0)))
+
+    def unsurveyed(self) -> list[int]:
+        """The directories of data files that are still to be surveyed."""
+        with self._read() as ledger:
+            return [key[0] for key in tables.keys(ledger.transaction, self._tables.survey)]
+
+    def surveyed(self, directory: int) -> None:
+        """A directory holds nothing that the index does not know."""
+        with self._write() as ledger:
+            ledger.transaction.delete(bytes([directory]), db=self._tables.survey)
 
     @contextmanager
-    def _read(self) -> Iterator[lmdb.Transaction]:
+    def surveying(self) -> Iterator[Ledger]:
+        """One transaction of the survey."""
+        with self._write() as ledger:
+            yield ledger
+
+    # Transactions.
+
+    @contextmanager
+    def _read(self) -> Iterator[Ledger]:
         try:
             with self._environment.begin() as transaction:
-                yield transaction
+                yield Ledger(transaction, self._tables, self._worker)
         except lmdb.Error as error:
             raise StoreUnavailable(f"the block index cannot be read: {error}") from error
 
     @contextmanager
-    def _write(self) -> Iterator[lmdb.Transaction]:
+    def _write(self) -> Iterator[Ledger]:
         try:
             with self._environment.begin(write=True) as transaction:
-                yield transaction
+                yield Ledger(transaction, self._tables, self._worker)
         except lmdb.Error as error:
             raise StoreUnavailable(f"the block index cannot be written: {error}") from error
-
-    def _usage(self, transaction: lmdb.Transaction) -> Usage:
-        blocks = transaction.stat(self._blocks)["entries"]
-        reserved = sum(records.reserved_bytes(packed) for _, packed in tables.items(transaction, self._reserved))
-        return Usage(blocks, self._counter(transaction, _USAGE), reserved)
-
-    def _total(self, transaction: lmdb.Transaction) -> int:
-        usage = self._usage(transaction)
-        return usage.used_bytes + usage.reserved_bytes
-
-    def _evict(self, transaction: lmdb.Transaction, target_bytes: int) -> list[BlockRecord]:
-        usage = self._usage(transaction)
-        if usage.reserved_bytes > target_bytes:  # no eviction could make that much room
-            return []
-        excess = usage.used_bytes + usage.reserved_bytes - target_bytes
-        victims = least_recently_used(self._oldest_first(transaction), excess, VICTIMS_PER_TRANSACTION)
-        return self._remove_all(transaction, victims)
-
-    def _oldest_first(self, transaction: lmdb.Transaction) -> Iterator[BlockRecord]:
-        for key in tables.keys(transaction, self._access):
-            record = self._record(transaction, records.block_of_access_key(key))
-            if record is not None:
-                yield record
-
-    def _record(self, transaction: lmdb.Transaction, block_id: bytes) -> BlockRecord | None:
-        packed = tables.get(transaction, self._blocks, block_id)
-        return records.unpack_block(block_id, packed) if packed is not None else None
-
-    def _remove_all(self, transaction: lmdb.Transaction, victims: list[BlockRecord]) -> list[BlockRecord]:
-        for victim in victims:
-            self._remove(transaction, victim)
-        return victims
-
-    def _remove(self, transaction: lmdb.Transaction, record: BlockRecord) -> None:
-        transaction.delete(record.block_id, db=self._blocks)
-        transaction.delete(records.access_key(record.tick, record.block_id), db=self._access)
-        transaction.delete(record.object_id + record.block_id, db=self._objects)
-        self._add(transaction, _USAGE, -record.disk_bytes)
-        self._doom(transaction, record.extent.file)
-
-    def _insert(self, transaction: lmdb.Transaction, record: BlockRecord) -> None:
-        transaction.put(record.block_id, records.pack_block(record), db=self._blocks)
-        transaction.put(records.access_key(record.tick, record.block_id), b"", db=self._access)
-        transaction.put(record.object_id + record.block_id, b"", db=self._objects)
-        self._add(transaction, _USAGE, record.disk_bytes)
-
-    def _touch(self, transaction: lmdb.Transaction, block_id: bytes, tick: int) -> None:
-        packed = tables.get(transaction, self._blocks, block_id)
-        if packed is None:
-            return
-        transaction.delete(records.access_key(records.tick_of(packed), block_id), db=self._access)
-        transaction.put(records.access_key(tick, block_id), b"", db=self._access)
-        transaction.put(block_id, records.with_tick(packed, tick), db=self._blocks)
-
-    def _holder(self, transaction: lmdb.Transaction, fill_key: bytes) -> FillHolder | None:
-        packed = tables.get(transaction, self._fills, fill_key)
-        return records.unpack_holder(packed) if packed is not None else None
-
-    def _release(self, transaction: lmdb.Transaction, reservation: Reservation) -> None:
-        holder = FillHolder(self._worker, reservation.file)
-        transaction.delete(records.pack_holder(holder), db=self._reserved)
-        if self._holder(transaction, reservation.fill_key) == holder:
-            transaction.delete(reservation.fill_key, db=self._fills)
-
-    def _succeed(self, transaction: lmdb.Transaction, fill_key: bytes, dead: FillHolder) -> None:
-        transaction.delete(records.pack_holder(dead), db=self._reserved)
-        transaction.delete(fill_key, db=self._fills)
-        self._doom(transaction, dead.file)
-
-    def _doom(self, transaction: lmdb.Transaction, file: str) -> None:
-        transaction.put(records.worker_key(self._worker, file.encode()), b"", db=self._doomed)
-
-    def _advance(self, transaction: lmdb.Transaction, count: int) -> int:
-        return self._add(transaction, _NEXT_TICK, count) - count
-
-    def _add(self, transaction: lmdb.Transaction, name: bytes, difference: int) -> int:
-        value = self._counter(transaction, name) + difference
-        transaction.put(name, records.pack_counter(value), db=self._counters)
-        return value
-
-    def _counter(self, transaction: lmdb.Transaction, name: bytes) -> int:
-        return records.unpack_counter(tables.get(transaction, self._counters, name))

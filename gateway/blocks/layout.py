@@ -114,7 +114,7 @@ def blocks_of(version: ObjectVersion, byte_range: ByteRange, block_size_bytes: i
 def data_offset(block: Block) -> int:
     """Where the block's bytes begin in its file: known before the first byte has come."""
     end = _FIXED.size + sum(map(len, _identity(block))) + chunk_count(block.length) * _CRC.size + _CRC.size
-    return -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return in_pages(end)
 
 
 def checksums_offset(block: Block) -> int:
@@ -124,7 +124,12 @@ def checksums_offset(block: Block) -> int:
 
 def file_bytes(block: Block) -> int:
     """What the block's file takes on disk, in whole pages."""
-    return data_offset(block) + -(-block.length // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return data_offset(block) + in_pages(block.length)
+
+
+def in_pages(size_bytes: int) -> int:
+    """A size rounded up to whole pages: what a file of it takes on disk."""
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def file_name(block_id: bytes, nonce: str) -> str:

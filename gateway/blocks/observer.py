@@ -2,66 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
+
+from gateway.blocks.shares import SlotUsage
 
 
 class CacheObserver(Protocol):
-    """Events of one process's cache."""
+    """Events of one process's cache. `slot` is the name of the one on whose account they go."""
 
-    def hit_bytes(self, count: int) -> None:
+    def hit_bytes(self, slot: str, count: int) -> None:
         """Bytes given to a reader from blocks that were complete when it came to them."""
 
-    def miss_bytes(self, count: int) -> None:
+    def miss_bytes(self, slot: str, count: int) -> None:
         """Bytes given to a reader from a fill in progress, or straight from the origin."""
 
-    def coalesced(self) -> None:
+    def coalesced(self, slot: str) -> None:
         """A reader joined a fill that another reader had started."""
 
-    def evicted(self, blocks: int, size_bytes: int) -> None:
+    def evicted(self, slot: str, blocks: int, size_bytes: int) -> None:
         """Blocks made room for others; `size_bytes` is what they took on disk."""
 
-    def damaged(self) -> None:
+    def damaged(self, slot: str) -> None:
         """A block was not what had been written, or could not be read; it was dropped and is a miss now."""
 
-    def fill_finished(self, seconds: float, size_bytes: int) -> None:
+    def fill_finished(self, slot: str, seconds: float, size_bytes: int) -> None:
         """A block was filled and published."""
 
-    def fill_failed(self) -> None:
+    def fill_failed(self, slot: str) -> None:
         """A fill ended without a block: the origin failed or refused, or the store could not take the bytes."""
 
     def store_unavailable(self) -> None:
         """The cache directory could not take or give bytes, and a range was served straight from the origin."""
 
-    def usage(self, used_bytes: int, reserved_bytes: int) -> None:
-        """What all processes together have on disk and set aside; told every second or so."""
+    def usage(self, slots: Mapping[str, SlotUsage], unsurveyed_bytes: int) -> None:
+        """What all processes together have on disk and set aside, by slot; told every second or so.
+
+        `unsurveyed_bytes` lie on disk without being in the index yet.
+        """
 
 
 class SilentObserver:
     """Counts nothing."""
 
-    def hit_bytes(self, count: int) -> None:
+    def hit_bytes(self, slot: str, count: int) -> None:
         pass
 
-    def miss_bytes(self, count: int) -> None:
+    def miss_bytes(self, slot: str, count: int) -> None:
         pass
 
-    def coalesced(self) -> None:
+    def coalesced(self, slot: str) -> None:
         pass
 
-    def evicted(self, blocks: int, size_bytes: int) -> None:
+    def evicted(self, slot: str, blocks: int, size_bytes: int) -> None:
         pass
 
-    def damaged(self) -> None:
+    def damaged(self, slot: str) -> None:
         pass
 
-    def fill_finished(self, seconds: float, size_bytes: int) -> None:
+    def fill_finished(self, slot: str, seconds: float, size_bytes: int) -> None:
         pass
 
-    def fill_failed(self) -> None:
+    def fill_failed(self, slot: str) -> None:
         pass
 
     def store_unavailable(self) -> None:
         pass
 
-    def usage(self, used_bytes: int, reserved_bytes: int) -> None:
+    def usage(self, slots: Mapping[str, SlotUsage], unsurveyed_bytes: int) -> None:
         pass

@@ -1,35 +1,34 @@
 """Opening and closing the cache directory: its format, what crashes have left, and whether the index can be believed.
 
-    FORMAT   "forebay blocks 2": any other content is refused, never misread; 1 becomes 2 when nobody has it open
-    BOOT     the kernel's boot id when the index was last opened or rebuilt
+    FORMAT   "forebay blocks 3": any other content is refused, never misread; 1 and 2 become 3 when nobody has it open
+    BOOT     the kernel's boot id when the index was last opened or begun anew
     CLEAN    there while no process has the directory open and the index is synced to disk
 
-The index is not synced while it is in use, so one of another boot without CLEAN is dropped and rebuilt from the files'
-headers. All of this blocks: it runs in a thread.
+The index is not synced while it is in use, so one of another boot without CLEAN is dropped; a survey of the files'
+headers builds it anew while the cache is in use (survey.py). All of this blocks: it runs in a thread.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from itertools import islice
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import lmdb
 
-from gateway.blocks import layout
 from gateway.blocks.directory import BlockDirectory, Evicted
 from gateway.blocks.index import BlockIndex
-from gateway.blocks.records import BlockRecord
 from gateway.blocks.settings import BlockSettings
+from gateway.blocks.shares import capacity_of, fingerprint_of
 from gateway.blocks.slots import SlotLocks
-from gateway.blocks.store import DIRECTORY_MODE, FILE_MODE, BlockStore, ScannedBlock
+from gateway.blocks.store import DIRECTORIES, DIRECTORY_MODE, FILE_MODE, BlockStore
 from gateway.errors import BlockError, StartupError
 
-FORMAT = b"forebay blocks 2\n"
-_FORMAT_BEFORE = b"forebay blocks 1\n"
+FORMAT = b"forebay blocks 3\n"
+_FORMATS_BEFORE = (b"forebay blocks 1\n", b"forebay blocks 2\n")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_SCANNED_PER_TRANSACTION = 256
 _BEFORE_FORMAT = {"FORMAT.new", "slots"}
 
 
@@ -74,8 +73,9 @@ def _open(settings: BlockSettings, worker: int) -> OpenDirectory:
             _bring_up_to_date(path, slots)
             store = BlockStore(path, worker)
             store.prepare()
-            index = _open_index(path, store, slots, worker)
-            return _clear_up(BlockDirectory(store, index, settings.capacity_bytes), slots, path, worker)
+            index = _open_index(settings, store, slots, worker)
+            capacity = capacity_of(settings.capacity_bytes, settings.slots)
+            return _clear_up(BlockDirectory(store, index, capacity), slots, path, worker)
         except BaseException:
             slots.give_back_own()
             raise
@@ -102,7 +102,7 @@ def _refuse_other_formats(path: Path) -> None:
                 f"{path} is not empty and not a block cache (it holds {foreign[0]!r}): give an empty directory"
             ) from None
         return
-    if found not in (FORMAT, _FORMAT_BEFORE):
+    if found not in (FORMAT, *_FORMATS_BEFORE):
         raise StartupError(
             f"{path} has the block format {found[:40]!r}, this version reads {FORMAT!r}: "
             "run the version that wrote it, or empty the directory (blocks are fetched again)"
@@ -116,17 +116,19 @@ def _write_format(path: Path) -> None:
 
 
 def _bring_up_to_date(path: Path, slots: SlotLocks) -> None:
-    """Version 2 adds who leads which fill, and checksums in unfinished files: blocks and their records are the same."""
+    """The files of versions 1 and 2 are the same; their index, which knew no slots, is dropped."""
     if _read(path / "FORMAT") == FORMAT:
         return
     if not slots.alone():
         raise StartupError(f"processes of an earlier version use {path}: stop them first")
+    shutil.rmtree(path / "index", ignore_errors=True)
     _write_durably(path / "FORMAT", FORMAT)
 
 
-def _open_index(path: Path, store: BlockStore, slots: SlotLocks, worker: int) -> BlockIndex:
-    """The index, rebuilt where it cannot be believed; CLEAN is gone and BOOT is of now when this returns."""
-    boot = BOOT_ID.read_bytes()
+def _open_index(settings: BlockSettings, store: BlockStore, slots: SlotLocks, worker: int) -> BlockIndex:
+    """The index, begun anew where it cannot be believed; CLEAN is gone and BOOT is of now when this returns."""
+    path, boot = settings.directory, BOOT_ID.read_bytes()
+    fingerprint = fingerprint_of(settings.slots)
     believable = _read(path / "BOOT") == boot or (path / "CLEAN").exists()
     (path / "CLEAN").unlink(missing_ok=True)
     _sync_directory(path)
@@ -134,7 +136,9 @@ def _open_index(path: Path, store: BlockStore, slots: SlotLocks, worker: int) ->
     if index is None:
         if not slots.alone():
             raise StartupError(f"the index of {path} cannot be read while other processes use it: stop them first")
-        index = _rebuild(path, store, worker)
+        index = _begin_anew(path, store, fingerprint, worker)
+    elif not index.slots_are(fingerprint):
+        _move_between_slots(index, slots, fingerprint)
     if _read(path / "BOOT") != boot:
         _write_durably(path / "BOOT", boot)
     return index
@@ -150,24 +154,29 @@ def _try_open(directory: Path, worker: int) -> BlockIndex | None:
         return None
 
 
-def _rebuild(path: Path, store: BlockStore, worker: int) -> BlockIndex:
-    """A new index of the blocks that the files describe, ordered by when the files were written."""
+def _begin_anew(path: Path, store: BlockStore, fingerprint: bytes, worker: int) -> BlockIndex:
+    """An empty index, and a survey of all that lies there: only its size is looked at now."""
     shutil.rmtree(path / "index", ignore_errors=True)
-    (path / "BOOT").unlink(missing_ok=True)  # a rebuild that is killed half-way is begun again
+    (path / "BOOT").unlink(missing_ok=True)  # a beginning that is killed half-way is begun again
     (path / "index").mkdir(mode=DIRECTORY_MODE)
-    index = BlockIndex(path / "index", worker)
     store.clean_all_slots()
-    found = store.scan()
-    while batch := [_record(scanned) for scanned in islice(found, _SCANNED_PER_TRANSACTION)]:
-        for file in index.insert_scanned(batch):
-            store.unlink(file)
+    unknown_bytes = {number: store.bytes_on_disk(number) for number in range(DIRECTORIES)}
+    index = BlockIndex(path / "index", worker)
+    # Ticks begin after every file's time, by which the survey orders what it finds.
+    index.begin_survey(fingerprint, _not_empty(unknown_bytes), first_tick=time.time_ns())
     return index
 
 
-def _record(scanned: ScannedBlock) -> BlockRecord:
-    block = scanned.block
-    key = layout.object_id(block.version.key)
-    return BlockRecord(block.id, key, scanned.extent, layout.file_bytes(block), scanned.modified_ns)
+def _not_empty(unknown_bytes: Mapping[int, int]) -> dict[int, int]:
+    return {number: count for number, count in unknown_bytes.items() if count}
+
+
+def _move_between_slots(index: BlockIndex, slots: SlotLocks, fingerprint: bytes) -> None:
+    """Have a survey put every file on the account that the slots of now give it."""
+    if not slots.alone():
+        index.close()
+        raise StartupError("other processes use the cache directory with other slots: stop them first")
+    index.begin_survey(fingerprint, dict.fromkeys(range(DIRECTORIES), 0))
 
 
 def _read(path: Path) -> bytes | None:

@@ -111,7 +111,7 @@ class RangeReader:
             return
         count, self._given = self._given, 0
         if count:
-            (self._tools.observer.hit_bytes if source.cached else self._tools.observer.miss_bytes)(count)
+            (self._tools.observer.hit_bytes if source.cached else self._tools.observer.miss_bytes)(self._slot, count)
         await source.close()
 
     async def _next(self, position: int) -> BodyPiece:
@@ -183,7 +183,7 @@ class RangeReader:
         if fill is None:
             fill = tools.fills.start(block, self._slot, self._headers, self)
         elif fill.started_by is not self:
-            tools.observer.coalesced()
+            tools.observer.coalesced(self._slot)
         try:
             await fill.begun()
         except FillUnneeded:
@@ -231,7 +231,7 @@ class RangeReader:
         tools = self._tools
         tools.verified.forget(block.id)
         if await tools.threads.index(tools.directory.drop, block.id, extent.file):
-            tools.observer.damaged()
+            tools.observer.damaged(self._slot)
 
     def _fill_ahead(self, position: int) -> None:
         """Keep the next few blocks of the range on their way while this one is read."""

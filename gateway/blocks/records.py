@@ -7,38 +7,55 @@ from dataclasses import dataclass
 
 from gateway.blocks.layout import Extent
 
-_BLOCK = struct.Struct("<QQQQ16sH")
-_TICK = struct.Struct(">Q")
+_BLOCK = struct.Struct("<QQ16sH")
+_FILE = struct.Struct("<QQH")
+_USAGE = struct.Struct("<QQ")
+_RESERVATION = struct.Struct("<QH")
+_ACCESS = struct.Struct(">HQ")
+_SLOT = struct.Struct(">H")
 _WORKER = struct.Struct(">I")
 _BYTES = struct.Struct("<Q")
+
+BLOCK_ID_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRecord:
-    """What the index knows of one block.
-
-    `disk_bytes` is what unlinking its file gives back. `tick` is its place in the order of use: a counter kept in the
-    index, so that no clock, no time zone and no reboot can disturb the order.
-    """
+    """What the index knows of one block."""
 
     block_id: bytes
     object_id: bytes
     extent: Extent
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """One file with all blocks that lie in it: what is counted, and what goes when room is needed.
+
+    `disk_bytes` is what unlinking it gives back; `slot` the number of the one on whose account it is. `tick` is its
+    place in the order of use: a counter kept in the index, so that no clock, no time zone and no reboot can disturb the
+    order.
+    """
+
+    file: str
+    slot: int
     disk_bytes: int
     tick: int
+    block_ids: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Room set aside for a fill in progress, and the name of the file that it writes.
+    """Room set aside on a slot's account for a file that is not in the index yet.
 
-    `fill_key` is what other processes find the fill by: the block, and who may share it.
+    `fill_key` is what other processes find a fill by: the block, and who may share it. None for a file that came
+    another way.
     """
 
-    block_id: bytes
-    fill_key: bytes
     file: str
+    slot: str
     disk_bytes: int
+    fill_key: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,39 +69,54 @@ class FillHolder:
 def pack_block(record: BlockRecord) -> bytes:
     extent = record.extent
     name = extent.file.encode()
-    fixed = _BLOCK.pack(record.tick, record.disk_bytes, extent.offset, extent.length, record.object_id, len(name))
-    return fixed + name + extent.checksums
+    return _BLOCK.pack(extent.offset, extent.length, record.object_id, len(name)) + name + extent.checksums
 
 
 def unpack_block(block_id: bytes, packed: bytes) -> BlockRecord:
-    tick, disk_bytes, offset, length, object_id, name_bytes = _BLOCK.unpack_from(packed)
-    data = _BLOCK.size + name_bytes
-    extent = Extent(packed[_BLOCK.size : data].decode(), offset, length, packed[data:])
-    return BlockRecord(block_id, object_id, extent, disk_bytes, tick)
+    return BlockRecord(block_id, _BLOCK.unpack_from(packed)[2], unpack_extent(packed))
 
 
 def unpack_extent(packed: bytes) -> Extent:
-    """The extent of a packed record: all that a reader needs."""
-    _, _, offset, length, _, name_bytes = _BLOCK.unpack_from(packed)
+    """The extent of a packed block: all that a reader needs."""
+    offset, length, _, name_bytes = _BLOCK.unpack_from(packed)
     data = _BLOCK.size + name_bytes
     return Extent(packed[_BLOCK.size : data].decode(), offset, length, packed[data:])
 
 
-def with_tick(packed: bytes, tick: int) -> bytes:
-    return _BYTES.pack(tick) + packed[_BYTES.size :]
+def pack_file(record: FileRecord) -> bytes:
+    return _FILE.pack(record.tick, record.disk_bytes, record.slot) + b"".join(record.block_ids)
 
 
-def tick_of(packed: bytes) -> int:
-    return int(_BYTES.unpack_from(packed)[0])
+def unpack_file(file: str, packed: bytes) -> FileRecord:
+    tick, disk_bytes, slot = _FILE.unpack_from(packed)
+    starts = range(_FILE.size, len(packed), BLOCK_ID_BYTES)
+    return FileRecord(file, slot, disk_bytes, tick, tuple(packed[at : at + BLOCK_ID_BYTES] for at in starts))
 
 
-def access_key(tick: int, block_id: bytes) -> bytes:
-    """Sorts by last use."""
-    return _TICK.pack(tick) + block_id
+def access_key(slot: int, tick: int, file: str) -> bytes:
+    """Sorts each slot's files by last use."""
+    return _ACCESS.pack(slot, tick) + file.encode()
 
 
-def block_of_access_key(key: bytes) -> bytes:
-    return key[_TICK.size :]
+def file_of_access_key(key: bytes) -> str:
+    return key[_ACCESS.size :].decode()
+
+
+def pack_slot(number: int) -> bytes:
+    """A slot's number, as keys begin with it."""
+    return _SLOT.pack(number)
+
+
+def unpack_slot(packed: bytes) -> int:
+    return int(_SLOT.unpack(packed)[0])
+
+
+def pack_usage(blocks: int, used_bytes: int) -> bytes:
+    return _USAGE.pack(blocks, used_bytes)
+
+
+def unpack_usage(packed: bytes | None) -> tuple[int, int]:
+    return _USAGE.unpack(packed) if packed else (0, 0)
 
 
 def worker_key(worker: int, name: bytes = b"") -> bytes:
@@ -92,12 +124,13 @@ def worker_key(worker: int, name: bytes = b"") -> bytes:
     return _WORKER.pack(worker) + name
 
 
-def pack_reservation(reservation: Reservation) -> bytes:
-    return _BYTES.pack(reservation.disk_bytes) + reservation.block_id
+def pack_reservation(disk_bytes: int, slot: int) -> bytes:
+    return _RESERVATION.pack(disk_bytes, slot)
 
 
-def reserved_bytes(packed: bytes) -> int:
-    return int(_BYTES.unpack_from(packed)[0])
+def unpack_reservation(packed: bytes) -> tuple[int, int]:
+    """Bytes on disk, and the number of the slot."""
+    return _RESERVATION.unpack(packed)
 
 
 def pack_holder(holder: FillHolder) -> bytes:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.blocks.layout import CHUNK_BYTES
 from gateway.errors import ConfigError
+from gateway.policy.slots import Slots
 
 BLOCK_SIZE_BYTES_MAX = 256 * 1024 * 1024
 
@@ -15,7 +16,8 @@ BLOCK_SIZE_BYTES_MAX = 256 * 1024 * 1024
 class BlockSettings:
     """Every worker process that shares `directory` is given the same settings.
 
-    `capacity_bytes` bounds the block files on disk, headers included, fills in progress included. `fills_max` bounds
+    `capacity_bytes` bounds the block files on disk, headers included, fills in progress included; `slots` says who may
+    take how much of it. `fills_max` bounds
     the fills of one process that run at the same time; readahead takes at most half of them, so that a reader that
     waits for its first byte never queues behind bytes that nobody has asked for yet.
     """
@@ -28,6 +30,7 @@ class BlockSettings:
     fill_retries: int = 3
     disk_threads: int = 8
     access_flush_seconds: float = 1.0
+    slots: Slots = field(default_factory=Slots)
 
     def __post_init__(self) -> None:
         size = self.block_size_bytes

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gateway.blocks import layout
@@ -26,13 +25,22 @@ DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
 
 
-@dataclass(frozen=True, slots=True)
-class ScannedBlock:
-    """A block found by its file's header."""
+DIRECTORIES = 256
+"""Published files lie in as many directories."""
 
-    block: Block
-    extent: Extent
+
+@dataclass(frozen=True, slots=True)
+class ScannedFile:
+    """A published file as it describes itself: nothing (None) where it is not whole by its header and its length.
+
+    The bytes themselves are checked when they are read.
+    """
+
+    name: str
+    disk_bytes: int
     modified_ns: int
+    block: Block | None = None
+    extent: Extent | None = None
 
 
 class BlockStore:
@@ -47,8 +55,8 @@ class BlockStore:
         """Make the directories."""
         for directory in (self._data, self._partial_root, self._partial):
             directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-        for byte in range(256):
-            (self._data / f"{byte:02x}").mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+        for number in range(DIRECTORIES):
+            self._directory(number).mkdir(mode=DIRECTORY_MODE, exist_ok=True)
 
     def create_partial(self, file: str) -> OpenFile:
         """A new file, locked until `unlock`, or until the kernel closes it behind a killed process."""
@@ -139,33 +147,42 @@ class BlockStore:
             for path in directory.iterdir():
                 self._unlink(path)
 
-    def scan(self) -> Iterator[ScannedBlock]:
-        """Every block whose file is whole by its header and its length; all other files are removed.
+    def listing(self, number: int) -> list[str]:
+        """The names of the published files in directory `number`, 0 to DIRECTORIES - 1."""
+        return os.listdir(self._directory(number))
 
-        The bytes themselves are checked when they are read.
-        """
-        for directory in sorted(self._data.iterdir()):
-            for path in directory.iterdir():
+    def bytes_on_disk(self, number: int) -> int:
+        """What the published files in a directory take, in whole pages."""
+        with os.scandir(self._directory(number)) as entries:
+            return sum(layout.in_pages(entry.stat(follow_symlinks=False).st_size) for entry in entries)
+
+    def is_published(self, file: str) -> bool:
+        """Whether a file lies in its place now."""
+        return os.path.lexists(self._place(file))
+
+    def describe(self, file: str) -> ScannedFile | None:
+        """What a published file's header says; None when the file is gone. StoreUnavailable when it cannot be read."""
+        try:
+            with open(self._place(file), "rb") as opened:
+                facts = os.fstat(opened.fileno())
+                start = opened.read(layout.ALIGNMENT_BYTES)
+                described = ScannedFile(file, layout.in_pages(facts.st_size), facts.st_mtime_ns)
                 try:
-                    yield self._scan_file(path)
+                    header = start + opened.read(layout.header_bytes(start) - len(start))
+                    block, extent = _described(file, header, facts.st_size)
                 except BlockDamaged:
-                    self._unlink(path)
-
-    def _scan_file(self, path: Path) -> ScannedBlock:
-        with path.open("rb") as file:
-            start = file.read(layout.ALIGNMENT_BYTES)
-            header = start + file.read(layout.header_bytes(start) - len(start))
-            facts = os.fstat(file.fileno())
-        block, checksums = layout.unpack_header(header)
-        if not path.name.startswith(f"{block.id.hex()}-"):
-            raise BlockDamaged("the file's name is of another block")
-        extent = Extent(path.name, layout.data_offset(block), block.length, checksums)
-        if facts.st_size != extent.offset + extent.length:
-            raise BlockDamaged("the file's length is not the block's")
-        return ScannedBlock(block, extent, facts.st_mtime_ns)
+                    return described
+                return replace(described, block=block, extent=extent)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreUnavailable(f"a block file cannot be read: {error}") from error
 
     def _partial_of(self, worker: int) -> Path:
         return self._partial_root / f"w{worker}"
+
+    def _directory(self, number: int) -> Path:
+        return self._data / f"{number:02x}"
 
     def _place(self, file: str) -> str:
         return f"{self._data}/{file[:2]}/{file}"
@@ -177,3 +194,13 @@ class BlockStore:
             return
         except OSError as error:
             raise StoreUnavailable(f"a block file cannot be removed: {error}") from error
+
+
+def _described(file: str, header: bytes, size_bytes: int) -> tuple[Block, Extent]:
+    block, checksums = layout.unpack_header(header)
+    if not file.startswith(f"{block.id.hex()}-"):
+        raise BlockDamaged("the file's name is of another block")
+    extent = Extent(file, layout.data_offset(block), block.length, checksums)
+    if size_bytes != extent.offset + extent.length:
+        raise BlockDamaged("the file's length is not the block's")
+    return block, extent

@@ -1,14 +1,53 @@
-"""Typed reading of LMDB tables inside a transaction."""
+"""The index's LMDB tables, and typed reading of them inside a transaction.
+
+blocks      block id → BlockRecord
+files       file → FileRecord
+access      (slot, tick, file) → nothing: each slot's files, the oldest first
+objects     (object id, block id) → nothing: the blocks of one object
+reserved    (worker, file) → bytes and slot: what fills in progress will take
+fills       fill key → FillHolder: which process leads a fill
+doomed      (worker, file) → nothing: files that left the index and are to be unlinked
+slots       slot name → its number, given once
+usage       slot number → blocks and bytes
+survey      directory of data files → bytes in it that the index does not know yet
+counters    next tick, fingerprint of the slots
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias, cast
 
 import lmdb
 
 Table: TypeAlias = Any
 """An LMDB named database: an opaque handle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """A handle of each table."""
+
+    blocks: Table
+    files: Table
+    access: Table
+    objects: Table
+    reserved: Table
+    fills: Table
+    doomed: Table
+    slots: Table
+    usage: Table
+    survey: Table
+    counters: Table
+
+    @classmethod
+    def open(cls, environment: lmdb.Environment) -> Tables:
+        """Open all of them, made where they do not exist."""
+        return cls(*(environment.open_db(table.name.encode()) for table in fields(cls)))
+
+
+TABLES_MAX = len(fields(Tables))
 
 
 def get(transaction: lmdb.Transaction, table: Table, key: bytes) -> bytes | None:

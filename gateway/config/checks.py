@@ -17,6 +17,9 @@ from gateway.config.problems import Hidden
 from gateway.config.settings import ServerSettings, Settings
 from gateway.errors import ConfigError
 
+BLOCKS_MIN = 8
+"""With room for fewer, a reader's own readahead would push out what it is about to read."""
+
 
 def check(settings: Settings, environment: Mapping[str, str]) -> list[ConfigError]:
     """Every problem that single values do not show."""
@@ -142,9 +145,9 @@ def _files(settings: Settings) -> Iterator[ConfigError]:
 
 def _capacity(settings: Settings) -> Iterator[ConfigError]:
     cache = settings.cache
-    if cache.capacity_bytes < 8 * cache.block_size_bytes:
+    if cache.capacity_bytes < BLOCKS_MIN * cache.block_size_bytes:
         yield ConfigError(
-            "cache.capacity", cache.capacity_bytes, f"at least 8 blocks of {cache.block_size_bytes} bytes"
+            "cache.capacity", cache.capacity_bytes, f"at least {BLOCKS_MIN} blocks of {cache.block_size_bytes} bytes"
         )
     promised = sum(slot.capacity_bytes or 0 for slot in settings.slots)
     if promised > cache.capacity_bytes:
@@ -173,6 +176,9 @@ def _slots(settings: Settings) -> Iterator[ConfigError]:
         limit = slot.capacity_limit_bytes
         if limit is not None and not (slot.capacity_bytes or 0) <= limit <= settings.cache.capacity_bytes:
             yield ConfigError(f"slots[{i}].capacity_limit", limit, "at least capacity, at most cache.capacity")
+        elif limit is not None and limit < BLOCKS_MIN * settings.cache.block_size_bytes:
+            allowed = f"at least {BLOCKS_MIN} blocks of {settings.cache.block_size_bytes} bytes"
+            yield ConfigError(f"slots[{i}].capacity_limit", limit, allowed)
         if slot.consistency == "snapshot":
             yield ConfigError(
                 f"slots[{i}].consistency",
@@ -186,8 +192,6 @@ def _slots(settings: Settings) -> Iterator[ConfigError]:
 
 
 _SLOT_KEYS_NOT_IN_FORCE: Mapping[str, object] = {
-    "capacity_bytes": None,
-    "capacity_limit_bytes": None,
     "eviction": None,
     "read_bandwidth_bytes_per_second": None,
     "write_bandwidth_bytes_per_second": None,
@@ -211,7 +215,7 @@ def not_in_force(settings: Settings) -> list[str]:
         if name in slot.model_fields_set and getattr(slot, name) != harmless
     ]
     return [
-        f"{key} is not in force in this version: writes go through, the cache is shared evenly"
+        f"{key} is not in force in this version: writes go through, the least recently used blocks make room"
         for key in (*origin, *slots)
     ]
 

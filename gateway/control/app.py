@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -108,17 +108,22 @@ class _Control:
     async def openapi(self, _request: Request) -> Response:
         return _json(describe())
 
-    def _cache_figures(self) -> dict[str, float | None]:
-        """What the cache holds and has given since the gateway started; the ratio is None while it gave nothing."""
-        used, hit, miss = metric_kinds.total(
-            self._metrics_directory, metrics.CACHE_USAGE_BYTES, metrics.CACHE_HIT_BYTES, metrics.CACHE_MISS_BYTES
+    def _figures(self) -> dict[str, dict[str, float | None]]:
+        """What each slot holds and has given since the gateway started."""
+        found = metric_kinds.by_label(
+            self._metrics_directory,
+            "slot",
+            metrics.CACHE_USAGE_BYTES,
+            metrics.CACHE_HIT_BYTES,
+            metrics.CACHE_MISS_BYTES,
         )
-        ratio = hit / (hit + miss) if hit + miss else None
-        return {"usage_bytes": int(used), "hit_bytes": int(hit), "miss_bytes": int(miss), "hit_ratio": ratio}
+        names = {"default", *(slot.name for slot in self._settings.slots), *(name for one in found for name in one)}
+        return {name: _figures(*(int(one.get(name, 0)) for one in found)) for name in names}
 
     async def _document(self) -> dict[str, Any]:
         state = self._holder.state
         cache = self._settings.cache
+        figures = await asyncio.to_thread(self._figures)
         return {
             "gateway": state.as_dict() if state else None,
             "origin": {
@@ -130,7 +135,29 @@ class _Control:
                 "directory": str(cache.directory),
                 "capacity_bytes": cache.capacity_bytes,
                 "block_size_bytes": cache.block_size_bytes,
-                **await asyncio.to_thread(self._cache_figures),
+                **_sum(figures.values()),
             },
-            "slots": [{"name": s.name, "prefix": s.prefix, "mode": s.mode} for s in self._settings.slots],
+            "slots": [
+                {
+                    "name": slot.name,
+                    "prefix": slot.prefix,
+                    "mode": slot.mode,
+                    "capacity_bytes": slot.capacity_bytes or 0,
+                    "capacity_limit_bytes": slot.capacity_limit_bytes or cache.capacity_bytes,
+                    **figures[slot.name],
+                }
+                for slot in self._settings.slots
+            ],
         }
+
+
+def _figures(usage_bytes: int, hit_bytes: int, miss_bytes: int) -> dict[str, float | None]:
+    """The ratio is None while nothing was given."""
+    given_bytes = hit_bytes + miss_bytes
+    ratio = hit_bytes / given_bytes if given_bytes else None
+    return {"usage_bytes": usage_bytes, "hit_bytes": hit_bytes, "miss_bytes": miss_bytes, "hit_ratio": ratio}
+
+
+def _sum(figures: Iterable[Mapping[str, float | None]]) -> dict[str, float | None]:
+    found = list(figures)
+    return _figures(*(sum(int(one[name] or 0) for one in found) for name in ("usage_bytes", "hit_bytes", "miss_bytes")))

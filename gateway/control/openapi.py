@@ -38,21 +38,29 @@ _ORIGIN = {
         "reachable": {"type": "boolean"},
     },
 }
+_FIGURES = {
+    "usage_bytes": {"type": "integer"},
+    "hit_bytes": {"type": "integer"},
+    "miss_bytes": {"type": "integer"},
+    "hit_ratio": {"type": ["number", "null"]},
+}
 _CACHE = {
     "type": "object",
     "properties": {
         "directory": {"type": "string"},
         "capacity_bytes": {"type": "integer"},
         "block_size_bytes": {"type": "integer"},
-        "usage_bytes": {"type": "integer"},
-        "hit_bytes": {"type": "integer"},
-        "miss_bytes": {"type": "integer"},
-        "hit_ratio": {"type": ["number", "null"]},
+        **_FIGURES,
     },
 }
 _SLOT = {
     "type": "object",
-    "properties": {name: {"type": "string"} for name in ("name", "prefix", "mode")},
+    "properties": {
+        **{name: {"type": "string"} for name in ("name", "prefix", "mode")},
+        "capacity_bytes": {"type": "integer", "description": "guaranteed to the slot"},
+        "capacity_limit_bytes": {"type": "integer", "description": "the slot never has more"},
+        **_FIGURES,
+    },
 }
 _STATUS = {
     "type": "object",

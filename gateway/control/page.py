@@ -28,15 +28,23 @@ def render(status: dict[str, Any]) -> str:
         ("state", _state(gateway)),
         ("origin", f"{origin['endpoint_url']} ({'reachable' if origin['reachable'] else 'not reachable'})"),
         ("cache", f"{cache['directory']}, {_gib(cache['usage_bytes'])} of {_gib(cache['capacity_bytes'])} in use"),
-        ("bytes from cache", "-" if cache["hit_ratio"] is None else f"{cache['hit_ratio']:.1%}"),
+        ("bytes from cache", _ratio(cache["hit_ratio"])),
     ]
     processes = [
         (p["name"], p["process_id"] or "-", "ready" if p["ready"] else "down", p["restarts"])
         for p in gateway["processes"]
     ]
-    slots = [(s["name"], s["prefix"], s["mode"]) for s in status["slots"]]
+    slots = [
+        (s["name"], s["prefix"], s["mode"], _gib(s["usage_bytes"]), _gib(s["capacity_bytes"]), _ratio(s["hit_ratio"]))
+        for s in status["slots"]
+    ]
     body = _table((), facts) + _table(("process", "pid", "state", "restarts"), processes)
-    return _PAGE.format(body=body + (_table(("slot", "prefix", "mode"), slots) if slots else ""))
+    head = ("slot", "prefix", "mode", "in use", "guaranteed", "bytes from cache")
+    return _PAGE.format(body=body + (_table(head, slots) if slots else ""))
+
+
+def _ratio(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.1%}"
 
 
 def _gib(size_bytes: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +17,9 @@ class Slot:
     `metadata_ttl_seconds`, `immutable` never, once an object has been looked at. Absence is believed for
     `negative_ttl_seconds`, where not strict. While the origin does not answer, `ttl` goes on for
     `stale_if_unreachable_seconds` more.
+
+    Of the cache directory, `capacity_bytes` are guaranteed to the slot, and it takes at most `capacity_limit_bytes`
+    (None: all that is idle).
     """
 
     name: str
@@ -26,6 +29,8 @@ class Slot:
     metadata_ttl_seconds: float = 60.0
     negative_ttl_seconds: float = 0.0
     stale_if_unreachable_seconds: float = 0.0
+    capacity_bytes: int = 0
+    capacity_limit_bytes: int | None = None
 
 
 DEFAULT_SLOT = Slot("default", Prefix(""))
@@ -39,10 +44,15 @@ class Slots:
 
     def __init__(self, slots: Iterable[Slot] = ()) -> None:
         self._by_bucket: dict[str, list[Slot]] = {}
-        for slot in slots:
+        self._all = tuple(slots)
+        for slot in self._all:
             self._by_bucket.setdefault(slot.prefix.bucket, []).append(slot)
         for candidates in self._by_bucket.values():
             candidates.sort(key=lambda slot: len(slot.prefix.key_prefix), reverse=True)
+
+    def __iter__(self) -> Iterator[Slot]:
+        """The slots that are configured, without `default`."""
+        return iter(self._all)
 
     def find(self, bucket: str, key: str) -> Slot:
         """The slot that `key` belongs to."""

@@ -1,4 +1,4 @@
-"""The background process: the admin port, and in time whatever is done while nobody waits."""
+"""The background process: the admin port, and whatever is done while nobody waits."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import structlog
 import uvicorn
 
+from gateway.app import survey_blocks
+from gateway.config import Settings
 from gateway.control.app import control_app
 from gateway.control.state import CURRENT
+from gateway.errors import ForebayError
 from gateway.serve.orders import Orders
 
 _GRACE_SECONDS = 5
+_SURVEY_PAUSE_SECONDS = 30
+
+_log = structlog.get_logger("forebay.background")
 
 
 class _Server(uvicorn.Server):
@@ -24,7 +31,7 @@ class _Server(uvicorn.Server):
 
 
 async def serve_admin(orders: Orders) -> None:
-    """Serve the admin port until told to stop."""
+    """Serve the admin port, and survey the cache directory where that is needed, until told to stop."""
     app = control_app(orders.handover.settings, CURRENT, orders.handover.metrics_directory)
     server = _Server(
         uvicorn.Config(
@@ -38,9 +45,24 @@ async def serve_admin(orders: Orders) -> None:
         )
     )
     serving = asyncio.create_task(server.serve(orders.listeners))
+    surveying = asyncio.create_task(_survey(orders.handover.settings))
     orders.ready()
     stopping = asyncio.create_task(orders.stop.wait())
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True
     stopping.cancel()
+    surveying.cancel()
     await serving
+    await asyncio.gather(surveying, return_exceptions=True)
+
+
+async def _survey(settings: Settings) -> None:
+    """Until the index is complete: what fails is tried again, for meanwhile blocks that are there count as misses."""
+    while True:
+        try:
+            await survey_blocks(settings)
+        except ForebayError as error:
+            _log.warning("the survey of the cache directory goes on later", error=str(error))
+            await asyncio.sleep(_SURVEY_PAUSE_SECONDS)
+        else:
+            return

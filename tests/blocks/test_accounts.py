@@ -15,25 +15,28 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.blocks import layout
 from gateway.blocks.directory import Evicted, FillFile
-from gateway.blocks.index import VICTIMS_PER_TRANSACTION
 from gateway.blocks.layout import Block
 from gateway.blocks.opening import OpenDirectory, open_directory
+from gateway.blocks.room import VICTIMS_PER_TRANSACTION
 from gateway.blocks.settings import BlockSettings
+from gateway.blocks.shares import SlotUsage
 from gateway.errors import StartupError, StoreUnavailable
 from gateway.objects import ObjectKey, ObjectVersion
-from tests.support.blocks import KIB, block_files, partial_files
+from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Slot, Slots
+from tests.support.blocks import KIB, block_files, by_last_use, partial_files
 
 PAGE = 4096
 
 
-def small_block(number: int, size_bytes: int) -> Block:
-    version = ObjectVersion(ObjectKey("b", f"k{number}"), '"e"', size_bytes)
+def small_block(key: str, size_bytes: int) -> Block:
+    version = ObjectVersion(ObjectKey("b", key), '"e"', size_bytes)
     return layout.block_at(version, 0, 64 * KIB)
 
 
 def begin(opened: OpenDirectory, block: Block) -> tuple[FillFile, Evicted]:
     """A fill that no other shares."""
-    begun = opened.blocks.begin(block, block.id + secrets.token_bytes(16))
+    begun = opened.blocks.begin(block, slot_of(block), block.id + secrets.token_bytes(16))
     assert begun is not None
     return begun
 
@@ -51,43 +54,88 @@ def kill(opened: OpenDirectory) -> None:
     opened._slots.give_back_own()
 
 
+SLOTS = Slots(
+    [
+        Slot("a", Prefix.parse("s3://b/a"), capacity_bytes=6 * PAGE),
+        Slot("b", Prefix.parse("s3://b/b"), capacity_bytes=3 * PAGE, capacity_limit_bytes=9 * PAGE),
+    ]
+)
+GUARANTEED = {"a": 6 * PAGE, "b": 3 * PAGE, "default": 0}
+LIMITS = {"b": 9 * PAGE}
+
+
+def slot_of(block: Block) -> str:
+    return SLOTS.find("b", block.version.key.key).name
+
+
 class Accounts(RuleBasedStateMachine):
-    """A model of what is cached, in the order of use, against the directory."""
+    """A model of what each slot has cached, in the order of use, against the directory."""
 
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(tempfile.mkdtemp())
         self.capacity = 20 * PAGE
-        self.model: OrderedDict[bytes, int] = OrderedDict()
+        self.model: dict[str, OrderedDict[bytes, int]] = {slot: OrderedDict() for slot in GUARANTEED}
         self.fills: list[FillFile] = []
         self.opened = self._open()
 
     def _open(self) -> OpenDirectory:
-        return open_directory(BlockSettings(self.directory, self.capacity, 64 * KIB), 0)
+        return open_directory(BlockSettings(self.directory, self.capacity, 64 * KIB, slots=SLOTS), 0)
 
-    def _evict_to(self, room: int) -> None:
-        while self.model and sum(self.model.values()) > room:
-            self.model.popitem(last=False)
+    def _slot_with(self, block_id: bytes) -> str | None:
+        return next((slot for slot, blocks in self.model.items() if block_id in blocks), None)
 
-    @property
-    def reserved(self) -> int:
-        return sum(filled.reservation.disk_bytes for filled in self.fills)
+    def _reserved(self, slot: str | None = None) -> int:
+        fills = [filled.reservation for filled in self.fills]
+        return sum(reservation.disk_bytes for reservation in fills if slot in (None, reservation.slot))
 
-    @rule(number=st.integers(0, 12), pages=st.integers(1, 8))
-    def begin(self, number: int, pages: int) -> None:
-        block = small_block(number, pages * PAGE - 1)
-        needed = (pages + 1) * PAGE
-        if block.id in self.model:
-            assert self.opened.blocks.begin(block, block.id) is None
+    def _taken(self, slot: str) -> int:
+        return sum(self.model[slot].values()) + self._reserved(slot)
+
+    def _follow_evictions(self) -> None:
+        """What went was the oldest of a slot that had more than it is guaranteed, and no more than was needed."""
+        left = {block_id for file in self.opened.blocks.index.files() for block_id in file.block_ids}
+        crowded = sum(map(self._taken, self.model)) > self.capacity
+        last = 0
+        for slot, blocks in self.model.items():
+            over_limit = self._taken(slot) > LIMITS.get(slot, self.capacity)
+            while blocks and next(iter(blocks)) not in left:
+                assert over_limit or (crowded and self._taken(slot) > GUARANTEED[slot])
+                last = max(last, blocks.popitem(last=False)[1])
+            assert set(blocks) <= left
+        taken = sum(map(self._taken, self.model))
+        assert (
+            not last
+            or any(self._taken(slot) + last > limit for slot, limit in LIMITS.items())
+            or (taken + last > self.capacity)
+        )
+
+    @rule(prefix=st.sampled_from("abc"), number=st.integers(0, 5), pages=st.integers(1, 8))
+    def begin(self, prefix: str, number: int, pages: int) -> None:
+        block = small_block(f"{prefix}{number}", pages * PAGE - 1)
+        slot, needed = slot_of(block), (pages + 1) * PAGE
+        if self._slot_with(block.id) is not None:
+            assert self.opened.blocks.begin(block, slot, block.id) is None
             return
-        if self.reserved + needed > self.capacity:
-            with pytest.raises(StoreUnavailable):
-                begin(self.opened, block)
-            return
-        filled, _ = begin(self.opened, block)
-        assert filled.reservation.disk_bytes == needed
-        self.fills.append(filled)
-        self._evict_to(self.capacity - self.reserved)
+        try:
+            filled, _ = begin(self.opened, block)
+        except StoreUnavailable:
+            assert self._cannot_have(slot, needed)
+        else:
+            assert filled.reservation.disk_bytes == needed
+            self.fills.append(filled)
+        self._follow_evictions()
+
+    def _cannot_have(self, slot: str, needed: int) -> bool:
+        """Even with everything evicted that may be."""
+        if self._reserved(slot) + needed > LIMITS.get(slot, self.capacity):
+            return True
+        others = sum(
+            max(self._reserved(other), min(self._taken(other), GUARANTEED[other]))
+            for other in self.model
+            if other != slot
+        )
+        return self._reserved(slot) + needed + others > self.capacity
 
     @precondition(lambda self: self.fills)
     @rule(data=st.data())
@@ -96,8 +144,9 @@ class Accounts(RuleBasedStateMachine):
         self.opened.blocks.store.write(filled.file, b"x" * filled.block.length, filled.data_offset)
         extent = self.opened.blocks.finish(filled, b"\0" * 4)
         filled.file.release()
-        assert (extent is None) == (filled.block.id in self.model)
-        self.model.setdefault(filled.block.id, filled.reservation.disk_bytes)
+        blocks = self.model[slot_of(filled.block)]
+        assert (extent is None) == (filled.block.id in blocks)
+        blocks.setdefault(filled.block.id, filled.reservation.disk_bytes)
 
     @precondition(lambda self: self.fills)
     @rule(data=st.data())
@@ -106,32 +155,34 @@ class Accounts(RuleBasedStateMachine):
         self.opened.blocks.abandon(filled)
         filled.file.release()
 
-    @precondition(lambda self: self.model)
+    @precondition(lambda self: any(self.model.values()))
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
-        block_id = data.draw(st.sampled_from(list(self.model)))
+        slot = data.draw(st.sampled_from([slot for slot, blocks in self.model.items() if blocks]))
+        block_id = data.draw(st.sampled_from(list(self.model[slot])))
         extent = self.opened.blocks.index.lookup(block_id)
         assert extent is not None
         assert not self.opened.blocks.drop(block_id, extent.file + "-other")
         assert self.opened.blocks.drop(block_id, extent.file)
-        del self.model[block_id]
+        del self.model[slot][block_id]
 
-    @rule(number=st.integers(0, 12))
-    def drop_object(self, number: int) -> None:
-        key = ObjectKey("b", f"k{number}")
-        self.opened.blocks.drop_object(layout.object_id(key))
+    @rule(prefix=st.sampled_from("abc"), number=st.integers(0, 5))
+    def drop_object(self, prefix: str, number: int) -> None:
+        self.opened.blocks.drop_object(layout.object_id(ObjectKey("b", f"{prefix}{number}")))
         for pages in range(1, 9):
-            self.model.pop(small_block(number, pages * PAGE - 1).id, None)
+            block = small_block(f"{prefix}{number}", pages * PAGE - 1)
+            self.model[slot_of(block)].pop(block.id, None)
 
-    @precondition(lambda self: self.model)
+    @precondition(lambda self: any(self.model.values()))
     @rule(data=st.data())
     def touch(self, data: st.DataObject) -> None:
-        used = data.draw(st.lists(st.sampled_from(list(self.model)), unique=True))
-        self.opened.blocks.index.touch([*used, b"never heard of" * 2])
-        for block_id in used:
-            self.model.move_to_end(block_id)
+        cached = [(slot, block_id) for slot, blocks in self.model.items() for block_id in blocks]
+        used = data.draw(st.lists(st.sampled_from(cached), unique=True))
+        self.opened.blocks.index.touch([*(block_id for _, block_id in used), b"never heard of" * 2])
+        for slot, block_id in used:
+            self.model[slot].move_to_end(block_id)
 
-    @rule(orderly=st.booleans(), capacity=st.integers(5, 30))
+    @rule(orderly=st.booleans(), capacity=st.integers(9, 30))
     def restart(self, orderly: bool, capacity: int) -> None:
         if orderly:
             self.opened.close()
@@ -142,21 +193,23 @@ class Accounts(RuleBasedStateMachine):
         self.fills = []
         self.capacity = capacity * PAGE
         self.opened = self._open()
-        self._evict_to(self.capacity)
+        self._follow_evictions()
 
     @invariant()
     def the_accounts_are_right(self) -> None:
-        index = self.opened.blocks.index
-        usage = index.usage()
-        assert usage.blocks == len(self.model)
-        assert usage.used_bytes == sum(self.model.values())
-        assert usage.reserved_bytes == self.reserved
+        usage = self.opened.blocks.index.usage()
+        for slot, blocks in self.model.items():
+            used = usage.slots.get(slot, SlotUsage())
+            assert used == SlotUsage(len(blocks), sum(blocks.values()), self._reserved(slot))
+            assert used.used_bytes + used.reserved_bytes <= LIMITS.get(slot, self.capacity)
         assert usage.used_bytes + usage.reserved_bytes <= self.capacity
-        assert index.by_last_use() == list(self.model)
+        order = by_last_use(self.opened.blocks.index)
+        for blocks in self.model.values():
+            assert [block_id for block_id in order if block_id in blocks] == list(blocks)
 
     @invariant()
     def the_disk_holds_what_the_accounts_say_and_nothing_else(self) -> None:
-        indexed = sorted(record.extent.file for record in self.opened.blocks.index.records())
+        indexed = sorted(record.extent.file for record in self.opened.blocks.index.blocks())
         assert sorted(path.name for path in block_files(self.directory)) == indexed
         writing = sorted(filled.reservation.file for filled in self.fills)
         assert sorted(path.name for path in partial_files(self.directory)) == writing
@@ -175,9 +228,9 @@ TestAccounts.settings = settings(max_examples=40, stateful_step_count=30, deadli
 def test_a_block_that_never_fits_evicts_nothing(tmp_path: Path) -> None:
     """Asking for more than the capacity is refused before anything is thrown away for it."""
     opened = open_directory(BlockSettings(tmp_path / "c", 10 * PAGE, 64 * KIB), 0)
-    fill_now(opened, small_block(1, PAGE))
+    fill_now(opened, small_block("k1", PAGE))
     with pytest.raises(StoreUnavailable):
-        begin(opened, small_block(2, 10 * PAGE))
+        begin(opened, small_block("k2", 10 * PAGE))
     assert opened.blocks.index.usage().blocks == 1
     opened.close()
 
@@ -186,10 +239,11 @@ def test_room_is_made_in_transactions_of_bounded_size(tmp_path: Path) -> None:
     """However many small blocks must go for a large one, no transaction takes more than its share, and all go."""
     opened = open_directory(BlockSettings(tmp_path / "c", 400 * PAGE, 4096 * KIB), 0)
     for number in range(200):
-        fill_now(opened, small_block(number, PAGE))
+        fill_now(opened, small_block(f"k{number}", PAGE))
     version = ObjectVersion(ObjectKey("b", "large"), '"e"', 390 * PAGE)
     filled, evicted = begin(opened, layout.block_at(version, 0, 4096 * KIB))
-    assert evicted.blocks == 196 > VICTIMS_PER_TRANSACTION
+    assert evicted.blocks == {"default": 196}
+    assert VICTIMS_PER_TRANSACTION < 196
     assert len(block_files(tmp_path / "c")) == 4
     opened.blocks.abandon(filled)
     filled.file.release()
@@ -201,14 +255,14 @@ def test_a_slot_belongs_to_one_living_process(tmp_path: Path) -> None:
     opened = open_directory(BlockSettings(tmp_path / "c", 100 * PAGE, 64 * KIB), 0)
     with pytest.raises(StartupError, match="worker slot 0"):
         open_directory(BlockSettings(tmp_path / "c", 100 * PAGE, 64 * KIB), 0)
-    fill_now(opened, small_block(1, PAGE))
+    fill_now(opened, small_block("k1", PAGE))
     opened.close()
 
 
 def test_a_slot_that_is_used_no_more_is_cleared_up_by_any_other(tmp_path: Path) -> None:
     """After fewer workers are started than before, nothing that the others had begun holds room."""
     dead = open_directory(BlockSettings(tmp_path / "c", 100 * PAGE, 64 * KIB), 7)
-    filled, _ = begin(dead, small_block(1, PAGE))
+    filled, _ = begin(dead, small_block("k1", PAGE))
     filled.file.release()
     kill(dead)
     assert len(partial_files(tmp_path / "c")) == 1

@@ -6,6 +6,7 @@ import asyncio
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from tests.support.blocks import (
     MIB,
     CountingObserver,
     block_files,
+    by_last_use,
     content_of,
     make_origin,
     open_cache,
@@ -59,7 +61,10 @@ def test_blocks_survive_a_restart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("leave_index", [True, False])
 def test_after_an_unclean_boot_the_index_is_rebuilt_from_the_files(tmp_path: Path, leave_index: bool) -> None:
-    """An index of another boot without the mark of an orderly end is not believed, not even looked at; blocks stay."""
+    """An index of another boot without the mark of an orderly end is not believed, not even looked at; blocks stay.
+
+    Until the survey has found them they count as nobody's, exactly.
+    """
 
     async def scenario() -> None:
         origin = make_origin()
@@ -76,9 +81,14 @@ def test_after_an_unclean_boot_the_index_is_rebuilt_from_the_files(tmp_path: Pat
         (directory / "partial" / "w3").mkdir()
         (directory / "partial" / "w3" / "left").write_bytes(b"x")
         async with open_cache(directory, origin, worker=1) as cache:
+            unknown = cache.usage()
+            assert (unknown.blocks, unknown.used_bytes, unknown.reserved_bytes) == (0, 0, 0)
+            assert unknown.unsurveyed_bytes == on_disk(directory)
+            await cache.survey()
             after = cache.usage()
+            assert after.unsurveyed_bytes == 0
             assert (after.blocks, after.reserved_bytes) == (before.blocks - 2, 0)
-            assert after.used_bytes == sum(-(-path.stat().st_size // 4096) * 4096 for path in block_files(directory))
+            assert after.used_bytes == on_disk(directory)
             assert partial_files(directory) == []
             assert len(block_files(directory)) == after.blocks
             for version in versions:
@@ -87,6 +97,34 @@ def test_after_an_unclean_boot_the_index_is_rebuilt_from_the_files(tmp_path: Pat
             assert cache.usage().blocks == before.blocks
             assert cache.usage().used_bytes == before.used_bytes
         assert origin.count() == 9 + 2
+
+    asyncio.run(scenario())
+
+
+def on_disk(directory: Path) -> int:
+    return sum(-(-path.stat().st_size // 4096) * 4096 for path in block_files(directory))
+
+
+def test_the_cache_serves_and_fills_while_it_is_surveyed(tmp_path: Path) -> None:
+    """From the first moment every read is right; a block fetched again meanwhile is there once; the capacity holds."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        directory = tmp_path / "c"
+        versions = [stored(origin, f"k{n}", 100_000) for n in range(60)]
+        await fill(directory, origin, *versions)
+        capacity_bytes = on_disk(directory) - 100_000
+        (directory / "CLEAN").unlink()
+        (directory / "BOOT").unlink()
+        async with open_cache(directory, origin, capacity_bytes=capacity_bytes) as cache:
+            survey = asyncio.create_task(cache.survey())
+            for version in versions:
+                assert await read(cache, version) == content_of(origin, version)
+            await cache.settle()
+            await survey
+            usage = cache.usage()
+            assert usage.used_bytes == on_disk(directory) <= capacity_bytes
+            assert (usage.blocks, usage.unsurveyed_bytes) == (len(block_files(directory)), 0)
 
     asyncio.run(scenario())
 
@@ -112,6 +150,8 @@ def test_a_rebuilt_index_keeps_the_order_in_which_files_were_written(tmp_path: P
             os.utime(files[block_id.hex()], (second, second))
         (directory / "CLEAN").unlink()
         (directory / "BOOT").unlink()
+        async with open_cache(directory, origin) as cache:
+            await cache.survey()
         assert order_of(directory) == order
 
     asyncio.run(scenario())
@@ -119,7 +159,7 @@ def test_a_rebuilt_index_keeps_the_order_in_which_files_were_written(tmp_path: P
 
 def order_of(directory: Path) -> list[bytes]:
     opened = open_directory(BlockSettings(directory, 64 * MIB, BLOCK), 0)
-    order = opened.blocks.index.by_last_use()
+    order = by_last_use(opened.blocks.index)
     opened.close()
     return order
 
@@ -143,7 +183,7 @@ def test_after_an_orderly_end_another_boot_believes_the_index(tmp_path: Path) ->
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("content", [b"forebay blocks 3\n", b"", b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"forebay blocks 4\n", b"", b"\xff\xfe"])
 def test_another_format_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
     """A newer or unknown format is an error that says what to do; not a byte of it is changed."""
     directory = tmp_path / "c"
@@ -155,22 +195,25 @@ def test_another_format_is_refused_and_left_alone(tmp_path: Path, content: bytes
     assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before
 
 
-def test_a_directory_of_the_version_before_is_taken_over(tmp_path: Path) -> None:
-    """Blocks of format 1 are served, and the directory is of format 2 from then on."""
+@pytest.mark.parametrize("older", [1, 2])
+def test_a_directory_of_an_earlier_version_is_taken_over(tmp_path: Path, older: int) -> None:
+    """Its blocks are found by the survey and served, and the directory is of format 3 from then on."""
 
     async def scenario() -> None:
         origin = make_origin()
         version = stored(origin, "k", 2 * BLOCK)
         await fill(tmp_path / "c", origin, version)
-        (tmp_path / "c" / "FORMAT").write_bytes(b"forebay blocks 1\n")
+        (tmp_path / "c" / "FORMAT").write_bytes(f"forebay blocks {older}\n".encode())
+        async with open_cache(tmp_path / "c", origin) as cache:
+            await cache.survey()
         await assert_warm(tmp_path / "c", origin, version)
-        assert (tmp_path / "c" / "FORMAT").read_bytes() == b"forebay blocks 2\n"
+        assert (tmp_path / "c" / "FORMAT").read_bytes() == b"forebay blocks 3\n"
 
     asyncio.run(scenario())
 
 
 def test_a_directory_that_the_version_before_has_open_is_refused(tmp_path: Path) -> None:
-    """A running process of the earlier version knows nothing of shared fills."""
+    """A running process of the earlier version keeps other books."""
     settings = BlockSettings(tmp_path / "c", MIB, BLOCK)
     older = open_directory(settings, 0)
     (tmp_path / "c" / "FORMAT").write_bytes(b"forebay blocks 1\n")
@@ -232,7 +275,7 @@ def test_a_lower_capacity_takes_effect_when_the_directory_is_opened(tmp_path: Pa
 
 
 @pytest.mark.parametrize("wrong", [{"block_size_bytes": 100_000}, {"readahead_blocks": -1}, {"fills_max": 0}])
-def test_settings_that_make_no_sense_are_refused(tmp_path: Path, wrong: dict[str, int]) -> None:
+def test_settings_that_make_no_sense_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     """A setting out of its range is named."""
     with pytest.raises(ConfigError):
         BlockSettings(tmp_path, MIB, **wrong)

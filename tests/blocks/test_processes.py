@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks import layout
-from gateway.blocks.index import Usage
 from tests.support.block_worker import objects
 from tests.support.blocks import (
     KIB,
@@ -45,9 +44,9 @@ async def check(directory: Path) -> None:
     """The accounts fit the disk, the disk fits the capacity, and every block holds the object's bytes."""
     async with open_cache(directory, make_origin(), capacity_bytes=CAPACITY, block_size_bytes=64 * KIB) as cache:
         usage = cache.usage()
-        indexed = {record.extent.file: record.disk_bytes for record in cache._tools.directory.index.records()}
+        indexed = {file.file: file.disk_bytes for file in cache._tools.directory.index.files()}
         assert {path.name for path in block_files(directory)} == set(indexed)
-        assert usage == Usage(len(indexed), sum(indexed.values()), 0)
+        assert (usage.blocks, usage.used_bytes, usage.reserved_bytes) == (len(indexed), sum(indexed.values()), 0)
         assert usage.used_bytes <= CAPACITY
         assert partial_files(directory) == []
     origin = make_origin()
@@ -71,7 +70,7 @@ def test_what_one_process_fetched_another_serves(tmp_path: Path) -> None:
         origin = make_origin()
         async with open_cache(tmp_path / "c", origin, capacity_bytes=CAPACITY, block_size_bytes=64 * KIB) as cache:
             index = cache._tools.directory.index
-            cached = {record.block_id for record in index.records()}
+            cached = {record.block_id for record in index.blocks()}
             hits = 0
             for version in objects(origin):
                 for block in layout.blocks_of(version, whole(version), 64 * KIB):

@@ -24,6 +24,7 @@ from tests.support.blocks import (
     CountingObserver,
     TestClock,
     block_files,
+    by_last_use,
     content_of,
     make_origin,
     open_cache,
@@ -182,7 +183,7 @@ def test_a_reader_of_an_evicted_block_goes_on(tmp_path: Path) -> None:
             assert reader.outcome == "hit"
             assert await take(reader) == content_of(origin, version)
             assert [path.name[:64] for path in block_files(tmp_path / "c")] == [
-                record.block_id.hex() for record in cache._tools.directory.index.records()
+                record.block_id.hex() for record in cache._tools.directory.index.blocks()
             ]
 
     asyncio.run(scenario())
@@ -230,11 +231,11 @@ def test_uses_reach_the_index_in_batches(tmp_path: Path) -> None:
             await read(cache, two)
             await cache.settle()
             index = cache._tools.directory.index
-            oldest = index.by_last_use()[0]
+            oldest = by_last_use(index)[0]
             await read(cache, one)
-            assert index.by_last_use()[0] == oldest
+            assert by_last_use(index)[0] == oldest
             clock.advance(1.0)
-            await until(lambda: index.by_last_use()[0] != oldest)
+            await until(lambda: by_last_use(index)[0] != oldest)
 
     asyncio.run(scenario())
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from gateway.blocks.index import Usage
 from gateway.objects import ObjectVersion
 from gateway.origin.memory.faults import Answer, Call
 from tests.support.blocks import KIB, content_of, make_origin, open_cache, partial_files, read, stored
@@ -54,8 +53,10 @@ class Workers:
 
         async def scenario() -> None:
             async with open_cache(self.directory, make_origin(), worker=9, block_size_bytes=BLOCK) as cache:
-                records = list(cache._tools.directory.index.records())
-                assert cache.usage() == Usage(len(records), sum(record.disk_bytes for record in records), 0)
+                files = list(cache._tools.directory.index.files())
+                usage = cache.usage()
+                assert (usage.blocks, usage.reserved_bytes) == (len(files), 0)
+                assert usage.used_bytes == sum(file.disk_bytes for file in files)
                 assert partial_files(self.directory) == []
 
         asyncio.run(scenario())

@@ -14,7 +14,7 @@ import pytest
 from pydantic import SecretStr
 
 from gateway import metric_kinds, metrics
-from gateway.config import AdminSettings, OriginSettings, Settings
+from gateway.config import AdminSettings, CacheSettings, OriginSettings, Settings
 from gateway.config.entries import SlotSettings
 from gateway.control.app import control_app
 from gateway.control.openapi import describe
@@ -48,6 +48,7 @@ def settings(token: str | None = None) -> Settings:
     return Settings(
         admin=AdminSettings(token=SecretStr(token) if token else None),
         origin=OriginSettings(endpoint_url="http://127.0.0.1:1"),
+        cache=CacheSettings(capacity_bytes=2**30),
         slots=[SlotSettings(name="train", prefix="s3://train/")],
     )
 
@@ -101,21 +102,33 @@ def test_status_tells_processes_origin_cache_and_slots(tmp_path: Path) -> None:
 
 def test_metrics_are_those_of_all_processes(tmp_path: Path) -> None:
     """In Prometheus' text format."""
-    metrics.CACHE_HIT_BYTES.add(7)
+    metrics.CACHE_HIT_BYTES.add(7, "default")
     answer = ask(tmp_path, "/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-    assert "forebay_cache_hit_bytes_total 7.0" in answer.text
+    assert 'forebay_cache_hit_bytes_total{slot="default"} 7.0' in answer.text
 
 
 def test_status_tells_what_the_cache_gives(tmp_path: Path) -> None:
     """The share of bytes that came from disk, and none before anything was read."""
     assert ask(tmp_path, "/api/v1/status").json()["cache"]["hit_ratio"] is None
-    metrics.CACHE_HIT_BYTES.add(30)
-    metrics.CACHE_MISS_BYTES.add(10)
-    metrics.CACHE_USAGE_BYTES.set(4096)
+    metrics.CACHE_HIT_BYTES.add(30, "default")
+    metrics.CACHE_MISS_BYTES.add(10, "a")
+    metrics.CACHE_USAGE_BYTES.set(4096, "default")
     cache = ask(tmp_path, "/api/v1/status").json()["cache"]
     assert (cache["usage_bytes"], cache["hit_bytes"], cache["miss_bytes"], cache["hit_ratio"]) == (4096, 30, 10, 0.75)
     assert "75.0%" in ask(tmp_path, "/").text
+
+
+def test_status_tells_what_each_slot_has(tmp_path: Path) -> None:
+    """Its share of the disk, what it takes of it, and what it was given from there."""
+    metrics.CACHE_HIT_BYTES.add(30, "train")
+    metrics.CACHE_MISS_BYTES.add(90, "train")
+    metrics.CACHE_HIT_BYTES.add(1000, "default")
+    metrics.CACHE_USAGE_BYTES.set(4096, "train")
+    [slot] = ask(tmp_path, "/api/v1/status").json()["slots"]
+    assert (slot["usage_bytes"], slot["hit_ratio"], slot["capacity_bytes"]) == (4096, 0.25, 0)
+    assert slot["capacity_limit_bytes"] == 2**30
+    assert "25.0%" in ask(tmp_path, "/").text
 
 
 def test_the_page_shows_the_gateway_and_escapes_what_it_shows(tmp_path: Path) -> None:

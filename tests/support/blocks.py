@@ -12,9 +12,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from gateway.blocks.cache import BlockCache
+from gateway.blocks.index import BlockIndex
 from gateway.blocks.observer import CacheObserver, SilentObserver
 from gateway.blocks.reader import RangeReader
 from gateway.blocks.settings import BlockSettings
+from gateway.blocks.shares import SlotUsage
 from gateway.clock import SystemClock
 from gateway.objects import ByteRange, FileSpan, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
@@ -69,33 +71,36 @@ class CountingObserver:
     fills: int = 0
     failed_fills: int = 0
     unavailable: int = 0
+    evicted_of: dict[str, int] = field(default_factory=dict)
+    usages: list[Mapping[str, SlotUsage]] = field(default_factory=list)
 
-    def hit_bytes(self, count: int) -> None:
+    def hit_bytes(self, slot: str, count: int) -> None:
         self.hits += count
 
-    def miss_bytes(self, count: int) -> None:
+    def miss_bytes(self, slot: str, count: int) -> None:
         self.misses += count
 
-    def coalesced(self) -> None:
+    def coalesced(self, slot: str) -> None:
         self.coalesced_readers += 1
 
-    def evicted(self, blocks: int, size_bytes: int) -> None:
+    def evicted(self, slot: str, blocks: int, size_bytes: int) -> None:
         self.evicted_blocks += blocks
+        self.evicted_of[slot] = self.evicted_of.get(slot, 0) + blocks
 
-    def damaged(self) -> None:
+    def damaged(self, slot: str) -> None:
         self.damaged_blocks += 1
 
-    def fill_finished(self, seconds: float, size_bytes: int) -> None:
+    def fill_finished(self, slot: str, seconds: float, size_bytes: int) -> None:
         self.fills += 1
 
-    def fill_failed(self) -> None:
+    def fill_failed(self, slot: str) -> None:
         self.failed_fills += 1
 
     def store_unavailable(self) -> None:
         self.unavailable += 1
 
-    def usage(self, used_bytes: int, reserved_bytes: int) -> None:
-        self.used_bytes = used_bytes
+    def usage(self, slots: Mapping[str, SlotUsage], unsurveyed_bytes: int) -> None:
+        self.usages.append(slots)
 
 
 @dataclass
@@ -217,6 +222,12 @@ async def take(reader: RangeReader, spans: list[FileSpan] | None = None) -> byte
 
 async def read(cache: BlockCache, version: ObjectVersion, byte_range: ByteRange | None = None) -> bytes:
     return await take(await cache.open_range(version, byte_range or whole(version)))
+
+
+def by_last_use(index: BlockIndex) -> list[bytes]:
+    """Every block id, the least recently used first."""
+    files = sorted(index.files(), key=lambda file: file.tick)
+    return [block_id for file in files for block_id in file.block_ids]
 
 
 def block_files(directory: Path) -> list[Path]:

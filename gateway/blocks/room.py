@@ -1,0 +1,73 @@
+"""Making room inside a transaction: files leave the index until what is asked for fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gateway.blocks.eviction import Holding, yielding
+from gateway.blocks.ledger import Ledger
+from gateway.blocks.records import FileRecord
+from gateway.blocks.shares import Capacity, SlotUsage
+
+VICTIMS_PER_TRANSACTION = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One transaction's outcome: whether what was asked is done, and the files that left the index for it."""
+
+    done: bool
+    doomed: Sequence[FileRecord]
+
+
+def make_room(ledger: Ledger, capacity: Capacity, slot: str | None = None, needed_bytes: int = 0) -> Step:
+    """Evict until `needed_bytes` more fit on a slot's account, or VICTIMS_PER_TRANSACTION files are out.
+
+    What could not fit even with every block gone evicts nothing.
+    """
+    usage, unowned_bytes = ledger.usage(), ledger.unsurveyed_bytes()
+    asking = ledger.slot(slot) if slot is not None else None
+    if asking is not None:
+        usage.setdefault(asking, SlotUsage())
+    holdings = _holdings(ledger, capacity, usage)
+    if asking is not None:
+        if needed_bytes > _obtainable_bytes(asking, holdings, usage, capacity.total_bytes - unowned_bytes):
+            return Step(False, ())
+        holdings[asking].taken_bytes += needed_bytes
+    return _evict(ledger, holdings, capacity.total_bytes, unowned_bytes)
+
+
+def _obtainable_bytes(
+    asking: int, holdings: Mapping[int, Holding], usage: Mapping[int, SlotUsage], room_bytes: int
+) -> int:
+    """What a slot can have at most: fills in progress stay, and what others hold within their guarantees."""
+    kept = {
+        slot: max(usage[slot].reserved_bytes, min(one.taken_bytes, one.guaranteed_bytes))
+        for slot, one in holdings.items()
+    }
+    others_bytes = sum(kept.values()) - kept[asking]
+    return min(room_bytes - others_bytes, holdings[asking].limit_bytes) - usage[asking].reserved_bytes
+
+
+def _holdings(ledger: Ledger, capacity: Capacity, usage: Mapping[int, SlotUsage]) -> dict[int, Holding]:
+    names = {number: name for name, number in ledger.slots().items()}
+    holdings = {}
+    for number, used in usage.items():
+        share = capacity.share(names[number])
+        limit_bytes = capacity.total_bytes if share.limit_bytes is None else share.limit_bytes
+        holdings[number] = Holding(used.used_bytes + used.reserved_bytes, share.guaranteed_bytes, limit_bytes)
+    return holdings
+
+
+def _evict(ledger: Ledger, holdings: dict[int, Holding], capacity_bytes: int, unowned_bytes: int) -> Step:
+    doomed: list[FileRecord] = []
+    while order := yielding(holdings, capacity_bytes, unowned_bytes):
+        found = (ledger.oldest(slot) for slot in order)
+        victim = next((file for file in found if file is not None), None)
+        if victim is None or len(doomed) == VICTIMS_PER_TRANSACTION:
+            return Step(False, doomed)
+        ledger.remove(victim)
+        holdings[victim.slot].taken_bytes -= victim.disk_bytes
+        doomed.append(victim)
+    return Step(True, doomed)

@@ -1,0 +1,82 @@
+"""Bringing the index in line with the files: after an unclean boot, and when keys belong to other slots than before.
+
+The index can be used all the while: a block that the survey has not come to is a miss, and its bytes count as nobody's.
+Every step is short and complete in itself, so a survey that is broken off is carried on from its directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from gateway.blocks import layout
+from gateway.blocks.directory import BlockDirectory
+from gateway.blocks.layout import Block
+from gateway.blocks.ledger import Ledger
+from gateway.blocks.records import BlockRecord, FileRecord
+from gateway.blocks.store import ScannedFile
+from gateway.policy.slots import Slots
+
+FILES_PER_STEP = 32
+"""A transaction of about a millisecond: others wait for it."""
+
+
+def survey(directory: BlockDirectory, slots: Slots) -> Iterator[None]:
+    """Survey what is marked for it, a step at a time: every `next` blocks for a few milliseconds.
+
+    Ends when the index knows every file, each on the account of the slot that its key belongs to.
+    """
+    for number in directory.index.unsurveyed():
+        names = iter(directory.store.listing(number))
+        while batch := list(islice(names, FILES_PER_STEP)):
+            found = [file for name in batch if (file := directory.store.describe(name)) is not None]
+            directory.unlink_doomed(_Step(directory, slots, number).take_in(found))
+            yield
+        directory.index.surveyed(number)
+        directory.shrink()
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    directory: BlockDirectory
+    slots: Slots
+    number: int
+
+    def take_in(self, found: Sequence[ScannedFile]) -> list[str]:
+        """Enter what is new and whole; returns what is neither, which is doomed."""
+        doomed = []
+        with self.directory.index.surveying() as ledger:
+            in_transit = set(ledger.in_transit())
+            for file in found:
+                known = ledger.file(file.name)
+                if known is not None:
+                    self._put_right(ledger, known, file)
+                elif file.name not in in_transit and self.directory.store.is_published(file.name):
+                    # Under the transaction's lock: one that leaves the index is doomed until it is unlinked.
+                    if not self._enter(ledger, file):
+                        ledger.doom(file.name)
+                        doomed.append(file.name)
+                    ledger.found_in_survey(self.number, file.disk_bytes)
+        return doomed
+
+    def _put_right(self, ledger: Ledger, known: FileRecord, file: ScannedFile) -> None:
+        if file.block is None:
+            return  # the header is gone or there never was one; reading finds out about the rest
+        slot = ledger.slot(self._slot_of(file.block))
+        if slot != known.slot:
+            ledger.move(known, slot)
+
+    def _enter(self, ledger: Ledger, file: ScannedFile) -> bool:
+        if file.block is None or file.extent is None or ledger.has_block(file.block.id):
+            return False
+        block = BlockRecord(file.block.id, layout.object_id(file.block.version.key), file.extent)
+        slot = ledger.slot(self._slot_of(file.block))
+        tick = min(file.modified_ns, ledger.next_tick(0) - 1)
+        ledger.insert(FileRecord(file.name, slot, file.disk_bytes, tick, (block.block_id,)), [block])
+        return True
+
+    def _slot_of(self, block: Block) -> str:
+        key = block.version.key
+        return self.slots.find(key.bucket, key.key).name
