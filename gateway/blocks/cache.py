@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from gateway.blocks import layout
 from gateway.blocks.access_log import AccessLog
+from gateway.blocks.adoption import OfferedFile, describe
 from gateway.blocks.coalescing import Fills
 from gateway.blocks.fill import BlockFiller
 from gateway.blocks.following import Follower
@@ -90,6 +91,20 @@ class BlockCache:
         reader = RangeReader(self._tools, version, byte_range, slot, headers)
         await reader.start()
         return reader
+
+    async def adopt(self, offered: OfferedFile, *, slot: str = "default") -> int:
+        """Make blocks of what lies wholly in a file that came another way; how many. No byte is copied.
+
+        The file's own name can be removed when this has returned. StoreUnavailable when there is no room for it, and
+        when it is not on the same file system; nothing is lost by that.
+        """
+        tools = self._tools
+        adoption = await tools.threads.disk(describe, offered, slot, tools.settings.block_size_bytes)
+        if adoption is None:
+            return 0
+        blocks, evicted = await tools.threads.index(tools.directory.adopt, adoption)
+        evicted.tell(tools.observer)
+        return blocks
 
     async def invalidate(self, key: ObjectKey) -> None:
         """Drop the blocks of every version of an object that was overwritten or deleted.

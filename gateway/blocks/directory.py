@@ -1,7 +1,8 @@
 """Files and index changed together, in the order that survives a kill between any two steps.
 
-    a fill    partial file, locked → reserve (index) → rename → commit (index) → unlock
-    a removal drop from the index, the file doomed → unlink → forget the doomed
+    a fill       partial file, locked → reserve (index) → rename → commit (index) → unlock
+    an adoption  reserve → link → commit
+    a removal    drop from the index, the file doomed → unlink → forget the doomed
 
 So a file without a block is named by `reserved` or `doomed`, or lies in the slot's own directory of partial files; and
 a block without a file never begins to exist
@@ -14,6 +15,7 @@ import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from gateway.blocks import layout
 from gateway.blocks.index import BlockIndex
@@ -47,6 +49,15 @@ class Evicted:
     def tell(self, observer: CacheObserver) -> None:
         for slot, count in self.blocks.items():
             observer.evicted(slot, count, self.size_bytes[slot])
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """A file that lies elsewhere, and the blocks in it (adoption.py)."""
+
+    source: Path
+    reservation: Reservation
+    blocks: Sequence[BlockRecord]
 
 
 class BlockDirectory:
@@ -98,7 +109,7 @@ class BlockDirectory:
         self.store.publish(file)
         extent = Extent(file, filled.data_offset, block.length, checksums)
         record = BlockRecord(block.id, layout.object_id(block.version.key), extent)
-        committed = self.index.commit(filled.reservation, [record])
+        committed = self.index.commit(filled.reservation, [record]) > 0
         self.store.unlock(filled.file)
         if committed:
             return extent
@@ -113,6 +124,25 @@ class BlockDirectory:
         finally:
             self.store.unlock(filled.file)
             self.store.wake_watchers(filled.file)
+
+    def adopt(self, adoption: Adoption) -> tuple[int, Evicted]:
+        """Enter the blocks of a file that lies elsewhere, by a second name; how many, and what had to go for them.
+
+        StoreUnavailable when there is no room, or when the file cannot be linked; nothing has changed then.
+        """
+        reservation = adoption.reservation
+        evicted = self._reserve(reservation, None, None)
+        assert evicted is not None  # noqa: S101 - only a fill can come too late
+        try:
+            self.store.link(adoption.source, reservation.file)
+            entered = self.index.commit(reservation, adoption.blocks)
+        except BaseException:
+            self.store.unlink(reservation.file)
+            self.index.release(reservation)
+            raise
+        if not entered:
+            self.unlink_doomed([reservation.file])
+        return entered, evicted
 
     def drop(self, block_id: bytes, file: str) -> bool:
         """Remove a block, if it still lies in `file`."""
@@ -151,7 +181,7 @@ class BlockDirectory:
         partial.release()
         self.store.unlink(file)
 
-    def _reserve(self, reservation: Reservation, block_id: bytes, succeeds: FillHolder | None) -> Evicted | None:
+    def _reserve(self, reservation: Reservation, block_id: bytes | None, succeeds: FillHolder | None) -> Evicted | None:
         tally = _Tally()
         while True:
             step = self.index.reserve(reservation, self._capacity, block_id=block_id, succeeds=succeeds)

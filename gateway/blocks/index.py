@@ -154,21 +154,21 @@ class BlockIndex:
         with self._write() as ledger:
             return make_room(ledger, capacity)
 
-    def commit(self, reservation: Reservation, blocks: Sequence[BlockRecord]) -> bool:
-        """Turn a reservation into the blocks of its file, which is in place.
+    def commit(self, reservation: Reservation, blocks: Sequence[BlockRecord]) -> int:
+        """Turn a reservation into the blocks of its file, which is in place; how many were new.
 
-        False when the index has all of them by now: the reservation is gone and the file is doomed.
+        None, when the index has all of them by now: the reservation is gone and the file is doomed.
         """
         with self._write() as ledger:
             ledger.release(reservation)
             new = [block for block in blocks if not ledger.has_block(block.block_id)]
             if not new:
                 ledger.doom(reservation.file)
-                return False
+                return 0
             ids = tuple(block.block_id for block in new)
             slot, tick = ledger.slot(reservation.slot), ledger.next_tick()
             ledger.insert(FileRecord(reservation.file, slot, reservation.disk_bytes, tick, ids), new)
-            return True
+            return len(new)
 
     def release(self, reservation: Reservation) -> None:
         """Give back a reservation whose file does not exist."""

@@ -109,6 +109,14 @@ class BlockStore:
         except OSError as error:
             raise StoreUnavailable(f"a block file cannot be renamed: {error}") from error
 
+    def link(self, source: Path, file: str) -> None:
+        """Give a file that lies elsewhere a place here, too. It belongs to the owner alone from then on."""
+        try:
+            os.chmod(source, FILE_MODE)
+            os.link(source, self._place(file))
+        except OSError as error:
+            raise StoreUnavailable(f"a file cannot be linked into the block directory: {error}") from error
+
     def open_published(self, extent: Extent) -> OpenFile:
         """Open a block's file for reading.
 
