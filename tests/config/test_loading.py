@@ -199,6 +199,11 @@ def test_all_errors_are_reported_at_once_with_key_value_and_what_is_allowed(tmp_
             '[[slots]]\nname = "a"\nprefix = "s3://b/"\ncapacity = "2GiB"\ncapacity_limit = "1GiB"\n',
             "slots[0].capacity_limit",
         ),
+        (
+            '[cache]\ncapacity = "4GiB"\nblock_size = "8MiB"\n'
+            '[[slots]]\nname = "a"\nprefix = "s3://b/"\ncapacity_limit = "60MiB"\n',
+            "slots[0].capacity_limit",
+        ),
         ("server = 5\n", "server"),
         ("[slots]\n", "slots"),
         ("not toml", "config"),
@@ -271,7 +276,7 @@ def test_settings_that_are_not_in_force_are_each_warned_of(tmp_path: Path) -> No
         }
     )
     warned = [warning.split(" ")[0] for warning in load(tmp_path, text).warnings]
-    keys = ["capacity", "capacity_limit", "eviction"]
+    keys = ["eviction"]
     keys += ["read_bandwidth", "write_bandwidth", "weight", "keep_last"]
     assert warned == ["origin.read_bandwidth", *(f"slots[0].{key}" for key in keys)]
 
