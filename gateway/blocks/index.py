@@ -70,8 +70,11 @@ class BlockIndex:
 
     def lookup(self, block_id: bytes) -> Extent | None:
         """Where a block lies, or None."""
-        with self._read() as ledger:
-            packed = tables.get(ledger.transaction, self._tables.blocks, block_id)
+        try:  # without `_read`, which costs more than the look-up: this is on the path of every hit
+            with self._environment.begin() as transaction:
+                packed = tables.get(transaction, self._tables.blocks, block_id)
+        except lmdb.Error as error:
+            raise StoreUnavailable(f"the block index cannot be read: {error}") from error
         return records.unpack_extent(packed) if packed is not None else None
 
     def present(self, block_ids: Iterable[bytes]) -> list[bool]:

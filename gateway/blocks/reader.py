@@ -91,6 +91,19 @@ class RangeReader:
         if self.outcome == "hit" and not self._source.cached:
             self.outcome = "partial" if len(self._numbers) > 1 else "miss"
 
+    def whole(self) -> FileSpan | None:
+        """The whole range as it lies in one file, where it does, verified and in memory; None otherwise.
+
+        Whoever takes it does without `body`. It is good until `aclose`.
+        """
+        source = self._source
+        if not isinstance(source, BlockSource) or self._source_stop < self._range.stop:
+            return None
+        span = source.span(self._range.first, self._range.stop)
+        if span is not None:
+            self._given = span.count
+        return span
+
     async def body(self) -> BodyStream:
         """The bytes of the range, in order; all of them, or an exception."""
         position = self._range.first

@@ -53,11 +53,15 @@ class BlockSource:
         self._residency = residency
         self._threads = threads
 
+    def span(self, first: int, stop: int) -> FileSpan | None:
+        """Bytes of the object `first` to `stop` as they lie, if all of them are verified and in memory."""
+        return self._span(first - self.block.offset, stop - first)
+
     async def read(self, first: int, stop: int) -> BodyPiece:
-        position, count = first - self.block.offset, stop - first
-        span = self._span(position, count)
+        span = self.span(first, stop)
         if span is not None:
             return span
+        position, count = first - self.block.offset, stop - first
         piece = min(count, READ_BYTES - position % READ_BYTES)
         return self._span(position, piece) or await self._read(position, piece, count - piece)
 

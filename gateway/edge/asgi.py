@@ -8,13 +8,15 @@ afterwards the connection is closed, because a short body is the only way to tel
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import structlog
+from structlog.typing import FilteringBoundLogger
 
 from gateway.edge.authentication import Authenticator
 from gateway.edge.authorisation import authorise
@@ -42,7 +44,11 @@ BROKEN_OFF = "broken-off"
 NO_SLOT = "none"
 """The slot of requests that were refused before it was looked up."""
 
-_log = structlog.get_logger("forebay.requests")
+
+def _bound_log() -> FilteringBoundLogger:
+    """Bound once, as logs are configured now: the lazy proxy would bind one for every request."""
+    log: FilteringBoundLogger = structlog.get_logger("forebay.requests").bind()
+    return log
 
 
 class RequestObserver(Protocol):
@@ -95,6 +101,7 @@ class S3App:
     base_domains: tuple[str, ...]
     instance_id: str
     observer: RequestObserver
+    log: FilteringBoundLogger = field(default_factory=_bound_log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -114,7 +121,9 @@ class S3App:
         self.observer.ended(
             visit.operation, visit.slot, visit.status, visit.cache, seconds, visit.sent_bytes, received_bytes
         )
-        _log.debug(
+        if not self.log.is_enabled_for(logging.DEBUG):
+            return
+        self.log.debug(
             "request",
             request_id=visit.request_id,
             operation=visit.operation,
@@ -140,10 +149,10 @@ class S3App:
             )
         except ClientDisconnected:
             raise
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:
             # The head is out: all that can still be said is a body that ends early, so the connection is closed.
             visit.status = BROKEN_OFF
-            _log.warning("answer broken off", request_id=visit.request_id, exc_info=error)
+            self.log.warning("answer broken off", request_id=visit.request_id, exc_info=error)
         finally:
             await reply.aclose()
 

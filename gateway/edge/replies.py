@@ -26,7 +26,15 @@ async def send_reply(reply: Reply, scope: MutableMapping[str, Any], send: Send, 
         body = b"" if scope["method"] == "HEAD" else reply.body
         await send({"type": "http.response.body", "body": body})
         return len(body)
-    sent_bytes = await _send_stream(reply.body, send, zero_copy=ZERO_COPY in (scope.get("extensions") or ()))
+    zero_copy = ZERO_COPY in (scope.get("extensions") or ())
+    if isinstance(reply.body, FileSpan):
+        if zero_copy:
+            await _send_span(reply.body, send, more_body=False)
+            return reply.body.count
+        await _send_span_through_memory(reply.body, send)
+        sent_bytes = reply.body.count
+    else:
+        sent_bytes = await _send_stream(reply.body, send, zero_copy=zero_copy)
     await send({"type": "http.response.body", "body": b""})
     return sent_bytes
 
@@ -55,21 +63,21 @@ async def _send_stream(stream: BodyStream, send: Send, *, zero_copy: bool) -> in
             sent_bytes += len(piece)
             continue
         if zero_copy:
-            await _send_span(piece, send)
+            await _send_span(piece, send, more_body=True)
         else:
             await _send_span_through_memory(piece, send)
         sent_bytes += piece.count
     return sent_bytes
 
 
-async def _send_span(span: FileSpan, send: Send) -> None:
+async def _send_span(span: FileSpan, send: Send, *, more_body: bool) -> None:
     await send(
         {
             "type": ZERO_COPY,
             "file": span.descriptor,
             "offset": span.offset,
             "count": span.count,
-            "more_body": True,
+            "more_body": more_body,
         }
     )
 

@@ -16,6 +16,7 @@ import fcntl
 import mmap
 import os
 import zlib
+from functools import lru_cache
 from pathlib import Path
 
 from gateway.metadata.keys import catalog_key
@@ -50,8 +51,12 @@ class WriteGenerations:
 
     def of(self, key: ObjectKey) -> int:
         """The key's generation now."""
+        return self.of_place(key.bucket, catalog_key(key))
+
+    def of_place(self, bucket: str, place: bytes) -> int:
+        """The same for the key whose catalog key is `place`."""
         counters = self._counters
-        return counters[0] + counters[_bucket_counter(key.bucket)] + counters[_key_counter(key)]
+        return counters[0] + counters[_bucket_counter(bucket)] + counters[_FIRST_KEY + zlib.crc32(place) % _KEYS]
 
     def raise_key(self, key: ObjectKey) -> None:
         """The key is being written, or was."""
@@ -83,6 +88,7 @@ class WriteGenerations:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN, _COUNTER_BYTES, start)
 
 
+@lru_cache(maxsize=1024)
 def _bucket_counter(bucket: str) -> int:
     return 1 + zlib.crc32(bucket.encode("utf-8", "surrogatepass")) % _BUCKETS
 

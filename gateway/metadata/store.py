@@ -28,6 +28,9 @@ SIZE_BYTES_MAX = 16 * 1024**3
 LANDED_PER_TRANSACTION = 32
 """About half a millisecond: own writes of other processes wait no longer than that."""
 
+UNPACKED_MAX = 16_384
+"""Entries kept unpacked: about a kilobyte of memory each."""
+
 _SWEPT_PER_TRANSACTION = 2 * LANDED_PER_TRANSACTION
 _MAP_BYTES_OVER_SIZE = 4
 
@@ -50,6 +53,7 @@ class CatalogStore:
         self._generations = generations
         self._size_bytes_max = size_bytes_max
         self._swept = b""
+        self._unpacked: dict[bytes, tuple[bytes, bytes, Entry]] = {}
         self._environment = lmdb.open(
             str(directory),
             map_size=size_bytes_max * _MAP_BYTES_OVER_SIZE,
@@ -74,8 +78,10 @@ class CatalogStore:
                 extra = _get(transaction, self._extras, place) if records.has_extra(record) else b""
         except lmdb.Error:
             return None
-        entry = records.unpack(place, key, record, extra or b"")
-        return entry if entry is not None and entry.learned.generation == self._generations.of(key) else None
+        entry = self._unpack(place, key, record, extra or b"")
+        if entry is None or entry.learned.generation != self._generations.of_place(key.bucket, place):
+            return None
+        return entry
 
     def land(self, fills: Sequence[Fill]) -> None:
         """Keep what was learned, unless the key was written meanwhile; at most LANDED_PER_TRANSACTION. Blocks.
@@ -97,6 +103,19 @@ class CatalogStore:
         if sync:
             self._environment.sync(True)
         self._environment.close()
+
+    def _unpack(self, place: bytes, key: ObjectKey, record: bytes, extra: bytes) -> Entry | None:
+        """Unpacked and checked, or the same bytes' entry from before: half the cost of a look-up."""
+        known = self._unpacked.get(place)
+        if known is not None and known[0] == record and known[1] == extra:
+            return known[2]
+        entry = records.unpack(place, key, record, extra)
+        if entry is not None:
+            self._unpacked.pop(place, None)
+            self._unpacked[place] = record, extra, entry
+            if len(self._unpacked) > UNPACKED_MAX:
+                del self._unpacked[next(iter(self._unpacked))]
+        return entry
 
     def _land(self, transaction: lmdb.Transaction, fill: Fill) -> None:
         if fill.entry.learned.generation != self._generations.of(fill.key):

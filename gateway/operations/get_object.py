@@ -133,8 +133,11 @@ async def _serve(
     pinned = {name: value for name, value in headers.items() if name != "x-amz-checksum-mode"}
     reader = await exchange.services.blocks.open_range(version, byte_range, slot=exchange.slot.name, headers=pinned)
     headers_out = _reply_headers(head, asked, overrides)
+    status, span = 206 if asked else 200, reader.whole()
+    if span is not None:
+        return Reply(status, headers_out, span, reader.outcome, reader)
     body = _forgetting_changes(exchange, reader.body()) if head.remembered else reader.body()
-    return Reply(206 if asked else 200, headers_out, body, reader.outcome, reader)
+    return Reply(status, headers_out, body, reader.outcome, reader)
 
 
 async def _forgetting_changes(exchange: Exchange, body: BodyStream) -> BodyStream:

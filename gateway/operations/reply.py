@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gateway.objects import BodyStream
+from gateway.objects import BodyStream, FileSpan
 
 
 class Closable(Protocol):
@@ -22,19 +22,20 @@ class Reply:
 
     `headers` are lower-case (name, value) pairs, values latin-1 decoded; the edge adds date, server, request ids and
     the content length of a `bytes` body. A streamed body brings its own `content-length` header, or is sent in HTTP
-    chunks. `cache` becomes the `x-forebay-cache` header: hit, partial, miss, bypass or forwarded. `resource` is closed
-    after the body: a stream that was never started could not give it back by itself.
+    chunks; one that lies in a file whole can be given as its `FileSpan`. `cache` becomes the `x-forebay-cache` header:
+    hit, partial, miss, bypass or forwarded. `resource` is closed after the body: a stream that was never started could
+    not give it back by itself, and a file belongs to it.
     """
 
     status: int
     headers: Sequence[tuple[str, str]] = field(default_factory=list)
-    body: bytes | BodyStream = b""
+    body: bytes | FileSpan | BodyStream = b""
     cache: str | None = None
     resource: Closable | None = None
 
     async def aclose(self) -> None:
         """Give back all that the body holds, sent or not."""
-        if not isinstance(self.body, bytes):
+        if not isinstance(self.body, (bytes, FileSpan)):
             await self.body.aclose()
         if self.resource is not None:
             await self.resource.aclose()

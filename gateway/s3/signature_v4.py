@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -69,6 +70,19 @@ def parse_authorization(header: str) -> Authorization:
     Raises S3Error: InvalidRequest for Signature Version 2, NotImplemented for SigV4A, InvalidArgument for other
     schemes, AuthorizationHeaderMalformed for a header that lacks a part.
     """
+    common, found, signature = header.rpartition(", Signature=")
+    if found and signature.isalnum():
+        return _common_part(common)._replace(signature=signature)
+    return _parse_authorization(header)
+
+
+@lru_cache(maxsize=1024)
+def _common_part(common: str) -> Authorization:
+    """All but the signature, as SDKs write it last: the same for a client's requests of one day and kind."""
+    return _parse_authorization(f"{common}, Signature=-")
+
+
+def _parse_authorization(header: str) -> Authorization:
     scheme, _, rest = header.partition(" ")
     if scheme != ALGORITHM:
         raise _wrong_scheme(scheme)

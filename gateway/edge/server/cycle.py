@@ -49,6 +49,7 @@ class S3Cycle(RequestResponseCycle):
         transport: asyncio.Transport,
         flow: FlowControl,
         *,
+        wire: socket.socket | None,
         default_headers: list[Header],
         request_body: BodyQueue,
         limits: ServerLimits,
@@ -71,7 +72,8 @@ class S3Cycle(RequestResponseCycle):
             on_response,
         )
         self.request_body = request_body
-        self.writer = ResponseWriter(transport, flow)
+        self.writer = ResponseWriter(transport, flow, wire)
+        self._wire = wire
         self._limits = limits
         self._now = now
         self._end_told = False
@@ -107,7 +109,7 @@ class S3Cycle(RequestResponseCycle):
         if self.writer.on_the_wire:
             self._break_off()
             return
-        self.writer, self.response_started = ResponseWriter(self.transport, self.flow), False
+        self.writer, self.response_started = ResponseWriter(self.transport, self.flow, self._wire), False
         status, headers, body = refusal(s3_error("InternalError"))
         try:
             await self.send({"type": "http.response.start", "status": status, "headers": headers})

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import select
+import socket
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, cast
 
@@ -94,6 +95,7 @@ class S3Protocol(HttpToolsProtocol):
         self._discard_left = 0
         self._write_progress: tuple[int, int] | None = None
         self._write_progress_at = 0.0
+        self._wire: socket.socket | None = None
         self._extensions: dict[str, dict[object, object]] = {}
         self._heads = HeadParser(max_bytes=self._limits.max_header_bytes, max_headers=self._limits.max_headers)
         self.parser = None
@@ -106,6 +108,8 @@ class S3Protocol(HttpToolsProtocol):
             # Nothing is queued behind the kernel's own buffer, so "not paused" means that a file may be sent now.
             transport.set_write_buffer_limits(high=0)
             self._extensions = {ZERO_COPY_EXTENSION: {}}
+            shown = transport.get_extra_info("socket")
+            self._wire = socket.socket(shown.family, shown.type, shown.proto, shown.fileno())
         self._deadline = self._now() + self._limits.head_timeout_seconds
         if isinstance(self.server_state, S3ServerState):
             self.server_state.nothing_open.clear()
@@ -118,6 +122,9 @@ class S3Protocol(HttpToolsProtocol):
         self._received = b""
         if self.cycle is not None:
             self.cycle.connection_lost()
+        if self._wire is not None:
+            self._wire.detach()  # the transport closes it
+            self._wire = None
         if isinstance(self.server_state, S3ServerState) and not self.connections:
             self.server_state.nothing_open.set()
 
@@ -200,6 +207,7 @@ class S3Protocol(HttpToolsProtocol):
             self._scope_for(head),
             self.transport,
             self.flow,
+            wire=self._wire,
             default_headers=self.server_state.default_headers,
             request_body=BodyQueue(head.body_length),
             limits=self._limits,

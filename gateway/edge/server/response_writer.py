@@ -20,11 +20,13 @@ _JOINED_BODY_BYTES = 64 * 1024
 class ResponseWriter:
     """Writes one response. The head waits for the first piece of the body and leaves with it.
 
-    A file needs a transport that has nothing queued: its write buffer limit is 0 and the caller has drained it.
+    A file needs a transport that has nothing queued (its write buffer limit is 0 and the caller has drained it), and
+    `wire`, the transport's own socket; there is none where the connection is encrypted.
     """
 
-    def __init__(self, transport: asyncio.Transport, flow: FlowControl) -> None:
+    def __init__(self, transport: asyncio.Transport, flow: FlowControl, wire: socket.socket | None) -> None:
         self._transport = transport
+        self._wire = wire
         self._flow = flow
         self._head = b""
         self._framing: ResponseFraming | None = None
@@ -69,12 +71,17 @@ class ResponseWriter:
         if not count or (self._framing is not None and self._framing.bodiless):
             self.write_bytes(b"", more_body=more_body)
             return
+        if self._wire is None:
+            raise RuntimeError("this connection is encrypted: it cannot send a file without copying")
         framing = self._checked_framing(count, more_body=more_body)
         prefix, suffix = self._take_head(), b""
         if framing.chunked:
             prefix, suffix = prefix + b"%x\r\n" % count, b"\r\n" if more_body else b"\r\n0\r\n\r\n"
-        await self._write_file(prefix, FileSender(self._socket.fileno(), descriptor, offset, count))
-        self._transport.write(suffix)
+        if prefix:
+            await self._write_ahead(self._wire, prefix)
+        await self._write_file(FileSender(self._wire.fileno(), descriptor, offset, count))
+        if suffix:
+            self._transport.write(suffix)
 
     def abandon(self) -> None:
         """The connection is lost: a file on its way stops."""
@@ -89,31 +96,29 @@ class ResponseWriter:
             raise RuntimeError("the response body is shorter than its Content-Length")
         return self._framing
 
-    async def _write_file(self, prefix: bytes, sender: FileSender) -> None:
-        """`prefix`, then the file, in shared packets."""
-        if prefix:
-            self._cork(True)
-            self._transport.write(prefix)
-            if self._flow.write_paused:
-                await self._flow.drain()
-            if self._transport.is_closing():
-                raise ClientDisconnected("the client left before a file could be sent to it")
+    async def _write_ahead(self, wire: socket.socket, prefix: bytes) -> None:
+        """Give the kernel what goes before a file; it waits for the file's first bytes and leaves with them."""
+        try:
+            sent = wire.send(prefix, socket.MSG_MORE)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except (ConnectionError, TimeoutError) as error:
+            raise ClientDisconnected("the client left before a file could be sent to it") from error
+        if sent == len(prefix):
+            return
+        self._transport.write(prefix[sent:])
+        if self._flow.write_paused:
+            await self._flow.drain()
+        if self._transport.is_closing():
+            raise ClientDisconnected("the client left before a file could be sent to it")
+
+    async def _write_file(self, sender: FileSender) -> None:
         self._sender = sender
         try:
             await sender.send()
         finally:
             self._sender = None
             self._sent_bytes += sender.sent_bytes
-        if prefix and not self._transport.is_closing():
-            self._cork(False)
-
-    @property
-    def _socket(self) -> socket.socket:
-        connected: socket.socket = self._transport.get_extra_info("socket")
-        return connected
-
-    def _cork(self, on: bool) -> None:
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, int(on))
 
     def _take_head(self) -> bytes:
         head, self._head = self._head, b""
