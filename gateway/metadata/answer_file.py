@@ -5,9 +5,11 @@ All of this blocks, never for long, and belongs on one thread: SQLite's connecti
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from enum import StrEnum
@@ -23,6 +25,10 @@ SIZE_BYTES_MAX = 8 * 1024**2
 
 LOCK_TIMEOUT_SECONDS = 0.05
 """How long another process's transaction is waited for; they take less than a millisecond."""
+
+_OPENING_TRIES = 20
+_OPENING_PAUSE_SECONDS = 0.01
+"""Opening takes about ten milliseconds, and the workers of a gateway may all begin at once."""
 
 _PASSING = frozenset(
     {
@@ -149,10 +155,19 @@ def _refuse_locked(database: Path) -> None:
 
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
-    """Alone among the processes that open or remove the file; BlockingIOError when another one is at it."""
+    """Alone among the processes that open or remove the file; BlockingIOError when another one stays at it."""
     descriptor = os.open(directory / "opening.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(descriptor)
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    """A lock that waits for others, but not for one that was stopped: flock itself knows no timeout."""
+    for _ in range(_OPENING_TRIES):
+        with suppress(BlockingIOError):
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(_OPENING_PAUSE_SECONDS)
+    raise BlockingIOError(errno.EAGAIN, "another process is opening the file")

@@ -40,6 +40,7 @@ _CHANGES_NOTHING = frozenset(
         "x-amz-security-token",
         "x-amz-user-agent",
         "x-amzn-trace-id",
+        "x-forebay-hop",
     }
 )
 """Headers beginning with `x-` that no origin answers differently for; every other one is the origin's to judge."""

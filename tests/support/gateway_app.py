@@ -71,13 +71,13 @@ async def gateway_app(
     except BaseException:
         await blocks.close()
         raise
+    answers = SmallAnswers(
+        directory / "catalog" / ANSWERS,
+        catalog.now_of_bucket,
+        ttl_seconds=small_answers_ttl_seconds,
+        observer=SilentAnswersObserver(),
+    )
     try:
-        answers = SmallAnswers(
-            directory / "catalog" / ANSWERS,
-            catalog.now_of_bucket,
-            ttl_seconds=small_answers_ttl_seconds,
-            observer=SilentAnswersObserver(),
-        )
         services = Services(front, catalog, answers, blocks, Slots(slots), clock)
         authenticator = Authenticator(
             keyring or ConfiguredKeyring([Key(ACCESS_KEY_ID, SECRET_ACCESS_KEY, None, grant)]),
@@ -87,7 +87,7 @@ async def gateway_app(
         )
         app = S3App(services, authenticator, ("s3.local",), INSTANCE_ID, SilentRequestObserver())
         yield GatewayApp(app, origin, blocks, catalog, answers)
-        await answers.close()
     finally:
+        await answers.close()
         await catalog.close()
         await blocks.close()
