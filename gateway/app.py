@@ -16,6 +16,8 @@ from gateway.edge.asgi import S3App
 from gateway.edge.authentication import Authenticator
 from gateway.edge.keyring import ConfiguredKeyring, Key, Keyring, OriginKeyring
 from gateway.metadata.catalog import Catalog
+from gateway.metadata.opening import ANSWERS
+from gateway.metadata.small_answers import SmallAnswers
 from gateway.metrics import WorkerMetrics
 from gateway.operations.exchange import Services
 from gateway.origin.counted import CountedOrigin
@@ -64,7 +66,14 @@ async def s3_application(settings: Settings, *, worker: int, instance_id: str) -
             observer=metrics.catalog,
         )
         stack.push_async_callback(catalog.close)
-        services = Services(origin, catalog, blocks, block_settings.slots, clock)
+        answers = SmallAnswers(
+            settings.cache.directory / "catalog" / ANSWERS,
+            catalog.now_of_bucket,
+            ttl_seconds=settings.cache.small_answers_ttl_seconds,
+            observer=metrics.answers,
+        )
+        stack.push_async_callback(answers.close)
+        services = Services(origin, catalog, answers, blocks, block_settings.slots, clock)
         authenticator = Authenticator(
             _keyring(settings, credentials),
             clock,

@@ -11,7 +11,7 @@ from typing import Protocol
 from gateway import metric_kinds
 from gateway.metric_kinds import DECLARED, Counter, Gauge, Histogram
 
-__all__ = ["DECLARED", "CacheMetrics", "CatalogMetrics", "RequestMetrics", "WorkerMetrics"]
+__all__ = ["DECLARED", "CacheMetrics", "CatalogMetrics", "RequestMetrics", "SmallAnswerMetrics", "WorkerMetrics"]
 
 REQUESTS = Counter(
     "forebay_requests_total",
@@ -108,6 +108,21 @@ CATALOG_NOT_KEPT = Counter(
     "Answers of the origin that the catalog did not keep: too many at once, or the disk could not take them.",
 )
 
+SMALL_ANSWERS = Counter(
+    "forebay_small_answers_total",
+    "requests",
+    ("operation", "outcome"),
+    "Questions about buckets that may be answered from memory: HeadBucket, GetBucketLocation and the like. outcome: "
+    "hit, miss (the origin was asked) or stale (it did not answer, and the slot allows an older answer).",
+)
+SMALL_ANSWER_TROUBLES = Counter(
+    "forebay_small_answer_troubles_total",
+    "troubles",
+    ("trouble",),
+    "Small answers that the disk did not give or take: the origin is asked. trouble: unavailable (full, failing, "
+    "locked or too slow) or damaged (the file was not what had been written).",
+)
+
 ORIGIN_REQUESTS = Counter(
     "forebay_origin_requests_total",
     "requests",
@@ -193,6 +208,16 @@ class CatalogMetrics:
         CATALOG_NOT_KEPT.add(count)
 
 
+class SmallAnswerMetrics:
+    """Counts the events of one process's small answers (the methods of `metadata.observer.AnswersObserver`)."""
+
+    def answered(self, operation: str, outcome: str) -> None:
+        SMALL_ANSWERS.add(1, operation, outcome)
+
+    def trouble(self, kind: str) -> None:
+        SMALL_ANSWER_TROUBLES.add(1, kind)
+
+
 class RequestMetrics:
     """Counts the requests of one process's S3 port (the methods of `edge.asgi.RequestObserver`)."""
 
@@ -240,6 +265,7 @@ class WorkerMetrics:
         self.requests = RequestMetrics()
         self.cache = CacheMetrics()
         self.catalog = CatalogMetrics()
+        self.answers = SmallAnswerMetrics()
 
     def origin_attempt(self, attempt: OriginAttempt) -> None:
         status = "unreachable" if attempt.status is None else str(attempt.status)

@@ -101,6 +101,15 @@ def test_the_cache_counts_each_of_its_events() -> None:
     assert [got for got, _ in counted] == [expected for _, expected in counted]
 
 
+def test_small_answers_are_counted_by_operation_and_trouble() -> None:
+    """What the memory of bucket answers is worth, and whether its file is well."""
+    answers = WorkerMetrics(1000).answers
+    answers.answered("HeadBucket", "hit")
+    answers.trouble("unavailable")
+    assert metrics.SMALL_ANSWERS.value("HeadBucket", "hit") == 1
+    assert metrics.SMALL_ANSWER_TROUBLES.value("unavailable") == 1
+
+
 def test_an_origin_that_gives_no_answer_is_counted_as_unreachable() -> None:
     """It has no status, and must be seen all the same."""
     worker = WorkerMetrics(1000)

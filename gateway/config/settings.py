@@ -233,6 +233,15 @@ class CacheSettings(Section):
     readahead_blocks: int = setting(
         4, "Blocks fetched ahead of a sequential reader; 0 for none.", allowed="0 to 64", ge=0, le=64
     )
+    small_answers_ttl_seconds: DurationSeconds = setting(
+        "60s",
+        "How long answers about buckets are believed: HeadBucket, location, versioning, encryption, tags, object lock. "
+        "0s asks the origin each time.",
+        allowed="0s to 1d",
+        toml="small_answers_ttl",
+        ge=0,
+        le=86_400,
+    )
 
 
 class LoggingSettings(Section):

@@ -96,6 +96,10 @@ class Catalog:
         """To be taken before the origin is asked about `key`, for `remember_absence`."""
         return Learned(self._opened.generations.of(key), self._clock.monotonic(), self._opened.boot)
 
+    def now_of_bucket(self, bucket: str) -> Learned:
+        """The same before the origin is asked about the bucket itself."""
+        return Learned(self._opened.generations.of_bucket(bucket), self._clock.monotonic(), self._opened.boot)
+
     def remember_absence(self, key: ObjectKey, slot: Slot, asked: Learned, *, named: bool) -> None:
         """The origin has answered 404 to what was asked then; `named`: with NoSuchKey."""
         if slot.consistency != "strict" and slot.negative_ttl_seconds > 0:
@@ -106,7 +110,7 @@ class Catalog:
         self._opened.generations.raise_key(key)
 
     def forget_bucket(self, bucket: str | None) -> None:
-        """The same for every key of a bucket; None: of all buckets."""
+        """The same for a bucket and every key of it; None: for all buckets."""
         if bucket is None:
             self._opened.generations.raise_everything()
         else:

@@ -1,10 +1,10 @@
-"""May an entry of the catalog still be believed? Pure: the promises of docs/semantics.md, clause 3."""
+"""May what was learned still be believed? Pure: the promises of docs/semantics.md, clause 3."""
 
 from __future__ import annotations
 
 from enum import Enum
 
-from gateway.metadata.records import Entry
+from gateway.metadata.records import Entry, Learned
 from gateway.policy.slots import Slot
 
 
@@ -36,3 +36,21 @@ def freshness(entry: Entry, slot: Slot, *, now_seconds: float, boot: int) -> Fre
         return Freshness.FRESH
     limit_seconds = slot.metadata_ttl_seconds + slot.stale_if_unreachable_seconds
     return Freshness.STALE if age_seconds < limit_seconds else Freshness.USELESS
+
+
+def answer_freshness(learned: Learned, now: Learned, slot: Slot, *, ttl_seconds: float) -> Freshness:
+    """How far what was said of a bucket may be trusted; `now` is of that bucket, `slot` the one that all of it is in.
+
+    What runs out is stale as long as the slot goes on without its origin: `immutable` does for good.
+    """
+    if (learned.boot, learned.generation) != (now.boot, now.generation):
+        return Freshness.USELESS
+    age_seconds = now.seconds - learned.seconds
+    if age_seconds < 0:
+        return Freshness.USELESS
+    if age_seconds < ttl_seconds:
+        return Freshness.FRESH
+    if slot.consistency == "immutable":
+        return Freshness.STALE
+    more_seconds = slot.stale_if_unreachable_seconds if slot.consistency == "ttl" else 0.0
+    return Freshness.STALE if age_seconds < ttl_seconds + more_seconds else Freshness.USELESS

@@ -58,6 +58,10 @@ class WriteGenerations:
         counters = self._counters
         return counters[0] + counters[_bucket_counter(bucket)] + counters[_FIRST_KEY + zlib.crc32(place) % _KEYS]
 
+    def of_bucket(self, bucket: str) -> int:
+        """The generation of the bucket itself: what is said of it, and not of its keys."""
+        return self._counters[0] + self._counters[_bucket_counter(bucket)]
+
     def raise_key(self, key: ObjectKey) -> None:
         """The key is being written, or was."""
         self._raise(_key_counter(key))

@@ -1,4 +1,4 @@
-"""What the catalog tells whoever counts: called on the event loop, must not block."""
+"""What the catalog and the small answers tell whoever counts: called on the event loop, must not block."""
 
 from __future__ import annotations
 
@@ -26,4 +26,24 @@ class SilentCatalogObserver:
         return
 
     def not_kept(self, count: int) -> None:
+        return
+
+
+class AnswersObserver(Protocol):
+    """Events of one process's small answers."""
+
+    def answered(self, operation: str, outcome: str) -> None:
+        """A question that may be answered from memory. `outcome`: hit, miss or stale, as for the catalog."""
+
+    def trouble(self, kind: str) -> None:
+        """The disk did not give or take an answer (unavailable), or gave what was not written (damaged)."""
+
+
+class SilentAnswersObserver:
+    """Counts nothing."""
+
+    def answered(self, operation: str, outcome: str) -> None:
+        return
+
+    def trouble(self, kind: str) -> None:
         return

@@ -7,6 +7,7 @@
     users.lock   shared by every process that has it open; opening.lock: held while one opens or closes
     generations  write generations (generations.py)
     index/       the records (store.py)
+    answers/     small answers about buckets (answer_file.py): dropped with the generations that they are held against
 
 Nothing is synced while in use, so all of it is dropped under another boot without CLEAN. All of this blocks: it runs in
 a thread.
@@ -30,6 +31,7 @@ from gateway.metadata.generations import WriteGenerations
 from gateway.metadata.store import SIZE_BYTES_MAX, CatalogStore
 
 FORMAT = b"forebay catalog 1\n"
+ANSWERS = "answers"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _NOT_AN_INDEX = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError)
@@ -126,8 +128,11 @@ def _drop(path: Path, users: int) -> None:
     """Forget everything. BOOT goes first: a drop that is killed half-way is begun again."""
     if not _is_alone(users):
         raise StartupError(f"the catalog {path} cannot be read while other processes use it: stop them first")
-    for name in ("BOOT", "CLEAN", "generations"):
+    for name in ("BOOT", "CLEAN"):
         (path / name).unlink(missing_ok=True)
+    if (path / ANSWERS).exists():
+        shutil.rmtree(path / ANSWERS)  # before the generations, which begin again at 0
+    (path / "generations").unlink(missing_ok=True)
     shutil.rmtree(path / "index", ignore_errors=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
+from gateway.operations.bucket_answers import bucket_answer
 from gateway.operations.copy_object import copy_object, upload_part_copy
 from gateway.operations.delete_objects import delete_object, delete_objects
 from gateway.operations.exchange import Exchange
@@ -19,8 +20,12 @@ Handler = Callable[[Exchange], Awaitable[Reply]]
 
 HANDLERS: Mapping[Operation, Handler] = {
     Operation.LIST_BUCKETS: forward,
-    Operation.HEAD_BUCKET: forward,
-    Operation.GET_BUCKET_LOCATION: forward,
+    Operation.HEAD_BUCKET: bucket_answer,
+    Operation.GET_BUCKET_LOCATION: bucket_answer,
+    Operation.GET_BUCKET_VERSIONING: bucket_answer,
+    Operation.GET_BUCKET_ENCRYPTION: bucket_answer,
+    Operation.GET_BUCKET_TAGGING: bucket_answer,
+    Operation.GET_OBJECT_LOCK_CONFIGURATION: bucket_answer,
     Operation.LIST_OBJECTS: forward,
     Operation.LIST_OBJECTS_V2: forward,
     Operation.LIST_MULTIPART_UPLOADS: forward,

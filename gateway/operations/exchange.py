@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from gateway.blocks.cache import BlockCache
 from gateway.clock import Clock
 from gateway.metadata.catalog import Catalog
+from gateway.metadata.small_answers import SmallAnswers
 from gateway.objects import ObjectKey
 from gateway.operations.buffers import Buffers
 from gateway.operations.request_body import RequestBody
@@ -24,6 +25,7 @@ class Services:
 
     origin: Origin
     catalog: Catalog
+    answers: SmallAnswers
     blocks: BlockCache
     slots: Slots
     clock: Clock

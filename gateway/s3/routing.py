@@ -21,6 +21,10 @@ class Operation(StrEnum):
     LIST_BUCKETS = "ListBuckets"
     HEAD_BUCKET = "HeadBucket"
     GET_BUCKET_LOCATION = "GetBucketLocation"
+    GET_BUCKET_VERSIONING = "GetBucketVersioning"
+    GET_BUCKET_ENCRYPTION = "GetBucketEncryption"
+    GET_BUCKET_TAGGING = "GetBucketTagging"
+    GET_OBJECT_LOCK_CONFIGURATION = "GetObjectLockConfiguration"
     LIST_OBJECTS = "ListObjects"
     LIST_OBJECTS_V2 = "ListObjectsV2"
     LIST_MULTIPART_UPLOADS = "ListMultipartUploads"
@@ -65,6 +69,15 @@ _HEADERS_ONLY = ("x-amz-copy-source", "x-amz-rename-source")
 """Lower-cased beginnings of headers that SDKs can hoist into a presigned query. These name a second object, which
 authorisation looks for in the headers: forwarded from the query, they would reach the origin unchecked."""
 
+BUCKET_SETTINGS: Mapping[str, Operation] = {
+    "location": Operation.GET_BUCKET_LOCATION,
+    "versioning": Operation.GET_BUCKET_VERSIONING,
+    "encryption": Operation.GET_BUCKET_ENCRYPTION,
+    "tagging": Operation.GET_BUCKET_TAGGING,
+    "object-lock": Operation.GET_OBJECT_LOCK_CONFIGURATION,
+}
+"""Sub-resource of a bucket → the operation that reads it."""
+
 _LISTING = frozenset({"prefix", "delimiter", "max-keys", "encoding-type"})
 _READ = frozenset(
     {
@@ -86,7 +99,7 @@ _UPLOADS = frozenset(
 _PARAMETERS: Mapping[Operation, frozenset[str]] = {
     Operation.LIST_BUCKETS: frozenset({"max-buckets", "continuation-token", "prefix", "bucket-region"}),
     Operation.HEAD_BUCKET: frozenset(),
-    Operation.GET_BUCKET_LOCATION: frozenset({"location"}),
+    **{operation: frozenset({name}) for name, operation in BUCKET_SETTINGS.items()},
     Operation.LIST_OBJECTS: _LISTING | {"marker"},
     Operation.LIST_OBJECTS_V2: _LISTING | {"list-type", "continuation-token", "start-after", "fetch-owner"},
     Operation.LIST_MULTIPART_UPLOADS: _UPLOADS,
@@ -167,8 +180,9 @@ def _bucket_operation(method: str, names: Sequence[str], query: Query) -> Operat
         return Operation.DELETE_OBJECTS if "delete" in names else Operation.FORWARD
     if method != "GET":
         return Operation.FORWARD
-    if "location" in names:
-        return Operation.GET_BUCKET_LOCATION
+    for name in names:
+        if name in BUCKET_SETTINGS:
+            return BUCKET_SETTINGS[name]
     if "uploads" in names:
         return Operation.LIST_MULTIPART_UPLOADS
     if "list-type" in names:

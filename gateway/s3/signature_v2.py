@@ -16,7 +16,7 @@ from gateway.s3.addressing import decode
 from gateway.s3.error_codes import s3_error
 from gateway.s3.http_dates import format_iso_date
 from gateway.s3.requests import Operation, S3Request
-from gateway.s3.routing import strip_signature_parameters
+from gateway.s3.routing import BUCKET_SETTINGS, strip_signature_parameters
 
 _NEEDED = ("AWSAccessKeyId", "Signature", "Expires")
 _SECONDS = re.compile(r"-?\d{1,11}", re.ASCII)
@@ -30,6 +30,10 @@ _SUBRESOURCES = frozenset(
     """.split()  # noqa: SIM905 -- a list of forty lines says no more
 )
 """Query parameters that version 2 signs; every other one can be added by whoever holds the URL."""
+
+
+_ASKED_FOR_BY_A_PARAMETER = frozenset({Operation.FORWARD, *BUCKET_SETTINGS.values()})
+"""Operations that a parameter added to another one's URL could lead to: it must be one that version 2 signs."""
 
 
 class PresignedV2(NamedTuple):
@@ -91,7 +95,7 @@ def _check_unsigned_parameters(request: S3Request) -> None:
     if any("\n" in name or "\n" in (value or "") for name, value in request.query):
         # Version 2 signs decoded values, line by line: a line break could move the border between two of them.
         raise s3_error("AccessDenied", "Signature version 2 cannot cover a parameter with a line break.")
-    if request.operation is not Operation.FORWARD:
+    if request.operation not in _ASKED_FOR_BY_A_PARAMETER:
         return
     for name, _ in strip_signature_parameters(request.query):
         if name not in _SUBRESOURCES and not name.lower().startswith("x-amz-") and name != "x-id":

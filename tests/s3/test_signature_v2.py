@@ -87,9 +87,10 @@ def test_what_version_2_signs_cannot_be_changed(old: str, new: str) -> None:
 
 def test_an_unsigned_parameter_cannot_change_the_operation() -> None:
     """Sub-resources younger than version 2 are not covered by it; added to a URL they are refused."""
-    url = presigned("http://127.0.0.1/b/k").url + "&attributes"
-    with pytest.raises(S3Error, match="AccessDenied"):
-        verify(on_the_wire(aws_request("GET", url)))
+    for signed, added in (("http://127.0.0.1/b/k", "&attributes"), ("http://127.0.0.1/b", "&encryption")):
+        url = presigned(signed).url + added
+        with pytest.raises(S3Error, match="AccessDenied"):
+            verify(on_the_wire(aws_request("GET", url)))
 
 
 def test_a_line_break_in_a_parameter_is_refused() -> None:

@@ -15,7 +15,9 @@ from gateway.edge.asgi import S3App, SilentRequestObserver
 from gateway.edge.authentication import Authenticator
 from gateway.edge.keyring import ConfiguredKeyring, Key, Keyring
 from gateway.metadata.catalog import Catalog
-from gateway.metadata.observer import SilentCatalogObserver
+from gateway.metadata.observer import SilentAnswersObserver, SilentCatalogObserver
+from gateway.metadata.opening import ANSWERS
+from gateway.metadata.small_answers import SmallAnswers
 from gateway.operations.exchange import Services
 from gateway.origin.client import Origin
 from gateway.origin.memory import MemoryOrigin
@@ -35,6 +37,7 @@ class GatewayApp:
     origin: MemoryOrigin
     blocks: BlockCache
     catalog: Catalog
+    answers: SmallAnswers
 
 
 @asynccontextmanager
@@ -51,6 +54,7 @@ async def gateway_app(
     allow_signature_v2: bool = True,
     block_size_bytes: int = BLOCK_SIZE_BYTES,
     worker: int = 0,
+    small_answers_ttl_seconds: float = 60.0,
 ) -> AsyncIterator[GatewayApp]:
     """A gateway with one bucket, `bucket`. `through` stands between the gateway and `origin`, where given."""
     clock = clock or SystemClock()
@@ -67,8 +71,14 @@ async def gateway_app(
     except BaseException:
         await blocks.close()
         raise
+    answers = SmallAnswers(
+        directory / "catalog" / ANSWERS,
+        catalog.now_of_bucket,
+        ttl_seconds=small_answers_ttl_seconds,
+        observer=SilentAnswersObserver(),
+    )
     try:
-        services = Services(front, catalog, blocks, Slots(slots), clock)
+        services = Services(front, catalog, answers, blocks, Slots(slots), clock)
         authenticator = Authenticator(
             keyring or ConfiguredKeyring([Key(ACCESS_KEY_ID, SECRET_ACCESS_KEY, None, grant)]),
             clock,
@@ -76,7 +86,8 @@ async def gateway_app(
             allow_signature_v2=allow_signature_v2,
         )
         app = S3App(services, authenticator, ("s3.local",), INSTANCE_ID, SilentRequestObserver())
-        yield GatewayApp(app, origin, blocks, catalog)
+        yield GatewayApp(app, origin, blocks, catalog, answers)
     finally:
+        await answers.close()
         await catalog.close()
         await blocks.close()

@@ -30,6 +30,7 @@ from gateway.origin.memory.faults import (
 )
 from gateway.origin.memory.objects import parameter, parse_xml, xml_answer
 from gateway.origin.memory.response import MemoryResponse
+from gateway.origin.memory.settings import bucket_setting, setting_of
 from gateway.origin.memory.store import Bucket, StoredObject
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.requests import Operation
@@ -251,6 +252,9 @@ class MemoryOrigin:
             return self._acl(request, bucket, data)
         if request.key is None and parameter(request, "versioning") is not None and request.method == "GET":
             return xml_answer("VersioningConfiguration", "")
+        setting = setting_of(request)
+        if setting is not None:
+            return bucket_setting(request, bucket, setting, data)
         if request.key is None and request.method == "DELETE" and not request.query:
             return self._delete_bucket(bucket)
         raise s3_error("NotImplemented")

@@ -68,7 +68,9 @@ class Upload:
 
 @dataclass(slots=True)
 class Bucket:
-    """Objects by key, the keys also in the order of their UTF-8 bytes. `completed` remembers finished uploads."""
+    """Objects by key, the keys also in the order of their UTF-8 bytes. `completed` remembers finished uploads,
+    `settings` the document of each sub-resource.
+    """
 
     name: str
     created: float
@@ -76,6 +78,7 @@ class Bucket:
     uploads: dict[str, Upload] = field(default_factory=dict)
     completed: dict[str, tuple[tuple[int, ...], bytes]] = field(default_factory=dict)
     sorted_keys: list[bytes] = field(default_factory=list)
+    settings: dict[str, bytes] = field(default_factory=dict)
 
     def put(self, stored: StoredObject) -> None:
         if stored.key not in self.objects:

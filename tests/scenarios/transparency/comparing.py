@@ -60,8 +60,9 @@ def differences(method: str, direct: Answer, through: Answer, names: tuple[Mappi
 
 
 def _is_own_refusal(answer: Answer) -> bool:
-    """Whether the gateway has refused by itself; x-forebay-cache tells what the origin has answered."""
-    return answer.status >= 300 and answer.header("x-forebay-cache") not in ("forwarded", "bypass")
+    """Whether the gateway has refused by itself; x-forebay-cache tells what the origin has answered, now or before."""
+    told = answer.header("x-forebay-cache")
+    return answer.status >= 300 and told not in ("forwarded", "bypass") and (answer.status < 400 or told is None)
 
 
 def _less_told(method: str, direct: Answer, through: Answer, names: tuple[Mapping[str, str], ...]) -> Iterator[str]:

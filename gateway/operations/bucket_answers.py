@@ -1,0 +1,142 @@
+"""What S3 says of a bucket itself: HeadBucket, GetBucketLocation and other settings, from memory while they are fresh.
+
+    asked plainly, and remembered? → that; else the origin's own answer, remembered when it is a normal one
+
+The caller's rights to the whole bucket have been checked. The origin is asked with the gateway's own rights, whoever
+calls, so that everybody who may ask, unsigned callers too where they are let in, is told the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+
+from gateway.errors import OriginUnreachable
+from gateway.metadata.records import Learned
+from gateway.metadata.small_answers import ANSWER_BYTES_MAX, Answer, Question
+from gateway.objects import BodyStream
+from gateway.operations.exchange import Exchange
+from gateway.operations.headers import towards_client, without
+from gateway.operations.passthrough import forward, no_body, onward_request, streamed_reply
+from gateway.operations.payload import Payload, receive_payload
+from gateway.operations.reading import insists
+from gateway.operations.reply import Reply
+from gateway.origin.client import OriginResponse
+from gateway.s3.requests import Operation, S3Request
+from gateway.s3.routing import BUCKET_SETTINGS
+
+_NOT_SET: Mapping[Operation, bytes] = {
+    Operation.GET_BUCKET_ENCRYPTION: b"<Code>ServerSideEncryptionConfigurationNotFoundError</Code>",
+    Operation.GET_BUCKET_TAGGING: b"<Code>NoSuchTagSet</Code>",
+    Operation.GET_OBJECT_LOCK_CONFIGURATION: b"<Code>ObjectLockConfigurationNotFoundError</Code>",
+}
+"""Operations whose normal answer may be 404 → how that is told from a missing bucket."""
+
+_CHANGES_NOTHING = frozenset(
+    {
+        "x-amz-api-version",
+        "x-amz-content-sha256",
+        "x-amz-date",
+        "x-amz-security-token",
+        "x-amz-user-agent",
+        "x-amzn-trace-id",
+        "x-forebay-hop",
+    }
+)
+"""Headers beginning with `x-` that no origin answers differently for; every other one is the origin's to judge."""
+
+_OF_ONE_ANSWER = ("x-forebay-origin-request-id", "x-amzn-requestid", "x-request-id")
+
+_OF_ONE_CLIENT = frozenset({"content-encoding", "set-cookie"})
+"""Answers with these were made for the one who asked."""
+
+
+async def bucket_answer(exchange: Exchange) -> Reply:
+    """Answer from memory, or ask and remember; what is not asked plainly is forwarded."""
+    answers, request = exchange.services.answers, exchange.request
+    if not answers.is_on or not _is_plain(request):
+        return await forward(exchange)
+    payload = await receive_payload(exchange)
+    question = Question(request.operation.value, request.bucket or "")
+    known = None if insists(exchange) else await answers.recall(question, exchange.slot)
+    if known is None:
+        return await _ask(exchange, question, payload, stale=None)
+    if not known.is_fresh:
+        return await _ask(exchange, question, payload, stale=known.answer)
+    answers.answered(question, "hit")
+    return _remembered(request, known.answer)
+
+
+def _is_plain(request: S3Request) -> bool:
+    """Whether the answer depends on nothing but operation and bucket; what has a body is for the origin."""
+    if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
+        return False
+    if any(value for name, value in request.query if name in BUCKET_SETTINGS):
+        return False
+    return not any(_is_judged_by_the_origin(name) for name in request.headers)
+
+
+def _is_judged_by_the_origin(header: str) -> bool:
+    if header in ("origin", "range") or header.startswith("if-"):
+        return True  # the bucket's CORS rules, and conditions that servers take seriously or not
+    return header.startswith("x-") and header not in _CHANGES_NOTHING
+
+
+async def _ask(exchange: Exchange, question: Question, payload: Payload, *, stale: Answer | None) -> Reply:
+    """The origin's answer; `stale` where it gives none."""
+    answers = exchange.services.answers
+    asked = answers.now(question.bucket)
+    try:
+        response = await exchange.services.origin.send(onward_request(exchange, payload))
+    except OriginUnreachable:
+        if stale is None:
+            raise
+        answers.answered(question, "stale")
+        return _remembered(exchange.request, stale)
+    if stale is not None and response.status >= 500:
+        await response.aclose()
+        answers.answered(question, "stale")
+        return _remembered(exchange.request, stale)
+    answers.answered(question, "miss")
+    if not _may_be_kept(exchange.request.operation, response):
+        return streamed_reply(response, head_only=exchange.request.method == "HEAD")
+    return await _learned(exchange, question, asked, response)
+
+
+def _may_be_kept(operation: Operation, response: OriginResponse) -> bool:
+    """As far as its head tells."""
+    if response.status != 200 and not (response.status == 404 and operation in _NOT_SET):
+        return False
+    return not _OF_ONE_CLIENT & response.headers.keys()
+
+
+async def _learned(exchange: Exchange, question: Question, asked: Learned, response: OriginResponse) -> Reply:
+    """The answer, received whole and remembered; one that is too long is passed on as it comes."""
+    operation, headers = exchange.request.operation, towards_client(response.headers)
+    if operation is Operation.HEAD_BUCKET:
+        await response.aclose()
+        exchange.services.answers.keep(question, asked, Answer(200, without(headers, *_OF_ONE_ANSWER), b""))
+        return Reply(200, headers, no_body(), "miss")
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(response)
+        pieces, body = response.stream(), b""
+        async for piece in pieces:
+            body += piece
+            if len(body) > ANSWER_BYTES_MAX:
+                stack.pop_all()
+                return Reply(response.status, headers, _continued(body, pieces), "forwarded", response)
+    headers = without(headers, "content-length")
+    if response.status != 200 and _NOT_SET[operation] not in body:
+        return Reply(response.status, headers, body, "forwarded")
+    exchange.services.answers.keep(question, asked, Answer(response.status, without(headers, *_OF_ONE_ANSWER), body))
+    return Reply(response.status, headers, body, "miss")
+
+
+async def _continued(begun: bytes, pieces: AsyncIterator[bytes]) -> BodyStream:
+    yield begun
+    async for piece in pieces:
+        yield piece
+
+
+def _remembered(request: S3Request, answer: Answer) -> Reply:
+    return Reply(answer.status, answer.headers, no_body() if request.method == "HEAD" else answer.body, "hit")
