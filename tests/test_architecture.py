@@ -31,12 +31,16 @@ ALLOWED: Mapping[str, set[str]] = {
     "blocks": BASE | {"origin", "policy"},
     "writeback": BASE | {"origin", "policy"},
     "operations": BASE | {"origin", "policy", "metadata", "blocks", "writeback"},
+    "jobs": BASE | {"origin", "policy", "metadata", "blocks", "writeback"},
     "edge": BASE | {"operations", "policy", "origin"},
-    "app": BASE | SETTINGS | COUNTING | {"edge", "operations", "policy", "metadata", "blocks", "writeback", "origin"},
-    "control": LEAVES | SETTINGS | COUNTING | {""},
-    "serve": LEAVES | SETTINGS | COUNTING | {"", "app", "control", "edge"},
+    "app": BASE
+    | SETTINGS
+    | COUNTING
+    | {"edge", "jobs", "operations", "policy", "metadata", "blocks", "writeback", "origin"},
+    "control": LEAVES | SETTINGS | COUNTING | {"", "jobs", "policy"},
+    "serve": LEAVES | SETTINGS | COUNTING | {"", "app", "control", "edge", "jobs"},
     "demo": LEAVES | {""},
-    "cli": LEAVES | SETTINGS | COUNTING | {"", "serve", "demo"},
+    "cli": LEAVES | SETTINGS | COUNTING | {"", "serve", "control", "demo"},
     "__main__": {"cli"},
     "": set(),
 }

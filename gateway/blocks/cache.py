@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from contextlib import aclosing
 from types import MappingProxyType
 
 from gateway.blocks import layout
@@ -29,7 +30,7 @@ from gateway.blocks.watching import FileWatcher
 from gateway.clock import Clock
 from gateway.errors import StoreUnavailable
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
-from gateway.origin.client import Origin
+from gateway.origin.client import Origin, Purpose
 
 _SURVEYED = object()
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -91,6 +92,42 @@ class BlockCache:
         reader = RangeReader(self._tools, version, byte_range, slot, headers)
         await reader.start()
         return reader
+
+    def pieces(self, version: ObjectVersion) -> Iterator[ByteRange]:
+        """The ranges of an object that lie in one block each: what `fetch` is best given."""
+        if version.size_bytes:
+            whole = ByteRange(0, version.size_bytes - 1)
+            for block in layout.blocks_of(version, whole, self._tools.settings.block_size_bytes):
+                yield block.range
+
+    async def fetch(self, version: ObjectVersion, piece: ByteRange, *, slot: str, purpose: Purpose) -> tuple[int, bool]:
+        """Have one of the `pieces` on disk: how many bytes had to come for it, and whether it is there now.
+
+        Raises as `open_range` and its reader do. False: the directory could not take it, and nothing was read on.
+        """
+        reader = RangeReader(self._tools, version, piece, slot, _NO_HEADERS, purpose)
+        if reader.is_cached():
+            return 0, True
+        try:
+            await reader.start()
+            async with aclosing(reader.body()) as body:
+                async for _ in body:
+                    if reader.past_the_cache:
+                        return 0, False
+        finally:
+            await reader.aclose()
+        return piece.length, True
+
+    def others_fill(self) -> bool:
+        """Whether other processes fill blocks now: for readers, then, who wait for them."""
+        try:
+            return self._tools.directory.index.others_fill()
+        except StoreUnavailable:
+            return False
+
+    def obtainable_bytes(self, slot: str) -> int:
+        """What a slot can have at most, when others need all that they are guaranteed."""
+        return self._tools.directory.capacity.obtainable_bytes(slot)
 
     async def adopt(self, offered: OfferedFile, *, slot: str = "default") -> int:
         """Make blocks of what lies wholly in a file that came another way; how many. No byte is copied.

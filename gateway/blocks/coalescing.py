@@ -165,9 +165,16 @@ class Fills:
         fill = self._fills.get((block.id, frozenset(headers.items())))
         return fill is not None and fill.all_arrived
 
-    def start(self, block: Block, slot: str, headers: Mapping[str, str], reader: object) -> Fill:
+    def start(
+        self,
+        block: Block,
+        slot: str,
+        headers: Mapping[str, str],
+        reader: object,
+        purpose: Purpose = Purpose.LIVE,
+    ) -> Fill:
         """A new fill that a reader waits for, entered; only when `join` found none."""
-        fill = Fill(block, slot, headers, Purpose.LIVE, reader)
+        fill = Fill(block, slot, headers, purpose, reader)
         fill.enter()
         self._start(fill)
         return fill

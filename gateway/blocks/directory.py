@@ -66,7 +66,7 @@ class BlockDirectory:
     def __init__(self, store: BlockStore, index: BlockIndex, capacity: Capacity) -> None:
         self.store = store
         self.index = index
-        self._capacity = capacity
+        self.capacity = capacity
 
     def begin(
         self, block: Block, slot: str, fill_key: bytes, succeeds: FillHolder | None = None
@@ -158,7 +158,7 @@ class BlockDirectory:
         """Evict down to the capacity and each slot's limit."""
         tally = _Tally()
         while True:
-            step = self.index.shrink(self._capacity)
+            step = self.index.shrink(self.capacity)
             tally.add(step)
             if self._settle(step) or not step.doomed:
                 return tally.evicted(self.index)
@@ -184,7 +184,7 @@ class BlockDirectory:
     def _reserve(self, reservation: Reservation, block_id: bytes | None, succeeds: FillHolder | None) -> Evicted | None:
         tally = _Tally()
         while True:
-            step = self.index.reserve(reservation, self._capacity, block_id=block_id, succeeds=succeeds)
+            step = self.index.reserve(reservation, self.capacity, block_id=block_id, succeeds=succeeds)
             if step is None:
                 return None
             if succeeds is not None:

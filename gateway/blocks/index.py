@@ -113,6 +113,12 @@ class BlockIndex:
         with self._read() as ledger:
             return ledger.file(file) is not None
 
+    def others_fill(self) -> bool:
+        """Whether other workers have reserved room for fills in progress."""
+        own = records.worker_key(self._worker)
+        with self._read() as ledger:
+            return any(not key.startswith(own) for key in tables.keys(ledger.transaction, self._tables.reserved))
+
     def blocks(self) -> Iterator[BlockRecord]:
         """Every block, for checks and tests."""
         with self._read() as ledger:

@@ -62,13 +62,20 @@ class RangeReader:
     """
 
     def __init__(
-        self, tools: ReadingTools, version: ObjectVersion, byte_range: ByteRange, slot: str, headers: Mapping[str, str]
+        self,
+        tools: ReadingTools,
+        version: ObjectVersion,
+        byte_range: ByteRange,
+        slot: str,
+        headers: Mapping[str, str],
+        purpose: Purpose = Purpose.LIVE,
     ) -> None:
         self.outcome: Outcome = "miss"
         self._tools = tools
         self._version = version
         self._range = byte_range
         self._slot = slot
+        self._purpose = purpose
         self._headers = dict(headers)
         self._ids = layout.block_ids(version)
         self._numbers = layout.block_numbers(byte_range, tools.settings.block_size_bytes)
@@ -78,6 +85,18 @@ class RangeReader:
         self._source_stop = 0
         self._given = 0
         self._damages = 0
+
+    def is_cached(self) -> bool:
+        """Whether every block of the range is in the index; nothing is opened for the answer."""
+        try:
+            return self._look_up() == "hit"
+        except StoreUnavailable:
+            return False
+
+    @property
+    def past_the_cache(self) -> bool:
+        """Whether the bytes now come straight from the origin, because the directory cannot take them."""
+        return isinstance(self._source, OriginSource)
 
     async def start(self) -> None:
         """Decide the outcome and have the first bytes on their way. Raises what the origin says against it."""
@@ -194,7 +213,7 @@ class RangeReader:
         tools = self._tools
         fill = tools.fills.join(block, self._headers)
         if fill is None:
-            fill = tools.fills.start(block, self._slot, self._headers, self)
+            fill = tools.fills.start(block, self._slot, self._headers, self, self._purpose)
         elif fill.started_by is not self:
             tools.observer.coalesced(self._slot)
         try:
@@ -218,7 +237,7 @@ class RangeReader:
             self._version,
             rest,
             self._headers,
-            Purpose.LIVE,
+            self._purpose,
             self._slot,
             tools.clock,
             tools.settings.fill_retries,

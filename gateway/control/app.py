@@ -1,14 +1,12 @@
-"""The admin port: health, metrics, status. Small answers for people and machines; nothing here changes anything."""
+"""The admin port: health, metrics, status. Small answers for people and machines; jobs begin and end here."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import orjson
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -16,19 +14,24 @@ from starlette.routing import Route
 
 from gateway import metric_kinds, metrics
 from gateway.config import Settings
+from gateway.control.answers import json_answer
+from gateway.control.guard import Guard
+from gateway.control.jobs import JobsApi, JobsHolder
 from gateway.control.openapi import describe
 from gateway.control.page import render
 from gateway.control.reachability import OriginProbe
 from gateway.control.state import StateHolder
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def control_app(settings: Settings, holder: StateHolder, metrics_directory: Path) -> Starlette:
+def control_app(
+    settings: Settings, holder: StateHolder, metrics_directory: Path, jobs: JobsHolder | None = None
+) -> Starlette:
     """The application. With `admin.token` set, everything but /healthz and /readyz asks for it."""
     control = _Control(settings, holder, metrics_directory)
-    guard = _Guard(settings.admin.token.get_secret_value() if settings.admin.token else None)
+    work = JobsApi(jobs or JobsHolder())
+    guard = Guard(settings.admin)
     return Starlette(
         routes=[
             Route("/healthz", control.healthz),
@@ -36,38 +39,14 @@ def control_app(settings: Settings, holder: StateHolder, metrics_directory: Path
             Route("/metrics", guard(control.metrics)),
             Route("/", guard(control.page)),
             Route("/api/v1/status", guard(control.status)),
+            Route("/api/v1/warm", guard(work.warm), methods=["POST"]),
+            Route("/api/v1/evict", guard(work.evict), methods=["POST"]),
+            Route("/api/v1/jobs", guard(work.list)),
+            Route("/api/v1/jobs/{job_id}", guard(work.show), methods=["GET"]),
+            Route("/api/v1/jobs/{job_id}", guard(work.cancel), methods=["DELETE"]),
             Route("/api/openapi.json", guard(control.openapi)),
         ]
     )
-
-
-class _Guard:
-    """Wraps endpoints that ask for the bearer token (RFC 6750), if there is one."""
-
-    def __init__(self, token: str | None) -> None:
-        self._token = token.encode() if token is not None else None
-
-    def __call__(self, endpoint: Endpoint) -> Endpoint:
-        async def guarded(request: Request) -> Response:
-            return await endpoint(request) if self._allows(request) else _unauthorized()
-
-        return guarded
-
-    def _allows(self, request: Request) -> bool:
-        if self._token is None:
-            return True
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1"), self._token)
-
-
-def _unauthorized() -> Response:
-    problem = {"error": "this needs the header 'Authorization: Bearer …' with admin.token"}
-    return _json(problem, 401, {"www-authenticate": 'Bearer realm="forebay"'})
-
-
-def _json(document: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    body = orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n"
-    return Response(body, status, {"cache-control": "no-store"} | (headers or {}), "application/json")
 
 
 class _Control:
@@ -79,7 +58,7 @@ class _Control:
 
     async def healthz(self, _request: Request) -> Response:
         """This process answers."""
-        return _json({"status": "ok"})
+        return json_answer({"status": "ok"})
 
     async def readyz(self, _request: Request) -> Response:
         """200 while every worker serves. The origin is reported and not required: cached data needs none."""
@@ -92,21 +71,21 @@ class _Control:
             "workers_ready": workers,
             "origin_reachable": await self._probe.reachable(),
         }
-        return _json(document, 200 if ready else 503)
+        return json_answer(document, 200 if ready else 503)
 
     async def metrics(self, _request: Request) -> Response:
         text = await asyncio.to_thread(metric_kinds.exposition, self._metrics_directory)
         return Response(text, headers={"content-type": _METRICS_TYPE})
 
     async def status(self, _request: Request) -> Response:
-        return _json(await self._document())
+        return json_answer(await self._document())
 
     async def page(self, _request: Request) -> Response:
         policy = "default-src 'none'; style-src 'unsafe-inline'"
         return HTMLResponse(render(await self._document()), headers={"content-security-policy": policy})
 
     async def openapi(self, _request: Request) -> Response:
-        return _json(describe())
+        return json_answer(describe())
 
     def _figures(self) -> dict[str, dict[str, float | None]]:
         """What each slot holds and has given since the gateway started."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway import __version__
+from gateway.control.jobs import MANIFEST_TYPE
 
 _PROCESS = {
     "type": "object",
@@ -83,6 +84,31 @@ _READINESS = {
 }
 
 
+_JOB = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "kind": {"enum": ["warm", "evict"]},
+        "prefix": {"type": "string", "description": "empty where a manifest lists the objects"},
+        "manifest": {"type": "boolean"},
+        "state": {"enum": ["running", "done", "failed", "cancelled"]},
+        "created_at": {"type": "number", "description": "seconds since 1970-01-01 UTC"},
+        "ended_at": {"type": ["number", "null"]},
+        "place": {"type": "integer", "description": "how far in its list everything is done"},
+        "objects_found": {"type": "integer"},
+        "bytes_found": {"type": "integer"},
+        "found_all": {"type": "boolean", "description": "the listing is complete"},
+        "objects_done": {"type": "integer"},
+        "bytes_done": {"type": "integer"},
+        "bytes_fetched": {"type": "integer", "description": "of bytes_done, what came from the origin for this job"},
+        "full": {"type": "boolean", "description": "the cache has no room for the rest"},
+        "objects_failed": {"type": "integer"},
+        "errors": {"type": "array", "items": {"type": "string"}},
+    },
+}
+_JOBS = {"type": "object", "properties": {"jobs": {"type": "array", "items": _JOB}}}
+
+
 def describe() -> dict[str, Any]:
     """The document."""
     return {
@@ -95,9 +121,60 @@ def describe() -> dict[str, Any]:
             "/metrics": _get("Metrics in Prometheus' text format.", "text/plain", {"type": "string"}),
             "/": _get("The status page.", "text/html", {"type": "string"}),
             "/api/v1/status": _get("Processes, origin, cache and slots.", "application/json", _STATUS),
+            "/api/v1/warm": _start("Fetch what is not in the cache yet."),
+            "/api/v1/evict": _start("Drop what is in the cache."),
+            "/api/v1/jobs": _get("Jobs, the oldest first.", "application/json", _JOBS),
+            "/api/v1/jobs/{job_id}": _job(),
             "/api/openapi.json": _get("This document.", "application/json", {"type": "object"}),
         },
     }
+
+
+def _start(summary: str) -> dict[str, Any]:
+    prefix = {"type": "object", "properties": {"prefix": {"type": "string", "examples": ["s3://bucket/prefix"]}}}
+    return {
+        "post": {
+            "summary": summary,
+            "requestBody": {
+                "required": True,
+                "content": {
+                    "application/json": {"schema": prefix},
+                    MANIFEST_TYPE: {"schema": {"type": "string", "description": "one s3://bucket/key a line"}},
+                },
+            },
+            "responses": {
+                "202": {"description": "The job.", "content": {"application/json": {"schema": _JOB}}},
+                "400": {"description": "A prefix or a line that names nothing."},
+                **_GUARDED,
+                "415": {"description": "Another content type."},
+                "429": {"description": "Too many jobs are running."},
+                "503": {"description": "The cache directory is not open."},
+            },
+            "security": [{"token": []}, {}],
+        }
+    }
+
+
+def _job() -> dict[str, Any]:
+    responses = {
+        "200": {"description": "The job.", "content": {"application/json": {"schema": _JOB}}},
+        **_GUARDED,
+        "404": {"description": "There is no such job."},
+        "503": {"description": "The cache directory is not open."},
+    }
+    parameters = [{"name": "job_id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    security: list[dict[str, list[str]]] = [{"token": []}, {}]
+    return {
+        "parameters": parameters,
+        "get": {"summary": "One job.", "responses": responses, "security": security},
+        "delete": {"summary": "Cancel a job.", "responses": responses, "security": security},
+    }
+
+
+_GUARDED = {
+    "401": {"description": "admin.token is set and was not given."},
+    "403": {"description": "Without admin.token, the Host header must name this machine."},
+}
 
 
 def _get(summary: str, media_type: str, schema: dict[str, Any], *, guarded: bool = True) -> dict[str, Any]:

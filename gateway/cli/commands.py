@@ -1,0 +1,134 @@
+"""The `forebay` command. Exit codes: 0 done, 1 failed, 2 wrong usage."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import structlog
+import typer
+
+from gateway import __version__
+from gateway.cli import jobs
+from gateway.cli.common import (
+    AdminUrlOption,
+    ConfigOption,
+    JsonOption,
+    admin_port,
+    fail,
+    load,
+    print_json,
+    report_problems,
+)
+from gateway.cli.status import show_status
+from gateway.config import public_settings
+from gateway.config.loading import load_settings
+from gateway.config.problems import SettingsError
+from gateway.errors import ConfigError, StartupError
+from gateway.logs import configure_logs
+
+app = typer.Typer(
+    name="forebay",
+    help="S3-compatible caching gateway for AI training.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+jobs.add_to(app)
+
+
+def main() -> None:
+    """Entry point of the installed command."""
+    app()
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"forebay {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """S3-compatible caching gateway for AI training."""
+
+
+@app.command()
+def serve(config: ConfigOption = None) -> None:
+    """Serve S3 until SIGTERM or Ctrl-C; requests in flight are answered first."""
+    from gateway.serve import supervisor
+
+    loaded = load(config)
+    configure_logs(loaded.settings.logging.level, loaded.settings.logging.format, "supervisor")
+    for warning in loaded.warnings:
+        structlog.get_logger("forebay.config").warning(warning)
+    try:
+        code = supervisor.serve(loaded.settings)
+    except (StartupError, ConfigError) as error:
+        fail(str(error))
+    raise typer.Exit(code)
+
+
+@app.command("check-config")
+def check_config(
+    file: Annotated[Path, typer.Argument(help="TOML file with the settings.")], json: JsonOption = False
+) -> None:
+    """Check a file together with the FOREBAY_* variables; print the settings in force, secrets hidden."""
+    try:
+        loaded = load_settings(file, os.environ)
+    except SettingsError as error:
+        report_problems(error, json)
+        raise typer.Exit(1) from None
+    settings = public_settings(loaded.settings)
+    if json:
+        print_json({"ok": True, "settings": settings, "warnings": loaded.warnings})
+        return
+    for key, value in _flat(settings):
+        typer.echo(f"{key} = {orjson.dumps(value).decode()}")
+    for warning in loaded.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+
+
+@app.command()
+def status(
+    config: ConfigOption = None,
+    admin_url: AdminUrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Ask a running gateway how it is. Exit code 0: ready."""
+    document = admin_port(admin_url, config).get("/api/v1/status")
+    if json:
+        print_json(document)
+    else:
+        show_status(document)
+    raise typer.Exit(0 if (document["gateway"] or {}).get("ready") else 1)
+
+
+@app.command()
+def demo(json: JsonOption = False) -> None:
+    """Run a small training job on an embedded bucket, directly and through Forebay, and print the figures."""
+    try:
+        from gateway.demo import main as run_demo
+    except ImportError as error:
+        fail(f"the demo needs the package {error.name}: pip install 'forebay[demo]'")
+    raise typer.Exit(run_demo(json=json))
+
+
+def _flat(settings: dict[str, Any], above: str = "") -> list[tuple[str, Any]]:
+    lines: list[tuple[str, Any]] = []
+    for name, value in settings.items():
+        key = f"{above}{name}"
+        if isinstance(value, dict):
+            lines += _flat(value, f"{key}.")
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            for i, entry in enumerate(value):
+                lines += _flat(entry, f"{key}[{i}].")
+        else:
+            lines.append((key, value))
+    return lines

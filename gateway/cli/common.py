@@ -1,0 +1,119 @@
+"""What several commands share: options, settings, how they end, and the running gateway's admin port."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import httpx
+import orjson
+import typer
+
+from gateway.config import Settings
+from gateway.config.environment import CONFIG_VARIABLE
+from gateway.config.loading import LoadedSettings, load_settings
+from gateway.config.problems import SettingsError
+from gateway.serve.listeners import url
+
+_ANSWER_TIMEOUT_SECONDS = 10.0
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", envvar=CONFIG_VARIABLE, help="TOML file with the settings.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AdminUrlOption = Annotated[
+    str | None, typer.Option("--admin-url", help="Admin port; otherwise the one that the settings name.")
+]
+
+
+def as_a_client(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without AWS's endpoint variables: in a job's shell they name the gateway, not its origin."""
+    return {name: value for name, value in environment.items() if not name.startswith("AWS_ENDPOINT_URL")}
+
+
+def load(config: Path | None, environment: Mapping[str, str] = os.environ) -> LoadedSettings:
+    try:
+        return load_settings(config, environment)
+    except SettingsError as error:
+        report_problems(error, as_json=False)
+        raise typer.Exit(1) from None
+
+
+def report_problems(error: SettingsError, as_json: bool) -> None:
+    if as_json:
+        problems = [
+            {"key": problem.key, "allowed": problem.allowed, "message": str(problem)} for problem in error.problems
+        ]
+        print_json({"ok": False, "problems": problems})
+        return
+    for problem in error.problems:
+        typer.echo(f"forebay: {problem}", err=True)
+
+
+def fail(message: str) -> NoReturn:
+    typer.echo(f"forebay: {message}", err=True)
+    raise typer.Exit(1)
+
+
+def print_json(document: Any) -> None:
+    sys.stdout.write(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode() + "\n")
+
+
+class AdminPort:
+    """The admin port of a running gateway."""
+
+    def __init__(self, base_url: str, token: str | None) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._headers = {"authorization": f"Bearer {token}"} if token else {}
+
+    def get(self, path: str) -> dict[str, Any]:
+        """A document; ends the command when there is none."""
+        return self._ask("GET", path)
+
+    def post(self, path: str, content: bytes | Iterator[bytes], content_type: str) -> dict[str, Any]:
+        """Ask for something to be done; ends the command when it is refused."""
+        return self._ask("POST", path, content=content, headers={"content-type": content_type})
+
+    def delete(self, path: str) -> dict[str, Any]:
+        """Have something end; ends the command when it is refused."""
+        return self._ask("DELETE", path)
+
+    def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        headers = self._headers | options.pop("headers", {})
+        try:
+            with httpx.Client(timeout=_ANSWER_TIMEOUT_SECONDS, trust_env=False) as client:
+                answer = client.request(method, self.base_url + path, headers=headers, **options)
+                answer.raise_for_status()
+                document: dict[str, Any] = answer.json()
+        except httpx.HTTPStatusError as error:
+            fail(f"{self.base_url} answered {error.response.status_code}: {_reason(error.response)}")
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            fail(f"no gateway answers at {self.base_url}: {error}")
+        return document
+
+
+def admin_port(admin_url: str | None, config: Path | None) -> AdminPort:
+    """The admin port that the options, or else the settings, name."""
+    if admin_url and config is None:  # settings that cannot be loaded here do not matter then
+        return AdminPort(admin_url, os.environ.get("FOREBAY_ADMIN__TOKEN"))
+    settings = load(config, as_a_client(os.environ)).settings
+    return AdminPort(admin_url or _admin_url(settings), _token(settings))
+
+
+def _reason(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        return response.text.strip()[:200]
+
+
+def _admin_url(settings: Settings) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.admin.host, settings.admin.host)
+    return url("http", host, settings.admin.port)
+
+
+def _token(settings: Settings) -> str | None:
+    return settings.admin.token.get_secret_value() if settings.admin.token else None

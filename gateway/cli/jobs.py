@@ -1,0 +1,170 @@
+"""`forebay warm`, `evict` and `jobs`: work that the running gateway does in the background."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+
+from gateway.cli.common import AdminPort, AdminUrlOption, ConfigOption, JsonOption, admin_port, fail, print_json
+from gateway.control.jobs import MANIFEST_TYPE
+
+_LOOK_SECONDS = 0.5
+_READ_BYTES = 1024 * 1024
+
+PrefixArgument = Annotated[str | None, typer.Argument(metavar="s3://BUCKET/PREFIX", help="What the job is about.")]
+ManifestOption = Annotated[
+    Path | None,
+    typer.Option("--manifest", help="File with one s3://bucket/key a line, in the order in which they are wanted."),
+]
+WaitOption = Annotated[bool, typer.Option("--wait", help="Show the progress until it is done; exit code 1 if not all.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give the application these commands."""
+    app.command()(warm)
+    app.command()(evict)
+    app.command()(jobs)
+
+
+def warm(
+    prefix: PrefixArgument = None,
+    manifest: ManifestOption = None,
+    wait: WaitOption = False,
+    config: ConfigOption = None,
+    admin_url: AdminUrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Have a running gateway fetch what is not in its cache yet."""
+    _run("warm", prefix, manifest, wait, admin_port(admin_url, config), json)
+
+
+def evict(
+    prefix: PrefixArgument = None,
+    manifest: ManifestOption = None,
+    wait: WaitOption = False,
+    config: ConfigOption = None,
+    admin_url: AdminUrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Have a running gateway drop what is in its cache. Nothing is deleted at the origin."""
+    _run("evict", prefix, manifest, wait, admin_port(admin_url, config), json)
+
+
+def jobs(
+    job_id: Annotated[str | None, typer.Argument(metavar="JOB", help="One job; otherwise all.")] = None,
+    cancel: Annotated[bool, typer.Option("--cancel", help="End the job.")] = False,
+    config: ConfigOption = None,
+    admin_url: AdminUrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show the jobs of a running gateway, or one, or end it."""
+    port = admin_port(admin_url, config)
+    if cancel and job_id is None:
+        raise typer.BadParameter("--cancel needs a job")
+    if job_id is None:
+        found = port.get("/api/v1/jobs")["jobs"]
+    else:
+        path = f"/api/v1/jobs/{job_id}"
+        found = [port.delete(path) if cancel else port.get(path)]
+    if json:
+        print_json({"jobs": found} if job_id is None else found[0])
+    else:
+        _show(found)
+
+
+def _run(kind: str, prefix: str | None, manifest: Path | None, wait: bool, port: AdminPort, json: bool) -> None:
+    if (prefix is None) == (manifest is None):
+        raise typer.BadParameter("give either s3://BUCKET/PREFIX or --manifest FILE")
+    if manifest is not None:
+        job = port.post(f"/api/v1/{kind}", _pieces(manifest), MANIFEST_TYPE)
+    else:
+        job = port.post(f"/api/v1/{kind}", orjson.dumps({"prefix": prefix}), "application/json")
+    if wait:
+        job = _follow(port, job, quiet=json)
+    if json:
+        print_json(job)
+    elif wait:
+        _show([job])
+    else:
+        typer.echo(f"job {job['id']} is running: forebay jobs {job['id']}")
+    if wait and job["state"] != "done":
+        raise typer.Exit(1)
+
+
+def _pieces(manifest: Path) -> Iterator[bytes]:
+    try:
+        with manifest.open("rb") as file:
+            while piece := file.read(_READ_BYTES):
+                yield piece
+    except OSError as error:
+        fail(f"{manifest} cannot be read: {error.strerror}")
+
+
+def _follow(port: AdminPort, job: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
+    """Look at a job until it has ended, with a bar on a terminal."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
+        task = progress.add_task(job["kind"], total=None)
+        while True:
+            _advance(progress, task, job)
+            if job["state"] != "running":
+                return job
+            time.sleep(_LOOK_SECONDS)
+            job = port.get(f"/api/v1/jobs/{job['id']}")
+
+
+def _advance(progress: Progress, task: TaskID, job: dict[str, Any]) -> None:
+    of = job["objects_found"] if job["found_all"] else f"{job['objects_found']}+"
+    progress.update(
+        task,
+        description=f"{job['kind']} {job['objects_done']}/{of} objects",
+        completed=job["bytes_done"],
+        total=job["bytes_found"] if job["found_all"] and job["bytes_found"] else None,
+    )
+
+
+def _show(found: list[dict[str, Any]]) -> None:
+    console = Console()
+    table = Table("job", "what", "state", "objects", "bytes", "from the origin", "failed")
+    for job in found:
+        more = "" if job["found_all"] else "+"
+        table.add_row(
+            job["id"],
+            f"{job['kind']} {job['prefix'] or 'manifest'}",
+            job["state"] + (" (cache is full)" if job["full"] else ""),
+            f"{job['objects_done']} of {job['objects_found']}{more}",
+            f"{_mib(job['bytes_done'])} of {_mib(job['bytes_found'])}{more}" if job["bytes_found"] else "-",
+            _mib(job["bytes_fetched"]),
+            str(job["objects_failed"]),
+        )
+    console.print(table)
+    for job in found:
+        for error in job["errors"]:
+            console.print(f"{job['id']}: {error}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:,.1f} MiB"

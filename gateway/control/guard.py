@@ -1,0 +1,57 @@
+"""Who may use the admin port: the bearer of its token, or, without one, whoever is on this machine."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.config import AdminSettings
+from gateway.control.answers import problem
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+_READS = frozenset({"GET", "HEAD"})
+
+
+class Guard:
+    """Wraps endpoints that ask for the bearer token (RFC 6750), if there is one.
+
+    Without a token, requests that change something must name this machine as their host: a web page whose name its
+    owner lets point here (DNS rebinding) would otherwise do with the gateway as it likes.
+    """
+
+    def __init__(self, admin: AdminSettings) -> None:
+        self._token = admin.token.get_secret_value().encode() if admin.token is not None else None
+        self._host = admin.host
+        self._insecure = admin.insecure
+
+    def __call__(self, endpoint: Endpoint) -> Endpoint:
+        async def guarded(request: Request) -> Response:
+            if not self._allows(request):
+                message = "this needs the header 'Authorization: Bearer …' with admin.token"
+                return problem(401, message, {"www-authenticate": 'Bearer realm="forebay"'})
+            if request.method not in _READS and not self._names_this_machine(request):
+                return problem(403, "the Host header must be this machine's address, or admin.token must be set")
+            return await endpoint(request)
+
+        return guarded
+
+    def _allows(self, request: Request) -> bool:
+        if self._token is None:
+            return True
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1"), self._token)
+
+    def _names_this_machine(self, request: Request) -> bool:
+        host = request.url.hostname or ""
+        if self._token is not None or self._insecure or host in ("localhost", self._host):
+            return True
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        return True

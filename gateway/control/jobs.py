@@ -1,0 +1,106 @@
+"""Jobs over the admin port: warm, evict, and what becomes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from gateway.control.answers import json_answer, problem
+from gateway.errors import StoreUnavailable
+from gateway.jobs.manifest import BadManifest
+from gateway.jobs.records import JobKind, to_document
+from gateway.jobs.runner import Jobs, TooManyJobs
+from gateway.policy.prefixes import Prefix
+
+MANIFEST_TYPE = "application/vnd.forebay.manifest"
+"""`s3://bucket/key` a line. No type that a web page may send to other sites without asking first."""
+
+_DOCUMENT_BYTES_MAX = 64 * 1024
+
+
+class JobsHolder:
+    """Where the background process puts its jobs once the cache directory is open."""
+
+    def __init__(self) -> None:
+        self.jobs: Jobs | None = None
+
+
+class JobsApi:
+    """The endpoints."""
+
+    def __init__(self, holder: JobsHolder) -> None:
+        self._holder = holder
+
+    async def warm(self, request: Request) -> Response:
+        """`{"prefix": "s3://bucket/prefix"}`, or a manifest: fetch what is not there yet. 202 and the job."""
+        return await self._start(JobKind.WARM, request)
+
+    async def evict(self, request: Request) -> Response:
+        """The same, to drop what is there."""
+        return await self._start(JobKind.EVICT, request)
+
+    async def list(self, _request: Request) -> Response:
+        """Every job, the oldest first."""
+        jobs = self._holder.jobs
+        return _not_open() if jobs is None else json_answer({"jobs": [to_document(job) for job in jobs.all()]})
+
+    async def show(self, request: Request) -> Response:
+        """One job."""
+        jobs = self._holder.jobs
+        if jobs is None:
+            return _not_open()
+        job = jobs.get(request.path_params["job_id"])
+        return json_answer(to_document(job)) if job is not None else problem(404, "there is no such job")
+
+    async def cancel(self, request: Request) -> Response:
+        """End a job; what it has done stays done."""
+        jobs = self._holder.jobs
+        if jobs is None:
+            return _not_open()
+        job = await jobs.cancel(request.path_params["job_id"])
+        return json_answer(to_document(job)) if job is not None else problem(404, "there is no such job")
+
+    async def _start(self, kind: JobKind, request: Request) -> Response:
+        jobs = self._holder.jobs
+        if jobs is None:
+            return _not_open()
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        try:
+            if content_type == MANIFEST_TYPE:
+                job = await jobs.start_listed(kind, request.stream())
+            elif content_type == "application/json":
+                job = await jobs.start(kind, await _prefix(request))
+            else:
+                return problem(415, f"Content-Type must be application/json or {MANIFEST_TYPE}")
+        except (BadManifest, ValueError) as error:
+            return problem(400, str(error))
+        except TooManyJobs as error:
+            return problem(429, str(error))
+        except StoreUnavailable as error:
+            return problem(503, str(error))
+        except ClientDisconnect:
+            return problem(400, "the request broke off")
+        return json_answer(to_document(job), 202)
+
+
+async def _prefix(request: Request) -> str:
+    """The prefix that a request names; ValueError says what is wrong with it."""
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > _DOCUMENT_BYTES_MAX:
+            raise ValueError("the document is too long")
+    document: Any = orjson.loads(body)
+    if not isinstance(document, dict) or not isinstance(document.get("prefix"), str):
+        raise ValueError('the document must be {"prefix": "s3://bucket/prefix"}')
+    prefix = Prefix.parse(document["prefix"])
+    if not prefix.bucket:
+        raise ValueError("the prefix must name a bucket: s3://bucket/prefix")
+    return str(prefix)
+
+
+def _not_open() -> Response:
+    return problem(503, "the cache directory is not open yet")

@@ -1,0 +1,233 @@
+"""Doing one job: its list is written ahead of the work, and the work goes on in order, many objects at a time.
+
+    listing or manifest ─▶ list on disk ─▶ pieces of at most a block ─▶ blocks.fetch, up to PIECES_AT_ONCE
+
+Yields to whoever waits for bytes now: while the workers fill blocks for readers, only PIECES_WHILE_BUSY are fetched at
+once. What a reader fetches at the same time is fetched once for both (blocks/shared_fills.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from gateway.blocks.cache import BlockCache
+from gateway.clock import Clock
+from gateway.errors import OriginAnswered, OriginError, OriginUnreachable
+from gateway.jobs.listing import list_pages
+from gateway.jobs.records import Job, JobKind
+from gateway.jobs.worklist import Entry, Recovered, Worklist
+from gateway.metadata.catalog import Catalog, is_remembered
+from gateway.objects import ByteRange, ObjectVersion
+from gateway.origin.client import Origin, Purpose
+from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Slot, Slots
+from gateway.s3.xml_reader import error_code_of
+
+T = TypeVar("T")
+
+PIECES_AT_ONCE = 32
+PIECES_WHILE_BUSY = 2
+_BUSY_LOOK_SECONDS = 0.05
+
+ATTEMPTS_MAX = 6
+"""About half a minute with the pauses between them: an origin that is down longer fails the object, not the job."""
+
+_FIRST_PAUSE_SECONDS = 1.0
+_RETRYABLE = frozenset({429, 500, 502, 503, 504})
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What jobs work with."""
+
+    origin: Origin
+    catalog: Catalog
+    blocks: BlockCache
+    slots: Slots
+    clock: Clock
+
+
+class Work:
+    """One run of a job, to its end or until it is cancelled. `job` is how it stands."""
+
+    def __init__(self, tools: Tools, job: Job, worklist: Worklist) -> None:
+        self.job = job
+        self._tools = tools
+        self._worklist = worklist
+        self._pieces = asyncio.Semaphore(PIECES_AT_ONCE)
+        self._running = 0
+        self._held: dict[str, int] = {}
+        self._started: deque[tuple[Entry, asyncio.Task[None]]] = deque()
+
+    async def run(self) -> None:
+        """Do what is left. Raises ForebayError when the listing fails, or the disk does."""
+        recovered = await asyncio.to_thread(self._worklist.recover, self.job.place)
+        self.job = _as_recovered(self.job, recovered)
+        start_after = recovered.last.key.key if recovered.last is not None else None
+        listing = asyncio.create_task(self._list(start_after), name="job listing")
+        try:
+            await self._do_all()
+            await listing
+        finally:
+            listing.cancel()
+            for _, task in self._started:
+                task.cancel()
+            await asyncio.gather(listing, *(task for _, task in self._started), return_exceptions=True)
+
+    # The list.
+
+    async def _list(self, start_after: str | None) -> None:
+        try:
+            if not self.job.manifest and not self.job.found_all:
+                await self._list_pages(start_after)
+            self.job = replace(self.job, found_all=True)
+        finally:
+            self._worklist.finish()
+
+    async def _list_pages(self, start_after: str | None) -> None:
+        prefix = Prefix.parse(self.job.prefix)
+        slot = self._tools.slots.find(prefix.bucket, prefix.key_prefix).name
+        pages = list_pages(self._tools.origin, prefix, slot=slot, start_after=start_after)
+        async with aclosing(pages) as listed:
+            async for page in listed:
+                entries = [(prefix.bucket, one.key, one.etag, one.size_bytes) for one in page]
+                await asyncio.to_thread(self._worklist.add, entries)
+                self.job = replace(
+                    self.job,
+                    objects_found=self.job.objects_found + len(page),
+                    bytes_found=self.job.bytes_found + sum(one.size_bytes for one in page),
+                )
+                self._worklist.grown()
+
+    # The objects.
+
+    async def _do_all(self) -> None:
+        async with aclosing(self._worklist.entries(self.job.place)) as entries:
+            async for entry in entries:
+                if self.job.full:
+                    break
+                self._started.append((entry, asyncio.create_task(self._do(entry), name="job object")))
+                await self._settle(at_most=PIECES_AT_ONCE)
+        await self._settle(at_most=0)
+
+    async def _settle(self, at_most: int) -> None:
+        """Go on behind what is done, in order; wait while more than `at_most` objects are begun."""
+        while self._started and (self._started[0][1].done() or len(self._started) > at_most):
+            entry, task = self._started[0]
+            await asyncio.wait({task})
+            self._started.popleft()
+            task.result()
+            self.job = replace(self.job, place=entry.next_place)
+
+    async def _do(self, entry: Entry) -> None:
+        try:
+            if self.job.kind is JobKind.EVICT:
+                await self._tools.blocks.invalidate(entry.key)
+            else:
+                await self._warm(entry)
+        except OriginError as error:
+            self.job = self.job.failed_with(f"{entry.key}: {_said(error)}")
+        else:
+            self.job = replace(self.job, objects_done=self.job.objects_done + 1)
+
+    async def _warm(self, entry: Entry) -> None:
+        slot = self._tools.slots.find(entry.key.bucket, entry.key.key)
+        version = await self._version(entry, slot)
+        try:
+            await self._fetch(version, slot)
+        except OriginAnswered as answer:
+            if answer.status != 412:
+                raise
+            self._tools.catalog.forget(entry.key)  # it has changed since it was listed
+            await self._fetch(await self._ask(entry, slot), slot)
+
+    async def _version(self, entry: Entry, slot: Slot) -> ObjectVersion:
+        """The listed one; where the slot remembers, its metadata is learned along with it."""
+        if entry.etag and not is_remembered(slot, {}):
+            return ObjectVersion(entry.key, entry.etag, entry.size_bytes)
+        return await self._ask(entry, slot)
+
+    async def _ask(self, entry: Entry, slot: Slot) -> ObjectVersion:
+        async def ask() -> ObjectVersion:
+            return (await self._tools.catalog.current(entry.key, slot, headers={})).version
+
+        return await self._patiently(ask)
+
+    async def _fetch(self, version: ObjectVersion, slot: Slot) -> None:
+        """Every block of a version, as far as there is room."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for piece in self._tools.blocks.pieces(version):
+                    await self._turn()
+                    group.create_task(self._fetch_piece(version, slot, piece))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _turn(self) -> None:
+        """Wait until one piece more may be fetched."""
+        await self._pieces.acquire()
+        try:
+            while self._running >= PIECES_WHILE_BUSY and self._tools.blocks.others_fill():
+                await self._tools.clock.sleep(_BUSY_LOOK_SECONDS)
+        except BaseException:
+            self._pieces.release()
+            raise
+        self._running += 1
+
+    async def _fetch_piece(self, version: ObjectVersion, slot: Slot, piece: ByteRange) -> None:
+        async def fetch() -> tuple[int, bool]:
+            return await self._tools.blocks.fetch(version, piece, slot=slot.name, purpose=Purpose.WARM)
+
+        try:
+            fetched_bytes, kept = (0, False) if self.job.full else await self._patiently(fetch)
+        finally:
+            self._running -= 1
+            self._pieces.release()
+        if not kept:
+            self.job = replace(self.job, full=True)
+            return
+        self._held[slot.name] = self._held.get(slot.name, 0) + piece.length
+        full = self._held[slot.name] + piece.length > self._tools.blocks.obtainable_bytes(slot.name)
+        self.job = replace(
+            self.job,
+            bytes_done=self.job.bytes_done + piece.length,
+            bytes_fetched=self.job.bytes_fetched + fetched_bytes,
+            full=self.job.full or full,  # going on would evict what this job has brought
+        )
+
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask again while the origin is down or busy, for a while."""
+        pause_seconds = _FIRST_PAUSE_SECONDS
+        for _ in range(ATTEMPTS_MAX - 1):
+            try:
+                return await ask()
+            except (OriginUnreachable, OriginAnswered) as error:
+                if isinstance(error, OriginAnswered) and error.status not in _RETRYABLE:
+                    raise
+            await self._tools.clock.sleep(pause_seconds)
+            pause_seconds *= 2
+        return await ask()
+
+
+def _as_recovered(job: Job, found: Recovered) -> Job:
+    """What was done behind `place` is done again, and counted then."""
+    if job.manifest:
+        return replace(job, objects_done=max(0, found.objects_before - job.objects_failed))
+    return replace(
+        job,
+        objects_found=found.objects,
+        bytes_found=found.size_bytes,
+        objects_done=max(0, found.objects_before - job.objects_failed),
+        bytes_done=found.bytes_before,
+    )
+
+
+def _said(error: OriginError) -> str:
+    if isinstance(error, OriginAnswered):
+        return f"the origin answered {error.status} {error_code_of(error.body) or ''}".rstrip()
+    return str(error)

@@ -1,0 +1,131 @@
+"""The objects that a job is about, on disk: written by a listing or from a manifest, read behind it, in order.
+
+One JSON array a line: `[bucket, key]`, or `[bucket, key, etag, size]` where a listing has said so. A place in it is a
+number of bytes: what a job has done up to there needs not be done again. Blocking, but for `Worklist.entries`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import orjson
+
+from gateway.errors import StoreUnavailable
+from gateway.objects import ObjectKey
+
+_READ_BYTES = 256 * 1024
+_FILE_MODE = 0o600
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One object, and where the next one begins in the list. ETag and size in bytes where a listing has told them."""
+
+    key: ObjectKey
+    next_place: int
+    etag: str | None = None
+    size_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What a list holds, and how much of it lies before the place that a job has come to."""
+
+    last: Entry | None = None
+    objects: int = 0
+    size_bytes: int = 0
+    objects_before: int = 0
+    bytes_before: int = 0
+
+    def add(self, entry: Entry, *, before: bool) -> None:
+        """One line more."""
+        self.last = entry
+        self.objects += 1
+        self.size_bytes += entry.size_bytes
+        self.objects_before += before
+        self.bytes_before += entry.size_bytes * before
+
+
+class Worklist:
+    """One job's list. `complete` is set once nothing will be added any more."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.complete = False
+        self._grown = asyncio.Event()
+
+    def add(self, entries: Iterable[tuple[object, ...]]) -> None:
+        """Append; StoreUnavailable when the disk does not take it."""
+        lines = b"".join(orjson.dumps(entry) + b"\n" for entry in entries)
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _FILE_MODE)
+            with os.fdopen(descriptor, "ab") as file:
+                file.write(lines)
+        except OSError as error:
+            raise StoreUnavailable(f"a list of objects cannot be written: {error}") from error
+
+    def recover(self, place: int) -> Recovered:
+        """What an earlier process has left; a last line that was torn off is removed."""
+        found = Recovered()
+        try:
+            with self.path.open("r+b") as file:
+                for entry in _lines(file, 0):
+                    found.add(entry, before=entry.next_place <= place)
+                file.truncate(found.last.next_place if found.last is not None else 0)
+        except FileNotFoundError:
+            return found
+        except OSError as error:
+            raise StoreUnavailable(f"a list of objects cannot be read: {error}") from error
+        return found
+
+    def grown(self) -> None:
+        """Wake who waits for more; on the event loop."""
+        grown, self._grown = self._grown, asyncio.Event()
+        grown.set()
+
+    def finish(self) -> None:
+        """Nothing more comes; on the event loop."""
+        self.complete = True
+        self.grown()
+
+    async def entries(self, place: int) -> AsyncGenerator[Entry, None]:
+        """The entries from `place` on, waiting for those that are not written yet."""
+        while True:
+            complete, grown = self.complete, self._grown
+            batch = await asyncio.to_thread(self._read, place)
+            for entry in batch:
+                place = entry.next_place
+                yield entry
+            if not batch:
+                if complete:
+                    return
+                await grown.wait()
+
+    def _read(self, place: int) -> list[Entry]:
+        try:
+            with self.path.open("rb") as file:
+                return list(_lines(file, place, _READ_BYTES))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StoreUnavailable(f"a list of objects cannot be read: {error}") from error
+
+
+def _lines(file: BinaryIO, place: int, bytes_max: int | None = None) -> Iterator[Entry]:
+    """The whole lines from `place` on, until more than `bytes_max` are read."""
+    begun = place
+    file.seek(place)
+    for line in file:
+        if not line.endswith(b"\n"):
+            return
+        place += len(line)
+        bucket, key, *known = orjson.loads(line)
+        etag, size_bytes = known or (None, 0)
+        yield Entry(ObjectKey(bucket, key), place, etag, size_bytes)
+        if bytes_max is not None and place - begun >= bytes_max:
+            return
