@@ -32,9 +32,13 @@ ALLOWED: Mapping[str, set[str]] = {
     "writeback": BASE | {"origin", "policy"},
     "operations": BASE | {"origin", "policy", "metadata", "blocks", "writeback"},
     "edge": BASE | {"operations", "policy", "origin"},
-    "app": BASE | SETTINGS | COUNTING | {"edge", "operations", "policy", "metadata", "blocks", "writeback", "origin"},
+    "metering": BASE | SETTINGS | COUNTING | {"origin", "policy"},
+    "app": BASE
+    | SETTINGS
+    | COUNTING
+    | {"edge", "operations", "policy", "metadata", "blocks", "writeback", "origin", "metering"},
     "control": LEAVES | SETTINGS | COUNTING | {""},
-    "serve": LEAVES | SETTINGS | COUNTING | {"", "app", "control", "edge"},
+    "serve": LEAVES | SETTINGS | COUNTING | {"", "app", "control", "edge", "metering"},
     "demo": LEAVES | {""},
     "cli": LEAVES | SETTINGS | COUNTING | {"", "serve", "demo"},
     "__main__": {"cli"},
