@@ -13,7 +13,7 @@ from gateway.metrics import WorkerMetrics
 from gateway.origin.metered import OriginMeter
 from gateway.policy.bandwidth import Bandwidth, Ceiling
 from gateway.policy.lease_channel import LeaseHolder, LeaseServer, channel
-from gateway.policy.leases import static_shares
+from gateway.policy.leases import Lessee, static_shares
 
 
 def ceilings_of(settings: Settings) -> list[Ceiling]:
@@ -33,17 +33,18 @@ def _ceilings(slot: str | None, settings: OriginSettings | SlotSettings) -> Iter
 async def origin_meter(
     settings: Settings, metrics: WorkerMetrics, clock: Clock, lease_end: socket | None
 ) -> AsyncIterator[OriginMeter]:
-    """A worker's meter. It begins on the static shares; leases come over `lease_end`, and nothing waits for them."""
+    """A worker's meter. Leases come over `lease_end`, and nothing waits for them; without it, shares are static."""
     ceilings = ceilings_of(settings)
     if not ceilings:
         yield OriginMeter(metrics)
         return
-    static = static_shares([one.bytes_per_second for one in ceilings], settings.server.workers)
-    bandwidth = Bandwidth(ceilings, static, clock)
+    rates = [one.bytes_per_second for one in ceilings]
     if lease_end is None:
-        yield OriginMeter(metrics, bandwidth)
+        yield OriginMeter(metrics, Bandwidth(ceilings, static_shares(rates, settings.server.workers), clock))
         return
-    holding = asyncio.create_task(LeaseHolder(bandwidth, static, lease_end, clock, metrics.bandwidth_leased).run())
+    lessee = Lessee(rates, settings.server.workers, clock.monotonic())
+    bandwidth = Bandwidth(ceilings, lessee.rates(clock.monotonic()), clock)
+    holding = asyncio.create_task(LeaseHolder(bandwidth, lessee, lease_end, clock, metrics.bandwidth_leased).run())
     try:
         yield OriginMeter(metrics, bandwidth)
     finally:

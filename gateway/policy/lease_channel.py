@@ -52,7 +52,7 @@ def _receive(end: socket.socket, figures: int) -> tuple[float, list[float]] | No
 
 
 class LeaseHolder:
-    """Keeps this process's rates as the book says, and tells the book what this process could use.
+    """Keeps this process's rates as `lessee` says, and tells the book what this process could use.
 
     `on_change` is told whether leases are in force, each time that changes.
     """
@@ -60,14 +60,14 @@ class LeaseHolder:
     def __init__(
         self,
         bandwidth: Bandwidth,
-        static: Sequence[float],
+        lessee: Lessee,
         end: socket.socket,
         clock: Clock,
         on_change: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self._bandwidth = bandwidth
-        self._lessee = Lessee(static)
-        self._ceilings = len(static)
+        self._lessee = lessee
+        self._ceilings = len(lessee.rates(clock.monotonic()))
         self._end = end
         self._clock = clock
         self._on_change = on_change

@@ -1,9 +1,9 @@
 """Who may use how much of a ceiling, for how long: pure rules, the time is an argument.
 
 The background process keeps the book; every other process (a holder) asks it again and again, and what it is told holds
-for a while. The parts that are out at any moment never sum up to more than the ceiling: a holder's part grows only into
-what others have given up or let run out. Who gets no answer goes on with its static share, a share nobody else counts
-on by then.
+for a while. The parts in use at any moment never sum up to more than the ceiling: a holder's part grows only into what
+others have given up or let run out, and one that begins is content with its floor. Who gets no answer goes on with its
+static share, once the leases of all others must have run out too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEASE_SECONDS = 0.5
 """How long the book counts on a part that it has given out. The holder stops one asking sooner: it may notice late."""
 
 _FLOOR = 0.05
-"""Share of a ceiling that is never moved: each holder keeps its part of it, and so begins at once after a pause."""
+"""Share of a ceiling that is never moved: each holder keeps its part of it, and so can begin at once."""
 
 _ROUND_SECONDS = ASK_SECONDS / 2
 
@@ -26,6 +26,11 @@ _ROUND_SECONDS = ASK_SECONDS / 2
 def static_shares(ceilings: Sequence[float], holders: int) -> list[float]:
     """What each of `holders` may use while nobody deals out anything."""
     return [ceiling / holders for ceiling in ceilings]
+
+
+def floors(ceilings: Sequence[float], holders: int) -> list[float]:
+    """What each of `holders` may use without asking. One that is alone has everything."""
+    return [share * (_FLOOR if holders > 1 else 1.0) for share in static_shares(ceilings, holders)]
 
 
 def max_min(capacity: float, demands: Sequence[float]) -> list[float]:
@@ -53,7 +58,7 @@ class LeaseBook:
     def __init__(self, ceilings: Sequence[float], holders: Sequence[str], now: float) -> None:
         self._ceilings = ceilings
         self._static = static_shares(ceilings, len(holders))
-        self._floors = [share * _FLOOR for share in self._static]
+        self._floors = floors(ceilings, len(holders))
         nothing = [0.0] * len(ceilings)
         self._holdings = {name: _Holding(nothing, list(self._floors), now) for name in holders}
         self._dealing_from = now + LEASE_SECONDS
@@ -105,26 +110,28 @@ class LeaseBook:
 
 
 class Lessee:
-    """A holder's side: what it may use at any time, whatever it was told or not told."""
+    """A holder's side: what it may use at any time, whatever it was told or not told. Begins at `now`, at its floor."""
 
-    def __init__(self, static: Sequence[float]) -> None:
-        self._static = static
-        self._leased: Sequence[float] = static
-        self._asked_at = float("-inf")
+    def __init__(self, ceilings: Sequence[float], holders: int, now: float) -> None:
+        self._static = static_shares(ceilings, holders)
+        self._last: Sequence[float] = floors(ceilings, holders)
+        self._last_at = now
+        self._leased_until = now
 
     def granted(self, rates: Sequence[float], asked_at: float) -> None:
         """The answer to what was asked at `asked_at`."""
-        if asked_at > self._asked_at:
-            self._leased, self._asked_at = rates, asked_at
+        if asked_at > self._last_at:
+            self._last, self._last_at = rates, asked_at
+            self._leased_until = asked_at + LEASE_SECONDS - ASK_SECONDS
 
     def leased(self, now: float) -> bool:
         """Whether the last answer still holds."""
-        return now - self._asked_at < LEASE_SECONDS - ASK_SECONDS
+        return now < self._leased_until
 
     def rates(self, now: float) -> Sequence[float]:
         """The lease; behind its end the static shares, but no more than the lease until all others have ended too."""
         if self.leased(now):
-            return self._leased
-        if now - self._asked_at < 2 * LEASE_SECONDS:
-            return [min(pair) for pair in zip(self._leased, self._static, strict=True)]
+            return self._last
+        if now - self._last_at < 2 * LEASE_SECONDS:
+            return [min(pair) for pair in zip(self._last, self._static, strict=True)]
         return self._static
