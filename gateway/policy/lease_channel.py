@@ -13,15 +13,13 @@ import asyncio
 import socket
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-
-import structlog
+from contextlib import suppress
 
 from gateway.clock import Clock
 from gateway.policy.bandwidth import Bandwidth
 from gateway.policy.leases import ASK_SECONDS, LEASE_SECONDS, LeaseBook, Lessee
 
 _DOUBLE_BYTES = 8
-_log = structlog.get_logger("forebay.bandwidth")
 
 
 def channel() -> tuple[socket.socket, socket.socket]:
@@ -32,20 +30,17 @@ def channel() -> tuple[socket.socket, socket.socket]:
     return ends
 
 
-def _send(end: socket.socket, asked_at: float, figures: Sequence[float]) -> bool:
-    """False when the other side reads nothing, which it will notice by itself."""
-    try:
+def _send(end: socket.socket, asked_at: float, figures: Sequence[float]) -> None:
+    """Or not, when the other side reads nothing. Then its lease runs out, or ours: nothing else is to be done."""
+    with suppress(OSError):
         end.send(array("d", [asked_at, *figures]).tobytes())
-    except OSError:  # mostly a full queue; whatever it is, leases run out and static shares are right
-        return False
-    return True
 
 
 def _receive(end: socket.socket, figures: int) -> tuple[float, list[float]] | None:
     """The next message; None when there is none."""
     try:
         message = end.recv((1 + figures) * _DOUBLE_BYTES)
-    except OSError:
+    except BlockingIOError:
         return None
     asked_at, *rest = array("d", message)
     return asked_at, rest
@@ -126,5 +121,5 @@ class LeaseServer:
             if now - asked_at >= LEASE_SECONDS:
                 continue  # asked while nobody answered: by now it has asked again
             rates = self._book.ask(holder, demands, now)
-            if rates is not None and not _send(end, asked_at, rates):
-                _log.warning("a process asks for bandwidth and reads no answers", process=holder)
+            if rates is not None:
+                _send(end, asked_at, rates)
