@@ -40,7 +40,7 @@ def _receive(end: socket.socket, figures: int) -> tuple[float, list[float]] | No
     """The next message; None when there is none."""
     try:
         message = end.recv((1 + figures) * _DOUBLE_BYTES)
-    except BlockingIOError:
+    except (BlockingIOError, ConnectionError):  # nothing there, or the gateway ends
         return None
     asked_at, *rest = array("d", message)
     return asked_at, rest
