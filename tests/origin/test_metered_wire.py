@@ -57,7 +57,7 @@ def held_origin(strict: StrictOrigin) -> MeteredOrigin:
 
 @pytest.mark.parametrize("size_bytes", [100 * 1024, MEBIBYTE + 1], ids=["all arrived", "more to come"])
 def test_time_spent_waiting_to_read_is_no_silence_of_the_origin(strict: StrictOrigin, size_bytes: int) -> None:
-    """Whether the rest of the body already lies here or is still to be sent."""
+    """10.3 Whether the rest of the body already lies here or is still to be sent."""
     strict.model.put("bucket", "big", bytes(size_bytes))
 
     async def run() -> None:
@@ -80,7 +80,7 @@ async def chunks(count: int) -> AsyncIterator[bytes]:
 def test_time_spent_waiting_to_send_is_no_stall_of_the_origin(
     strict: StrictOrigin, body: bytes | partial[StreamedBody]
 ) -> None:
-    """Neither before a request nor in the midst of its body."""
+    """10.3 Neither before a request nor in the midst of its body."""
 
     async def run() -> None:
         origin = held_origin(strict)
