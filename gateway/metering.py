@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from socket import socket
 
 from gateway.clock import Clock
@@ -49,8 +49,7 @@ async def origin_meter(
         yield OriginMeter(metrics, bandwidth)
     finally:
         holding.cancel()
-        with suppress(asyncio.CancelledError):
-            await holding
+        await asyncio.wait((holding,))
 
 
 def lease_channel(settings: Settings) -> tuple[socket, socket] | None:

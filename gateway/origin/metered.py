@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Protocol, Self
 
-from gateway.origin.client import Origin, OriginRequest, OriginResponse, StreamedBody
+from gateway.origin.client import Direction, Origin, OriginRequest, OriginResponse, StreamedBody
 from gateway.origin.s3 import Attempt
-
-Direction = Literal["read", "write"]
 
 
 class Gate(Protocol):

@@ -11,12 +11,10 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from gateway.clock import Clock
+from gateway.origin.client import Direction
 from gateway.policy.token_bucket import TokenBucket
-
-Direction = Literal["read", "write"]
 
 _FINEST_SLEEP_SECONDS = 0.001
 """Finer waits cost more than they shape: what comes due meanwhile passes together."""
@@ -130,13 +128,13 @@ class _Link:
         return waiter
 
     def leave(self, gate: Gate, waiter: _Waiter) -> None:
-        """Its taker was cancelled."""
-        if waiter in gate.waiting:
+        """Its taker was cancelled: before its turn, or when that had come and it did not know yet."""
+        if not waiter.passed.cancelled():
+            gate.give_back(waiter.count)
+        elif waiter in gate.waiting:
             gate.waiting.remove(waiter)
             if not gate.waiting:
                 self._gates.discard(gate)
-        else:
-            gate.give_back(waiter.count)
         self.serve()
 
     def serve(self) -> None:
@@ -161,8 +159,9 @@ class _Link:
         waiter = gate.waiting.popleft()
         if not gate.waiting:
             self._gates.discard(gate)
-        gate.charge(waiter.count)
-        waiter.passed.set_result(None)
+        if not waiter.passed.cancelled():
+            gate.charge(waiter.count)
+            waiter.passed.set_result(None)
 
     async def _serve_after(self, seconds: float) -> None:
         await self.clock.sleep(seconds)

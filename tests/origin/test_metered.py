@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.clock import Clock
-from gateway.origin.client import OriginRequest, Purpose, StreamedBody
+from gateway.origin.client import Direction, OriginRequest, Purpose, StreamedBody
 from gateway.origin.memory import MemoryOrigin
-from gateway.origin.metered import Direction, MeteredOrigin, OriginMeter
+from gateway.origin.metered import MeteredOrigin, OriginMeter
 from gateway.origin.s3 import Attempt
 from gateway.policy.bandwidth import Bandwidth, Ceiling
 from tests.support.manual_clock import ManualClock

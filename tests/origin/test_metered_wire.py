@@ -9,10 +9,10 @@ from functools import partial
 import pytest
 
 from gateway.clock import SystemClock
-from gateway.origin.client import OriginRequest, StreamedBody
+from gateway.origin.client import Direction, OriginRequest, StreamedBody
 from gateway.origin.credentials import StaticCredentials
 from gateway.origin.memory.faults import Answer, on
-from gateway.origin.metered import Direction, MeteredOrigin, OriginMeter
+from gateway.origin.metered import MeteredOrigin, OriginMeter
 from gateway.origin.s3 import Attempt, S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.s3.requests import Operation

@@ -133,6 +133,24 @@ def test_10_2_a_killed_background_process_lets_nobody_above_the_ceiling_and_stop
     assert 0.5 * CEILING < rate <= TOLERANCE * CEILING
     assert len(samples) > 20
     assert_never_above(samples, CEILING, streams=4)
+    assert ranges_asked(origin, "slow") == 4 * OBJECT_BYTES
+
+
+@pytest.mark.slow
+def test_10_2_a_background_process_that_is_stuck_is_as_good_as_none(origin: StrictOrigin) -> None:
+    """10.2 Stopped past all leases, it goes on as if nothing had been: that lets nobody above the ceiling either."""
+    with gateway_with(origin) as gateway, ThreadPoolExecutor(3) as pool:
+        background = gateway.status()["gateway"]["processes"][-1]["process_id"]
+        running = [pool.submit(read, f"{gateway.s3_url}/slow/object{i}") for i in range(2)]
+        watching = pool.submit(watch, gateway, running)
+        for number in (signal.SIGSTOP, signal.SIGCONT, signal.SIGSTOP, signal.SIGCONT):
+            time.sleep(1.5)
+            os.kill(background, number)
+        for one in running:
+            one.result()
+        samples = watching.result()
+    assert len(samples) > 20
+    assert_never_above(samples, CEILING, streams=2)
 
 
 @pytest.mark.slow
