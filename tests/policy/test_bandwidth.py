@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.policy.bandwidth import Bandwidth, Ceiling, Gate
@@ -53,6 +53,7 @@ def test_what_no_ceiling_covers_has_no_gate() -> None:
 COUNTS = st.lists(st.integers(1, 5000), max_size=12)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from("abc"), st.lists(COUNTS, max_size=3)), st.integers(500, 20_000))
 def test_no_ceiling_lets_more_pass_than_it_says(takers: dict[str, list[list[int]]], link: int) -> None:
     """In no span of time, but for a piece: slots `a` and `b` have ceilings, `c` has none, and all share the link."""
