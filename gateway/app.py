@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from socket import socket
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.opening import open_directory
@@ -18,10 +19,11 @@ from gateway.edge.keyring import ConfiguredKeyring, Key, Keyring, OriginKeyring
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS
 from gateway.metadata.small_answers import SmallAnswers
+from gateway.metering import origin_meter
 from gateway.metrics import WorkerMetrics
 from gateway.operations.exchange import Services
-from gateway.origin.counted import CountedOrigin
 from gateway.origin.credentials import ChainCredentials, KeyPair, OriginCredentials, StaticCredentials
+from gateway.origin.metered import MeteredOrigin
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.policy.grants import Grant
@@ -35,10 +37,13 @@ _SURVEYED = object()
 
 
 @asynccontextmanager
-async def s3_application(settings: Settings, *, worker: int, instance_id: str) -> AsyncIterator[S3App]:
+async def s3_application(
+    settings: Settings, *, worker: int, instance_id: str, lease_end: socket | None = None
+) -> AsyncIterator[S3App]:
     """The S3 port's application of worker slot `worker`, with everything behind it.
 
     `instance_id` is the same in all workers of one `forebay serve`. Works with the origin away: nothing is asked of it.
+    Over `lease_end` the worker's parts of bandwidth ceilings are leased.
     """
     clock = SystemClock()
     block_settings = _block_settings(settings)
@@ -47,14 +52,15 @@ async def s3_application(settings: Settings, *, worker: int, instance_id: str) -
         credentials = _origin_credentials(settings, clock)
         await credentials.start()
         stack.push_async_callback(credentials.aclose)
+        meter = await stack.enter_async_context(origin_meter(settings, metrics, clock, lease_end))
         s3_origin = S3Origin(
             _origin_settings(settings),
             credentials,
             clock,
             instance_id=instance_id,
-            on_attempt=metrics.origin_attempt,
+            on_attempt=meter.attempt,
         )
-        origin = CountedOrigin(s3_origin, metrics.origin_bytes)
+        origin = MeteredOrigin(s3_origin, meter)
         stack.push_async_callback(origin.aclose)
         blocks = await BlockCache.open(block_settings, origin, worker=worker, clock=clock, observer=metrics.cache)
         stack.push_async_callback(blocks.close)

@@ -126,7 +126,7 @@ SMALL_ANSWER_TROUBLES = Counter(
 ORIGIN_REQUESTS = Counter(
     "forebay_origin_requests_total",
     "requests",
-    ("method", "status", "purpose"),
+    ("method", "status", "purpose", "slot"),
     "Requests to the origin, each try counted. status: the HTTP status or unreachable. purpose: live, readahead, warm, "
     "refresh, flush or forward.",
 )
@@ -139,8 +139,22 @@ ORIGIN_REQUEST_SECONDS = Histogram(
 ORIGIN_BYTES = Counter(
     "forebay_origin_bytes_total",
     "bytes",
-    ("direction", "purpose"),
+    ("direction", "purpose", "slot"),
     "Bytes of bodies moved to and from the origin. direction: read or write.",
+)
+BANDWIDTH_WAIT_SECONDS = Counter(
+    "forebay_bandwidth_wait_seconds_total",
+    "seconds",
+    ("direction", "slot"),
+    "Time that pieces of bodies were held back because a ceiling (read_bandwidth, write_bandwidth) was reached, summed "
+    "over all that waited side by side. direction: read or write.",
+)
+BANDWIDTH_LEASED = Gauge(
+    "forebay_bandwidth_leased_workers",
+    "processes",
+    (),
+    "Workers whose parts of the ceilings the background process deals out now; the others keep to their static shares. "
+    "0 where no ceiling is set.",
 )
 
 WORKER_RESTARTS = Counter(
@@ -245,6 +259,9 @@ class OriginAttempt(Protocol):
     """One try of a request to the origin that is over; `status` None is no answer (`origin.s3.Attempt`)."""
 
     @property
+    def slot(self) -> str: ...
+
+    @property
     def purpose(self) -> str: ...
 
     @property
@@ -269,12 +286,20 @@ class WorkerMetrics:
 
     def origin_attempt(self, attempt: OriginAttempt) -> None:
         status = "unreachable" if attempt.status is None else str(attempt.status)
-        ORIGIN_REQUESTS.add(1, attempt.method, status, str(attempt.purpose))
+        ORIGIN_REQUESTS.add(1, attempt.method, status, str(attempt.purpose), attempt.slot)
         ORIGIN_REQUEST_SECONDS.observe(attempt.seconds, str(attempt.purpose))
 
-    def origin_bytes(self, direction: str, purpose: str, count: int) -> None:
+    def origin_bytes(self, direction: str, slot: str, purpose: str, count: int) -> None:
         """Bytes of a body moved; `direction` is read or write."""
-        ORIGIN_BYTES.add(count, direction, purpose)
+        ORIGIN_BYTES.add(count, direction, purpose, slot)
+
+    def origin_waited(self, direction: str, slot: str, seconds: float) -> None:
+        """A piece of a body was held back."""
+        BANDWIDTH_WAIT_SECONDS.add(seconds, direction, slot)
+
+    def bandwidth_leased(self, leased: bool) -> None:
+        """Whether leases are in force in this process."""
+        BANDWIDTH_LEASED.set(int(leased))
 
 
 metric_kinds.reset()

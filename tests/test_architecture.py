@@ -33,12 +33,13 @@ ALLOWED: Mapping[str, set[str]] = {
     "operations": BASE | {"origin", "policy", "metadata", "blocks", "writeback"},
     "jobs": BASE | {"origin", "policy", "metadata", "blocks", "writeback"},
     "edge": BASE | {"operations", "policy", "origin"},
+    "metering": BASE | SETTINGS | COUNTING | {"origin", "policy"},
     "app": BASE
     | SETTINGS
     | COUNTING
-    | {"edge", "jobs", "operations", "policy", "metadata", "blocks", "writeback", "origin"},
+    | {"edge", "jobs", "operations", "policy", "metadata", "blocks", "writeback", "origin", "metering"},
     "control": LEAVES | SETTINGS | COUNTING | {"", "jobs", "policy"},
-    "serve": LEAVES | SETTINGS | COUNTING | {"", "app", "control", "edge", "jobs"},
+    "serve": LEAVES | SETTINGS | COUNTING | {"", "app", "control", "edge", "jobs", "metering"},
     "demo": LEAVES | {""},
     "cli": LEAVES | SETTINGS | COUNTING | {"", "serve", "control", "demo"},
     "__main__": {"cli"},

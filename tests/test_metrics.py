@@ -36,6 +36,7 @@ def samples(directory: Path) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Attempt:
+    slot: str
     purpose: str
     method: str
     status: int | None
@@ -113,10 +114,10 @@ def test_small_answers_are_counted_by_operation_and_trouble() -> None:
 def test_an_origin_that_gives_no_answer_is_counted_as_unreachable() -> None:
     """It has no status, and must be seen all the same."""
     worker = WorkerMetrics(1000)
-    worker.origin_attempt(Attempt("live", "GET", None, 1.0))
-    worker.origin_attempt(Attempt("live", "GET", 200, 1.0))
-    assert metrics.ORIGIN_REQUESTS.value("GET", "unreachable", "live") == 1
-    assert metrics.ORIGIN_REQUESTS.value("GET", "200", "live") == 1
+    worker.origin_attempt(Attempt("imagenet", "live", "GET", None, 1.0))
+    worker.origin_attempt(Attempt("imagenet", "live", "GET", 200, 1.0))
+    assert metrics.ORIGIN_REQUESTS.value("GET", "unreachable", "live", "imagenet") == 1
+    assert metrics.ORIGIN_REQUESTS.value("GET", "200", "live", "imagenet") == 1
 
 
 COUNT = """

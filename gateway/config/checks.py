@@ -193,8 +193,6 @@ def _slots(settings: Settings) -> Iterator[ConfigError]:
 
 _SLOT_KEYS_NOT_IN_FORCE: Mapping[str, object] = {
     "eviction": None,
-    "read_bandwidth_bytes_per_second": None,
-    "write_bandwidth_bytes_per_second": None,
     "weight": 1,
     "keep_last": None,
 }
@@ -203,12 +201,7 @@ _SLOT_KEYS_NOT_IN_FORCE: Mapping[str, object] = {
 
 def not_in_force(settings: Settings) -> list[str]:
     """One loud warning per key that is set and does nothing in this version."""
-    origin = [
-        f"origin.{name}"
-        for name in ("read_bandwidth", "write_bandwidth")
-        if getattr(settings.origin, f"{name}_bytes_per_second") is not None
-    ]
-    slots = [
+    keys = [
         f"slots[{i}].{type(slot).model_fields[name].alias or name}"
         for i, slot in enumerate(settings.slots)
         for name, harmless in _SLOT_KEYS_NOT_IN_FORCE.items()
@@ -216,7 +209,7 @@ def not_in_force(settings: Settings) -> list[str]:
     ]
     return [
         f"{key} is not in force in this version: writes go through, the least recently used blocks make room"
-        for key in (*origin, *slots)
+        for key in keys
     ]
 
 

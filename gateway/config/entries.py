@@ -111,10 +111,16 @@ class SlotSettings(Section):
         None, "Which blocks leave first when room is needed.", allowed="epoch, s3-fifo or lru"
     )
     read_bandwidth_bytes_per_second: BandwidthBytesPerSecond | None = setting(
-        None, "Ceiling on reads from the origin.", allowed='above 0, such as "4GiB/s"', toml="read_bandwidth"
+        None,
+        "Ceiling on reads from the origin, over all workers.",
+        allowed='at least 64KiB/s, such as "4GiB/s"',
+        toml="read_bandwidth",
     )
     write_bandwidth_bytes_per_second: BandwidthBytesPerSecond | None = setting(
-        None, "Ceiling on writes to the origin.", allowed='above 0, such as "500MiB/s"', toml="write_bandwidth"
+        None,
+        "Ceiling on writes to the origin, over all workers.",
+        allowed='at least 64KiB/s, such as "500MiB/s"',
+        toml="write_bandwidth",
     )
     weight: int = setting(1, "Share of a contended link.", allowed="1 to 1000", ge=1, le=1000)
     write: Literal["through", "back"] = setting(

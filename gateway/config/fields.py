@@ -10,7 +10,12 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from gateway.config.units import parse_bandwidth_bytes_per_second, parse_duration_seconds, parse_size_bytes
 
 SizeBytes = Annotated[int, BeforeValidator(parse_size_bytes)]
-BandwidthBytesPerSecond = Annotated[int, BeforeValidator(parse_bandwidth_bytes_per_second), Field(gt=0)]
+BANDWIDTH_BYTES_PER_SECOND_MIN = 64 * 2**10
+"""Below it, a few connections at a ceiling are so slow that origins and clients take them for dead."""
+
+BandwidthBytesPerSecond = Annotated[
+    int, BeforeValidator(parse_bandwidth_bytes_per_second), Field(ge=BANDWIDTH_BYTES_PER_SECOND_MIN)
+]
 DurationSeconds = Annotated[float, BeforeValidator(parse_duration_seconds)]
 
 

@@ -171,14 +171,14 @@ class OriginSettings(Section):
     )
     read_bandwidth_bytes_per_second: BandwidthBytesPerSecond | None = setting(
         None,
-        "What the link bears for reads; slots share it. Omitted: no limit.",
-        allowed='above 0, such as "10GiB/s"',
+        "Ceiling on reads of all slots together: what the link bears. Omitted: no limit.",
+        allowed='at least 64KiB/s, such as "10GiB/s"',
         toml="read_bandwidth",
     )
     write_bandwidth_bytes_per_second: BandwidthBytesPerSecond | None = setting(
         None,
-        "What the link bears for writes; slots share it. Omitted: no limit.",
-        allowed='above 0, such as "1.25GiB/s"',
+        "Ceiling on writes of all slots together: what the link bears. Omitted: no limit.",
+        allowed='at least 64KiB/s, such as "1.25GiB/s"',
         toml="write_bandwidth",
     )
     connect_timeout_seconds: DurationSeconds = setting(

@@ -11,9 +11,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
+
+
+Direction = Literal["read", "write"]
+"""Which way the bytes of bodies go: read from the origin, or written to it."""
 
 
 class Purpose(StrEnum):

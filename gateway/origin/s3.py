@@ -34,12 +34,17 @@ _BREAKERS_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt that is over, for metrics: `status` None is no answer. The body of the answer is not in `seconds`."""
+    """One attempt that is over, for metrics: `status` None is no answer. The body of the answer is not in `seconds`.
 
+    `sent_again_bytes` is the size of a body in memory in every attempt but the first.
+    """
+
+    slot: str
     purpose: Purpose
     method: str
     status: int | None
     seconds: float
+    sent_again_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -49,6 +54,7 @@ class _Sending:
     request: OriginRequest
     target: Target
     series: RetrySeries
+    attempts: int = 0
     region_corrected: bool = False
     time_corrected: bool = False
 
@@ -106,18 +112,19 @@ class S3Origin:
         admission = breaker.admit()
         if admission is None:
             raise OriginUnreachable("the origin has not answered lately; trying again in a moment")
+        sending.attempts += 1
         started = self._clock.monotonic()
         try:
             response = await self._transport.exchange(request.method, target.url, headers, body.upload)
         except OriginUnreachable:
             breaker.unanswered(admission)
-            self._report(request, None, started)
+            self._report(sending, None, started)
             raise
         except BaseException:
             breaker.abandoned(admission)
             raise
         breaker.answered(admission)
-        self._report(request, response.status, started)
+        self._report(sending, response.status, started)
         return response
 
     async def _delay_after(self, sending: _Sending, body: OutgoingBody, response: HttpResponse) -> float | None:
@@ -160,6 +167,9 @@ class S3Origin:
             breaker = self._breakers[host] = CircuitBreaker(self._clock)
         return breaker
 
-    def _report(self, request: OriginRequest, status: int | None, started: float) -> None:
-        if self._on_attempt is not None:
-            self._on_attempt(Attempt(request.purpose, request.method, status, self._clock.monotonic() - started))
+    def _report(self, sending: _Sending, status: int | None, started: float) -> None:
+        if self._on_attempt is None:
+            return
+        request, seconds = sending.request, self._clock.monotonic() - started
+        again = len(request.body) if sending.attempts > 1 and isinstance(request.body, bytes) else 0
+        self._on_attempt(Attempt(request.slot, request.purpose, request.method, status, seconds, again))

@@ -1,4 +1,4 @@
-"""The background process: the admin port, and whatever is done while nobody waits."""
+"""The background process: the admin port, the leases of bandwidth, and whatever is done while nobody waits."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import structlog
 import uvicorn
 
 from gateway.app import survey_blocks
+from gateway.clock import SystemClock
 from gateway.config import Settings
 from gateway.control.app import control_app
 from gateway.control.state import CURRENT
 from gateway.errors import ForebayError
+from gateway.metering import lease_server
+from gateway.serve.lease_channels import books_ends
 from gateway.serve.orders import Orders
 
 _GRACE_SECONDS = 5
@@ -30,8 +33,14 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve_admin(orders: Orders) -> None:
-    """Serve the admin port, and survey the cache directory where that is needed, until told to stop."""
+async def serve_background(orders: Orders) -> None:
+    """Deal out bandwidth, serve the admin port, and survey the cache directory where needed, until told to stop."""
+    handover = orders.handover
+    with lease_server(handover.settings, books_ends(handover.leases), SystemClock()):
+        await _serve_admin(orders)
+
+
+async def _serve_admin(orders: Orders) -> None:
     app = control_app(orders.handover.settings, CURRENT, orders.handover.metrics_directory)
     server = _Server(
         uvicorn.Config(

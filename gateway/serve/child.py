@@ -68,9 +68,9 @@ def _count_into(handover: Handover, name: str) -> None:
 def _work_of(name: str) -> Work:
     # Imported late: a worker needs no admin application, and neither is needed to report a failure.
     if name == BACKGROUND:
-        from gateway.serve.background import serve_admin
+        from gateway.serve.background import serve_background
 
-        return serve_admin
+        return serve_background
     from gateway.serve.worker import serve_s3
 
     return serve_s3

@@ -5,27 +5,33 @@ Later lines on the same pipe are states of the gateway, for the background proce
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import orjson
 
 from gateway.config import Settings, settings_from_json, settings_to_json
+from gateway.serve.lease_channels import ChannelDescriptors, LeaseDescriptors
 
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """`settings` hold the ports really listened on; `instance_id` is one per serve, for the hop header."""
+    """`settings` hold the ports really listened on; `instance_id` is one per serve, for the hop header.
+
+    `leases`: the workers' channels to the background process, of which each process has inherited its own ends.
+    """
 
     settings: Settings
     instance_id: str
     metrics_directory: Path
+    leases: LeaseDescriptors = field(default_factory=dict)
 
     def to_line(self) -> bytes:
         document = {
             "settings": orjson.Fragment(settings_to_json(self.settings)),
             "instance_id": self.instance_id,
             "metrics_directory": str(self.metrics_directory),
+            "leases": {name: list(ends) for name, ends in self.leases.items()},
         }
         return orjson.dumps(document) + b"\n"
 
@@ -36,4 +42,5 @@ class Handover:
             settings=settings_from_json(orjson.dumps(document["settings"])),
             instance_id=document["instance_id"],
             metrics_directory=Path(document["metrics_directory"]),
+            leases={name: ChannelDescriptors(*ends) for name, ends in document["leases"].items()},
         )

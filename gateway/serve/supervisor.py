@@ -28,6 +28,7 @@ from gateway.serve.child import BACKGROUND
 from gateway.serve.child_process import ChildSpec
 from gateway.serve.handover import Handover
 from gateway.serve.keeper import Keeper
+from gateway.serve.lease_channels import open_channels
 from gateway.serve.metrics_directory import make_metrics_directory, remove_metrics_directory
 from gateway.serve.preparation import lock_directory, prepare_directory, raise_descriptor_limit
 
@@ -69,8 +70,13 @@ def _prepare(settings: Settings, undo: ExitStack) -> Ground:
     undo.callback(remove_metrics_directory, metrics_directory)
     metric_kinds.share(metrics_directory, "supervisor")
     undo.callback(metric_kinds.unshare)
-    handover = Handover(settings, secrets.token_hex(8), metrics_directory)
+    leases = open_channels(settings, _worker_names(settings), undo)
+    handover = Handover(settings, secrets.token_hex(8), metrics_directory, leases)
     return Ground(handover, s3, admin, lock, _first_state(handover))
+
+
+def _worker_names(settings: Settings) -> list[str]:
+    return [f"worker{i}" for i in range(settings.server.workers)]
 
 
 def _with_ports(settings: Settings, s3_port: int, admin_port: int) -> Settings:
@@ -110,9 +116,14 @@ class _Supervisor:
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         s3, admin = (tuple(one.fileno() for one in group) for group in (ground.s3_listeners, ground.admin_listeners))
-        names = [f"worker{i}" for i in range(ground.handover.settings.server.workers)]
-        self._workers = [self._keeper(ChildSpec(name, s3, (ground.lock,), child_module)) for name in names]
-        self._background = self._keeper(ChildSpec(BACKGROUND, admin, (ground.lock,), child_module))
+        leases = ground.handover.leases
+        holders = {name: (ends.holder,) for name, ends in leases.items()}
+        books = tuple(ends.book for ends in leases.values())
+        self._workers = [
+            self._keeper(ChildSpec(name, s3, (ground.lock, *holders.get(name, ())), child_module))
+            for name in _worker_names(ground.handover.settings)
+        ]
+        self._background = self._keeper(ChildSpec(BACKGROUND, admin, (ground.lock, *books), child_module))
 
     def _keeper(self, spec: ChildSpec) -> Keeper:
         line = self._ground.handover.to_line()

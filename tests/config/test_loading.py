@@ -276,9 +276,18 @@ def test_settings_that_are_not_in_force_are_each_warned_of(tmp_path: Path) -> No
         }
     )
     warned = [warning.split(" ")[0] for warning in load(tmp_path, text).warnings]
-    keys = ["eviction"]
-    keys += ["read_bandwidth", "write_bandwidth", "weight", "keep_last"]
-    assert warned == ["origin.read_bandwidth", *(f"slots[0].{key}" for key in keys)]
+    assert warned == ["slots[0].eviction", "slots[0].weight", "slots[0].keep_last"]
+
+
+@pytest.mark.parametrize("direction", ["read", "write"])
+def test_a_ceiling_too_low_to_work_under_is_refused(tmp_path: Path, direction: str) -> None:
+    """Of the link or of a slot: with its key, its value and what is allowed."""
+    key = f"{direction}_bandwidth"
+    text = f'[origin]\n{key} = "63KiB/s"\n[[slots]]\nname = "a"\nprefix = "s3://a/"\n{key} = 65535\n'
+    found = problems(tmp_path, text)
+    assert found[f"origin.{key}"].startswith(f"origin.{key} = '63KiB/s': at least 64KiB/s")
+    assert found[f"slots[0].{key}"].startswith(f"slots[0].{key} = 65535: at least 64KiB/s")
+    assert load(tmp_path, f'[origin]\n{key} = "64KiB/s"\n').warnings == ()
 
 
 CREDENTIAL = '[[credentials]]\naccess_key_id = "k"\nsecret_access_key = "x"\nallow = ["s3://"]\n'

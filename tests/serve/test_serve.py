@@ -120,7 +120,7 @@ def test_metrics_tell_where_bytes_came_from(origin: GatedOrigin) -> None:
         metrics = metrics_after(
             gateway, 'forebay_requests_total{cache="hit",operation="GetObject",slot="default",status="200"}', 1
         )
-    assert metrics['forebay_origin_bytes_total{direction="read",purpose="live"}'] == len(CONTENT)
+    assert metrics['forebay_origin_bytes_total{direction="read",purpose="live",slot="default"}'] == len(CONTENT)
     assert metrics['forebay_cache_miss_bytes_total{slot="default"}'] == len(CONTENT)
     assert metrics['forebay_cache_hit_bytes_total{slot="default"}'] == len(CONTENT)
     assert metrics['forebay_requests_total{cache="miss",operation="GetObject",slot="default",status="200"}'] == 1

@@ -1,0 +1,187 @@
+"""The one point that every request to an origin passes, with its slot and purpose: counted, and held to ceilings.
+
+Bodies are held back piece by piece. What is not taken from the connection soon fills the receive buffers, and the
+origin stops sending; what is not given to it, it waits for. No time-out of the connection runs meanwhile: the wait is
+before the next piece is asked for, or before a piece is handed over to be sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Protocol, Self
+
+from gateway.origin.client import Direction, Origin, OriginRequest, OriginResponse, StreamedBody
+from gateway.origin.s3 import Attempt
+
+
+class Gate(Protocol):
+    """Where one slot's bytes pass in one direction."""
+
+    async def take(self, count: int) -> float:
+        """Wait until `count` bytes may pass; returns the seconds waited. Who is cancelled has taken nothing."""
+
+    def charge(self, count: int) -> None:
+        """`count` bytes pass without waiting, on account of what comes behind them."""
+
+
+class Ceilings(Protocol):
+    """What limits slots."""
+
+    def gate(self, direction: Direction, slot: str) -> Gate | None:
+        """None: nothing does."""
+
+
+class NoCeilings:
+    """Nothing limits anybody."""
+
+    def gate(self, direction: Direction, slot: str) -> None:
+        return None
+
+
+class OriginObserver(Protocol):
+    """Told of everything that passes, for metrics."""
+
+    def origin_attempt(self, attempt: Attempt) -> None:
+        """One try of a request is over."""
+
+    def origin_bytes(self, direction: Direction, slot: str, purpose: str, count: int) -> None:
+        """A piece of a body has passed."""
+
+    def origin_waited(self, direction: Direction, slot: str, seconds: float) -> None:
+        """A piece had to wait for bandwidth."""
+
+
+class OriginMeter:
+    """Counts for `observer`, and keeps `ceilings`. Whatever talks to an origin in this process shares one."""
+
+    def __init__(self, observer: OriginObserver, ceilings: Ceilings | None = None) -> None:
+        self._observer = observer
+        self._ceilings = ceilings or NoCeilings()
+
+    def account(self, direction: Direction, request: OriginRequest) -> Account:
+        """On whose account a body of `request`, or of its answer, goes."""
+        gate = self._ceilings.gate(direction, request.slot)
+        return Account(self._observer, direction, request.slot, request.purpose.value, gate)
+
+    def attempt(self, attempt: Attempt) -> None:
+        """A try is over. A body in memory that was sent once more is on the account once more."""
+        self._observer.origin_attempt(attempt)
+        if attempt.sent_again_bytes:
+            self._observer.origin_bytes("write", attempt.slot, attempt.purpose.value, attempt.sent_again_bytes)
+            gate = self._ceilings.gate("write", attempt.slot)
+            if gate is not None:
+                gate.charge(attempt.sent_again_bytes)
+
+
+class Account:
+    """One body's."""
+
+    def __init__(
+        self, observer: OriginObserver, direction: Direction, slot: str, purpose: str, gate: Gate | None
+    ) -> None:
+        self._observer = observer
+        self._direction: Direction = direction
+        self._slot = slot
+        self._purpose = purpose
+        self.limited = gate is not None
+        self._gate = gate
+
+    def count(self, count: int) -> None:
+        """A piece passes."""
+        self._observer.origin_bytes(self._direction, self._slot, self._purpose, count)
+
+    async def wait(self, count: int) -> None:
+        """Until a piece of `count` bytes may pass."""
+        if self._gate is None:
+            return
+        waited = await self._gate.take(count)
+        if waited:
+            self._observer.origin_waited(self._direction, self._slot, waited)
+
+
+class MeteredOrigin:
+    """An `Origin` whose bodies pass `meter`. A streamed body counts as far as it was taken."""
+
+    def __init__(self, origin: Origin, meter: OriginMeter) -> None:
+        self._origin = origin
+        self._meter = meter
+
+    async def send(self, request: OriginRequest) -> OriginResponse:
+        """As `Origin.send`. A body in memory waits for its bandwidth before anything is sent."""
+        if isinstance(request.body, StreamedBody):
+            chunks = _MeteredChunks(request.body.chunks, self._meter.account("write", request))
+            request = replace(request, body=replace(request.body, chunks=chunks))
+        elif request.body:
+            account = self._meter.account("write", request)
+            await account.wait(len(request.body))
+            account.count(len(request.body))
+        response = await self._origin.send(request)
+        return _MeteredResponse(response, self._meter.account("read", request))
+
+    async def aclose(self) -> None:
+        """As `Origin.aclose`."""
+        await self._origin.aclose()
+
+
+class _MeteredChunks:
+    def __init__(self, chunks: AsyncIterator[bytes | memoryview], account: Account) -> None:
+        self._chunks = chunks
+        self._account = account
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes | memoryview:
+        chunk = await anext(self._chunks)
+        if self._account.limited:
+            await self._account.wait(len(chunk))
+        self._account.count(len(chunk))
+        return chunk
+
+
+class _MeteredResponse:
+    """A piece has crossed the link when it is seen here: it counts at once, and waits before anybody gets it."""
+
+    def __init__(self, response: OriginResponse, account: Account) -> None:
+        self._response = response
+        self._account = account
+
+    @property
+    def status(self) -> int:
+        return self._response.status
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self._response.headers
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        pieces, account = self._response.stream(), self._account
+        try:
+            async for piece in pieces:
+                account.count(len(piece))
+                if account.limited:
+                    await account.wait(len(piece))
+                yield piece
+        finally:
+            if isinstance(pieces, AsyncGenerator):
+                await pieces.aclose()
+
+    async def read(self, limit_bytes: int) -> bytes:
+        body = await self._response.read(limit_bytes)
+        if body:
+            self._account.count(len(body))
+            await self._account.wait(len(body))
+        return body
+
+    async def aclose(self) -> None:
+        await self._response.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._response.aclose()

@@ -1,0 +1,40 @@
+"""The channels over which workers ask for bandwidth, as they are handed from the supervisor to its children."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from socket import socket
+from typing import NamedTuple
+
+from gateway.config import Settings
+from gateway.metering import lease_channel
+
+
+class ChannelDescriptors(NamedTuple):
+    """One worker's channel: the ends' numbers, the same in every process that inherits them."""
+
+    holder: int
+    book: int
+
+
+LeaseDescriptors = Mapping[str, ChannelDescriptors]
+"""By worker's name; empty where no ceiling is set."""
+
+
+def open_channels(settings: Settings, workers: Sequence[str], undo: ExitStack) -> dict[str, ChannelDescriptors]:
+    """A channel for each worker, if there is anything to ask for. `undo` closes them."""
+    channels = {name: channel for name in workers if (channel := lease_channel(settings)) is not None}
+    return {
+        name: ChannelDescriptors(*(undo.enter_context(end).fileno() for end in ends)) for name, ends in channels.items()
+    }
+
+
+def holders_end(descriptors: LeaseDescriptors, worker: str) -> socket | None:
+    """In a worker: its own end."""
+    return socket(fileno=descriptors[worker].holder) if worker in descriptors else None
+
+
+def books_ends(descriptors: LeaseDescriptors) -> dict[str, socket]:
+    """In the background process: the other ends, by worker."""
+    return {name: socket(fileno=one.book) for name, one in descriptors.items()}
