@@ -1,21 +1,23 @@
-"""Composition root: builds one S3 worker's parts from the settings, and takes them down again."""
+"""Composition root: builds each process's parts from the settings, and takes them down again."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from socket import socket
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.opening import open_directory
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.survey import survey
 from gateway.clock import Clock, SystemClock
 from gateway.config import Settings
 from gateway.edge.asgi import S3App
 from gateway.edge.authentication import Authenticator
 from gateway.edge.keyring import ConfiguredKeyring, Key, Keyring, OriginKeyring
+from gateway.jobs.runner import Jobs
+from gateway.jobs.store import JobStore
+from gateway.jobs.work import Tools
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS
 from gateway.metadata.small_answers import SmallAnswers
@@ -33,18 +35,22 @@ from gateway.policy.slots import Slot, Slots
 BACKGROUND_WORKER = 256
 """The background process's worker slot in the cache directory: S3 workers have 0 to 255."""
 
-_SURVEYED = object()
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """What every process that touches the cache directory has."""
+
+    clock: Clock
+    metrics: WorkerMetrics
+    credentials: OriginCredentials
+    origin: MeteredOrigin
+    blocks: BlockCache
+    catalog: Catalog
+    slots: Slots
 
 
 @asynccontextmanager
-async def s3_application(
-    settings: Settings, *, worker: int, instance_id: str, lease_end: socket | None = None
-) -> AsyncIterator[S3App]:
-    """The S3 port's application of worker slot `worker`, with everything behind it.
-
-    `instance_id` is the same in all workers of one `forebay serve`. Works with the origin away: nothing is asked of it.
-    Over `lease_end` the worker's parts of bandwidth ceilings are leased.
-    """
+async def _node(settings: Settings, *, worker: int, instance_id: str, lease_end: socket | None) -> AsyncIterator[_Node]:
     clock = SystemClock()
     block_settings = _block_settings(settings)
     metrics = WorkerMetrics(block_settings.capacity_bytes)
@@ -72,36 +78,59 @@ async def s3_application(
             observer=metrics.catalog,
         )
         stack.push_async_callback(catalog.close)
+        yield _Node(clock, metrics, credentials, origin, blocks, catalog, block_settings.slots)
+
+
+@asynccontextmanager
+async def s3_application(
+    settings: Settings, *, worker: int, instance_id: str, lease_end: socket | None = None
+) -> AsyncIterator[S3App]:
+    """The S3 port's application of worker slot `worker`, with everything behind it.
+
+    `instance_id` is the same in all workers of one `forebay serve`. Works with the origin away: nothing is asked of it.
+    Over `lease_end` the worker's parts of bandwidth ceilings are leased.
+    """
+    async with _node(settings, worker=worker, instance_id=instance_id, lease_end=lease_end) as node:
         answers = SmallAnswers(
             settings.cache.directory / "catalog" / ANSWERS,
-            catalog.now_of_bucket,
+            node.catalog.now_of_bucket,
             ttl_seconds=settings.cache.small_answers_ttl_seconds,
-            observer=metrics.answers,
+            observer=node.metrics.answers,
         )
-        stack.push_async_callback(answers.close)
-        services = Services(origin, catalog, answers, blocks, block_settings.slots, clock)
         authenticator = Authenticator(
-            _keyring(settings, credentials),
-            clock,
+            _keyring(settings, node.credentials),
+            node.clock,
             allow_unsigned=settings.server.allow_unsigned,
             allow_signature_v2=settings.server.allow_signature_v2,
         )
-        yield S3App(services, authenticator, tuple(settings.server.base_domains), instance_id, metrics.requests)
+        services = Services(node.origin, node.catalog, answers, node.blocks, node.slots, node.clock)
+        try:
+            yield S3App(
+                services, authenticator, tuple(settings.server.base_domains), instance_id, node.metrics.requests
+            )
+        finally:
+            await answers.close()
 
 
-async def survey_blocks(settings: Settings) -> None:
-    """The background process's part of the block cache: find again what an unclean boot has made unknown.
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """What the background process does with the cache directory."""
 
-    Returns when the index knows every file. Raises StartupError and StoreUnavailable; calling it again goes on.
-    """
-    block_settings = _block_settings(settings)
-    opened = await asyncio.to_thread(open_directory, block_settings, BACKGROUND_WORKER)
-    try:
-        steps = survey(opened.blocks, block_settings.slots)
-        while await asyncio.to_thread(next, steps, _SURVEYED) is not _SURVEYED:
-            pass
-    finally:
-        await asyncio.to_thread(opened.close)
+    jobs: Jobs
+    blocks: BlockCache
+
+
+@asynccontextmanager
+async def upkeep(settings: Settings, *, instance_id: str, lease_end: socket | None = None) -> AsyncIterator[Upkeep]:
+    """The background process's part: jobs go on while this lasts. StartupError when the directory cannot be used."""
+    async with _node(settings, worker=BACKGROUND_WORKER, instance_id=instance_id, lease_end=lease_end) as node:
+        tools = Tools(node.origin, node.catalog, node.blocks, node.slots, node.clock)
+        store = await asyncio.to_thread(JobStore, settings.cache.directory / "jobs")
+        jobs = await Jobs.open(tools, store)
+        try:
+            yield Upkeep(jobs, node.blocks)
+        finally:
+            await jobs.close()
 
 
 def _origin_credentials(settings: Settings, clock: Clock) -> OriginCredentials:

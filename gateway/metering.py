@@ -33,16 +33,17 @@ def _ceilings(slot: str | None, settings: OriginSettings | SlotSettings) -> Iter
 async def origin_meter(
     settings: Settings, metrics: WorkerMetrics, clock: Clock, lease_end: socket | None
 ) -> AsyncIterator[OriginMeter]:
-    """A worker's meter. Leases come over `lease_end`, and nothing waits for them; without it, shares are static."""
+    """One process's meter. Leases come over `lease_end`, and nothing waits for them; without it, shares are static."""
     ceilings = ceilings_of(settings)
     if not ceilings:
         yield OriginMeter(metrics)
         return
     rates = [one.bytes_per_second for one in ceilings]
+    holders = settings.server.workers + 1  # the background process is one too
     if lease_end is None:
-        yield OriginMeter(metrics, Bandwidth(ceilings, static_shares(rates, settings.server.workers), clock))
+        yield OriginMeter(metrics, Bandwidth(ceilings, static_shares(rates, holders), clock))
         return
-    lessee = Lessee(rates, settings.server.workers, clock.monotonic())
+    lessee = Lessee(rates, holders, clock.monotonic())
     bandwidth = Bandwidth(ceilings, lessee.rates(clock.monotonic()), clock)
     holding = asyncio.create_task(LeaseHolder(bandwidth, lessee, lease_end, clock, metrics.bandwidth_leased).run())
     try:

@@ -9,18 +9,19 @@ from contextlib import contextmanager
 import structlog
 import uvicorn
 
-from gateway.app import survey_blocks
+from gateway.app import upkeep
 from gateway.clock import SystemClock
-from gateway.config import Settings
 from gateway.control.app import control_app
+from gateway.control.jobs import JobsHolder
 from gateway.control.state import CURRENT
 from gateway.errors import ForebayError
 from gateway.metering import lease_server
-from gateway.serve.lease_channels import books_ends
+from gateway.serve.handover import BACKGROUND, Handover
+from gateway.serve.lease_channels import books_ends, holders_end
 from gateway.serve.orders import Orders
 
 _GRACE_SECONDS = 5
-_SURVEY_PAUSE_SECONDS = 30
+_PAUSE_SECONDS = 30
 
 _log = structlog.get_logger("forebay.background")
 
@@ -34,14 +35,20 @@ class _Server(uvicorn.Server):
 
 
 async def serve_background(orders: Orders) -> None:
-    """Deal out bandwidth, serve the admin port, and survey the cache directory where needed, until told to stop."""
+    """Deal out bandwidth, serve the admin port, and keep up the cache directory, until told to stop."""
     handover = orders.handover
     with lease_server(handover.settings, books_ends(handover.leases), SystemClock()):
-        await _serve_admin(orders)
+        jobs = JobsHolder()
+        keeping_up = asyncio.create_task(_keep_up(handover, jobs), name="upkeep")
+        try:
+            await _serve_admin(orders, jobs)
+        finally:
+            keeping_up.cancel()
+            await asyncio.gather(keeping_up, return_exceptions=True)
 
 
-async def _serve_admin(orders: Orders) -> None:
-    app = control_app(orders.handover.settings, CURRENT, orders.handover.metrics_directory)
+async def _serve_admin(orders: Orders, jobs: JobsHolder) -> None:
+    app = control_app(orders.handover.settings, CURRENT, orders.handover.metrics_directory, jobs)
     server = _Server(
         uvicorn.Config(
             app,
@@ -54,24 +61,25 @@ async def _serve_admin(orders: Orders) -> None:
         )
     )
     serving = asyncio.create_task(server.serve(orders.listeners))
-    surveying = asyncio.create_task(_survey(orders.handover.settings))
     orders.ready()
     stopping = asyncio.create_task(orders.stop.wait())
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True
     stopping.cancel()
-    surveying.cancel()
     await serving
-    await asyncio.gather(surveying, return_exceptions=True)
 
 
-async def _survey(settings: Settings) -> None:
-    """Until the index is complete: what fails is tried again, for meanwhile blocks that are there count as misses."""
+async def _keep_up(handover: Handover, holder: JobsHolder) -> None:
+    """Survey the blocks where that is needed, and do jobs. What fails is tried again: the workers serve meanwhile."""
+    lease_end = holders_end(handover.leases, BACKGROUND)
     while True:
         try:
-            await survey_blocks(settings)
+            async with upkeep(handover.settings, instance_id=handover.instance_id, lease_end=lease_end) as kept:
+                holder.jobs = kept.jobs
+                await kept.blocks.survey()
+                await asyncio.Event().wait()
         except ForebayError as error:
-            _log.warning("the survey of the cache directory goes on later", error=str(error))
-            await asyncio.sleep(_SURVEY_PAUSE_SECONDS)
-        else:
-            return
+            _log.warning("the upkeep of the cache directory goes on later", error=str(error))
+        finally:
+            holder.jobs = None
+        await asyncio.sleep(_PAUSE_SECONDS)

@@ -22,10 +22,9 @@ from gateway import metric_kinds
 from gateway.errors import ForebayError
 from gateway.logs import configure_logs
 from gateway.serve import lifeline
-from gateway.serve.handover import Handover
+from gateway.serve.handover import BACKGROUND, Handover
 from gateway.serve.orders import Orders, Work
 
-BACKGROUND = "background"
 _log = structlog.get_logger("forebay.serve")
 
 

@@ -13,6 +13,9 @@ import orjson
 from gateway.config import Settings, settings_from_json, settings_to_json
 from gateway.serve.lease_channels import ChannelDescriptors, LeaseDescriptors
 
+BACKGROUND = "background"
+"""The background process's name; workers are `worker0`, `worker1`, …"""
+
 
 @dataclass(frozen=True, slots=True)
 class Handover:

@@ -22,17 +22,17 @@ LeaseDescriptors = Mapping[str, ChannelDescriptors]
 """By worker's name; empty where no ceiling is set."""
 
 
-def open_channels(settings: Settings, workers: Sequence[str], undo: ExitStack) -> dict[str, ChannelDescriptors]:
-    """A channel for each worker, if there is anything to ask for. `undo` closes them."""
-    channels = {name: channel for name in workers if (channel := lease_channel(settings)) is not None}
+def open_channels(settings: Settings, holders: Sequence[str], undo: ExitStack) -> dict[str, ChannelDescriptors]:
+    """A channel for each process, if there is anything to ask for. `undo` closes them."""
+    channels = {name: channel for name in holders if (channel := lease_channel(settings)) is not None}
     return {
         name: ChannelDescriptors(*(undo.enter_context(end).fileno() for end in ends)) for name, ends in channels.items()
     }
 
 
-def holders_end(descriptors: LeaseDescriptors, worker: str) -> socket | None:
-    """In a worker: its own end."""
-    return socket(fileno=descriptors[worker].holder) if worker in descriptors else None
+def holders_end(descriptors: LeaseDescriptors, name: str) -> socket | None:
+    """In a process that asks: its own end."""
+    return socket(fileno=descriptors[name].holder) if name in descriptors else None
 
 
 def books_ends(descriptors: LeaseDescriptors) -> dict[str, socket]:

@@ -24,9 +24,8 @@ from gateway.config.checks import own_address_problem
 from gateway.control.state import GatewayState
 from gateway.errors import StartupError
 from gateway.serve import listeners
-from gateway.serve.child import BACKGROUND
 from gateway.serve.child_process import ChildSpec
-from gateway.serve.handover import Handover
+from gateway.serve.handover import BACKGROUND, Handover
 from gateway.serve.keeper import Keeper
 from gateway.serve.lease_channels import open_channels
 from gateway.serve.metrics_directory import make_metrics_directory, remove_metrics_directory
@@ -70,7 +69,7 @@ def _prepare(settings: Settings, undo: ExitStack) -> Ground:
     undo.callback(remove_metrics_directory, metrics_directory)
     metric_kinds.share(metrics_directory, "supervisor")
     undo.callback(metric_kinds.unshare)
-    leases = open_channels(settings, _worker_names(settings), undo)
+    leases = open_channels(settings, [*_worker_names(settings), BACKGROUND], undo)
     handover = Handover(settings, secrets.token_hex(8), metrics_directory, leases)
     return Ground(handover, s3, admin, lock, _first_state(handover))
 
@@ -123,7 +122,9 @@ class _Supervisor:
             self._keeper(ChildSpec(name, s3, (ground.lock, *holders.get(name, ())), child_module))
             for name in _worker_names(ground.handover.settings)
         ]
-        self._background = self._keeper(ChildSpec(BACKGROUND, admin, (ground.lock, *books), child_module))
+        self._background = self._keeper(
+            ChildSpec(BACKGROUND, admin, (ground.lock, *books, *holders.get(BACKGROUND, ())), child_module)
+        )
 
     def _keeper(self, spec: ChildSpec) -> Keeper:
         line = self._ground.handover.to_line()

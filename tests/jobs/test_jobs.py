@@ -1,0 +1,330 @@
+"""Jobs: what they bring, how they end, and that they go on where they were."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import OriginUnreachable
+from gateway.jobs.manifest import BadManifest
+from gateway.jobs.records import JobKind, JobState
+from gateway.jobs.runner import RUNNING_MAX, TooManyJobs
+from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.origin.client import OriginRequest, OriginResponse, Purpose
+from gateway.origin.memory import MemoryOrigin
+from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Slot
+from tests.support.blocks import BLOCK, BUCKET, PacedOrigin, TestClock, content_of, make_origin, read, stored, until
+from tests.support.jobs import job_bench
+
+PREFIX = f"s3://{BUCKET}/data/"
+
+
+def data_set(origin: MemoryOrigin, count: int, size_bytes: int = BLOCK + 1000) -> list[ObjectVersion]:
+    return [stored(origin, f"data/{n:04d}", size_bytes) for n in range(count)]
+
+
+def gets(origin: MemoryOrigin) -> int:
+    return sum(call.method == "GET" and call.key is not None for call in origin.calls)
+
+
+async def lines(*lines: str) -> AsyncIterator[bytes]:
+    for line in lines:
+        yield line.encode()
+
+
+def test_a_prefix_is_warm_afterwards(tmp_path: Path) -> None:
+    """Every block under it, none beside it, is on disk; what was there already is not fetched again."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        versions = data_set(origin, 40)
+        stored(origin, "other", BLOCK)
+        async with job_bench(tmp_path, origin) as bench:
+            await read(bench.cache, versions[0])
+            await bench.cache.settle()
+            job = await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
+            total = sum(version.size_bytes for version in versions)
+            assert (job.state, job.objects_done, job.objects_found, job.found_all) == (JobState.DONE, 40, 40, True)
+            assert (job.bytes_done, job.bytes_found, job.bytes_fetched) == (total, total, total - BLOCK - 1000)
+            await bench.cache.settle()
+            assert gets(origin) == 80
+            for version in versions:
+                assert await read(bench.cache, version) == content_of(origin, version)
+            assert gets(origin) == 80
+            assert bench.cache.usage().blocks == 80
+
+    asyncio.run(scenario())
+
+
+def test_a_slot_that_remembers_needs_no_question_afterwards(tmp_path: Path) -> None:
+    """Where metadata is remembered, warming learns it too: the first epoch asks nothing."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        data_set(origin, 5)
+        slot = Slot("data", Prefix.parse(PREFIX), consistency="immutable")
+        async with job_bench(tmp_path, origin, slots=[slot]) as bench:
+            await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
+            await bench.catalog.settle()
+            asked = origin.count()
+            head = await bench.catalog.current(ObjectKey(BUCKET, "data/0003"), slot, headers={})
+            assert head.remembered
+            assert origin.count() == asked
+            assert bench.cache.usage().slots["data"].blocks == 10
+
+    asyncio.run(scenario())
+
+
+def test_a_manifest_is_fetched_in_its_order(tmp_path: Path) -> None:
+    """The order in which the sampler will ask."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        versions = data_set(origin, 30, 1000)
+        wanted = [versions[n] for n in (20, 3, 11)]
+        async with job_bench(tmp_path, origin) as bench:
+            manifest = lines(*(f"s3://{BUCKET}/{version.key.key}\n" for version in wanted))
+            job = await bench.ended(await bench.jobs.start_listed(JobKind.WARM, manifest))
+            assert (job.state, job.objects_done, job.objects_found, job.bytes_done) == (JobState.DONE, 3, 3, 3000)
+            asked = [call.key for call in origin.calls if call.method == "HEAD"]
+            assert asked == [version.key.key for version in wanted]
+
+    asyncio.run(scenario())
+
+
+def test_a_bad_manifest_leaves_nothing(tmp_path: Path) -> None:
+    """It is refused as a whole."""
+
+    async def scenario() -> None:
+        async with job_bench(tmp_path, make_origin()) as bench:
+            with pytest.raises(BadManifest, match="line 2"):
+                await bench.jobs.start_listed(JobKind.WARM, lines("s3://b/k\n", "nonsense\n"))
+            assert bench.jobs.all() == []
+            assert list((tmp_path / "jobs").iterdir()) == []
+
+    asyncio.run(scenario())
+
+
+def test_what_is_not_there_is_told_and_the_rest_comes(tmp_path: Path) -> None:
+    """One missing object fails the job's outcome, not its work."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        data_set(origin, 2, 1000)
+        async with job_bench(tmp_path, origin) as bench:
+            named = lines(*(f"s3://{BUCKET}/data/{name}\n" for name in ("0000", "gone", "0001")))
+            job = await bench.ended(await bench.jobs.start_listed(JobKind.WARM, named))
+            assert (job.state, job.objects_done, job.objects_failed) == (JobState.FAILED, 2, 1)
+            assert job.errors == (f"s3://{BUCKET}/data/gone: the origin answered 404",)
+
+    asyncio.run(scenario())
+
+
+def test_an_object_that_changes_after_it_was_listed_is_fetched_as_it_is(tmp_path: Path) -> None:
+    """If-Match finds out; the new version is asked for and fetched."""
+
+    class Changing(MemoryOrigin):
+        async def send(self, request: OriginRequest) -> OriginResponse:  # type: ignore[override]
+            response = await super().send(request)
+            if request.method == "GET" and request.key is None:
+                stored(self, "data/0001", 2000, seed=9)
+            return response
+
+    async def scenario() -> None:
+        origin = Changing(TestClock())
+        data_set(origin, 3, 1000)
+        async with job_bench(tmp_path, origin) as bench:
+            job = await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
+            assert (job.state, job.objects_done) == (JobState.DONE, 3)
+            etag = origin.buckets[BUCKET].objects["data/0001"].etag
+            asked = gets(origin)
+            version = ObjectVersion(ObjectKey(BUCKET, "data/0001"), etag, 2000)
+            assert await read(bench.cache, version) == content_of(origin, version)
+            assert gets(origin) == asked
+
+    asyncio.run(scenario())
+
+
+def test_it_stops_when_going_on_would_evict_what_it_has_brought(tmp_path: Path) -> None:
+    """A data set larger than its slot: the first part is warm, and the job says so."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        versions = data_set(origin, 30, BLOCK)
+        async with job_bench(tmp_path, origin, capacity_bytes=10 * (BLOCK + 4096)) as bench:
+            job = await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
+            assert (job.state, job.full) == (JobState.DONE, True)
+            await bench.cache.settle()
+            asked = gets(origin)
+            for version in versions[:9]:
+                await read(bench.cache, version)
+            assert gets(origin) == asked
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_at_the_same_time_shares_what_is_fetched(tmp_path: Path) -> None:
+    """Each byte comes from the origin once."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        [version] = data_set(origin, 1, 4 * BLOCK)
+        paced = PacedOrigin(origin, pause_after=BLOCK // 2)
+        async with job_bench(tmp_path, origin, through=paced) as bench:
+            job = await bench.jobs.start(JobKind.WARM, PREFIX)
+            await paced.paused.wait()
+            reading = asyncio.create_task(read(bench.cache, version))
+            paced.go.set()
+            assert await reading == content_of(origin, version)
+            assert (await bench.ended(job)).state is JobState.DONE
+            assert gets(origin) == 4
+
+    asyncio.run(scenario())
+
+
+def test_a_job_goes_on_after_a_restart(tmp_path: Path) -> None:
+    """From where it was; what it had brought is not fetched again, and the counts are those of one run."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        versions = data_set(origin, 60)
+        paced = PacedOrigin(origin, pause_after=10 * BLOCK, piece_bytes=BLOCK)
+        paced.go.set()
+        async with job_bench(tmp_path, origin, through=paced) as bench:
+            job = await bench.jobs.start(JobKind.WARM, PREFIX)
+            await until(lambda: bench.now(job).objects_done >= 20)
+        begun = gets(origin)
+        assert begun < 120
+        async with job_bench(tmp_path, origin) as bench:
+            [carried_on] = bench.jobs.all()
+            assert carried_on.id == job.id
+            ended = await bench.ended(carried_on)
+            assert (ended.state, ended.objects_done, ended.objects_found) == (JobState.DONE, 60, 60)
+            assert ended.bytes_done == ended.bytes_found == sum(version.size_bytes for version in versions)
+            await bench.cache.settle()
+            assert bench.cache.usage().blocks == 120
+            assert gets(origin) <= 120 + 32  # what was in flight is broken off and asked for again
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_job_ends_and_stays_ended(tmp_path: Path) -> None:
+    """What it has brought stays."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        data_set(origin, 40)
+        paced = PacedOrigin(origin, pause_after=BLOCK // 2)
+        async with job_bench(tmp_path, origin, through=paced) as bench:
+            job = await bench.jobs.start(JobKind.WARM, PREFIX)
+            await paced.paused.wait()
+            cancelled = await bench.jobs.cancel(job.id)
+            assert cancelled is not None
+            assert cancelled.state is JobState.CANCELLED
+            paced.go.set()
+        async with job_bench(tmp_path, origin) as bench:
+            assert [one.state for one in bench.jobs.all()] == [JobState.CANCELLED]
+            assert await bench.jobs.cancel("unheard of") is None
+
+    asyncio.run(scenario())
+
+
+def test_an_origin_that_is_away_for_a_while_is_waited_for(tmp_path: Path) -> None:
+    """Half a minute of nothing does not fail a job of hours."""
+
+    class Away(MemoryOrigin):
+        left = 3
+
+        async def send(self, request: OriginRequest) -> OriginResponse:  # type: ignore[override]
+            if request.key is not None and self.left:
+                self.left -= 1
+                raise OriginUnreachable("nobody there")
+            return await super().send(request)
+
+    class QuickClock(TestClock):
+        async def sleep(self, seconds: float) -> None:
+            if seconds == 1.0 and asyncio.current_task().get_name() == "job saving":  # type: ignore[union-attr]
+                await super().sleep(3600)
+            self.time += seconds
+            await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        origin = Away(TestClock())
+        data_set(origin, 3, 1000)
+        async with job_bench(tmp_path, origin, clock=QuickClock()) as bench:
+            job = await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
+            assert (job.state, job.objects_done, job.objects_failed) == (JobState.DONE, 3, 0)
+
+    asyncio.run(scenario())
+
+
+def test_evicting_drops_what_is_there(tmp_path: Path) -> None:
+    """Under the prefix and nowhere else; the objects stay at the origin."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        other = stored(origin, "other", BLOCK)
+        data_set(origin, 20)
+        async with job_bench(tmp_path, origin) as bench:
+            await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
+            await read(bench.cache, other, ByteRange(0, 9))
+            await bench.cache.settle()
+            assert bench.cache.usage().blocks == 41
+            job = await bench.ended(await bench.jobs.start(JobKind.EVICT, PREFIX))
+            assert (job.state, job.objects_done) == (JobState.DONE, 20)
+            assert bench.cache.usage().blocks == 1
+            assert len(origin.buckets[BUCKET].objects) == 21
+
+    asyncio.run(scenario())
+
+
+def test_a_listing_that_is_refused_fails_the_job(tmp_path: Path) -> None:
+    """With the origin's reason."""
+
+    async def scenario() -> None:
+        async with job_bench(tmp_path, make_origin()) as bench:
+            job = await bench.ended(await bench.jobs.start(JobKind.WARM, "s3://nowhere/"))
+            assert job.state is JobState.FAILED
+            assert "404" in job.errors[0]
+
+    asyncio.run(scenario())
+
+
+def test_only_so_many_run(tmp_path: Path) -> None:
+    """Each holds connections and memory."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        data_set(origin, 1)
+        paced = PacedOrigin(origin, pause_after=0)
+        async with job_bench(tmp_path, origin, through=paced) as bench:
+            for _ in range(RUNNING_MAX):
+                await bench.jobs.start(JobKind.WARM, PREFIX)
+            with pytest.raises(TooManyJobs):
+                await bench.jobs.start(JobKind.WARM, PREFIX)
+            paced.go.set()
+
+    asyncio.run(scenario())
+
+
+def test_bytes_are_asked_for_as_warm_up(tmp_path: Path) -> None:
+    """The meter can tell them from what readers wait for."""
+    purposes: set[tuple[str, Purpose]] = set()
+
+    class Noting(MemoryOrigin):
+        async def send(self, request: OriginRequest) -> OriginResponse:  # type: ignore[override]
+            purposes.add((request.method, request.purpose))
+            return await super().send(request)
+
+    async def scenario() -> None:
+        origin = Noting(TestClock())
+        data_set(origin, 2)
+        async with job_bench(tmp_path, origin) as bench:
+            await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
+
+    asyncio.run(scenario())
+    assert purposes == {("GET", Purpose.WARM)}

@@ -1,0 +1,74 @@
+"""Jobs over an origin in memory, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.blocks.cache import BlockCache
+from gateway.clock import Clock, SystemClock
+from gateway.jobs.records import Job, JobState
+from gateway.jobs.runner import Jobs
+from gateway.jobs.store import JobStore
+from gateway.jobs.work import Tools
+from gateway.metadata.catalog import Catalog
+from gateway.metadata.observer import SilentCatalogObserver
+from gateway.origin.client import Origin
+from gateway.origin.memory import MemoryOrigin
+from gateway.policy.slots import Slot, Slots
+from tests.support.blocks import BUCKET, MIB, open_cache, until
+
+
+@dataclass(frozen=True)
+class JobBench:
+    """What a test needs to start jobs and to look behind them."""
+
+    jobs: Jobs
+    store: JobStore
+    cache: BlockCache
+    catalog: Catalog
+    origin: MemoryOrigin
+
+    async def ended(self, job: Job) -> Job:
+        """The job once it runs no more."""
+        await until(lambda: self.now(job).state is not JobState.RUNNING)
+        return self.now(job)
+
+    def now(self, job: Job) -> Job:
+        """The job as it stands."""
+        found = self.jobs.get(job.id)
+        assert found is not None
+        return found
+
+
+@asynccontextmanager
+async def job_bench(
+    directory: Path,
+    origin: MemoryOrigin,
+    *,
+    through: Origin | None = None,
+    slots: Sequence[Slot] = (),
+    clock: Clock | None = None,
+    capacity_bytes: int = 64 * MIB,
+) -> AsyncIterator[JobBench]:
+    clock, front, policy = clock or SystemClock(), through or origin, Slots(slots)
+    store = JobStore(directory / "jobs")
+    async with open_cache(
+        directory / "blocks", front, slots=policy, capacity_bytes=capacity_bytes, readahead_blocks=0
+    ) as cache:
+        catalog = await Catalog.open(
+            directory / "catalog", front, origin_name="memory", clock=clock, observer=SilentCatalogObserver()
+        )
+        try:
+            jobs = await Jobs.open(Tools(front, catalog, cache, policy, clock), store)
+            try:
+                yield JobBench(jobs, store, cache, catalog, origin)
+            finally:
+                await jobs.close()
+        finally:
+            await catalog.close()
+
+
+__all__ = ["BUCKET", "JobBench", "job_bench"]
