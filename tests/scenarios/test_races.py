@@ -93,15 +93,16 @@ def test_2_1_racing_requests_see_what_their_slot_promises(running: tuple[Gateway
     play = Play(world, [(READS, list(KEYS)), (WRITES, OWN), (outside_writes(origin), OTHERS)])
     idle, busy = connections_of(gateway), [0] * WORKERS
 
-    def progress(taken: int) -> None:
-        if taken % 500 == 0:
+    async def goes_on(taken: int) -> bool:
+        if taken % 500 == 499:
             now = connections_of(gateway)
             busy[:] = [seen + (there > before) for seen, there, before in zip(busy, now, idle, strict=True)]
+        return taken < STEPS
 
     async def run() -> None:
         changing = asyncio.create_task(vary_latency(origin, SEED))
         try:
-            await race(play, lambda: gateway.s3_url, seed=SEED, clients=CLIENTS, steps=STEPS, progress=progress)
+            await race(play, gateway.s3_url, seed=SEED, clients=CLIENTS, goes_on=goes_on)
         finally:
             changing.cancel()
 

@@ -35,8 +35,13 @@ class Caller:
     """Sends to `url`; TimeoutError when nothing comes for `serving.PATIENCE_SECONDS`: a request is stuck."""
 
     def __init__(self, url: str) -> None:
+        self._url = url
         self._address = urlsplit(url)
         self._wire: Wire | None = None
+
+    def another(self) -> Caller:
+        """A client of the same gateway, with a connection of its own."""
+        return Caller(self._url)
 
     async def call(self, method: str, target: str, body: bytes = b"", *headers: str) -> Answer:
         """One request and its whole answer. Broken when the connection ends in between."""

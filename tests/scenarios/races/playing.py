@@ -63,20 +63,18 @@ class Play:
         return step, rng.choice(keys)
 
 
-async def race(
-    play: Play, url: Callable[[], str], *, seed: int, clients: int, steps: int, progress: Callable[[int], None]
-) -> None:
-    """Have `clients` take `steps` together; the first wrong answer ends it. Each client's steps come from the seed.
+async def race(play: Play, url: str, *, seed: int, clients: int, goes_on: Callable[[int], Awaitable[bool]]) -> None:
+    """Have `clients` take steps all at once until one is told to stop; the first wrong answer ends it.
 
-    `url` is asked again for every connection.
+    `goes_on` is asked before every step, with how many were taken; it may keep a client waiting. Each client's steps
+    come from the seed.
     """
-    numbers = count(1)
+    numbers = count()
 
     async def client(number: int) -> None:
-        rng, caller = random.Random(f"{seed}/{number}"), Caller(url())
+        rng, caller = random.Random(f"{seed}/{number}"), Caller(url)
         try:
-            while (taken := next(numbers)) <= steps:
-                progress(taken)
+            while await goes_on(next(numbers)):
                 step, key = play.step(rng)
                 play.world.counts[step.__name__] += 1
                 await step(play.world, caller, rng, key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 from defusedxml.ElementTree import fromstring
@@ -11,6 +12,7 @@ from tests.scenarios.races.history import STRICT
 from tests.scenarios.races.world import World
 
 RANGE_BYTES_MAX = 200_000
+CROWD = 6
 
 
 async def get(world: World, caller: Caller, rng: random.Random, key: str) -> None:
@@ -66,6 +68,18 @@ async def head(world: World, caller: Caller, rng: random.Random, key: str) -> No
 async def leave_early(world: World, caller: Caller, rng: random.Random, key: str) -> None:
     """Ask for the object and go: a fill that has begun goes on without its reader."""
     await caller.call_and_leave(world.target(key))
+
+
+async def crowd(world: World, caller: Caller, rng: random.Random, key: str) -> None:
+    """Several clients at once want the whole object: of a cold one, all but one follow a fill."""
+    others = [caller.another() for _ in range(CROWD)]
+    try:
+        async with asyncio.TaskGroup() as group:
+            for other in others:
+                group.create_task(get(world, other, rng, key))
+    finally:
+        for other in others:
+            other.hang_up()
 
 
 async def list_keys(world: World, caller: Caller, rng: random.Random, key: str) -> None:
