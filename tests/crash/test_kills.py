@@ -14,6 +14,7 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import pytest
 from gateway.origin.memory.content import BytesContent
 from gateway.origin.memory.store import StoredObject
 from tests.scenarios.races import reading
+from tests.scenarios.races.caller import Caller
 from tests.scenarios.races.contents import Value
 from tests.scenarios.races.history import STRICT, Bounds
 from tests.scenarios.races.playing import READS, WRITES, Play, Steps, race
@@ -225,12 +227,11 @@ async def under_fire(gateway: GatewayProcess, world: World) -> Counter[str]:
 
 async def in_peace(gateway: GatewayProcess, world: World) -> None:
     """Every key once more, when nothing is killed any more: nothing breaks, nothing is lost."""
-    caller, rng = reading.Caller(gateway.s3_url), random.Random(SEED)
-    world.breaks_allowed = False
-    for key in world.keys:
-        await reading.get(world, caller, rng, key)
-        await reading.head(world, caller, rng, key)
-    caller.hang_up()
+    rng, world.breaks_allowed = random.Random(SEED), False
+    with closing(Caller(gateway.s3_url)) as caller:
+        for key in world.keys:
+            await reading.get(world, caller, rng, key)
+            await reading.head(world, caller, rng, key)
 
 
 @pytest.mark.slow
@@ -240,9 +241,10 @@ def test_5_2_killed_processes_cost_their_own_requests_only(running: tuple[Gatewa
     gateway, origin = running
     print(f"replay with FOREBAY_KILL_SEED={SEED} FOREBAY_KILLS={KILLS}")
     world = world_of(origin)
-    killed = asyncio.run(under_fire(gateway, world))
-    print(f"killed {dict(killed)}: {dict(sorted(world.counts.items()))}")
-    asyncio.run(in_peace(gateway, world))
+    with gateway.explaining():
+        killed = asyncio.run(under_fire(gateway, world))
+        print(f"killed {dict(killed)}: {dict(sorted(world.counts.items()))}")
+        asyncio.run(in_peace(gateway, world))
     assert sum(killed.values()) >= KILLS * 0.8
     assert world.counts["judged"] > KILLS * 5, "the clients hardly got through: this run shows nothing"
     assert gateway.terminate() == 0

@@ -106,7 +106,8 @@ def test_2_1_racing_requests_see_what_their_slot_promises(running: tuple[Gateway
         finally:
             changing.cancel()
 
-    asyncio.run(run())
+    with gateway.explaining():
+        asyncio.run(run())
     print(f"{STEPS} steps: {dict(sorted(world.counts.items()))}")
     assert all(busy), f"not every worker had clients: {busy}"
     assert world.counts["judged"] > STEPS // 2

@@ -77,6 +77,10 @@ class Caller:
             self._wire.abort()
             self._wire = None
 
+    def close(self) -> None:
+        """For `contextlib.closing`."""
+        self.hang_up()
+
     async def _connected(self) -> Wire:
         if self._wire is None:
             self._wire = Wire(*await asyncio.open_connection(self._address.hostname, self._address.port, limit=2**20))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import closing
 from itertools import count
 
 from tests.scenarios.races import reading, writing
@@ -72,16 +73,14 @@ async def race(play: Play, url: str, *, seed: int, clients: int, goes_on: Callab
     numbers = count()
 
     async def client(number: int) -> None:
-        rng, caller = random.Random(f"{seed}/{number}"), Caller(url)
-        try:
+        rng = random.Random(f"{seed}/{number}")
+        with closing(Caller(url)) as caller:
             while await goes_on(next(numbers)):
                 step, key = play.step(rng)
                 play.world.counts[step.__name__] += 1
                 await step(play.world, caller, rng, key)
                 if rng.random() < NEW_CONNECTION:
                     caller.hang_up()
-        finally:
-            caller.hang_up()
 
     async with asyncio.TaskGroup() as group:
         for number in range(clients):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import ExitStack, closing
 
 from defusedxml.ElementTree import fromstring
 
@@ -72,14 +73,10 @@ async def leave_early(world: World, caller: Caller, rng: random.Random, key: str
 
 async def crowd(world: World, caller: Caller, rng: random.Random, key: str) -> None:
     """Several clients at once want the whole object: of a cold one, all but one follow a fill."""
-    others = [caller.another() for _ in range(CROWD)]
-    try:
+    with ExitStack() as connections:
         async with asyncio.TaskGroup() as group:
-            for other in others:
-                group.create_task(get(world, other, rng, key))
-    finally:
-        for other in others:
-            other.hang_up()
+            for _ in range(CROWD):
+                group.create_task(get(world, connections.enter_context(closing(caller.another())), rng, key))
 
 
 async def list_keys(world: World, caller: Caller, rng: random.Random, key: str) -> None:
