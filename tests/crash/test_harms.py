@@ -1,8 +1,8 @@
 """Files harmed under a running gateway, at random, again and again (docs/semantics.md, clauses 1.4 and 8.2).
 
 Block files and the files of running fills are flipped, torn, swapped, removed; now in memory, now on the device, and
-readers must not notice. The harms come from a seed, which a failure prints; FOREBAY_HARM_SEED and FOREBAY_HARMS repeat or
-lengthen a run.
+readers must not notice. The harms come from a seed, which a failure prints; FOREBAY_HARM_SEED and FOREBAY_HARMS repeat
+or lengthen a run.
 """
 
 from __future__ import annotations

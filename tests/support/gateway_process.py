@@ -145,7 +145,7 @@ class GatewayProcess:
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """Put the end of the log on standard error when the block fails: for tests that get a gateway from a fixture."""
+        """Put the end of the log on standard error when the block fails: for a gateway that comes from a fixture."""
         try:
             yield
         except BaseException:
