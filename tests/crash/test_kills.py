@@ -136,7 +136,7 @@ class Killer:
         self._schedule = random.Random(SEED)
 
     async def run(self) -> None:
-        for _ in range(KILLS):
+        while self.killed.total() < KILLS:
             await asyncio.sleep(self._schedule.uniform(0.02, 0.9))
             choice = self._schedule.random()
             if choice < EVERYBODY:
@@ -145,7 +145,7 @@ class Killer:
                 self._kill_one("background" if choice < EVERYBODY + BACKGROUND else "worker")
 
     def _kill_one(self, kind: str) -> None:
-        """Any process of a kind that lives just now; when none does, that is killing enough."""
+        """Any process of a kind, if one lives just now."""
         living = [pid for pid, name in children_of(self._gateway.pid) if name.startswith(kind)]
         if living:
             os.kill(self._schedule.choice(living), signal.SIGKILL)
@@ -245,7 +245,7 @@ def test_5_2_killed_processes_cost_their_own_requests_only(running: tuple[Gatewa
         killed = asyncio.run(under_fire(gateway, world))
         print(f"killed {dict(killed)}: {dict(sorted(world.counts.items()))}")
         asyncio.run(in_peace(gateway, world))
-    assert sum(killed.values()) >= KILLS * 0.8
+    assert killed.total() == KILLS
     assert world.counts["judged"] > KILLS * 5, "the clients hardly got through: this run shows nothing"
     assert gateway.terminate() == 0
     assert not unfinished_files(gateway)
