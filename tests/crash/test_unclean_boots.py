@@ -1,4 +1,4 @@
-"""After a crash of the machine: files that were never synced come back old, torn or not at all (docs/semantics.md, 5.1).
+"""After a crash of the machine: files never synced come back old, torn or not at all (docs/semantics.md, clause 5.1).
 
 Another boot id stands for the crash. What it leaves of the index and of the catalog must not be believed, however whole
 it looks.
