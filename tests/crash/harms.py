@@ -6,6 +6,7 @@ under way from sending them, so they are done while no response is. BY_NAME harm
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 from collections.abc import Callable, Sequence
@@ -14,11 +15,11 @@ from typing import TypeAlias
 
 PAGE_BYTES = 4096
 
-Harm: TypeAlias = Callable[[random.Random, Sequence[Path]], Path]
-"""Does it to one of these files, or two; gives the one. FileNotFoundError when it has gone meanwhile."""
+Harm: TypeAlias = Callable[[random.Random, Sequence[Path]], Sequence[Path]]
+"""Does it to one of these files, or two, and gives them. FileNotFoundError when one has gone meanwhile."""
 
 
-def flip_bit(rng: random.Random, files: Sequence[Path]) -> Path:
+def flip_bit(rng: random.Random, files: Sequence[Path]) -> Sequence[Path]:
     path = rng.choice(files)
     with path.open("r+b") as file:
         position = rng.randrange(max(1, os.fstat(file.fileno()).st_size))
@@ -26,25 +27,25 @@ def flip_bit(rng: random.Random, files: Sequence[Path]) -> Path:
         byte = file.read(1) or b"\0"
         file.seek(position)
         file.write(bytes([byte[0] ^ 1 << rng.randrange(8)]))
-    return path
+    return [path]
 
 
-def truncate(rng: random.Random, files: Sequence[Path]) -> Path:
+def truncate(rng: random.Random, files: Sequence[Path]) -> Sequence[Path]:
     path = rng.choice(files)
     os.truncate(path, rng.randrange(max(1, path.stat().st_size)))
-    return path
+    return [path]
 
 
-def zero_page(rng: random.Random, files: Sequence[Path]) -> Path:
+def zero_page(rng: random.Random, files: Sequence[Path]) -> Sequence[Path]:
     """As after a power cut: the length is right, a page is not."""
     return _overwrite_page(rng, files, bytes(PAGE_BYTES))
 
 
-def scribble_page(rng: random.Random, files: Sequence[Path]) -> Path:
+def scribble_page(rng: random.Random, files: Sequence[Path]) -> Sequence[Path]:
     return _overwrite_page(rng, files, rng.randbytes(PAGE_BYTES))
 
 
-def swap_contents(rng: random.Random, files: Sequence[Path]) -> Path:
+def swap_contents(rng: random.Random, files: Sequence[Path]) -> Sequence[Path]:
     """Each is whole, and has the other's bytes."""
     one, other = _two(rng, files)
     first, second = one.read_bytes(), other.read_bytes()
@@ -52,24 +53,24 @@ def swap_contents(rng: random.Random, files: Sequence[Path]) -> Path:
         with path.open("r+b") as file:
             file.write(content)
             file.truncate()
-    return one
+    return [one, other]
 
 
-def append(rng: random.Random, files: Sequence[Path]) -> Path:
+def append(rng: random.Random, files: Sequence[Path]) -> Sequence[Path]:
     path = rng.choice(files)
     with path.open("r+b") as file:
         file.seek(0, os.SEEK_END)
         file.write(rng.randbytes(rng.randrange(1, 200_000)))
-    return path
+    return [path]
 
 
-def unlink(rng: random.Random, files: Sequence[Path]) -> Path:
+def unlink(rng: random.Random, files: Sequence[Path]) -> Sequence[Path]:
     path = rng.choice(files)
     path.unlink()
-    return path
+    return [path]
 
 
-def swap_names(rng: random.Random, files: Sequence[Path]) -> Path:
+def swap_names(rng: random.Random, files: Sequence[Path]) -> Sequence[Path]:
     one, other = _two(rng, files)
     aside = one.with_name(one.name + ".aside")
     one.rename(aside)
@@ -77,23 +78,23 @@ def swap_names(rng: random.Random, files: Sequence[Path]) -> Path:
         other.rename(one)
     finally:
         aside.rename(other)
-    return one
+    return [one, other]
 
 
-def rename_over(rng: random.Random, files: Sequence[Path]) -> Path:
+def rename_over(rng: random.Random, files: Sequence[Path]) -> Sequence[Path]:
     """One is gone, and stands in another's place."""
     one, other = _two(rng, files)
     one.rename(other)
-    return other
+    return [one, other]
 
 
-def replace_by_noise(rng: random.Random, files: Sequence[Path]) -> Path:
+def replace_by_noise(rng: random.Random, files: Sequence[Path]) -> Sequence[Path]:
     """Another file of the same name and length."""
     path = rng.choice(files)
     aside = path.with_name(path.name + ".aside")
     aside.write_bytes(rng.randbytes(path.stat().st_size))
     aside.rename(path)
-    return path
+    return [path]
 
 
 IN_PLACE: list[Harm] = [flip_bit, flip_bit, truncate, zero_page, scribble_page, swap_contents]
@@ -110,14 +111,29 @@ def drop_from_memory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _overwrite_page(rng: random.Random, files: Sequence[Path], content: bytes) -> Path:
+def is_being_filled(path: Path) -> bool:
+    """Whether a living process writes this file: it holds a lock on it until the block is in the index."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _overwrite_page(rng: random.Random, files: Sequence[Path], content: bytes) -> Sequence[Path]:
     path = rng.choice(files)
     with path.open("r+b") as file:
         size_bytes = os.fstat(file.fileno()).st_size
         start = rng.randrange(max(1, size_bytes)) // PAGE_BYTES * PAGE_BYTES
         file.seek(start)
         file.write(content[: size_bytes - start])
-    return path
+    return [path]
 
 
 def _two(rng: random.Random, files: Sequence[Path]) -> Sequence[Path]:

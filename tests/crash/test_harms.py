@@ -11,7 +11,7 @@ import asyncio
 import os
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import pytest
 
 from gateway.origin.memory.content import BytesContent
 from gateway.origin.memory.store import StoredObject
-from tests.crash.harms import BY_NAME, IN_PLACE, Harm, drop_from_memory
+from tests.crash.harms import BY_NAME, IN_PLACE, Harm, drop_from_memory, is_being_filled
 from tests.scenarios.races import reading
 from tests.scenarios.races.caller import Caller
 from tests.scenarios.races.contents import Value
@@ -136,30 +136,34 @@ class Ground:
         async with self._readings.alone():
             if rng.random() < 0.5:
                 await self._leave_fills_behind(caller, rng)
-            harmed = [self._do(rng, IN_PLACE) for _ in range(rng.randint(1, AT_ONCE_MAX))]
-            # Who joins a fill gets what its leader has just written, as it lies in memory: it is checked from then on
-            # when the fill is over.
-            unfinished = [path for path in harmed if path is not None and "partial" in path.parts]
-            await until(lambda: not any(path.exists() for path in unfinished))
+            harmed = [path for _ in range(rng.randint(1, AT_ONCE_MAX)) for path in self._do(rng, IN_PLACE)]
+            # Who joins a fill in the process that leads it gets what that has just written, as it lies in memory: the
+            # file is held against its checksums by those who come when the fill is over.
+            await until(lambda: not any(is_being_filled(path) for path in harmed))
 
     async def _leave_fills_behind(self, caller: Caller, rng: random.Random) -> None:
         for key in rng.sample(list(OBJECTS), k=LEAVERS):
             await reading.leave_early(self.world, caller, rng, key)
 
-    def _do(self, rng: random.Random, harms: list[Harm]) -> Path | None:
-        """One harm, to a file that is being filled when there is one and chance wants it; None: there was none."""
+    def _do(self, rng: random.Random, harms: list[Harm]) -> Sequence[Path]:
+        """One harm, to a file that is being filled when there is one and chance wants it; gives what it was done to."""
         harm, files = rng.choice(harms), self._files(partial=rng.random() < 0.4)
-        with suppress(FileNotFoundError):
-            if not files:
-                return None
-            path = harm(rng, files)
-            kind = "fill" if "partial" in path.parts else "block"
-            self.done[f"{harm.__name__} {kind}"] += 1
-            if rng.random() < 0.5:
+        if not files:
+            return []
+        try:
+            harmed = harm(rng, files)
+        except FileNotFoundError:  # published, evicted or dropped by now
+            return files
+        self.done[f"{harm.__name__} {'fill' if 'partial' in harmed[0].parts else 'block'}"] += 1
+        if rng.random() < 0.5:
+            self._drop_from_memory(harmed)
+        return harmed
+
+    def _drop_from_memory(self, files: Sequence[Path]) -> None:
+        for path in files:
+            with suppress(FileNotFoundError):
                 drop_from_memory(path)
-                self.done["dropped from memory"] += 1
-            return path
-        return None
+        self.done["dropped from memory"] += 1
 
     def _files(self, *, partial: bool) -> list[Path]:
         filling = [path for path in (self._directory / "partial").rglob("*") if path.is_file()] if partial else []
