@@ -57,10 +57,13 @@ def swap_contents(rng: random.Random, files: Sequence[Path]) -> Sequence[Path]:
 
 
 def append(rng: random.Random, files: Sequence[Path]) -> Sequence[Path]:
+    """Behind the end, wherever that is at the moment of writing: the file may be growing."""
     path = rng.choice(files)
-    with path.open("r+b") as file:
-        file.seek(0, os.SEEK_END)
-        file.write(rng.randbytes(rng.randrange(1, 200_000)))
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(descriptor, rng.randbytes(rng.randrange(1, 200_000)))
+    finally:
+        os.close(descriptor)
     return [path]
 
 

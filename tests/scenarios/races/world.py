@@ -139,10 +139,9 @@ class World:
         part = asked if answer.status == 206 else None
         expected = self._part(value, part)
         if answer.body != expected or answer.headers.get("content-length") != str(len(expected)):
-            first = part[0] if part else 0
-            self.wrong(
-                key, f"bytes {part or 'all'} of {self._name(answer.etag)} came as {described(answer.body, first)}"
-            )
+            came = described(answer.body, part[0] if part else 0)
+            where = f"wrong within {_differing(answer.body, expected)}"
+            self.wrong(key, f"bytes {part or 'all'} of {self._name(answer.etag)} came as {came}; {where}")
         if part and answer.headers.get("content-range") != _content_range(part, value.size_bytes):
             self.wrong(key, f"bytes {part} of {self._name(answer.etag)} came as {answer.headers.get('content-range')}")
 
@@ -171,3 +170,11 @@ class World:
 
 def _content_range(asked: ByteRange, size_bytes: int) -> str:
     return f"bytes {asked[0]}-{min(asked[1], size_bytes - 1)}/{size_bytes}"
+
+
+def _differing(one: bytes, other: bytes) -> ByteRange:
+    """The first and the last position at which two bodies differ."""
+    positions = [at for at, (left, right) in enumerate(zip(one, other, strict=False)) if left != right]
+    ends = sorted((len(one), len(other)))
+    positions += [ends[0], ends[1] - 1] if ends[0] != ends[1] else []
+    return min(positions, default=0), max(positions, default=0)
