@@ -121,7 +121,7 @@ def test_other_headers_make_another_fill(workers: Workers) -> None:
 
 def test_fills_that_change_places_are_not_followed(workers: Workers) -> None:
     """Two partial files swap their names: each is whole, and says itself that it is another block's."""
-    workers.origin.bytes_per_second = SLOW / 8
+    workers.origin.bytes_per_second = SLOW / 3
     version = workers.stored("a", 2)
     leader, follower = workers.start(0), workers.start(1)
     leader.read(version)
