@@ -12,6 +12,10 @@ PIP_FLAGS ?=
 PYTEST_FLAGS ?=
 SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 
+# Taken once, not each time it is looked at.
+SEED := $(SEED)
+DONE := .campaign/$(SEED)
+
 STAMPS := $(VENV)/stamps
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS)
@@ -44,12 +48,23 @@ check: $(STAMPS)/dev  ## linter, formatter, types
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 
-campaign: $(STAMPS)/test  ## every generated test and every fault test with a new seed: make campaign SEED=1 repeats one
-	@echo "campaign: SEED=$(SEED)"
-	$(PYTEST) -m "not clients and not torch" --hypothesis-seed=$(SEED)
+campaign: $(STAMPS)/test  ## long: generated tests, then races, kills, harms with a new seed: make campaign SEED=1 repeats one
+	@echo "campaign: SEED=$(SEED), done so far: $$(ls $(DONE) 2>/dev/null | tr '\n' ' ')"
+	@mkdir -p $(DONE)
+	$(call part,generated,,-m "not clients and not torch" --hypothesis-seed=$(SEED))
+	$(call part,races,FOREBAY_STEPS=50000 FOREBAY_SEED=$(SEED),tests/scenarios/test_races.py)
+	$(call part,kills,FOREBAY_KILLS=500 FOREBAY_KILL_SEED=$(SEED),tests/crash/test_kills.py)
+	$(call part,harms,FOREBAY_HARMS=10000 FOREBAY_HARM_SEED=$(SEED),tests/crash/test_harms.py)
+	@rm -r $(DONE) && echo "campaign: all parts passed"
+
+# A part that has passed with this seed is not run again; one that fails says how to go on from it.
+define part
+@[ -e $(DONE)/$(1) ] || { echo "campaign: $(2) pytest $(3)"; $(2) $(PYTEST) $(3) && touch $(DONE)/$(1); } \
+  || { echo "campaign: $(1) failed; from here on again: make campaign SEED=$(SEED)" >&2; exit 1; }
+endef
 
 clean:  ## remove the virtual environment and everything generated
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .campaign
 	find gateway tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- set-up -----------------------------------------------------------------------------------------------------------

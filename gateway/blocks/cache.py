@@ -64,7 +64,7 @@ class BlockCache:
         verified = VerifiedMemory()
         watcher = FileWatcher()
         filler = BlockFiller(
-            opened.blocks, origin, threads, Follower(threads, watcher), verified, clock, observer, settings.fill_retries
+            opened.blocks, origin, threads, Follower(threads, watcher), clock, observer, settings.fill_retries
         )
         fills = Fills(filler, settings.fills_max)
         tools = ReadingTools(

@@ -80,6 +80,7 @@ class BlockDirectory:
         reservation = Reservation(file, slot, layout.file_bytes(block), fill_key)
         partial = self.store.create_partial(file)
         try:
+            self.store.write(partial, layout.beginning(block), layout.MAGIC_BYTES)
             evicted = self._reserve(reservation, block.id, succeeds)
         except BaseException:
             self._undo(partial, file)

@@ -34,6 +34,7 @@ FORMAT_VERSION = 1
 HEADER_BYTES_MAX = 1024 * 1024
 
 _MAGIC = b"FBYBLOCK"
+MAGIC_BYTES = len(_MAGIC)
 _FIXED = struct.Struct("<8sIIIQQQIII")
 _CRC = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
@@ -137,14 +138,13 @@ def file_name(block_id: bytes, nonce: str) -> str:
     return f"{block_id.hex()}-{nonce}"
 
 
-def pack_header(block: Block, chunk_checksums: bytes) -> bytes:
-    """The header, padded with zeros to where the data begins."""
+def beginning(block: Block) -> bytes:
+    """What stands in the header between the magic, at MAGIC_BYTES, and the checksums: whose bytes the file holds."""
     bucket, key, etag = _identity(block)
-    start = data_offset(block)
     fixed = _FIXED.pack(
         _MAGIC,
         FORMAT_VERSION,
-        start,
+        data_offset(block),
         CHUNK_BYTES,
         block.version.size_bytes,
         block.offset,
@@ -153,7 +153,13 @@ def pack_header(block: Block, chunk_checksums: bytes) -> bytes:
         len(key),
         len(etag),
     )
-    covered = b"".join((fixed, bucket, key, etag, chunk_checksums))
+    return b"".join((fixed[MAGIC_BYTES:], bucket, key, etag))
+
+
+def pack_header(block: Block, chunk_checksums: bytes) -> bytes:
+    """The header, padded with zeros to where the data begins."""
+    start = data_offset(block)
+    covered = b"".join((_MAGIC, beginning(block), chunk_checksums))
     return (covered + _CRC.pack(checksums.crc32c(covered))).ljust(start, b"\0")
 
 

@@ -99,10 +99,12 @@ def take_in(file: OpenFile, block: Block, checksums: ChunkChecksums) -> None:
 
     BlockDamaged at the first that differs; those before it are in.
     """
-    stop = complete_bytes(file, block)
-    packed = os.pread(file.descriptor, layout.chunk_count(stop) * CHECKSUM_BYTES, layout.checksums_offset(block))
-    if len(packed) < layout.chunk_count(stop) * CHECKSUM_BYTES:
-        raise BlockDamaged("a fill's file is shorter than it was")
+    stop, beginning = complete_bytes(file, block), layout.beginning(block)
+    size = len(beginning) + layout.chunk_count(stop) * CHECKSUM_BYTES
+    header = os.pread(file.descriptor, size, layout.MAGIC_BYTES)
+    if len(header) < size or not header.startswith(beginning):
+        raise BlockDamaged("a fill's file is shorter than it was, or another block's")
+    packed = header[len(beginning) :]
     extent = Extent("", layout.data_offset(block), block.length, packed)
     while (position := checksums.complete_bytes) < stop:
         count = min(VERIFIED_AT_ONCE_BYTES, stop - position)

@@ -21,11 +21,13 @@ from tests.support.blocks import (
     KIB,
     MIB,
     CountingObserver,
+    PacedOrigin,
     block_files,
     content_of,
     drop_page_cache,
     make_origin,
     open_cache,
+    partial_files,
     read,
     stored,
     take,
@@ -266,6 +268,7 @@ def test_bytes_that_left_memory_are_checked_again_whoever_fetched_them_back(tmp_
             await read(cache, version)
             await cache.settle()
             [path] = block_files(tmp_path / "c")
+            assert await spans_of(cache, version, ByteRange(0, 4 * MIB - 1)) == 0
             assert await spans_of(cache, version, ByteRange(0, 4 * MIB - 1)) == 1
             drop_page_cache(path)
             assert await spans_of(cache, version, ByteRange(0, MIB - 1)) == 0
@@ -281,6 +284,30 @@ async def spans_of(cache: BlockCache, version: ObjectVersion, asked: ByteRange) 
     spans: list[FileSpan] = []
     await take(await cache.open_range(version, asked), spans)
     return len(spans)
+
+
+def test_a_fill_harmed_in_memory_is_found_when_it_is_over(tmp_path: Path) -> None:
+    """1.4 What this process has written is not taken for granted: the file may have changed before it was published."""
+
+    async def scenario() -> None:
+        origin, observer = make_origin(), CountingObserver()
+        version = stored(origin, "k", MIB)
+        pace = PacedOrigin(origin, pause_after=512 * KIB)
+        async with open_cache(tmp_path / "c", pace, block_size_bytes=MIB, observer=observer) as cache:
+            reader = await cache.open_range(version, ByteRange(0, 9))
+            assert len(await take(reader)) == 10
+            await pace.paused.wait()
+            [path] = partial_files(tmp_path / "c")
+            with path.open("r+b") as file:
+                file.seek(8192)
+                file.write(b"harmed")
+            pace.go.set()
+            await cache.settle()
+            assert block_files(tmp_path / "c")
+            assert await read(cache, version) == content_of(origin, version)
+            assert observer.damaged_blocks == 1
+
+    asyncio.run(scenario())
 
 
 def test_a_read_brings_no_other_bytes_into_memory(tmp_path: Path) -> None:

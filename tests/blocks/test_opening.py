@@ -59,8 +59,10 @@ def test_blocks_survive_a_restart(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("leave_index", [True, False])
-def test_after_an_unclean_boot_the_index_is_rebuilt_from_the_files(tmp_path: Path, leave_index: bool) -> None:
+@pytest.mark.parametrize(
+    "left", ["as it was", "noise", "nothing", "an older copy", "half of the pages", "the beginning"]
+)
+def test_after_an_unclean_boot_the_index_is_rebuilt_from_the_files(tmp_path: Path, left: str) -> None:
     """An index of another boot without the mark of an orderly end is not believed, not even looked at; blocks stay.
 
     Until the survey has found them they count as nobody's, exactly.
@@ -70,11 +72,13 @@ def test_after_an_unclean_boot_the_index_is_rebuilt_from_the_files(tmp_path: Pat
         origin = make_origin()
         directory = tmp_path / "c"
         versions = [stored(origin, f"k{n}", 600_000 + n) for n in range(3)]
+        await fill(directory, origin, versions[0])
+        older = (directory / "index" / "data.mdb").read_bytes()
         await fill(directory, origin, *versions)
         before = usage_of(directory)
         (directory / "CLEAN").unlink()
         (directory / "BOOT").write_text("00000000-another-boot\n")
-        (directory / "index" / "data.mdb").write_bytes(os.urandom(100_000) if leave_index else b"")
+        leave_of_the_index(directory / "index" / "data.mdb", left, older)
         torn, truncated = block_files(directory)[:2]
         torn.write_bytes(b"\0" * torn.stat().st_size)
         os.truncate(truncated, 5000)
@@ -99,6 +103,21 @@ def test_after_an_unclean_boot_the_index_is_rebuilt_from_the_files(tmp_path: Pat
         assert origin.count() == 9 + 2
 
     asyncio.run(scenario())
+
+
+def leave_of_the_index(path: Path, left: str, older: bytes) -> None:
+    """What a crash may leave of a file that was never synced."""
+    whole = path.read_bytes()
+    pages = [(whole if start // 4096 % 2 else older)[start : start + 4096] for start in range(0, len(older), 4096)]
+    contents = {
+        "as it was": whole,
+        "noise": os.urandom(100_000),
+        "nothing": b"",
+        "an older copy": older,
+        "half of the pages": b"".join(pages),
+        "the beginning": whole[: 3 * 4096],
+    }
+    path.write_bytes(contents[left])
 
 
 def on_disk(directory: Path) -> int:

@@ -119,6 +119,34 @@ def test_other_headers_make_another_fill(workers: Workers) -> None:
     assert "403" in first.answer()
 
 
+def test_fills_that_change_places_are_not_followed(workers: Workers) -> None:
+    """Two partial files swap their names: each is whole, and says itself that it is another block's."""
+    workers.origin.bytes_per_second = SLOW / 3
+    version = workers.stored("a", 2)
+    leader, follower = workers.start(0), workers.start(1)
+    leader.read(version)
+    workers.wait_for_calls(2)
+    one, other = wait_for_chunks(workers.directory, files=2)
+    aside = one.with_name("aside")
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)
+    follower.read(version)
+    assert [follower.answer(), leader.answer()] == ["right", "right"]
+    follower.read(version)
+    assert follower.answer() == "right"
+
+
+def wait_for_chunks(directory: Path, *, files: int) -> list[Path]:
+    """The partial files, when there are so many of them and each holds a chunk or more."""
+    pause = threading.Event()
+    while True:
+        found = [path for path in partial_files(directory) if path.stat().st_size > 100 * KIB]
+        if len(found) == files:
+            return found
+        pause.wait(0.002)
+
+
 @pytest.mark.parametrize("round_number", range(8))
 def test_a_killed_leader_is_succeeded(workers: Workers, round_number: int) -> None:
     """SIGKILL at a random point of the fill: followers get every byte, and what was written is not fetched again."""

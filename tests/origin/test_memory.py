@@ -280,3 +280,20 @@ def test_listing_corner_cases(query: dict[str, str], entries: list[str]) -> None
         origin.put("bucket", key, b"")
     answer = asyncio.run(ask(origin, "GET", "bucket", query=[("list-type", "2"), *query.items()]))
     assert sorted(re.findall(r"<(?:Contents><Key|CommonPrefixes><Prefix)>([^<]*)<", answer.body.decode())) == entries
+
+
+def test_a_renamed_object_is_the_same_under_another_key() -> None:
+    """RenameObject: the source is gone, ETag and bytes stay; conditions hold for the source and for what is there."""
+    origin = origin_with()
+    etag = get(origin).headers["etag"]
+
+    def rename(key: str, **headers: str) -> int:
+        named = {"x-amz-rename-source": "/bucket/key", **headers}
+        query = (("renameObject", None),)
+        return asyncio.run(ask(origin, "PUT", "bucket", key, query=query, headers=named)).status
+
+    assert rename("new", **{"x-amz-rename-source-if-match": '"another"'}) == 412
+    assert rename("new") == 200
+    assert (get(origin).status, get(origin, "new").body) == (404, b"0123456789")
+    assert get(origin, "new").headers["etag"] == etag
+    assert rename("other") == 404

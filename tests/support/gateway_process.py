@@ -12,7 +12,8 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +26,7 @@ _START_SECONDS = 60.0
 _STOP_SECONDS = 60.0
 _GONE_SECONDS = 10.0
 _POLL_SECONDS = 0.02
+_LOG_SHOWN_CHARACTERS = 50_000
 
 ORIGIN_KEYS = ("origin-key", "origin-secret-0123456789")
 """The key pair that the gateway signs with unless told otherwise; with no [[credentials]], callers sign with it too."""
@@ -140,6 +142,15 @@ class GatewayProcess:
     def log(self) -> str:
         """Everything on standard error so far."""
         return self._log_file.read_text(encoding="utf-8") if self._log_file.exists() else ""
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Put the end of the log on standard error when the block fails: for a gateway that comes from a fixture."""
+        try:
+            yield
+        except BaseException:
+            sys.stderr.write(f"--- the log of the gateway ends with\n{self.log[-_LOG_SHOWN_CHARACTERS:]}")
+            raise
 
     def status(self) -> dict[str, Any]:
         """The document of /api/v1/status."""

@@ -85,9 +85,13 @@ class Wire:
 
     async def answer(self, *, to_head: bool = False) -> Answer:
         status, headers = await self.head()
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            body = b"" if to_head or status in (204, 304) else await self._body(headers)
+        body = b"" if to_head or status in (204, 304) else await self.body(headers)
         return Answer(status, headers, body)
+
+    async def body(self, headers: Mapping[str, str]) -> bytes:
+        """What comes behind a response head with these headers."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return await self._body(headers)
 
     async def _body(self, headers: Mapping[str, str]) -> bytes:
         if "content-length" in headers:

@@ -1,10 +1,10 @@
-"""GetObject, HeadObject, PutObject, CopyObject, DeleteObject(s) and tags at `MemoryOrigin`."""
+"""GetObject, HeadObject, PutObject, CopyObject, RenameObject, DeleteObject(s) and tags at `MemoryOrigin`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 from xml.etree.ElementTree import Element, ParseError
 
 from defusedxml.common import DefusedXmlException
@@ -162,6 +162,23 @@ def copy_object(
     stored = replace(source, key=key, etag=f'"{md5}"', modified=now, headers=headers, part_sizes=())
     bucket.put(stored)
     return xml_answer("CopyObjectResult", element("LastModified", timestamp(now)) + element("ETag", stored.etag))
+
+
+def rename_object(request: OriginRequest, bucket: Bucket) -> MemoryResponse:
+    """RenameObject: nothing but the key changes. Sources are named `/bucket/key` or by the key alone."""
+    named = unquote(request.headers["x-amz-rename-source"])
+    source = bucket.object(named.removeprefix(f"/{bucket.name}/"))
+    prefix = "x-amz-rename-source-"
+    check_write(
+        {name.removeprefix(prefix): value for name, value in request.headers.items() if name.startswith(prefix)},
+        source.etag,
+    )
+    key = request.key or ""
+    current = bucket.objects.get(key)
+    check_write(request.headers, current.etag if current else None)
+    bucket.remove(source.key)
+    bucket.put(replace(source, key=key))
+    return MemoryResponse(200)
 
 
 def delete_object(request: OriginRequest, bucket: Bucket) -> MemoryResponse:

@@ -246,6 +246,8 @@ class MemoryOrigin:
 
     def _other(self, request: OriginRequest, bucket: Bucket, data: bytes) -> MemoryResponse:
         """The few operations that a gateway forwards, enough to see that they arrive."""
+        if request.method == "PUT" and "x-amz-rename-source" in request.headers:
+            return objects.rename_object(request, bucket)
         if request.key is not None and parameter(request, "tagging") is not None:
             return objects.tagging(request, bucket, data)
         if parameter(request, "acl") is not None:
