@@ -56,7 +56,8 @@ def test_every_command_and_option_is_documented() -> None:
     for name, command in commands.items():
         row = next((line for line in text.splitlines() if line.startswith(f"| `forebay {name}")), "")
         for parameter in command.params:
-            spelling = next((option for option in parameter.opts if option.startswith("--")), parameter.name.upper())
+            named = parameter.metavar or (parameter.name or "").upper()
+            spelling = next((option for option in parameter.opts if option.startswith("--")), named)
             assert spelling in row, f"{name} {spelling}"
 
 

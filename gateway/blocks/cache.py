@@ -116,7 +116,17 @@ class BlockCache:
                         return 0, False
         finally:
             await reader.aclose()
+        await self._published(version, piece)
         return piece.length, True
+
+    async def _published(self, version: ObjectVersion, piece: ByteRange) -> None:
+        """Wait until no fill of a piece runs here: what has arrived only is lost when the process ends."""
+        for block in layout.blocks_of(version, piece, self._tools.settings.block_size_bytes):
+            if (fill := self._tools.fills.join(block, _NO_HEADERS)) is not None:
+                try:
+                    await fill.over()
+                finally:
+                    fill.leave()
 
     def others_fill(self) -> bool:
         """Whether other processes fill blocks now: for readers, then, who wait for them."""

@@ -103,6 +103,11 @@ class Fill:
                 raise self._failure.with_traceback(None)
             await self._changed.wait()
 
+    async def over(self) -> None:
+        """Wait until it runs no more: its block is published, unless it failed."""
+        while self._running:
+            await self._changed.wait()
+
     # For the task that fills.
 
     def attach(self, file: OpenFile, checksums: ChunkChecksums) -> None:

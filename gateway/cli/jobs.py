@@ -19,7 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 
 from gateway.cli.common import AdminPort, AdminUrlOption, ConfigOption, JsonOption, admin_port, fail, print_json
 from gateway.control.jobs import MANIFEST_TYPE
@@ -148,7 +148,9 @@ def _advance(progress: Progress, task: TaskID, job: dict[str, Any]) -> None:
 
 def _show(found: list[dict[str, Any]]) -> None:
     console = Console()
-    table = Table("job", "what", "state", "objects", "bytes", "from the origin", "failed")
+    table = Table(
+        Column("job", no_wrap=True, min_width=12), "what", "state", "objects", "bytes", "from the origin", "failed"
+    )
     for job in found:
         more = "" if job["found_all"] else "+"
         table.add_row(

@@ -72,6 +72,7 @@ class Jobs:
             async for piece in manifest:
                 count += await asyncio.to_thread(_take, worklist, list(lines.feed(piece)))
             count += await asyncio.to_thread(_take, worklist, list(lines.end()))
+            await asyncio.to_thread(worklist.sync)
         except BaseException:
             await asyncio.to_thread(self._store.remove, job.id)
             raise

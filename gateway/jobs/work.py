@@ -17,11 +17,11 @@ from typing import TypeVar
 
 from gateway.blocks.cache import BlockCache
 from gateway.clock import Clock
-from gateway.errors import OriginAnswered, OriginError, OriginUnreachable
+from gateway.errors import OriginAnswered, OriginError, OriginUnreachable, StoreUnavailable
 from gateway.jobs.listing import list_pages
 from gateway.jobs.records import Job, JobKind
 from gateway.jobs.worklist import Entry, Recovered, Worklist
-from gateway.metadata.catalog import Catalog, is_remembered
+from gateway.metadata.catalog import CHECKSUM_MODE, Catalog, is_remembered
 from gateway.objects import ByteRange, ObjectVersion
 from gateway.origin.client import Origin, Purpose
 from gateway.policy.prefixes import Prefix
@@ -33,6 +33,9 @@ T = TypeVar("T")
 PIECES_AT_ONCE = 32
 PIECES_WHILE_BUSY = 2
 _BUSY_LOOK_SECONDS = 0.05
+
+_HEADERS = {CHECKSUM_MODE: "ENABLED"}
+"""As most clients ask; what is learned so answers those that ask without it as well."""
 
 ATTEMPTS_MAX = 6
 """About half a minute with the pauses between them: an origin that is down longer fails the object, not the job."""
@@ -154,7 +157,7 @@ class Work:
 
     async def _ask(self, entry: Entry, slot: Slot) -> ObjectVersion:
         async def ask() -> ObjectVersion:
-            return (await self._tools.catalog.current(entry.key, slot, headers={})).version
+            return (await self._tools.catalog.current(entry.key, slot, headers=_HEADERS)).version
 
         return await self._patiently(ask)
 
@@ -215,13 +218,17 @@ class Work:
 
 
 def _as_recovered(job: Job, found: Recovered) -> Job:
-    """What was done behind `place` is done again, and counted then."""
+    """What was done behind `place` is done again, and counted then; a list that lost its end is listed on."""
+    if job.manifest and found.objects < job.objects_found:
+        raise StoreUnavailable(f"the list of the job has {found.objects} of {job.objects_found} objects left")
     if job.manifest:
         return replace(job, objects_done=max(0, found.objects_before - job.objects_failed))
     return replace(
         job,
+        place=min(job.place, found.last.next_place if found.last is not None else 0),
         objects_found=found.objects,
         bytes_found=found.size_bytes,
+        found_all=job.found_all and found.objects >= job.objects_found,
         objects_done=max(0, found.objects_before - job.objects_failed),
         bytes_done=found.bytes_before,
     )

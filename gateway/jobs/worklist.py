@@ -69,8 +69,19 @@ class Worklist:
         except OSError as error:
             raise StoreUnavailable(f"a list of objects cannot be written: {error}") from error
 
+    def sync(self) -> None:
+        """What was added survives a power cut when this returns; StoreUnavailable when the disk does not take it."""
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise StoreUnavailable(f"a list of objects cannot be written: {error}") from error
+
     def recover(self, place: int) -> Recovered:
-        """What an earlier process has left; a last line that was torn off is removed."""
+        """What an earlier process has left; the list ends before the first line that a crash has torn."""
         found = Recovered()
         try:
             with self.path.open("r+b") as file:
@@ -124,7 +135,10 @@ def _lines(file: BinaryIO, place: int, bytes_max: int | None = None) -> Iterator
         if not line.endswith(b"\n"):
             return
         place += len(line)
-        bucket, key, *known = orjson.loads(line)
+        try:
+            bucket, key, *known = orjson.loads(line)
+        except (ValueError, TypeError):  # a power cut leaves zeros where lines had not reached the disk
+            return
         etag, size_bytes = known or (None, 0)
         yield Entry(ObjectKey(bucket, key), place, etag, size_bytes)
         if bytes_max is not None and place - begun >= bytes_max:

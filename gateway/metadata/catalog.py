@@ -27,7 +27,7 @@ from gateway.s3.error_codes import s3_error
 
 __all__ = ["Catalog", "ObjectHead", "is_remembered"]
 
-_CHECKSUM_MODE = "x-amz-checksum-mode"
+CHECKSUM_MODE = "x-amz-checksum-mode"
 
 
 class Catalog:
@@ -77,7 +77,7 @@ class Catalog:
         """
         if not is_remembered(slot, headers):
             return await self.ask(key, slot, headers=headers)
-        entry = self._entry(key, with_checksums=_CHECKSUM_MODE in headers)
+        entry = self._entry(key, with_checksums=CHECKSUM_MODE in headers)
         state = self._freshness(entry, slot)
         if entry is not None and state is Freshness.FRESH and not look:
             self._observer.looked_up(slot.name, "hit" if entry.head is not None else "absent")
@@ -145,7 +145,7 @@ class Catalog:
                 self.remember_absence(key, slot, asked, named=False)
             raise
         if head.version.etag:
-            self._landing.add(Fill(key, Entry(asked, head, with_checksums=_CHECKSUM_MODE in headers)))
+            self._landing.add(Fill(key, Entry(asked, head, with_checksums=CHECKSUM_MODE in headers)))
         return head
 
 
@@ -156,7 +156,7 @@ def is_remembered(slot: Slot, headers: Mapping[str, str]) -> bool:
     """
     if slot.consistency == "strict":
         return False
-    return all(name == _CHECKSUM_MODE and value.upper() == "ENABLED" for name, value in headers.items())
+    return all(name == CHECKSUM_MODE and value.upper() == "ENABLED" for name, value in headers.items())
 
 
 def _answer(key: ObjectKey, entry: Entry, headers: Mapping[str, str]) -> ObjectHead:
@@ -164,7 +164,7 @@ def _answer(key: ObjectKey, entry: Entry, headers: Mapping[str, str]) -> ObjectH
         if entry.named:
             raise s3_error("NoSuchKey", Key=key.key)
         raise OriginAnswered(404, [("content-type", "application/xml")], b"")
-    if entry.with_checksums and _CHECKSUM_MODE not in headers:
+    if entry.with_checksums and CHECKSUM_MODE not in headers:
         return without_checksums(entry.head)
     return entry.head
 

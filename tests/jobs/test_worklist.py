@@ -58,3 +58,16 @@ def test_a_torn_last_line_is_removed(tmp_path: Path) -> None:
     assert (found.last.key.key, found.objects, found.size_bytes) == ("b", 2, 12)
     assert (found.objects_before, found.bytes_before) == (1, 5)
     assert worklist.path.read_bytes() == whole
+
+
+def test_zeros_end_a_list(tmp_path: Path) -> None:
+    """A power cut leaves them where lines had not reached the disk; lines behind them are not believed."""
+    worklist = Worklist(tmp_path / "l")
+    worklist.add([("bucket", key, '"e"', 5) for key in "abc"])
+    whole = worklist.path.read_bytes()
+    first = whole.index(b"\n") + 1
+    worklist.path.write_bytes(whole[:first] + b"\0" * 20 + b"\n" + whole[first:])
+    found = worklist.recover(2 * first)
+    assert found.last is not None
+    assert (found.last.key.key, found.objects, found.objects_before) == ("a", 1, 1)
+    assert worklist.path.read_bytes() == whole[:first]
