@@ -1,0 +1,71 @@
+"""The command line that every load test shares, and what becomes of its report."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtests.harness.picture import draw
+from loadtests.harness.report import Report, machine_line
+from loadtests.harness.tools import Missing
+
+_DIRECTORY = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`scale` shrinks objects and counts: 1 is the size that the target is stated for."""
+
+    seconds: float
+    rounds: int
+    scale: float
+
+    def of(self, full: int, least: int = 1) -> int:
+        """`full`, scaled, and at least `least`."""
+        return max(least, round(full * self.scale))
+
+    def command(self, name: str) -> str:
+        return f"python -m loadtests.{name} --seconds {self.seconds:g} --rounds {self.rounds} --scale {self.scale:g}"
+
+
+Test = Callable[[Options], Report]
+
+
+def options_of(parser: argparse.ArgumentParser) -> tuple[Options, bool]:
+    """The shared options, and whether the results are to be kept."""
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of one measurement, where it has a length")
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds")
+    parser.add_argument("--scale", type=float, default=1.0, help="of object sizes and counts; 1 is the stated size")
+    parser.add_argument("--record", action="store_true", help="append to RESULTS.md and draw into results/")
+    arguments = parser.parse_args()
+    return Options(arguments.seconds, arguments.rounds, arguments.scale), arguments.record
+
+
+def main(test: Test, description: str | None) -> None:
+    """Run one load test from the command line."""
+    options, record = options_of(argparse.ArgumentParser(description=description))
+    try:
+        report = test(options)
+    except Missing as error:
+        sys.exit(str(error))
+    tell(report)
+    if record:
+        keep([report])
+
+
+def tell(report: Report) -> None:
+    print(report.markdown(), flush=True)
+
+
+def keep(reports: list[Report]) -> None:
+    """Append the tables to RESULTS.md under the date and machine, and draw the pictures."""
+    pictures = _DIRECTORY / "results"
+    pictures.mkdir(exist_ok=True)
+    with (_DIRECTORY / "RESULTS.md").open("a", encoding="utf-8") as results:
+        results.write(f"\n## {machine_line()}\n")
+        for report in reports:
+            (pictures / f"{report.name}.svg").write_text(draw(report), encoding="utf-8")
+            results.write(f"\n{report.markdown()}\n![{report.title}](results/{report.name}.svg)\n")

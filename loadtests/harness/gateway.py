@@ -1,0 +1,96 @@
+"""The gateway under test: a real `forebay serve` on the server core, in front of the load origin."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from gateway.config.entries import SlotSettings
+from loadtests.harness import machine
+from loadtests.harness.content import BUCKET
+from loadtests.harness.origin import LoadOrigin
+from tests.support.gateway_process import GatewayProcess
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A running gateway, as a contender."""
+
+    process: GatewayProcess
+    name: str = "forebay"
+
+    @property
+    def url(self) -> str:
+        return self.process.s3_url
+
+    @property
+    def address(self) -> tuple[str, int]:
+        parts = urlsplit(self.url)
+        assert parts.hostname is not None and parts.port is not None
+        return parts.hostname, parts.port
+
+    def cpu_seconds(self) -> float:
+        """Of the supervisor, the worker and the background process together."""
+        return machine.cpu_seconds(self.process.pid)
+
+    @property
+    def worker_pid(self) -> int:
+        pid = self.process.worker_pids()[0]
+        assert pid is not None, "the worker is down"
+        return pid
+
+    def forget_pages(self) -> None:
+        """Drop everything it has cached from the page cache; it stays on disk."""
+        machine.forget_pages(self.process.directory)
+
+    def ignored_settings(self) -> list[str]:
+        """What the gateway says about settings that this version does not act on."""
+        return [line.strip() for line in self.process.log.splitlines() if "not in force" in line]
+
+
+def slot_knows(key: str) -> bool:
+    """Whether this version's slots have a setting, by its name in the file."""
+    return any(key in (name, one.alias) for name, one in SlotSettings.model_fields.items())
+
+
+@contextmanager
+def gateway(
+    origin: LoadOrigin,
+    *,
+    name: str = "forebay",
+    capacity: str = "8GiB",
+    block_size: str = "8MiB",
+    slot: Mapping[str, Any] | None = None,
+) -> Iterator[Gateway]:
+    """One worker, bucket `load` as one slot, `consistency = "immutable"` unless `slot` says otherwise.
+
+    Settings in `slot` that this version does not know are left out.
+    """
+    wanted = {"consistency": "immutable"} | dict(slot or {})
+    known = {key: value for key, value in wanted.items() if slot_knows(key)}
+    config: dict[str, Any] = {
+        "origin": {"endpoint_url": origin.url},
+        "cache": {"capacity": capacity, "block_size": block_size},
+        "slots": [{"name": "load", "prefix": f"s3://{BUCKET}/"} | known],
+    }
+    directory = Path(tempfile.mkdtemp(prefix="forebay-load-"))
+    try:
+        with machine.on_cores(machine.server_core()):
+            process = GatewayProcess(config, directory=directory / "cache")
+            process.__enter__()
+        error: BaseException | None = None
+        try:
+            yield Gateway(process, name)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            process.__exit__(None if error is None else type(error), error, None)
+    finally:
+        shutil.rmtree(directory)

@@ -1,0 +1,86 @@
+"""Cores, CPU time and memory of process trees, as /proc shows them (Linux)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_CORES = sorted(os.sched_getaffinity(0))
+
+
+@contextmanager
+def on_cores(cores: set[int]) -> Iterator[None]:
+    """What is started inside inherits these cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def server_core() -> set[int]:
+    """The core that servers under test are held to: the first."""
+    return set(_CORES[:1])
+
+
+def client_cores() -> set[int]:
+    """Everything else, or the same core where there is one only."""
+    return set(_CORES[1:] or _CORES)
+
+
+def tree(root: int) -> list[int]:
+    """`root` and all its living descendants."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (fields := _stat(int(entry.name))):
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found = [root]
+    for pid in found:
+        found += children.get(pid, [])
+    return found
+
+
+def cpu_seconds(root: int) -> float:
+    """User and system time of `root` and its living descendants."""
+    return sum(
+        (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND for pid in tree(root) if (fields := _stat(pid))
+    )
+
+
+def peak_memory_bytes(pid: int) -> int:
+    """The most that the process has had resident (VmHWM)."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise LookupError(f"no VmHWM of process {pid}")
+
+
+def forget_pages(directory: Path) -> None:
+    """Drop the files below `directory` from the page cache, and no other file."""
+    os.sync()
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            _forget(os.path.join(parent, name))
+
+
+def _forget(path: str) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return  # evicted while we walked
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields behind the process's name: state, parent, ...; nothing when the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []

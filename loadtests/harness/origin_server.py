@@ -1,0 +1,188 @@
+"""The load origin: GET, HEAD and LIST of made-up objects, with latency, pace and rate, in raw asyncio.
+
+    python -m loadtests.harness.origin_server PORT PREFIX:COUNT:SIZE ...
+
+It verifies no signature, so that it is never the bottleneck where it need not be. Started by `origin.LoadOrigin`, which
+sets latency and rates over `/.shape?...` and reads the counters at `/.counters`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict, dataclass, field
+from typing import cast
+from urllib.parse import parse_qs
+
+from loadtests.harness.content import BUCKET, Family, LoadObject, family, load_object
+from loadtests.harness.origin_answers import Answer, Listing, object_answer, plain
+
+_PIECE_BYTES = 256 * 1024
+_FINEST_SLEEP_SECONDS = 0.001
+_BUCKETS = (
+    b"<ListAllMyBucketsResult><Owner><ID>load</ID></Owner><Buckets><Bucket><Name>load</Name>"
+    b"<CreationDate>2026-11-21T00:00:00.000Z</CreationDate></Bucket></Buckets></ListAllMyBucketsResult>"
+)
+
+
+@dataclass(slots=True)
+class Shape:
+    """0 is none and unlimited. The requests per second are those of all connections from one address together."""
+
+    latency_seconds: float = 0.0
+    bytes_per_second: float = 0.0
+    requests_per_second: float = 0.0
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the start."""
+
+    gets: int = 0
+    heads: int = 0
+    lists: int = 0
+    sent_bytes: int = 0
+
+
+@dataclass(slots=True)
+class OriginState:
+    """Everything that the connections share."""
+
+    objects: dict[str, LoadObject]
+    listing: Listing
+    shape: Shape = field(default_factory=Shape)
+    counters: Counters = field(default_factory=Counters)
+    next_turn: dict[str, float] = field(default_factory=dict)
+
+    def wait_seconds(self, address: str, now: float) -> float:
+        """How long the answer of a request that arrived now has to wait for its first byte."""
+        wait = self.shape.latency_seconds
+        if self.shape.requests_per_second:
+            turn = max(now, self.next_turn.get(address, 0.0))
+            self.next_turn[address] = turn + 1 / self.shape.requests_per_second
+            wait += turn - now
+        return wait
+
+    def answer(self, method: str, target: str, head: bytes) -> Answer:
+        path, _, query = target.partition("?")
+        found = self.objects.get(path)
+        if found is not None or path.rstrip("/") not in ("", f"/{BUCKET}", "/.shape", "/.counters"):
+            return self._object(found, method, head)
+        if path == "/.counters":
+            return plain("200 OK", json.dumps(asdict(self.counters)).encode(), method, "application/json")
+        if path == "/.shape":
+            self.shape = Shape(**{name: float(values[0]) for name, values in parse_qs(query).items()})
+            self.next_turn.clear()
+            return plain("200 OK", b"", method)
+        if path == "/":
+            return plain("200 OK", _BUCKETS, method)
+        self.counters.lists += 1
+        return plain("200 OK", self.listing.answer(query), method)
+
+    def _object(self, found: LoadObject | None, method: str, head: bytes) -> Answer:
+        answer = object_answer(found, method, head)
+        if method == "HEAD":
+            self.counters.heads += 1
+        else:
+            self.counters.gets += 1
+        return answer
+
+
+class OriginConnection(asyncio.Protocol):
+    """One connection: a request at a time, each answered after its wait, its body at its pace."""
+
+    def __init__(self, state: OriginState) -> None:
+        self._state = state
+        self._loop = asyncio.get_running_loop()
+        self._buffer = b""
+        self._busy = False
+        self._writable = True
+        self._answer: Answer | None = None
+        self._at = 0
+        self._free_at = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=1024 * 1024)
+        self._address = str(transport.get_extra_info("peername")[0])
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        self._next()
+
+    def _next(self) -> None:
+        end = self._buffer.find(b"\r\n\r\n")
+        if self._busy or end < 0:
+            return
+        head, self._buffer = self._buffer[: end + 4], self._buffer[end + 4 :]
+        method, target, _ = head[: head.index(b"\r\n")].decode("latin-1").split(" ")
+        self._busy = True
+        if target.startswith("/."):
+            self._begin(method, target, head)
+            return
+        wait = self._state.wait_seconds(self._address, self._loop.time())
+        if wait > 0:
+            self._loop.call_later(wait, self._begin, method, target, head)
+        else:
+            self._begin(method, target, head)
+
+    def _begin(self, method: str, target: str, head: bytes) -> None:
+        if self._transport.is_closing():
+            return
+        answer = self._state.answer(method, target, head)
+        self._free_at = self._loop.time()
+        if answer.of is None:
+            self._transport.write(answer.head + answer.body)
+            self._over()
+            return
+        self._answer, self._at = answer, answer.first
+        self._transport.write(answer.head)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        answer = self._answer
+        while answer is not None and answer.of is not None and self._writable and not self._transport.is_closing():
+            if self._at >= answer.end:
+                self._over()
+                return
+            wait = self._free_at - self._loop.time()
+            if wait > _FINEST_SLEEP_SECONDS:
+                self._loop.call_later(wait, self._go_on)
+                return
+            piece = answer.of.piece(self._at, min(_PIECE_BYTES, answer.end - self._at))
+            self._at += len(piece)
+            self._state.counters.sent_bytes += len(piece)
+            if self._state.shape.bytes_per_second:
+                self._free_at += len(piece) / self._state.shape.bytes_per_second
+            self._transport.write(piece)
+
+    def _over(self) -> None:
+        self._busy, self._answer = False, None
+        if self._buffer:
+            self._next()
+
+    def pause_writing(self) -> None:
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self._go_on()
+
+
+def state_of(families: list[Family]) -> OriginState:
+    """An origin's state with all objects of `families`."""
+    objects = {path: load_object(path, one.size_bytes) for one in families for path in one.paths()}
+    return OriginState(objects, Listing(BUCKET, objects.values()))
+
+
+async def serve(port: int, families: list[Family]) -> None:
+    """Until the process is told to end."""
+    state = state_of(families)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: OriginConnection(state), "127.0.0.1", port, backlog=4096)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(int(sys.argv[1]), [family(text) for text in sys.argv[2:]]))

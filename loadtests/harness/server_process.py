@@ -1,0 +1,128 @@
+"""A server in a process of its own: started, waited for, measured, never left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from loadtests.harness import machine
+
+_START_SECONDS = 30.0
+_STOP_SECONDS = 10.0
+_POLL_SECONDS = 0.02
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _die_with_parent() -> None:
+    """In the child: SIGTERM when the load test ends, however it ends (prctl(2), PR_SET_PDEATHSIG is 1)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+class ServerProcess:
+    """Runs `command(...)` in a session of its own, with a directory that leaving removes.
+
+    Subclasses say `name` and build the command; `port` is chosen already. Leaving sends SIGTERM to the session, and
+    SIGKILL to what is left after ten seconds.
+    """
+
+    name = "server"
+
+    def __init__(self, *, cores: set[int] | None = None) -> None:
+        self.port = free_port()
+        self._cores = cores or machine.server_core()
+        self._temporary = tempfile.TemporaryDirectory(prefix="forebay-load-", ignore_cleanup_errors=True)
+        self.directory = Path(self._temporary.name)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def command(self) -> Sequence[str]:
+        """What to run."""
+        raise NotImplementedError
+
+    def environment(self) -> Mapping[str, str]:
+        """Variables on top of this process's."""
+        return {}
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", self.port
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def cpu_seconds(self) -> float:
+        """User and system time of all its processes so far."""
+        assert self._process is not None, "not started"
+        return machine.cpu_seconds(self._process.pid)
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+            self._wait_for_port()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def _start(self) -> None:
+        with machine.on_cores(self._cores), (self.directory / "output.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                list(self.command()),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+                env=os.environ | dict(self.environment()),
+            )
+
+    def _wait_for_port(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                break
+            with socket.socket() as probe:
+                if probe.connect_ex(self.address) == 0:
+                    return
+            time.sleep(_POLL_SECONDS)
+        log = (self.directory / "output.log").read_text(encoding="utf-8", errors="replace")
+        raise RuntimeError(f"{self.name} did not start\n{log[-4000:]}")
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._signal(signal.SIGTERM)
+            try:
+                self._process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                pass
+            self._signal(signal.SIGKILL)
+            self._process.wait(_STOP_SECONDS)
+        self._temporary.cleanup()
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return  # all of them have gone

@@ -1,0 +1,115 @@
+"""Warm GETs from `wrk` against every cache there is here: what `warm_ranges` and `warm_small` share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from loadtests.harness import wrk
+from loadtests.harness.command import Options
+from loadtests.harness.comparison import Contender, Series, those_installed
+from loadtests.harness.content import Family, load_object
+from loadtests.harness.gateway import gateway
+from loadtests.harness.origin import LoadOrigin
+from loadtests.harness.peers import Nginx, Rclone, Varnish
+from loadtests.harness.reader import in_parallel, reader
+from loadtests.harness.signed_requests import Signer
+
+IMMUTABLE = "forebay, immutable"
+STRICT = "forebay, strict"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Whole objects, or ranges of `range_bytes` where they are larger than that."""
+
+    objects: Family
+    range_bytes: int
+    connections: int
+    requests: int
+
+    @property
+    def body_bytes(self) -> int:
+        return min(self.range_bytes, self.objects.size_bytes)
+
+    def pieces(self) -> list[tuple[int, int, int | None]]:
+        """Number of the object, first byte, length (None: whole) of every piece, interleaved over the objects."""
+        if self.objects.size_bytes <= self.range_bytes:
+            return [(number, 0, None) for number in range(self.objects.count)]
+        firsts = range(0, self.objects.size_bytes, self.range_bytes)
+        return [(number, first, self.range_bytes) for first in firsts for number in range(self.objects.count)]
+
+    def signed(self, host: str) -> list[bytes]:
+        """Requests for every piece in turn, dated over the last ten minutes: no two in a row alike."""
+        signer, pieces, now = Signer(host), self.pieces(), time.time()
+        requests = []
+        for count in range(max(self.requests, len(pieces))):
+            number, first, length = pieces[count % len(pieces)]
+            byte_range = None if length is None else f"{first}-{first + length - 1}"
+            requests.append(signer.get(self.objects.path(number), byte_range, at=now - count % 600))
+        return requests
+
+
+@dataclass(slots=True)
+class Result:
+    """By contender and round."""
+
+    cpu_microseconds: Series[float]
+    requests_per_second: Series[float]
+    p99_milliseconds: Series[float]
+    notes: list[str]
+
+
+def measure(work: Workload, options: Options) -> Result:
+    """Start everything, fill every cache, measure in turns."""
+    with ExitStack() as stack:
+        origin = stack.enter_context(LoadOrigin([work.objects]))
+        peers, notes = stack.enter_context(
+            those_installed(
+                [
+                    lambda: Nginx(origin, tcp_nopush=False),
+                    lambda: Nginx(origin, tcp_nopush=True),
+                    lambda: Varnish(origin),
+                    lambda: Rclone(origin),
+                ]
+            )
+        )
+        contenders: list[Contender] = [
+            stack.enter_context(gateway(origin, name=IMMUTABLE)),
+            stack.enter_context(gateway(origin, name=STRICT, slot={"consistency": "strict"})),
+            *peers,
+        ]
+        result = Result(*({one.name: [] for one in contenders} for _ in range(3)), notes=notes)
+        requests = {one.name: work.signed("{}:{}".format(*one.address)) for one in contenders}
+        for one in contenders:
+            _fill(one, work)
+        for number in range(options.rounds):
+            for one in contenders if number % 2 == 0 else reversed(contenders):
+                _round(one, work, requests[one.name], options.seconds, result)
+        return result
+
+
+def _fill(contender: Contender, work: Workload) -> None:
+    async def read() -> None:
+        pieces: Sequence[tuple[int, int, int | None]] = work.pieces()
+        found = [
+            (load_object(work.objects.path(number), work.objects.size_bytes), first, length)
+            for number, first, length in pieces
+        ]
+        async with reader(contender.address, 4) as client:
+            await in_parallel(found, client, 4)
+
+    asyncio.run(read())
+
+
+def _round(one: Contender, work: Workload, requests: list[bytes], seconds: float, result: Result) -> None:
+    before = one.cpu_seconds()
+    seen = wrk.run(
+        one.url, requests, connections=work.connections, seconds=seconds, body_bytes=work.body_bytes
+    )
+    result.cpu_microseconds[one.name].append((one.cpu_seconds() - before) / seen.requests * 1e6)
+    result.requests_per_second[one.name].append(seen.requests_per_second)
+    result.p99_milliseconds[one.name].append(seen.p99_seconds * 1e3)

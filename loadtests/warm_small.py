@@ -1,0 +1,48 @@
+"""Server CPU per warm 100 KiB GET over 10,000 keys and 16 connections, SigV4 verified, against rclone and nginx.
+
+    python -m loadtests.warm_small [--seconds 3] [--rounds 5] [--scale 1] [--record]
+
+Each request has its own key, date and signature; everything is cached and in the page cache. rclone verifies signatures
+too; nginx and Varnish verify nothing. Servers run on one core, `wrk` on the rest.
+"""
+
+from __future__ import annotations
+
+from loadtests.harness import command, warm
+from loadtests.harness.command import Options
+from loadtests.harness.content import Family
+from loadtests.harness.intervals import lowest, ratio_of
+from loadtests.harness.report import Measured, Report, Verdict, at_most
+
+_SIZE_BYTES = 100 * 1024
+
+
+def test(options: Options) -> Report:
+    objects = Family("small/", options.of(10_000, least=500), _SIZE_BYTES)
+    result = warm.measure(warm.Workload(objects, 8 * 1024 * 1024, connections=16, requests=0), options)
+    title = f"100 KiB warm GET over {objects.count:,} keys, 16 connections"
+    report = Report("warm_small", title, options.command("warm_small"))
+    cpu = result.cpu_microseconds
+    nginx = {name: values for name, values in cpu.items() if name.startswith("nginx")}
+    ours = cpu[warm.IMMUTABLE]
+    if "rclone serve s3" in cpu:
+        ratio = ratio_of(ours, cpu["rclone serve s3"])
+        report.verdicts.append(Verdict(f"CPU per request, {warm.IMMUTABLE} / rclone", ratio, at_most(0.6)))
+    if nginx:
+        best = lowest(nginx)
+        report.verdicts.append(
+            Verdict(f"CPU per request, {warm.IMMUTABLE} / {best}", ratio_of(ours, nginx[best]), at_most(3))
+        )
+    strict = ratio_of(cpu[warm.STRICT], ours)
+    report.verdicts.append(Verdict("CPU per request, forebay: strict / immutable", strict))
+    report.tables = [
+        Measured("server CPU per request", "µs", cpu),
+        Measured("throughput", "requests/s", result.requests_per_second),
+        Measured("99th percentile", "ms", result.p99_milliseconds),
+    ]
+    report.notes = result.notes
+    return report
+
+
+if __name__ == "__main__":
+    command.main(test, __doc__)
