@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from loadtests.harness import machine
 from loadtests.harness.picture import draw
 from loadtests.harness.report import Report, machine_line
 from loadtests.harness.tools import Missing
@@ -46,6 +49,7 @@ def options_of(parser: argparse.ArgumentParser) -> tuple[Options, bool]:
 
 def main(test: Test, description: str | None) -> None:
     """Run one load test from the command line."""
+    os.sched_setaffinity(0, machine.client_cores())
     options, record = options_of(argparse.ArgumentParser(description=description))
     try:
         report = test(options)
@@ -54,6 +58,11 @@ def main(test: Test, description: str | None) -> None:
     tell(report)
     if record:
         keep([report])
+
+
+def progress(text: str) -> None:
+    """One line on standard error: what is being done now, and since when."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def tell(report: Report) -> None:

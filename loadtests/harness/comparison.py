@@ -24,18 +24,12 @@ class Contender(Protocol):
     def cpu_seconds(self) -> float: ...
 
 
-def in_turns(contenders: Mapping[str, T], measure: Callable[[T], float], rounds: int) -> Series[float]:
-    """`rounds` values by contender; every other round goes the other way, so that no one is always first."""
-    return in_turns_of(contenders, lambda one, _: measure(one), rounds)
-
-
-def in_turns_of(contenders: Mapping[str, T], measure: Callable[[T, int], float], rounds: int) -> Series[float]:
-    """The same where a measurement needs the number of its round."""
-    series: Series[float] = {name: [] for name in contenders}
+def in_turns(measures: Mapping[str, Callable[[], float]], rounds: int) -> Series[float]:
+    """`rounds` values by name; every other round goes the other way, so that no one is always first."""
+    series: Series[float] = {name: [] for name in measures}
     for number in range(rounds):
-        names = list(contenders) if number % 2 == 0 else list(reversed(contenders))
-        for name in names:
-            series[name].append(measure(contenders[name], number))
+        for name in measures if number % 2 == 0 else reversed(measures):
+            series[name].append(measures[name]())
     return series
 
 

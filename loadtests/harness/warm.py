@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from loadtests.harness import wrk
-from loadtests.harness.command import Options
+from loadtests.harness.command import Options, progress
 from loadtests.harness.comparison import Contender, Series, those_installed
 from loadtests.harness.content import Family, load_object
 from loadtests.harness.gateway import gateway
@@ -20,6 +20,7 @@ from loadtests.harness.signed_requests import Signer
 
 IMMUTABLE = "forebay, immutable"
 STRICT = "forebay, strict"
+_FILLERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,11 @@ def measure(work: Workload, options: Options) -> Result:
         result = Result(*({one.name: [] for one in contenders} for _ in range(3)), notes=notes)
         requests = {one.name: work.signed("{}:{}".format(*one.address)) for one in contenders}
         for one in contenders:
+            progress(f"filling {one.name}")
             _fill(one, work)
         for number in range(options.rounds):
             for one in contenders if number % 2 == 0 else reversed(contenders):
+                progress(f"round {number + 1}: {one.name}")
                 _round(one, work, requests[one.name], options.seconds, result)
         return result
 
@@ -99,8 +102,8 @@ def _fill(contender: Contender, work: Workload) -> None:
             (load_object(work.objects.path(number), work.objects.size_bytes), first, length)
             for number, first, length in pieces
         ]
-        async with reader(contender.address, 4) as client:
-            await in_parallel(found, client, 4)
+        async with reader(contender.address, _FILLERS) as client:
+            await in_parallel(found, client, _FILLERS)
 
     asyncio.run(read())
 

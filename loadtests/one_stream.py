@@ -1,0 +1,121 @@
+"""One stream of 1 GiB: warm against a bare `sendfile` server; off the disk against fio; and the hits meanwhile.
+
+    python -m loadtests.one_stream [--seconds 3] [--rounds 5] [--scale 1] [--record]
+
+The client is a blocking socket. "Page cache dropped" drops the gateway's own files only. The hits are 100 KiB objects over
+one connection of `wrk`, with and without streams off the disk beside them; the one worker serves both.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+
+from loadtests.harness import command, fio, tools, wrk
+from loadtests.harness.command import Options, progress
+from loadtests.harness.comparison import in_turns
+from loadtests.harness.content import Family, LoadObject, load_object
+from loadtests.harness.gateway import Gateway, gateway
+from loadtests.harness.intervals import ratio_of
+from loadtests.harness.origin import LoadOrigin
+from loadtests.harness.report import Measured, Report, Verdict, at_least, at_most
+from loadtests.harness.sendfile_server import BareSendfile, write_object
+from loadtests.harness.signed_requests import Signer
+from loadtests.harness.stream import stream_seconds
+
+_HITS = Family("hits/", 16, 100 * 1024)
+
+
+def test(options: Options) -> Report:
+    big = Family("big/", 1, options.of(1024**3, least=64 * 1024**2))
+    of = load_object(big.path(0), big.size_bytes)
+    mebibytes = big.size_bytes / 1024**2
+    report = Report("one_stream", f"One stream of {mebibytes:,.0f} MiB", options.command("one_stream"))
+    with ExitStack() as stack:
+        origin = stack.enter_context(LoadOrigin([big, _HITS]))
+        bare = stack.enter_context(BareSendfile([of]))
+        ours = stack.enter_context(gateway(origin))
+        _fill(ours, of)
+        progress("warm streams")
+        rates = in_turns(
+            {
+                "forebay": lambda: mebibytes / stream_seconds(ours.address, of),
+                "bare sendfile": lambda: mebibytes / stream_seconds(bare.address, of),
+            },
+            options.rounds,
+        )
+        report.tables.append(Measured("warm stream", "MiB/s", rates))
+        ratio = ratio_of(rates["forebay"], rates["bare sendfile"])
+        report.verdicts.append(Verdict("warm stream, forebay / bare sendfile", ratio, at_least(0.9)))
+        _off_the_disk(report, ours, of, options)
+        _hits_meanwhile(report, ours, of, options)
+    return report
+
+
+def _fill(ours: Gateway, of: LoadObject) -> None:
+    progress("filling forebay")
+    for one in (of, *(load_object(path, _HITS.size_bytes) for path in _HITS.paths())):
+        for _ in range(2):
+            stream_seconds(ours.address, one)
+
+
+def _off_the_disk(report: Report, ours: Gateway, of: LoadObject, options: Options) -> None:
+    if absent := tools.missing("fio"):
+        report.notes += absent
+        return
+    file = ours.process.directory.parent / "fio.data"
+    write_object(file, of)
+    mebibytes = of.size_bytes / 1024**2
+
+    def dropped() -> float:
+        ours.forget_pages()
+        return mebibytes / stream_seconds(ours.address, of)
+
+    progress("streams off the disk")
+    rates = in_turns(
+        {
+            "forebay, page cache dropped": dropped,
+            "fio, direct": lambda: fio.sequential_read_bytes_per_second(file) / 1024**2,
+        },
+        options.rounds,
+    )
+    report.tables.append(Measured("stream off the disk", "MiB/s", rates))
+    ratio = ratio_of(rates["forebay, page cache dropped"], rates["fio, direct"])
+    report.verdicts.append(Verdict("stream off the disk, forebay / fio", ratio, at_least(0.8)))
+
+
+def _hits_meanwhile(report: Report, ours: Gateway, of: LoadObject, options: Options) -> None:
+    host = "{}:{}".format(*ours.address)
+    signer, now = Signer(host), time.time()
+    requests = [signer.get(_HITS.path(n % _HITS.count), at=now - n % 600) for n in range(2000)]
+
+    def p99_milliseconds() -> float:
+        seen = wrk.run(ours.url, requests, connections=1, seconds=options.seconds, body_bytes=_HITS.size_bytes)
+        return seen.p99_seconds * 1e3
+
+    def beside_streams() -> float:
+        stop = threading.Event()
+        streams = threading.Thread(target=_stream_until, args=(stop, ours, of))
+        streams.start()
+        try:
+            return p99_milliseconds()
+        finally:
+            stop.set()
+            streams.join()
+
+    progress("hits beside streams off the disk")
+    series = in_turns({"alone": p99_milliseconds, "beside streams off the disk": beside_streams}, options.rounds)
+    report.tables.append(Measured("99th percentile of 100 KiB hits", "ms", series))
+    ratio = ratio_of(series["beside streams off the disk"], series["alone"])
+    report.verdicts.append(Verdict("p99 of hits, beside streams off the disk / alone", ratio, at_most(2)))
+
+
+def _stream_until(stop: threading.Event, ours: Gateway, of: LoadObject) -> None:
+    while not stop.is_set():
+        ours.forget_pages()
+        stream_seconds(ours.address, of)
+
+
+if __name__ == "__main__":
+    command.main(test, __doc__)
