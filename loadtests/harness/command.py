@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -49,7 +48,7 @@ def options_of(parser: argparse.ArgumentParser) -> tuple[Options, bool]:
 
 def main(test: Test, description: str | None) -> None:
     """Run one load test from the command line."""
-    os.sched_setaffinity(0, machine.client_cores())
+    machine.prepare_client()
     options, record = options_of(argparse.ArgumentParser(description=description))
     try:
         report = test(options)

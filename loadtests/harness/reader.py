@@ -36,9 +36,10 @@ class Reading:
 
 
 class _Connection(asyncio.BufferedProtocol):
-    def __init__(self) -> None:
-        self._buffer = bytearray(_BUFFER_BYTES)
-        self._view = memoryview(self._buffer)
+    """`buffer` may be shared by all connections of one event loop: what came is taken before the next read."""
+
+    def __init__(self, buffer: memoryview) -> None:
+        self._view = buffer
         self._answer: asyncio.Future[None] | None = None
         self._head = b""
         self._left = -1
@@ -130,10 +131,11 @@ def _check(connection: _Connection, of: LoadObject, first: int, size_bytes: int)
 async def reader(address: tuple[str, int], connections: int) -> AsyncIterator[Reader]:
     """A client with that many connections, opened before and closed after."""
     loop = asyncio.get_running_loop()
+    buffer = memoryview(bytearray(_BUFFER_BYTES))
     opened = []
     try:
         for _ in range(connections):
-            _, connection = await loop.create_connection(_Connection, *address)
+            _, connection = await loop.create_connection(lambda: _Connection(buffer), *address)
             opened.append(connection)
         yield Reader(opened, Signer(f"{address[0]}:{address[1]}"))
     finally:
