@@ -2,8 +2,8 @@
 
     python -m loadtests.cold_epoch [--rounds 5] [--scale 1] [--record]
 
-Each round reads objects that no one has read before. CPU is compared with bare aiohttp + `pwrite` (no signature, no index,
-no checksum, no client to answer), time with the same readers at the origin itself.
+Each round reads objects that no one has read before. CPU is compared with bare aiohttp + `pwrite` (no signature, no
+index, no checksum, no client to answer), time with the same readers at the origin itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LATENCY_SECONDS = 0.005
 def test(options: Options) -> Report:
     count = options.of(10_000, least=500)
     epochs = [Family(f"epoch{number}/", count, _SIZE_BYTES) for number in range(options.rounds)]
-    title = f"Cold epoch of {count:,} × 100 KB, {_READERS} readers, origin with 5 ms"
+    title = f"Cold epoch of {count:,} objects of 100 KB, {_READERS} readers, origin with 5 ms"
     report = Report("cold_epoch", title, options.command("cold_epoch"))
     cpu: dict[str, list[float]] = {"forebay, cold": [], "bare aiohttp + pwrite": []}
     seconds: dict[str, list[float]] = {"forebay, cold": [], "bare aiohttp + pwrite": [], "direct": []}

@@ -1,4 +1,4 @@
-"""A cold object of 1 GiB as one GET, origin with 20 ms latency and 100 MB/s per connection, against reading it directly.
+"""A cold object of 1 GiB as one GET against direct, origin with 20 ms latency and 100 MB/s per connection.
 
     python -m loadtests.cold_large [--rounds 5] [--scale 1] [--record]
 
@@ -63,9 +63,7 @@ def _parallel(origin: LoadOrigin, of: LoadObject, connections: int) -> float:
     """MiB per second of a client that fetches ranges side by side."""
 
     async def read() -> float:
-        work = [
-            (of, first, min(_PART_BYTES, of.size_bytes - first)) for first in range(0, of.size_bytes, _PART_BYTES)
-        ]
+        work = [(of, first, min(_PART_BYTES, of.size_bytes - first)) for first in range(0, of.size_bytes, _PART_BYTES)]
         async with reader(origin.address, connections) as client:
             started = time.perf_counter()
             await in_parallel(work, client, connections)

@@ -2,8 +2,8 @@
 
     python -m loadtests.epochs [--rounds 5] [--scale 1] [--record]
 
-512 objects of 1 MiB, a fresh shuffle every epoch, four readers; each round with an empty cache. A hit ratio is the share
-of the bytes read that the origin did not send. Never evicting hits 0.5; LRU hits 0.15.
+512 objects of 1 MiB, a fresh shuffle every epoch, four readers; each round with an empty cache. A hit ratio is the
+share of the bytes read that the origin did not send. Never evicting hits 0.5; LRU hits 0.15.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LEAST_RATIO = 0.001
 def test(options: Options) -> Report:
     count = options.of(512, least=64)
     first, second = Family("first/", count, _SIZE_BYTES), Family("second/", count, _SIZE_BYTES)
-    report = Report("epochs", f"Shuffled epochs of {count} × 1 MiB, half fits", options.command("epochs"))
+    report = Report("epochs", f"Shuffled epochs of {count} objects of 1 MiB, half fits", options.command("epochs"))
     ratios: dict[str, list[float]] = {}
     capacity = str(int(count * _SIZE_BYTES / 2 * _OVERHEAD))
     for number in range(options.rounds):

@@ -1,4 +1,4 @@
-"""1,000 range GETs of 1 MiB at once, each on its own connection: the worker's memory, and the slowest against the median.
+"""1,000 range GETs of 1 MiB at once, a connection each: the worker's memory, and the slowest against the median.
 
     python -m loadtests.many_ranges [--rounds 5] [--scale 1] [--record]
 

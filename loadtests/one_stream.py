@@ -2,8 +2,8 @@
 
     python -m loadtests.one_stream [--seconds 3] [--rounds 5] [--scale 1] [--record]
 
-The client is a blocking socket. "Page cache dropped" drops the gateway's own files only. The hits are 100 KiB objects over
-one connection of `wrk`, with and without streams off the disk beside them; the one worker serves both.
+The client is a blocking socket. "Page cache dropped" drops the gateway's own files only. The hits are 100 KiB objects
+over one connection of `wrk`, with and without streams off the disk beside them; the one worker serves both.
 """
 
 from __future__ import annotations

@@ -61,8 +61,9 @@ def test(options: Options) -> Report:
 def _touches(family: Family) -> list[Touch]:
     """One offset in each 64 MiB of every object, in random order: no block twice, whatever the block size."""
     rng = random.Random(4)
+    places = _LARGEST_BLOCK_BYTES // _TOUCH_BYTES
     found = [
-        (load_object(path, family.size_bytes), first + _TOUCH_BYTES * rng.randrange(_LARGEST_BLOCK_BYTES // _TOUCH_BYTES))
+        (load_object(path, family.size_bytes), first + _TOUCH_BYTES * rng.randrange(places))
         for path in family.paths()
         for first in range(0, family.size_bytes, _LARGEST_BLOCK_BYTES)
     ]

@@ -2,8 +2,8 @@
 
     python -m loadtests.single_file [--rounds 5] [--scale 1] [--record]
 
-Eight readers. An epoch reads about as many bytes as the file has, and every epoch reads other places. The first fills the
-cache, later ones are compared with a part of an epoch read directly, origin with 20 ms latency.
+Eight readers. An epoch reads about as many bytes as the file has, and every epoch reads other places. The first fills
+the cache, later ones are compared with a part of an epoch read directly, origin with 20 ms latency.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from loadtests.harness.report import Measured, Report, Verdict, at_least
 
 _KIB = 1024
 _READERS = 8
-_WINDOW_BYTES = 64 * 1024**2
+WINDOW_BYTES = 64 * 1024**2
 _SHORTEST_BYTES, _LONGEST_BYTES = 64 * _KIB, 256 * _KIB
 _LATENCY_SECONDS = 0.020
 _DIRECT_READS = 1000
@@ -32,7 +32,7 @@ Piece = tuple[LoadObject, int, int | None]
 
 
 def test(options: Options) -> Report:
-    family = Family("single/", 1, options.of(3_800_000_000, least=4 * _WINDOW_BYTES))
+    family = Family("single/", 1, options.of(3_800_000_000, least=4 * WINDOW_BYTES))
     of = load_object(family.path(0), family.size_bytes)
     title = f"One file of {family.size_bytes / 1e9:.2g} GB, random reads of 64 to 256 KiB in a sliding window"
     report = Report("single_file", title, options.command("single_file"))
@@ -59,11 +59,11 @@ def epoch(of: LoadObject, number: int) -> list[Piece]:
     """The reads of one epoch in order; another number, other places."""
     rng = random.Random(number)
     count = of.size_bytes * 2 // (_SHORTEST_BYTES + _LONGEST_BYTES)
-    last_window = of.size_bytes - _WINDOW_BYTES
+    last_window = of.size_bytes - WINDOW_BYTES
     reads: list[Piece] = []
     for at in range(count):
         length = rng.randint(_SHORTEST_BYTES, _LONGEST_BYTES)
-        reads.append((of, last_window * at // count + rng.randrange(_WINDOW_BYTES - length), length))
+        reads.append((of, last_window * at // count + rng.randrange(WINDOW_BYTES - length), length))
     return reads
 
 

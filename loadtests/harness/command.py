@@ -36,6 +36,11 @@ class Options:
 Test = Callable[[Options], Report]
 
 
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """A parser whose help shows a module's docstring as it is written."""
+    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
 def options_of(parser: argparse.ArgumentParser) -> tuple[Options, bool]:
     """The shared options, and whether the results are to be kept."""
     parser.add_argument("--seconds", type=float, default=3.0, help="length of one measurement, where it has a length")
@@ -49,14 +54,15 @@ def options_of(parser: argparse.ArgumentParser) -> tuple[Options, bool]:
 def main(test: Test, description: str | None) -> None:
     """Run one load test from the command line."""
     machine.prepare_client()
-    options, record = options_of(argparse.ArgumentParser(description=description))
+    options, record = options_of(parser_of(description))
     try:
         report = test(options)
     except Missing as error:
         sys.exit(str(error))
     tell(report)
     if record:
-        keep([report])
+        begin_record()
+        keep(report)
 
 
 def progress(text: str) -> None:
@@ -68,12 +74,19 @@ def tell(report: Report) -> None:
     print(report.markdown(), flush=True)
 
 
-def keep(reports: list[Report]) -> None:
-    """Append the tables to RESULTS.md under the date and machine, and draw the pictures."""
+def begin_record() -> None:
+    """A heading in RESULTS.md with the date and the machine."""
+    _append(f"\n## {machine_line()}\n")
+
+
+def keep(report: Report) -> None:
+    """Append the tables to RESULTS.md, and draw the picture in place of the one before."""
     pictures = _DIRECTORY / "results"
     pictures.mkdir(exist_ok=True)
+    (pictures / f"{report.name}.svg").write_text(draw(report), encoding="utf-8")
+    _append(f"\n{report.markdown()}\n![{report.title}](results/{report.name}.svg)\n")
+
+
+def _append(text: str) -> None:
     with (_DIRECTORY / "RESULTS.md").open("a", encoding="utf-8") as results:
-        results.write(f"\n## {machine_line()}\n")
-        for report in reports:
-            (pictures / f"{report.name}.svg").write_text(draw(report), encoding="utf-8")
-            results.write(f"\n{report.markdown()}\n![{report.title}](results/{report.name}.svg)\n")
+        results.write(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -32,7 +33,8 @@ class Gateway:
     @property
     def address(self) -> tuple[str, int]:
         parts = urlsplit(self.url)
-        assert parts.hostname is not None and parts.port is not None
+        assert parts.hostname is not None
+        assert parts.port is not None
         return parts.hostname, parts.port
 
     def cpu_seconds(self) -> float:
@@ -51,7 +53,7 @@ class Gateway:
 
     def ignored_settings(self) -> list[str]:
         """What the gateway says about settings that this version does not act on."""
-        return [line.strip() for line in self.process.log.splitlines() if "not in force" in line]
+        return [json.loads(line)["event"] for line in self.process.log.splitlines() if "not in force" in line]
 
 
 def slot_knows(key: str) -> bool:

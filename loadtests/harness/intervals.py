@@ -1,7 +1,7 @@
 """Ratios of paired rounds with their 95% interval.
 
-Rounds of one run are interleaved (A, B, A, B, ...), so a pair shares the machine's mood of that moment: the logarithm of
-its ratio is averaged over the pairs, with Student's t for the few pairs there are.
+Rounds of one run are interleaved (A, B, A, B, ...), so a pair shares the machine's mood of that moment: the logarithm
+of its ratio is averaged over the pairs, with Student's t for the few pairs there are.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def client_cores() -> set[int]:
 
 
 def prepare_client() -> None:
-    """Hold this process to the client's cores, and let it and what it starts open as many files as the system allows."""
+    """Hold this process to the client's cores; let it and what it starts open as many files as the system allows."""
     os.sched_setaffinity(0, client_cores())
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -54,9 +54,13 @@ def tree(root: int) -> list[int]:
 
 def cpu_seconds(root: int) -> float:
     """User and system time of `root` and its living descendants."""
-    return sum(
-        (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND for pid in tree(root) if (fields := _stat(pid))
-    )
+    return sum((int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND for pid in tree(root) if (fields := _stat(pid)))
+
+
+def cpu_seconds_of_ended_children() -> float:
+    """User and system time of all children of this process that have ended and been waited for."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def peak_memory_bytes(pid: int) -> int:

@@ -87,7 +87,7 @@ class Listing:
             if folder and folder == after:
                 at = bisect.bisect_left(self._keys, folder + "\U0010ffff")
                 continue
-            parts.append(f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>" if folder else self._entry(key))
+            parts.append(_common_prefix(folder) if folder else self._entry(key))
             last = folder or key
             at = bisect.bisect_left(self._keys, folder + "\U0010ffff") if folder else at + 1
         more = at < len(self._keys) and self._keys[at].startswith(prefix)
@@ -105,6 +105,10 @@ class Listing:
             f"<Contents><Key>{escape(key)}</Key><LastModified>{_LAST_MODIFIED_ISO}</LastModified>"
             f"<ETag>{escape(one.etag)}</ETag><Size>{one.size_bytes}</Size><StorageClass>STANDARD</StorageClass></Contents>"
         )
+
+
+def _common_prefix(folder: str) -> str:
+    return f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>"
 
 
 def _folder(key: str, prefix: str, delimiter: str) -> str:

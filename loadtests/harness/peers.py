@@ -46,7 +46,8 @@ http {{
 """
 
     def command(self) -> Sequence[str]:
-        return [self._executable, "-e", str(self.directory / "error.log"), "-p", str(self.directory), "-c", str(self._config)]
+        base = str(self.directory)
+        return [self._executable, "-e", f"{base}/error.log", "-p", base, "-c", str(self._config)]
 
 
 class Varnish(ServerProcess):

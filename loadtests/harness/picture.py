@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 from loadtests.harness.intervals import Interval, mean_of, number
 from loadtests.harness.report import Measured, Report, Verdict
 
-_WIDTH, _LEFT, _BAR, _ROW = 960, 400, 440, 26
+_WIDTH, _LEFT, _BAR, _ROW = 1120, 560, 440, 26
 _INK, _MET, _MISSED, _PLAIN = "#222", "#2a7f62", "#c0392b", "#5b7fa6"
 
 
@@ -50,9 +50,7 @@ def _table(parts: list[str], y: int, table: Measured) -> int:
     return y
 
 
-def _bar(
-    parts: list[str], y: int, name: str, value: Interval, top: float, colour: str, bound: float | None
-) -> int:
+def _bar(parts: list[str], y: int, name: str, value: Interval, top: float, colour: str, bound: float | None) -> int:
     def x(number: float) -> float:
         return round(_LEFT + _BAR * max(0.0, number) / top, 1)
 

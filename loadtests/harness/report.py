@@ -83,12 +83,13 @@ class Report:
 def machine_line() -> str:
     """What ran it, in one line."""
     now = datetime.datetime.now(datetime.UTC)
-    return f"{now:%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
+    system = f"Linux {platform.release()}, Python {platform.python_version()}"
+    return f"{now:%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores, {system}"
 
 
 def _verdict_table(verdicts: Sequence[Verdict]) -> str:
     lines = ["| figure | value [95% interval] | target | |", "|---|---|---|---|"]
-    lines += [f"| {one.what} | {one.value} | {one.target or '–'} | {one.outcome} |" for one in verdicts]
+    lines += [f"| {one.what} | {one.value} | {one.target or 'none'} | {one.outcome} |" for one in verdicts]
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""The least that can serve a file: a thread a connection, a blocking socket, `sendfile`. What one stream can reach here.
+"""The least that can serve a file: a thread a connection, a blocking socket, `sendfile`. What one stream can reach.
 
 python -m loadtests.harness.sendfile_server PORT DIRECTORY
 """

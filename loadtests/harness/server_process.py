@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -112,10 +113,8 @@ class ServerProcess:
     def _stop(self) -> None:
         if self._process is not None:
             self._signal(signal.SIGTERM)
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                pass
             self._signal(signal.SIGKILL)
             self._process.wait(_STOP_SECONDS)
         self._temporary.cleanup()

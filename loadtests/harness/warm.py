@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from loadtests.harness import wrk
 from loadtests.harness.command import Options, progress
-from loadtests.harness.comparison import Contender, Series, those_installed
+from loadtests.harness.comparison import Contender, those_installed, turn
 from loadtests.harness.content import Family, load_object
 from loadtests.harness.gateway import gateway
 from loadtests.harness.origin import LoadOrigin
@@ -21,6 +22,14 @@ from loadtests.harness.signed_requests import Signer
 IMMUTABLE = "forebay, immutable"
 STRICT = "forebay, strict"
 _FILLERS = 16
+
+WHOSE_CPU = (
+    "The kernel sends what waits in a socket's buffer when an acknowledgement arrives, and on loopback that happens on "
+    "the client's core. A server that waits for a slower client thus leaves TCP's work to the client: compare server "
+    "and client together, too."
+)
+
+Series = dict[str, list[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +65,13 @@ class Workload:
 
 @dataclass(slots=True)
 class Result:
-    """By contender and round."""
+    """By contender and round; the client is the same for all of them."""
 
-    cpu_microseconds: Series[float]
-    requests_per_second: Series[float]
-    p99_milliseconds: Series[float]
     notes: list[str]
+    cpu_microseconds: Series = field(default_factory=lambda: defaultdict(list))
+    with_client_cpu_microseconds: Series = field(default_factory=lambda: defaultdict(list))
+    requests_per_second: Series = field(default_factory=lambda: defaultdict(list))
+    p99_milliseconds: Series = field(default_factory=lambda: defaultdict(list))
 
 
 def measure(work: Workload, options: Options) -> Result:
@@ -83,13 +93,13 @@ def measure(work: Workload, options: Options) -> Result:
             stack.enter_context(gateway(origin, name=STRICT, slot={"consistency": "strict"})),
             *peers,
         ]
-        result = Result(*({one.name: [] for one in contenders} for _ in range(3)), notes=notes)
+        result = Result([WHOSE_CPU, *notes])
         requests = {one.name: work.signed("{}:{}".format(*one.address)) for one in contenders}
         for one in contenders:
             progress(f"filling {one.name}")
             _fill(one, work)
         for number in range(options.rounds):
-            for one in contenders if number % 2 == 0 else reversed(contenders):
+            for one in turn(contenders, number):
                 progress(f"round {number + 1}: {one.name}")
                 _round(one, work, requests[one.name], options.seconds, result)
         return result
@@ -110,9 +120,9 @@ def _fill(contender: Contender, work: Workload) -> None:
 
 def _round(one: Contender, work: Workload, requests: list[bytes], seconds: float, result: Result) -> None:
     before = one.cpu_seconds()
-    seen = wrk.run(
-        one.url, requests, connections=work.connections, seconds=seconds, body_bytes=work.body_bytes
-    )
-    result.cpu_microseconds[one.name].append((one.cpu_seconds() - before) / seen.requests * 1e6)
+    seen = wrk.run(one.url, requests, connections=work.connections, seconds=seconds, body_bytes=work.body_bytes)
+    used = one.cpu_seconds() - before
+    result.cpu_microseconds[one.name].append(used / seen.requests * 1e6)
+    result.with_client_cpu_microseconds[one.name].append((used + seen.cpu_seconds) / seen.requests * 1e6)
     result.requests_per_second[one.name].append(seen.requests_per_second)
     result.p99_milliseconds[one.name].append(seen.p99_seconds * 1e3)

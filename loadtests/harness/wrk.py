@@ -6,7 +6,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loadtests.harness import machine, tools
@@ -24,6 +24,8 @@ class WrkFigures:
     received_bytes: int
     p50_seconds: float
     p99_seconds: float
+    cpu_seconds: float = 0.0
+    """wrk's own, user and system."""
 
     @property
     def requests_per_second(self) -> float:
@@ -38,8 +40,9 @@ def run(url: str, requests: Sequence[bytes], *, connections: int, seconds: float
         command = [tools.program("wrk"), "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "20s"]
         command += ["-s", str(_SCRIPT), url, "--", file.name]
         with machine.on_cores(machine.client_cores()):
+            before = machine.cpu_seconds_of_ended_children()
             output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=seconds + 60).stdout
-    return figures(output, body_bytes)
+    return replace(figures(output, body_bytes), cpu_seconds=machine.cpu_seconds_of_ended_children() - before)
 
 
 def figures(output: str, body_bytes: int) -> WrkFigures:

@@ -1,0 +1,91 @@
+"""Every load test of reads, one after another: tables, pictures, and at the end what missed its target.
+
+    python -m loadtests.all [--quick] [--record] [--only NAME ...]
+
+--quick: fewer and shorter rounds and smaller objects, about ten minutes. Without it, the sizes that the targets are
+stated for. Exit code 1 when a test could not be run; a missed target is a result.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from loadtests import (
+    cold_epoch,
+    cold_large,
+    epochs,
+    many_ranges,
+    one_stream,
+    random_reads,
+    single_file,
+    training,
+    warm_ranges,
+    warm_small,
+)
+from loadtests.harness import command, machine, tools
+from loadtests.harness.command import Options, progress
+from loadtests.harness.report import Report
+
+TESTS: dict[str, tuple[command.Test, Options]] = {
+    "warm_ranges": (warm_ranges.test, Options(2, 5, 1)),
+    "warm_small": (warm_small.test, Options(2, 5, 1)),
+    "one_stream": (one_stream.test, Options(2, 5, 1)),
+    "cold_large": (cold_large.test, Options(2, 3, 1)),
+    "cold_epoch": (cold_epoch.test, Options(2, 3, 1)),
+    "random_reads": (random_reads.test, Options(2, 3, 0.3)),
+    "single_file": (single_file.test, Options(2, 3, 0.3)),
+    "many_ranges": (many_ranges.test, Options(2, 3, 1)),
+    "epochs": (epochs.test, Options(2, 2, 1)),
+    "training": (training.test, Options(2, 3, 0.5)),
+}
+"""In the order they run; with the options of --quick."""
+
+_FULL = Options(5, 5, 1)
+
+
+def main() -> None:
+    parser = command.parser_of(__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--record", action="store_true", help="append to RESULTS.md and draw into results/")
+    parser.add_argument("--only", nargs="+", choices=TESTS, default=list(TESTS), metavar="NAME")
+    arguments = parser.parse_args()
+    machine.prepare_client()
+    for line in tools.missing(*tools.INSTALL):
+        print(line, flush=True)
+    reports, failed = _run(arguments.only, quick=arguments.quick, record=arguments.record)
+    _sum_up(reports, failed)
+    sys.exit(1 if failed else 0)
+
+
+def _run(names: Sequence[str], *, quick: bool, record: bool) -> tuple[list[Report], list[str]]:
+    """The reports, and why the others could not be made; each is told and kept as soon as it is there."""
+    reports, failed = [], []
+    if record:
+        command.begin_record()
+    for name in names:
+        test, shortened = TESTS[name]
+        progress(f"== {name}")
+        try:
+            report = test(shortened if quick else _FULL)
+        except Exception as error:
+            failed.append(f"{name}: {type(error).__name__}: {error}")
+            progress(failed[-1])
+            continue
+        reports.append(report)
+        command.tell(report)
+        if record:
+            command.keep(report)
+    return reports, failed
+
+
+def _sum_up(reports: list[Report], failed: list[str]) -> None:
+    for report in reports:
+        for one in report.verdicts:
+            print(f"{one.outcome:10} {report.name}: {one.what}: {one.value}; target: {one.target or 'none'}")
+    for line in failed:
+        print(f"NOT RUN    {line}")
+
+
+if __name__ == "__main__":
+    main()
