@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-clients test-torch test-slow check campaign clean
+.PHONY: help demo test test-clients test-torch test-slow load check campaign clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +42,9 @@ test-torch: $(STAMPS)/torch  ## the PyTorch S3 connector through a running gatew
 
 test-slow: $(STAMPS)/test  ## kills, large objects, long histories
 	$(PYTEST) -m "slow and not clients and not torch"
+
+load: $(STAMPS)/test  ## load tests, shortened: warm, cold, epochs, against nginx, Varnish, rclone where installed
+	$(BIN)/python -m loadtests.all --quick
 
 check: $(STAMPS)/dev  ## linter, formatter, types
 	$(BIN)/python -m ruff check .
