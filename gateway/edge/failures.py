@@ -10,9 +10,9 @@ from gateway.errors import (
     OriginUnreachable,
     S3Error,
 )
-from gateway.operations.headers import towards_client
 from gateway.operations.reply import Reply
 from gateway.s3.error_codes import error_document, s3_error
+from gateway.s3.forwarding import towards_client
 
 _log = structlog.get_logger("forebay.requests")
 

@@ -15,6 +15,8 @@ ZERO_COPY = "http.response.zerocopysend"
 READ_SIZE_BYTES = 1024**2
 """How much of a file is read at once where zero-copy sending is not to be had (TLS, other servers)."""
 
+_SERVER = (b"server", b"Forebay")
+
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
@@ -40,10 +42,10 @@ async def send_reply(reply: Reply, scope: MutableMapping[str, Any], send: Send, 
 
 
 def _head(reply: Reply, request_id: str, *, close: bool) -> list[tuple[bytes, bytes]]:
-    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
-    headers.append((b"server", b"Forebay"))
-    headers.append((b"x-amz-request-id", request_id.encode()))
-    headers.append((b"x-amz-id-2", b"forebay/" + request_id.encode()))
+    headers = [*reply.encoded]
+    headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
+    encoded_id = request_id.encode()
+    headers += (_SERVER, (b"x-amz-request-id", encoded_id), (b"x-amz-id-2", b"forebay/" + encoded_id))
     if reply.cache is not None:
         headers.append((b"x-forebay-cache", reply.cache.encode()))
     if isinstance(reply.body, bytes) and reply.status not in (204, 304):

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from gateway.errors import OriginBodyError
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.s3.forwarding import towards_client
 from gateway.s3.http_dates import parse_http_date
 from gateway.s3.ranges import parse_content_range
 
+EncodedHeaders = Sequence[tuple[bytes, bytes]]
 
-@dataclass(frozen=True, slots=True)
+_OF_THE_ANSWER = frozenset({"content-length", "content-range", "accept-ranges"})
+
+
+@dataclass(frozen=True)
 class ObjectHead:
     """An object's metadata as HeadObject answers it.
 
@@ -25,6 +31,18 @@ class ObjectHead:
     last_modified: float | None
     part: ByteRange | None = None
     remembered: bool = False
+
+    @cached_property
+    def of_whole(self) -> EncodedHeaders:
+        """What an answer with all of its bytes says of the object, encoded once for all of them."""
+        onward = [(name, value) for name, value in towards_client(self.headers) if name not in _OF_THE_ANSWER]
+        onward.append(("accept-ranges", "bytes"))
+        return tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in onward)
+
+    @cached_property
+    def of_range(self) -> EncodedHeaders:
+        """The same for a part of its bytes: clients would check a checksum of the whole against what they got."""
+        return tuple((name, value) for name, value in self.of_whole if not name.startswith(b"x-amz-checksum-"))
 
 
 def object_head(key: ObjectKey, headers: Mapping[str, str], *, is_part: bool = False) -> ObjectHead:

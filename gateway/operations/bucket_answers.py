@@ -16,12 +16,12 @@ from gateway.metadata.records import Learned
 from gateway.metadata.small_answers import ANSWER_BYTES_MAX, Answer, Question
 from gateway.objects import BodyStream
 from gateway.operations.exchange import Exchange
-from gateway.operations.headers import towards_client, without
 from gateway.operations.passthrough import forward, no_body, onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_payload
 from gateway.operations.reading import insists
 from gateway.operations.reply import Reply
 from gateway.origin.client import OriginResponse
+from gateway.s3.forwarding import towards_client, without
 from gateway.s3.requests import Operation, S3Request
 from gateway.s3.routing import BUCKET_SETTINGS
 

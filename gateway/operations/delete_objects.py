@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from gateway.errors import OriginBodyError
 from gateway.objects import ObjectKey
 from gateway.operations.exchange import Exchange
-from gateway.operations.headers import towards_client, towards_origin, without
 from gateway.operations.passthrough import forward_write, onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document
 from gateway.operations.reply import Reply
 from gateway.operations.visibility import changed_keys, visible
 from gateway.policy.access import refusal_of_write
+from gateway.s3.forwarding import towards_client, towards_origin, without
 from gateway.s3.xml import (
     DELETE_SIZE_BYTES_MAX,
     DeleteError,

@@ -14,9 +14,9 @@ from contextlib import aclosing
 
 from gateway.errors import OriginAnswered, OriginBodyError
 from gateway.metadata.catalog import ObjectHead, is_remembered
-from gateway.objects import BodyStream, ByteRange
+from gateway.metadata.head import EncodedHeaders
+from gateway.objects import BodyStream, ByteRange, FileSpan
 from gateway.operations.exchange import Exchange
-from gateway.operations.headers import towards_client, without
 from gateway.operations.passthrough import forward, onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
 from gateway.operations.reading import (
@@ -28,6 +28,7 @@ from gateway.operations.reading import (
 from gateway.operations.reply import Reply
 from gateway.s3.conditions import evaluate_read, if_range_holds
 from gateway.s3.error_codes import s3_error
+from gateway.s3.forwarding import towards_client, without
 from gateway.s3.ranges import content_range, parse_range
 from gateway.s3.requests import S3Request
 
@@ -128,16 +129,21 @@ async def _serve(
         return Reply(304, [(name, value) for name, value in onward if name in HEADERS_OF_NOT_MODIFIED], cache="hit")
     asked = head.part or _asked_range(request, head)
     if version.size_bytes == 0:
-        return Reply(200, _reply_headers(head, None, overrides), b"", cache="hit")
+        return Reply(200, _lengths(head, None), b"", cache="hit", encoded=_encoded(head, None, overrides))
     byte_range = asked or ByteRange(0, version.size_bytes - 1)
     pinned = {name: value for name, value in headers.items() if name != "x-amz-checksum-mode"}
     reader = await exchange.services.blocks.open_range(version, byte_range, slot=exchange.slot.name, headers=pinned)
-    headers_out = _reply_headers(head, asked, overrides)
-    status, span = 206 if asked else 200, reader.whole()
-    if span is not None:
-        return Reply(status, headers_out, span, reader.outcome, reader)
-    body = _forgetting_changes(exchange, reader.body()) if head.remembered else reader.body()
-    return Reply(status, headers_out, body, reader.outcome, reader)
+    body: FileSpan | BodyStream | None = reader.whole()
+    if body is None:
+        body = _forgetting_changes(exchange, reader.body()) if head.remembered else reader.body()
+    return Reply(
+        206 if asked else 200,
+        _lengths(head, asked),
+        body,
+        reader.outcome,
+        reader,
+        _encoded(head, asked, overrides),
+    )
 
 
 async def _forgetting_changes(exchange: Exchange, body: BodyStream) -> BodyStream:
@@ -157,21 +163,24 @@ def _asked_range(request: S3Request, head: ObjectHead) -> ByteRange | None:
     return parse_range(request.headers.get("range"), head.version.size_bytes)
 
 
-def _reply_headers(head: ObjectHead, asked: ByteRange | None, overrides: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The headers of HeadObject, with the lengths of what is sent and the overrides that the caller asked for.
+def _encoded(head: ObjectHead, asked: ByteRange | None, overrides: Mapping[str, str]) -> EncodedHeaders:
+    """The headers of HeadObject, but for lengths, with the overrides that the caller asked for."""
+    onward = head.of_whole if asked is None or head.part is not None else head.of_range
+    if not overrides:
+        return onward
+    given = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in overrides.items()]
+    names = {name for name, _ in given}
+    return [header for header in onward if header[0] not in names] + given
 
-    A checksum of the whole object never goes with a part of it: clients would check it against the bytes they got.
-    """
-    onward = without(towards_client(head.headers), "content-length", "content-range", "accept-ranges")
-    if asked is not None and head.part is None:
-        onward = [(name, value) for name, value in onward if not name.startswith("x-amz-checksum-")]
-    onward = [(name, value) for name, value in onward if name not in overrides]
-    onward.extend(overrides.items())
-    onward.append(("accept-ranges", "bytes"))
-    if asked is not None:
-        onward.append(("content-range", content_range(asked, head.version.size_bytes)))
-    onward.append(("content-length", str(asked.length if asked else head.version.size_bytes)))
-    return onward
+
+def _lengths(head: ObjectHead, asked: ByteRange | None) -> list[tuple[str, str]]:
+    """The headers that say which bytes are sent."""
+    if asked is None:
+        return [("content-length", str(head.version.size_bytes))]
+    return [
+        ("content-range", content_range(asked, head.version.size_bytes)),
+        ("content-length", str(asked.length)),
+    ]
 
 
 def _response_overrides(exchange: Exchange) -> dict[str, str]:

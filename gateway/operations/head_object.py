@@ -5,7 +5,6 @@ from __future__ import annotations
 from gateway.errors import OriginAnswered, OriginBodyError
 from gateway.metadata.catalog import ObjectHead, is_remembered
 from gateway.operations.exchange import Exchange
-from gateway.operations.headers import towards_client
 from gateway.operations.passthrough import forward, no_body
 from gateway.operations.reading import (
     HEADERS_OF_NOT_MODIFIED,
@@ -15,6 +14,7 @@ from gateway.operations.reading import (
 )
 from gateway.operations.reply import Reply
 from gateway.s3.conditions import evaluate_read
+from gateway.s3.forwarding import towards_client
 from gateway.s3.requests import S3Request
 
 

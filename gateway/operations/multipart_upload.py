@@ -14,13 +14,13 @@ from collections.abc import AsyncIterator
 from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
 from gateway.objects import BodyStream
 from gateway.operations.exchange import Exchange
-from gateway.operations.headers import towards_client, without
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document
 from gateway.operations.reply import Reply
 from gateway.operations.visibility import changed_by, visible
 from gateway.origin.client import OriginResponse, StreamedBody
 from gateway.s3.etags import multipart_etag
+from gateway.s3.forwarding import towards_client, without
 from gateway.s3.xml import (
     COMPLETE_SIZE_BYTES_MAX,
     CompletedPart,

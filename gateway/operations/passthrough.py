@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from gateway.objects import BodyStream
 from gateway.operations.exchange import Exchange
-from gateway.operations.headers import towards_client, towards_origin, without
 from gateway.operations.payload import Payload, receive_payload
 from gateway.operations.reply import Reply
 from gateway.operations.visibility import changed_by, visible
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
+from gateway.s3.forwarding import towards_client, towards_origin, without
 from gateway.s3.presigned import strip_signature_parameters
 
 READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

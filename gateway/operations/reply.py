@@ -21,10 +21,10 @@ class Reply:
     """An HTTP answer. Whoever receives one calls `aclose` in the end.
 
     `headers` are lower-case (name, value) pairs, values latin-1 decoded; the edge adds date, server, request ids and
-    the content length of a `bytes` body. A streamed body brings its own `content-length` header, or is sent in HTTP
-    chunks; one that lies in a file whole can be given as its `FileSpan`. `cache` becomes the `x-forebay-cache` header:
-    hit, partial, miss, bypass or forwarded. `resource` is closed after the body: a stream that was never started could
-    not give it back by itself, and a file belongs to it.
+    the content length of a `bytes` body. `encoded` are more of them, as they go onto the wire. A streamed body brings
+    its own `content-length` header, or is sent in HTTP chunks; one that lies in a file whole can be given as its
+    `FileSpan`. `cache` becomes the `x-forebay-cache` header: hit, partial, miss, bypass or forwarded. `resource` is
+    closed after the body: a stream that was never started could not give it back by itself, and a file belongs to it.
     """
 
     status: int
@@ -32,6 +32,7 @@ class Reply:
     body: bytes | FileSpan | BodyStream = b""
     cache: str | None = None
     resource: Closable | None = None
+    encoded: Sequence[tuple[bytes, bytes]] = ()
 
     async def aclose(self) -> None:
         """Give back all that the body holds, sent or not."""

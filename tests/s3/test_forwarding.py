@@ -1,4 +1,4 @@
-from gateway.operations.headers import towards_client, towards_origin
+from gateway.s3.forwarding import towards_client, towards_origin
 
 
 def test_headers_that_nobody_knows_go_along() -> None:
