@@ -162,6 +162,7 @@ def _block_settings(settings: Settings) -> BlockSettings:
         directory=cache.directory / "blocks",
         capacity_bytes=cache.capacity_bytes,
         block_size_bytes=cache.block_size_bytes,
+        packed_bytes_max=cache.packed_bytes_max,
         readahead_blocks=cache.readahead_blocks,
         slots=_slots(settings),
     )
@@ -193,6 +194,7 @@ def _slots(settings: Settings) -> Slots:
             slot.stale_if_unreachable_seconds,
             slot.capacity_bytes or 0,
             slot.capacity_limit_bytes,
+            slot.block_size_bytes,
         )
         for slot in settings.slots
     )

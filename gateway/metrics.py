@@ -71,6 +71,12 @@ CACHE_DAMAGED = Counter(
     ("slot",),
     "Blocks dropped because their bytes were not what had been written, or could not be read.",
 )
+CACHE_NOT_KEPT = Counter(
+    "forebay_cache_not_kept_total",
+    "blocks",
+    ("slot",),
+    "Small objects that were fetched and served but not kept: no room on disk, or it did not take them.",
+)
 CACHE_STORE_UNAVAILABLE = Counter(
     "forebay_cache_store_unavailable_total",
     "reads",
@@ -201,6 +207,9 @@ class CacheMetrics:
 
     def fill_failed(self, slot: str) -> None:
         CACHE_FILLS.add(1, slot, "failed")
+
+    def not_kept(self, slot: str, blocks: int) -> None:
+        CACHE_NOT_KEPT.add(blocks, slot)
 
     def store_unavailable(self) -> None:
         CACHE_STORE_UNAVAILABLE.add(1)

@@ -16,13 +16,18 @@ from gateway.blocks.access_log import AccessLog
 from gateway.blocks.adoption import OfferedFile, describe
 from gateway.blocks.coalescing import Fills
 from gateway.blocks.fill import BlockFiller
+from gateway.blocks.filling import Filler
 from gateway.blocks.following import Follower
 from gateway.blocks.index import TOUCHES_PER_TRANSACTION, Usage
 from gateway.blocks.observer import CacheObserver
+from gateway.blocks.open_segments import OpenSegments
 from gateway.blocks.opening import OpenDirectory, open_directory
+from gateway.blocks.packer import Packer
+from gateway.blocks.packing import SegmentAppender
 from gateway.blocks.reader import RangeReader, ReadingTools
 from gateway.blocks.residency import Residency
 from gateway.blocks.settings import BlockSettings
+from gateway.blocks.small_fills import SmallFiller
 from gateway.blocks.survey import survey
 from gateway.blocks.threads import DiskThreads
 from gateway.blocks.verification import VerifiedMemory
@@ -39,8 +44,9 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 class BlockCache:
     """One worker process's cache over the shared directory. Use `open`, and `close` at the end."""
 
-    def __init__(self, tools: ReadingTools, opened: OpenDirectory, watcher: FileWatcher) -> None:
+    def __init__(self, tools: ReadingTools, opened: OpenDirectory, watcher: FileWatcher, packer: Packer) -> None:
         self._tools = tools
+        self._packer = packer
         self._watcher = watcher
         self._opened = opened
         self._flushing = asyncio.create_task(self._flush_for_ever(), name="block index upkeep")
@@ -63,14 +69,27 @@ class BlockCache:
         opened.evicted_at_open.tell(observer)
         verified = VerifiedMemory()
         watcher = FileWatcher()
-        filler = BlockFiller(
-            opened.blocks, origin, threads, Follower(threads, watcher), clock, observer, settings.fill_retries
+        retries = settings.fill_retries
+        packer = Packer(SegmentAppender(opened.blocks), threads, clock, observer)
+        filler = Filler(
+            BlockFiller(opened.blocks, origin, threads, Follower(threads, watcher), clock, observer, retries),
+            SmallFiller(opened.blocks.index, opened.claims, packer, watcher, origin, clock, observer, retries),
+            settings.packed_bytes_max,
         )
-        fills = Fills(filler, settings.fills_max)
         tools = ReadingTools(
-            settings, opened.blocks, origin, fills, threads, verified, Residency(), AccessLog(), clock, observer
+            settings,
+            opened.blocks,
+            origin,
+            Fills(filler, settings.fills_max),
+            threads,
+            verified,
+            Residency(),
+            AccessLog(),
+            OpenSegments(),
+            clock,
+            observer,
         )
-        return cls(tools, opened, watcher)
+        return cls(tools, opened, watcher, packer)
 
     async def open_range(
         self,
@@ -93,11 +112,11 @@ class BlockCache:
         await reader.start()
         return reader
 
-    def pieces(self, version: ObjectVersion) -> Iterator[ByteRange]:
-        """The ranges of an object that lie in one block each: what `fetch` is best given."""
+    def pieces(self, version: ObjectVersion, slot: str) -> Iterator[ByteRange]:
+        """The ranges of an object of a slot that lie in one block each: what `fetch` is best given."""
         if version.size_bytes:
             whole = ByteRange(0, version.size_bytes - 1)
-            for block in layout.blocks_of(version, whole, self._tools.settings.block_size_bytes):
+            for block in layout.blocks_of(version, whole, self._tools.settings.block_size_of(slot)):
                 yield block.range
 
     async def fetch(self, version: ObjectVersion, piece: ByteRange, *, slot: str, purpose: Purpose) -> tuple[int, bool]:
@@ -116,22 +135,27 @@ class BlockCache:
                         return 0, False
         finally:
             await reader.aclose()
-        await self._published(version, piece)
-        return piece.length, True
+        return piece.length, await self._published(version, piece, slot)
 
-    async def _published(self, version: ObjectVersion, piece: ByteRange) -> None:
-        """Wait until no fill of a piece runs here: what has arrived only is lost when the process ends."""
-        for block in layout.blocks_of(version, piece, self._tools.settings.block_size_bytes):
+    async def _published(self, version: ObjectVersion, piece: ByteRange, slot: str) -> bool:
+        """Wait until no fill of a piece runs here: what has arrived only is lost when the process ends.
+
+        False when one has ended whose bytes the directory could not take.
+        """
+        kept = True
+        for block in layout.blocks_of(version, piece, self._tools.settings.block_size_of(slot)):
             if (fill := self._tools.fills.join(block, _NO_HEADERS)) is not None:
                 try:
                     await fill.over()
                 finally:
                     fill.leave()
+                kept = kept and fill.kept
+        return kept
 
     def others_fill(self) -> bool:
         """Whether other processes fill blocks now: for readers, then, who wait for them."""
         try:
-            return self._tools.directory.index.others_fill()
+            return self._opened.claims.others_claim() or self._tools.directory.index.others_fill()
         except StoreUnavailable:
             return False
 
@@ -146,7 +170,7 @@ class BlockCache:
         when it is not on the same file system; nothing is lost by that.
         """
         tools = self._tools
-        adoption = await tools.threads.disk(describe, offered, slot, tools.settings.block_size_bytes)
+        adoption = await tools.threads.disk(describe, offered, slot, tools.settings.block_size_of(slot))
         if adoption is None:
             return 0
         blocks, evicted = await tools.threads.index(tools.directory.adopt, adoption)
@@ -188,12 +212,14 @@ class BlockCache:
         self._flushing.cancel()
         await asyncio.gather(self._flushing, return_exceptions=True)
         await self._tools.fills.close()
+        await self._packer.drain()
+        self._tools.segments.close()
         self._watcher.close()
         await self.flush_accesses()
         await asyncio.to_thread(self._close_directory)
 
     async def flush_accesses(self) -> None:
-        """Tell the index which blocks were used, a short transaction at a time."""
+        """Tell the index which files were used, a short transaction at a time."""
         tools = self._tools
         while noted := tools.accesses.take(TOUCHES_PER_TRANSACTION):
             try:
@@ -205,6 +231,7 @@ class BlockCache:
         while True:
             self._report_usage()
             await self._tools.clock.sleep(self._tools.settings.access_flush_seconds)
+            self._tools.segments.drop_unlinked()
             await self.flush_accesses()
 
     def _report_usage(self) -> None:

@@ -32,7 +32,9 @@ FillKey: TypeAlias = tuple[bytes, frozenset[tuple[str, str]]]
 class Fill:
     """A block on its way to the disk, as its readers see it: `available` bytes from its start can be read.
 
-    Whoever got it from `Fills` is a user of it until `leave`: the file stays open that long.
+    They lie in `content`, of a small block; else in `file`. Whoever got it from `Fills` is a user of it until `leave`:
+    the file stays open that long. A small block still goes to disk when all is here: when `landed` is done; `kept`
+    says whether the disk took it.
     """
 
     def __init__(self, block: Block, slot: str, headers: Mapping[str, str], purpose: Purpose, reader: object) -> None:
@@ -42,8 +44,10 @@ class Fill:
         self.purpose = purpose
         self.started_by = reader
         self.available = 0
+        self.content: memoryview | None = None
+        self.landed: asyncio.Future[bool] | None = None
+        self.kept = True
         self._checksums = ChunkChecksums(block.length)
-        self._data_offset = data_offset(block)
         self._files: list[OpenFile] = []
         self._begun = False
         self._failure: BaseException | None = None
@@ -72,7 +76,7 @@ class Fill:
     @property
     def extent(self) -> Extent:
         """Where the available bytes lie, with the checksums of their chunks."""
-        return Extent("", self._data_offset, self.block.length, bytes(self._checksums.packed))
+        return Extent("", data_offset(self.block), self.block.length, bytes(self._checksums.packed))
 
     @property
     def forsaken(self) -> bool:
@@ -129,6 +133,11 @@ class Fill:
     def advance(self) -> None:
         """More chunks are written and their checksums final."""
         self.available = self._checksums.complete_bytes
+        self._notify()
+
+    def give(self, content: memoryview, available: int) -> None:
+        """So much of a small block is here."""
+        self.content, self.available, self._begun = content, available, True
         self._notify()
 
     def end(self, failure: BaseException | None) -> None:
@@ -214,9 +223,9 @@ class Fills:
     async def _run(self, fill: Fill) -> None:
         failure: BaseException | None = StoreUnavailable("the block cache is closing")
         try:
-            async with self._turns:
-                if not fill.forsaken:
-                    await self._work(fill)
+            await self._take_turn(fill)
+            if fill.landed is not None:
+                fill.kept = await fill.landed
             failure = None
         except ForebayError as error:
             failure = error
@@ -225,5 +234,12 @@ class Fills:
             raise
         finally:
             del self._fills[fill.key]
-            self._ahead -= fill.purpose is Purpose.READAHEAD
             fill.end(failure)
+
+    async def _take_turn(self, fill: Fill) -> None:
+        try:
+            async with self._turns:
+                if not fill.forsaken:
+                    await self._work(fill)
+        finally:
+            self._ahead -= fill.purpose is Purpose.READAHEAD

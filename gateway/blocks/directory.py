@@ -2,11 +2,12 @@
 
     a fill       partial file, locked → reserve (index) → rename → commit (index) → unlock
     an adoption  reserve → link → commit
+    an addition  reserve → append → extend (packing.py)
     a removal    drop from the index, the file doomed → unlink → forget the doomed
 
-So a file without a block is named by `reserved` or `doomed`, or lies in the slot's own directory of partial files; and
-a block without a file never begins to exist
-(somebody else may remove one: the reader then drops the block). All of this blocks and belongs on the index thread.
+So a file without a block, or longer than it is counted, is named by `reserved` or `doomed`, or lies in the slot's own
+directory of partial files; and a block without a file never begins to exist (somebody else may remove one: the reader
+then drops the block). All of this blocks and belongs on the index thread.
 """
 
 from __future__ import annotations
@@ -132,8 +133,7 @@ class BlockDirectory:
         StoreUnavailable when there is no room, or when the file cannot be linked; nothing has changed then.
         """
         reservation = adoption.reservation
-        evicted = self._reserve(reservation, None, None)
-        assert evicted is not None  # noqa: S101 - only a fill can come too late
+        evicted = self.reserve(reservation)
         try:
             self.store.link(adoption.source, reservation.file)
             entered = self.index.commit(reservation, adoption.blocks)
@@ -144,6 +144,12 @@ class BlockDirectory:
         if not entered:
             self.unlink_doomed([reservation.file])
         return entered, evicted
+
+    def reserve(self, reservation: Reservation) -> Evicted:
+        """Set room aside for what is no fill, others giving way; StoreUnavailable when there is none."""
+        evicted = self._reserve(reservation, None, None)
+        assert evicted is not None  # noqa: S101 - only a fill can come too late
+        return evicted
 
     def drop(self, block_id: bytes, file: str) -> bool:
         """Remove a block, if it still lies in `file`."""
@@ -168,8 +174,14 @@ class BlockDirectory:
         """Clear up after a worker slot whose process is gone."""
         for file in self.index.leftovers(worker):
             self.store.unlink(file)
+        for file in self.index.appended(worker):
+            self.index.settle(worker, file, self.store.disk_bytes(file))
         self.store.clean_slot(worker)
         self.index.forget_worker(worker)
+
+    def count_appended(self, file: str) -> None:
+        """Give back what this worker has reserved to append to a file, whatever part of it was written."""
+        self.index.settle(self.index.worker, file, self.store.disk_bytes(file))
 
     def unlink_doomed(self, files: Sequence[str]) -> None:
         """Unlink what this worker has doomed."""
@@ -219,7 +231,7 @@ class _Tally:
 
     def add(self, step: Step) -> None:
         for file in step.doomed:
-            self._blocks[file.slot] += len(file.block_ids)
+            self._blocks[file.slot] += file.blocks
             self._size_bytes[file.slot] += file.disk_bytes
 
     def evicted(self, index: BlockIndex) -> Evicted:

@@ -54,7 +54,7 @@ class BlockIndex:
     """One process's view of the shared index. `worker` names its reservations and doomed files."""
 
     def __init__(self, directory: Path, worker: int) -> None:
-        self._worker = worker
+        self.worker = worker
         self._environment = lmdb.open(
             str(directory), map_size=MAP_BYTES, max_dbs=TABLES_MAX, max_readers=1024, sync=False, mode=0o600
         )
@@ -115,7 +115,7 @@ class BlockIndex:
 
     def others_fill(self) -> bool:
         """Whether other workers have reserved room for fills in progress."""
-        own = records.worker_key(self._worker)
+        own = records.worker_key(self.worker)
         with self._read() as ledger:
             return any(not key.startswith(own) for key in tables.keys(ledger.transaction, self._tables.reserved))
 
@@ -124,6 +124,11 @@ class BlockIndex:
         with self._read() as ledger:
             for block_id, packed in tables.items(ledger.transaction, self._tables.blocks):
                 yield records.unpack_block(block_id, packed)
+
+    def contents(self, file: str) -> list[bytes]:
+        """The blocks that lie in a file."""
+        with self._read() as ledger:
+            return ledger.contents(file)
 
     def files(self) -> Iterator[FileRecord]:
         """Every file, for checks and tests."""
@@ -170,14 +175,30 @@ class BlockIndex:
         """
         with self._write() as ledger:
             ledger.release(reservation)
-            new = [block for block in blocks if not ledger.has_block(block.block_id)]
+            new = ledger.unknown(blocks)
             if not new:
                 ledger.doom(reservation.file)
                 return 0
-            ids = tuple(block.block_id for block in new)
             slot, tick = ledger.slot(reservation.slot), ledger.next_tick()
-            ledger.insert(FileRecord(reservation.file, slot, reservation.disk_bytes, tick, ids), new)
+            ledger.insert(FileRecord(reservation.file, slot, reservation.disk_bytes, tick, len(new)), new)
             return len(new)
+
+    def extend(self, reservation: Reservation, blocks: Sequence[BlockRecord]) -> bool:
+        """Turn a reservation into what was appended to its file; False when the file left the index meanwhile."""
+        with self._write() as ledger:
+            ledger.release(reservation)
+            file = ledger.file(reservation.file)
+            if file is not None:
+                ledger.extend(file, ledger.unknown(blocks), reservation.disk_bytes, ledger.next_tick())
+            return file is not None
+
+    def settle(self, worker: int, file: str, disk_bytes: int | None) -> None:
+        """Give back what a worker reserved to append to a file that takes this much now (None: it is gone)."""
+        with self._write() as ledger:
+            ledger.transaction.delete(records.worker_key(worker, file.encode()), db=self._tables.reserved)
+            known = ledger.file(file)
+            if known is not None and disk_bytes is not None:
+                ledger.resize(known, disk_bytes)
 
     def release(self, reservation: Reservation) -> None:
         """Give back a reservation whose file does not exist."""
@@ -203,27 +224,32 @@ class BlockIndex:
             emptied = [ledger.remove_block(block) for block in found if block is not None]
             return Step(len(keys) < VICTIMS_PER_TRANSACTION, [file for file in emptied if file is not None])
 
-    def touch(self, block_ids: Sequence[bytes]) -> None:
-        """Note that blocks were used, in this order; at most TOUCHES_PER_TRANSACTION of them."""
+    def touch(self, files: Sequence[str]) -> None:
+        """Note that blocks in these files were used, in this order; at most TOUCHES_PER_TRANSACTION of them."""
         with self._write() as ledger:
-            ledger.touch(block_ids)
+            ledger.touch(files)
 
     def forget_doomed(self, files: Iterable[str]) -> None:
         """The files are unlinked."""
         with self._write() as ledger:
             for file in files:
-                ledger.transaction.delete(records.worker_key(self._worker, file.encode()), db=self._tables.doomed)
+                ledger.transaction.delete(records.worker_key(self.worker, file.encode()), db=self._tables.doomed)
 
     def leftovers(self, worker: int) -> list[str]:
         """The files that a dead worker's slot may have left: fills begun, and doomed files not yet unlinked.
 
         A file that a block lies in is none of them.
         """
-        prefix = records.worker_key(worker)
         with self._read() as ledger:
-            doomed = list(tables.keys(ledger.transaction, self._tables.doomed, prefix))
-            reserved = list(tables.keys(ledger.transaction, self._tables.reserved, prefix))
-        return [key[len(prefix) :].decode() for key in (*doomed, *reserved)]
+            doomed = list(ledger.files_of(self._tables.doomed, worker))
+            reserved = [file for file in ledger.files_of(self._tables.reserved, worker) if ledger.file(file) is None]
+        return doomed + reserved
+
+    def appended(self, worker: int) -> list[str]:
+        """The files with blocks in them to which a dead worker's slot was about to append more."""
+        with self._read() as ledger:
+            reserved = ledger.files_of(self._tables.reserved, worker)
+            return [file for file in reserved if ledger.file(file) is not None]
 
     def forget_worker(self, worker: int) -> None:
         """Drop a dead worker's reservations and doomed files, after what `leftovers` named is gone from the disk."""
@@ -275,7 +301,7 @@ class BlockIndex:
     def _read(self) -> Iterator[Ledger]:
         try:
             with self._environment.begin() as transaction:
-                yield Ledger(transaction, self._tables, self._worker)
+                yield Ledger(transaction, self._tables, self.worker)
         except lmdb.Error as error:
             raise StoreUnavailable(f"the block index cannot be read: {error}") from error
 
@@ -283,6 +309,6 @@ class BlockIndex:
     def _write(self) -> Iterator[Ledger]:
         try:
             with self._environment.begin(write=True) as transaction:
-                yield Ledger(transaction, self._tables, self._worker)
+                yield Ledger(transaction, self._tables, self.worker)
         except lmdb.Error as error:
             raise StoreUnavailable(f"the block index cannot be written: {error}") from error

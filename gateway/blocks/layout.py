@@ -1,11 +1,12 @@
 """Where a block's bytes lie: block numbers, names on disk, and the header that makes a file describe itself. Pure.
 
 A block is `length` bytes at `offset` of one object version. On disk it is an extent (file, offset, length, checksums of
-every 64 KiB) of a file that is written once and never changed. Today each file holds one extent behind a header:
+every 64 KiB) of a file whose bytes never change. A block that is fetched into a file of its own stands behind a header:
 
     0      magic, format, sizes, then bucket, key and ETag, then the chunks' CRC32Cs, then the CRC32C of all that
     4096·n the block's bytes, to the end of the file
 
+Small objects lie together in segments, each behind such a header, more closely aligned (segments.py).
 docs/on-disk-format.md is the reference for every field.
 """
 
@@ -112,10 +113,10 @@ def blocks_of(version: ObjectVersion, byte_range: ByteRange, block_size_bytes: i
         yield block_at(version, number, block_size_bytes, ids)
 
 
-def data_offset(block: Block) -> int:
-    """Where the block's bytes begin in its file: known before the first byte has come."""
+def data_offset(block: Block, alignment_bytes: int = ALIGNMENT_BYTES) -> int:
+    """Where the block's bytes begin behind the start of its header: known before the first byte has come."""
     end = _FIXED.size + sum(map(len, _identity(block))) + chunk_count(block.length) * _CRC.size + _CRC.size
-    return in_pages(end)
+    return aligned(end, alignment_bytes)
 
 
 def checksums_offset(block: Block) -> int:
@@ -130,7 +131,12 @@ def file_bytes(block: Block) -> int:
 
 def in_pages(size_bytes: int) -> int:
     """A size rounded up to whole pages: what a file of it takes on disk."""
-    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return aligned(size_bytes, ALIGNMENT_BYTES)
+
+
+def aligned(size_bytes: int, alignment_bytes: int) -> int:
+    """A size rounded up to a multiple of another."""
+    return -(-size_bytes // alignment_bytes) * alignment_bytes
 
 
 def file_name(block_id: bytes, nonce: str) -> str:
@@ -138,13 +144,13 @@ def file_name(block_id: bytes, nonce: str) -> str:
     return f"{block_id.hex()}-{nonce}"
 
 
-def beginning(block: Block) -> bytes:
+def beginning(block: Block, alignment_bytes: int = ALIGNMENT_BYTES) -> bytes:
     """What stands in the header between the magic, at MAGIC_BYTES, and the checksums: whose bytes the file holds."""
     bucket, key, etag = _identity(block)
     fixed = _FIXED.pack(
         _MAGIC,
         FORMAT_VERSION,
-        data_offset(block),
+        data_offset(block, alignment_bytes),
         CHUNK_BYTES,
         block.version.size_bytes,
         block.offset,
@@ -156,28 +162,28 @@ def beginning(block: Block) -> bytes:
     return b"".join((fixed[MAGIC_BYTES:], bucket, key, etag))
 
 
-def pack_header(block: Block, chunk_checksums: bytes) -> bytes:
+def pack_header(block: Block, chunk_checksums: bytes, alignment_bytes: int = ALIGNMENT_BYTES) -> bytes:
     """The header, padded with zeros to where the data begins."""
-    start = data_offset(block)
-    covered = b"".join((_MAGIC, beginning(block), chunk_checksums))
+    start = data_offset(block, alignment_bytes)
+    covered = b"".join((_MAGIC, beginning(block, alignment_bytes), chunk_checksums))
     return (covered + _CRC.pack(checksums.crc32c(covered))).ljust(start, b"\0")
 
 
-def header_bytes(start: bytes) -> int:
+def header_bytes(start: bytes, alignment_bytes: int = ALIGNMENT_BYTES) -> int:
     """The length of the header whose first bytes these are; BlockDamaged when it is none of this format."""
     if len(start) < _FIXED.size:
         raise BlockDamaged("shorter than a header")
     magic, version, length, *_ = _FIXED.unpack_from(start)
     if magic != _MAGIC or version != FORMAT_VERSION:
         raise BlockDamaged("not a block file of this format")
-    if not ALIGNMENT_BYTES <= length <= HEADER_BYTES_MAX or length % ALIGNMENT_BYTES:
+    if not alignment_bytes <= length <= HEADER_BYTES_MAX or length % alignment_bytes:
         raise BlockDamaged(f"a header of {length} bytes")
     return int(length)
 
 
-def unpack_header(header: bytes) -> tuple[Block, bytes]:
+def unpack_header(header: bytes, alignment_bytes: int = ALIGNMENT_BYTES) -> tuple[Block, bytes]:
     """The block that a file says it holds, and its chunks' checksums; BlockDamaged when a byte of it is wrong."""
-    start = header_bytes(header)
+    start = header_bytes(header, alignment_bytes)
     _, _, _, chunk_bytes, object_size, offset, length, *sizes = _FIXED.unpack_from(header)
     position = _FIXED.size
     table_bytes = chunk_count(length) * _CRC.size

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import lmdb
 
 from gateway.blocks import records, tables
-from gateway.blocks.records import BlockRecord, FileRecord, FillHolder, Reservation
+from gateway.blocks.records import BLOCK_ID_BYTES, BlockRecord, FileRecord, FillHolder, Reservation
 from gateway.blocks.shares import SlotUsage
-from gateway.blocks.tables import Tables
+from gateway.blocks.tables import Table, Tables
 
 _NEXT_TICK = b"next tick"
 
@@ -77,6 +77,10 @@ class Ledger:
     def has_block(self, block_id: bytes) -> bool:
         return tables.get(self.transaction, self.tables.blocks, block_id) is not None
 
+    def unknown(self, blocks: Iterable[BlockRecord]) -> list[BlockRecord]:
+        """Those that the index has nowhere, each once."""
+        return [block for block_id, block in {b.block_id: b for b in blocks}.items() if not self.has_block(block_id)]
+
     def file(self, file: str) -> FileRecord | None:
         packed = tables.get(self.transaction, self.tables.files, file.encode())
         return records.unpack_file(file, packed) if packed is not None else None
@@ -86,20 +90,30 @@ class Ledger:
         key = next(tables.keys(self.transaction, self.tables.access, records.pack_slot(slot)), None)
         return self.file(records.file_of_access_key(key)) if key is not None else None
 
+    def contents(self, file: str) -> list[bytes]:
+        """The blocks that lie in a file."""
+        found = tables.keys(self.transaction, self.tables.contents, records.content_key(file))
+        return [key[-BLOCK_ID_BYTES:] for key in found]
+
     def insert(self, file: FileRecord, blocks: Iterable[BlockRecord]) -> None:
-        """Enter a file whose blocks the index has nowhere else."""
-        for block in blocks:
-            self.transaction.put(block.block_id, records.pack_block(block), db=self.tables.blocks)
-            self.transaction.put(block.object_id + block.block_id, b"", db=self.tables.objects)
+        """Enter a file with all its blocks, which the index has nowhere else."""
+        self._enter_blocks(blocks)
         self._put(file)
-        self._account(file.slot, len(file.block_ids), file.disk_bytes)
+        self._account(file.slot, file.blocks, file.disk_bytes)
+
+    def extend(self, file: FileRecord, blocks: Sequence[BlockRecord], disk_bytes: int, tick: int) -> None:
+        """Enter what was appended to a file: `disk_bytes` more, and blocks that the index has nowhere else."""
+        self._enter_blocks(blocks)
+        self._take(file)
+        self._put(replace(file, disk_bytes=file.disk_bytes + disk_bytes, tick=tick, blocks=file.blocks + len(blocks)))
+        self._account(file.slot, len(blocks), disk_bytes)
 
     def remove(self, file: FileRecord) -> None:
         """Take a file and its blocks out; it is doomed."""
-        for block_id in file.block_ids:
-            self._forget_block(block_id)
+        for block_id in self.contents(file.file):
+            self._forget_block(block_id, file.file)
         self._take(file)
-        self._account(file.slot, -len(file.block_ids), -file.disk_bytes)
+        self._account(file.slot, -file.blocks, -file.disk_bytes)
         self.doom(file.file)
 
     def remove_block(self, block: BlockRecord) -> FileRecord | None:
@@ -107,31 +121,42 @@ class Ledger:
         file = self.file(block.extent.file)
         if file is None:
             raise lmdb.CorruptedError(f"a block lies in {block.extent.file}, which the index does not have")
-        if file.block_ids == (block.block_id,):
+        if file.blocks == 1:
             self.remove(file)
             return file
-        self._forget_block(block.block_id)
-        left = tuple(block_id for block_id in file.block_ids if block_id != block.block_id)
-        self.transaction.put(file.file.encode(), records.pack_file(replace(file, block_ids=left)), db=self.tables.files)
+        self._forget_block(block.block_id, file.file)
+        left = replace(file, blocks=file.blocks - 1)
+        self.transaction.put(file.file.encode(), records.pack_file(left), db=self.tables.files)
         self._account(file.slot, -1, 0)
         return None
 
     def move(self, file: FileRecord, slot: int) -> None:
         """Put a file on another slot's account; its place in the order of use stays."""
         self._take(file)
-        self._account(file.slot, -len(file.block_ids), -file.disk_bytes)
+        self._account(file.slot, -file.blocks, -file.disk_bytes)
         self._put(replace(file, slot=slot))
-        self._account(slot, len(file.block_ids), file.disk_bytes)
+        self._account(slot, file.blocks, file.disk_bytes)
 
-    def touch(self, block_ids: Sequence[bytes]) -> None:
-        """Note that blocks were used, in this order."""
-        tick = self.next_tick(len(block_ids))
-        for place, block_id in enumerate(block_ids):
-            block = self.block(block_id)
-            file = self.file(block.extent.file) if block is not None else None
+    def resize(self, file: FileRecord, disk_bytes: int) -> None:
+        """Count what a file takes by what it was found to take."""
+        self._take(file)
+        self._put(replace(file, disk_bytes=disk_bytes))
+        self._account(file.slot, 0, disk_bytes - file.disk_bytes)
+
+    def touch(self, files: Sequence[str]) -> None:
+        """Note that blocks in these files were used, in this order."""
+        tick = self.next_tick(len(files))
+        for place, name in enumerate(files):
+            file = self.file(name)
             if file is not None:
                 self._take(file)
                 self._put(replace(file, tick=tick + place))
+
+    def _enter_blocks(self, blocks: Iterable[BlockRecord]) -> None:
+        for block in blocks:
+            self.transaction.put(block.block_id, records.pack_block(block), db=self.tables.blocks)
+            self.transaction.put(block.object_id + block.block_id, b"", db=self.tables.objects)
+            self.transaction.put(records.content_key(block.extent.file, block.block_id), b"", db=self.tables.contents)
 
     def _put(self, file: FileRecord) -> None:
         self.transaction.put(file.file.encode(), records.pack_file(file), db=self.tables.files)
@@ -141,7 +166,8 @@ class Ledger:
         self.transaction.delete(file.file.encode(), db=self.tables.files)
         self.transaction.delete(records.access_key(file.slot, file.tick, file.file), db=self.tables.access)
 
-    def _forget_block(self, block_id: bytes) -> None:
+    def _forget_block(self, block_id: bytes, file: str) -> None:
+        self.transaction.delete(records.content_key(file, block_id), db=self.tables.contents)
         block = self.block(block_id)
         if block is not None:
             self.transaction.delete(block_id, db=self.tables.blocks)
@@ -177,6 +203,11 @@ class Ledger:
     def doom(self, file: str) -> None:
         """The file is to be unlinked by this worker, or by who clears up behind it."""
         self.transaction.put(records.worker_key(self.worker, file.encode()), b"", db=self.tables.doomed)
+
+    def files_of(self, table: Table, worker: int) -> Iterator[str]:
+        """One worker slot's part of `reserved` or `doomed`."""
+        prefix = records.worker_key(worker)
+        return (key[len(prefix) :].decode() for key in tables.keys(self.transaction, table, prefix))
 
     def in_transit(self) -> Iterator[str]:
         """The files that are being written or unlinked, in any process."""

@@ -32,6 +32,9 @@ class CacheObserver(Protocol):
     def fill_failed(self, slot: str) -> None:
         """A fill ended without a block: the origin failed or refused, or the store could not take the bytes."""
 
+    def not_kept(self, slot: str, blocks: int) -> None:
+        """Small objects went to their readers and not to the disk: no room there, or it did not take them."""
+
     def store_unavailable(self) -> None:
         """The cache directory could not take or give bytes, and a range was served straight from the origin."""
 
@@ -64,6 +67,9 @@ class SilentObserver:
         pass
 
     def fill_failed(self, slot: str) -> None:
+        pass
+
+    def not_kept(self, slot: str, blocks: int) -> None:
         pass
 
     def store_unavailable(self) -> None:

@@ -1,6 +1,6 @@
 """Opening and closing the cache directory: its format, what crashes have left, and whether the index can be believed.
 
-    FORMAT   "forebay blocks 3": any other content is refused, never misread; 1 and 2 become 3 when nobody has it open
+    FORMAT   "forebay blocks 4": any other content is refused, never misread; 1 to 3 become 4 when nobody has it open
     BOOT     the kernel's boot id when the index was last opened or begun anew
     CLEAN    there while no process has the directory open and the index is synced to disk
 
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import lmdb
 
+from gateway.blocks.claims import Claims
 from gateway.blocks.directory import BlockDirectory, Evicted
 from gateway.blocks.index import BlockIndex
 from gateway.blocks.settings import BlockSettings
@@ -26,8 +27,8 @@ from gateway.blocks.slots import SlotLocks
 from gateway.blocks.store import DIRECTORIES, DIRECTORY_MODE, FILE_MODE, BlockStore
 from gateway.errors import BlockError, StartupError
 
-FORMAT = b"forebay blocks 3\n"
-_FORMATS_BEFORE = (b"forebay blocks 1\n", b"forebay blocks 2\n")
+FORMAT = b"forebay blocks 4\n"
+_FORMATS_BEFORE = (b"forebay blocks 1\n", b"forebay blocks 2\n", b"forebay blocks 3\n")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _BEFORE_FORMAT = {"FORMAT.new", "slots"}
 
@@ -35,8 +36,11 @@ _BEFORE_FORMAT = {"FORMAT.new", "slots"}
 class OpenDirectory:
     """A cache directory that this process has open as worker slot `worker`."""
 
-    def __init__(self, blocks: BlockDirectory, slots: SlotLocks, path: Path, evicted: Evicted, worker: int) -> None:
+    def __init__(
+        self, blocks: BlockDirectory, claims: Claims, slots: SlotLocks, path: Path, evicted: Evicted, worker: int
+    ) -> None:
         self.blocks = blocks
+        self.claims = claims
         self.evicted_at_open = evicted
         self._slots = slots
         self._path = path
@@ -46,6 +50,8 @@ class OpenDirectory:
         """Leave nothing of this slot behind; the last process to close makes the index durable and says so."""
         with self._slots.opening():
             self.blocks.recover(self._worker)
+            self.claims.forget(self._worker)
+            self.claims.close()
             alone = self._slots.alone()
             self.blocks.index.close(sync=alone)
             if alone:
@@ -83,11 +89,16 @@ def _open(settings: BlockSettings, worker: int) -> OpenDirectory:
 
 def _clear_up(blocks: BlockDirectory, slots: SlotLocks, path: Path, worker: int) -> OpenDirectory:
     """Forget what dead processes had begun, then fit what is there into the capacity: it may have been lowered."""
+    claims: Claims | None = None
     try:
+        claims = Claims(path, worker)
         for slot in (worker, *slots.dead_slots()):
             blocks.recover(slot)
-        return OpenDirectory(blocks, slots, path, blocks.shrink(), worker)
+            claims.forget(slot)
+        return OpenDirectory(blocks, claims, slots, path, blocks.shrink(), worker)
     except BaseException:
+        if claims is not None:
+            claims.close()
         blocks.index.close()
         raise
 
@@ -116,7 +127,7 @@ def _write_format(path: Path) -> None:
 
 
 def _bring_up_to_date(path: Path, slots: SlotLocks) -> None:
-    """The files of versions 1 and 2 are the same; their index, which knew no slots, is dropped."""
+    """The files of versions 1 to 3 are read as they are; their index, which was another, is dropped."""
     if _read(path / "FORMAT") == FORMAT:
         return
     if not slots.alone():

@@ -19,6 +19,7 @@ from gateway.blocks.directory import BlockDirectory
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.observer import CacheObserver
 from gateway.blocks.open_file import OpenFile
+from gateway.blocks.open_segments import OpenSegments
 from gateway.blocks.pinned_get import PinnedGet
 from gateway.blocks.residency import Residency
 from gateway.blocks.settings import BlockSettings
@@ -51,6 +52,7 @@ class ReadingTools:
     verified: VerifiedMemory
     residency: Residency
     accesses: AccessLog
+    segments: OpenSegments
     clock: Clock
     observer: CacheObserver
 
@@ -78,7 +80,8 @@ class RangeReader:
         self._purpose = purpose
         self._headers = dict(headers)
         self._ids = layout.block_ids(version)
-        self._numbers = layout.block_numbers(byte_range, tools.settings.block_size_bytes)
+        self._block_size_bytes = tools.settings.block_size_of(slot)
+        self._numbers = layout.block_numbers(byte_range, self._block_size_bytes)
         self._ahead = self._numbers.start
         self._fetched_ahead: set[bytes] = set()
         self._source: Source | None = None
@@ -178,7 +181,7 @@ class RangeReader:
 
     async def _open(self, position: int) -> None:
         """Open the source of the block at a position; StoreUnavailable when there can be none."""
-        block = self._block(position // self._tools.settings.block_size_bytes)
+        block = self._block(position // self._block_size_bytes)
         source: Source | None = None
         while source is None:
             extent = self._tools.directory.index.lookup(block.id)
@@ -193,17 +196,23 @@ class RangeReader:
         except BlockDamaged:
             await self._drop(block, extent)
             return None
-        tools.accesses.note(block.id)
+        tools.accesses.note(extent.file)
         verified = tools.verified.of(block.id, fingerprint(file.descriptor))
         cached = block.id not in self._fetched_ahead
         self._fetched_ahead.discard(block.id)
         return BlockSource(block, extent, file, verified, tools.residency, tools.threads, cached=cached)
 
     async def _open_file(self, block: Block, extent: Extent) -> OpenFile:
-        store = self._tools.directory.store
-        if self._tools.verified.knows(block.id):
-            return store.open_published(extent)
-        return await self._tools.threads.disk(store.open_published, extent)
+        tools = self._tools
+        file = tools.segments.get(extent.file)
+        if file is not None:
+            return file
+        if tools.verified.knows(block.id):
+            file = tools.directory.store.open_published(extent)
+        else:
+            file = await tools.threads.disk(tools.directory.store.open_published, extent)
+        tools.segments.keep(extent.file, file)
+        return file
 
     async def _open_fill(self, block: Block) -> FillSource | None:
         """Join the block's fill, or start it, and wait until the origin's answer is good.
@@ -262,12 +271,13 @@ class RangeReader:
     async def _drop(self, block: Block, extent: Extent) -> None:
         tools = self._tools
         tools.verified.forget(block.id)
+        tools.segments.drop(extent.file)
         if await tools.threads.index(tools.directory.drop, block.id, extent.file):
             tools.observer.damaged(self._slot)
 
     def _fill_ahead(self, position: int) -> None:
         """Keep the next few blocks of the range on their way while this one is read."""
-        size = self._tools.settings.block_size_bytes
+        size = self._block_size_bytes
         current = position // size
         window = range(max(self._ahead, current) + 1, current + 1 + self._tools.settings.readahead_blocks)
         for number in window:
@@ -292,4 +302,4 @@ class RangeReader:
         return "partial" if any(here) else "miss"
 
     def _block(self, number: int) -> Block:
-        return layout.block_at(self._version, number, self._tools.settings.block_size_bytes, self._ids)
+        return layout.block_at(self._version, number, self._block_size_bytes, self._ids)

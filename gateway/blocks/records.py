@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gateway.blocks.layout import Extent
 
 _BLOCK = struct.Struct("<QQ16sH")
-_FILE = struct.Struct("<QQH")
+_FILE = struct.Struct("<QQHI")
 _USAGE = struct.Struct("<QQ")
 _RESERVATION = struct.Struct("<QH")
 _ACCESS = struct.Struct(">HQ")
@@ -30,18 +30,18 @@ class BlockRecord:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """One file with all blocks that lie in it: what is counted, and what goes when room is needed.
+    """One file, in which one or more blocks lie: what is counted, and what goes when room is needed.
 
     `disk_bytes` is what unlinking it gives back; `slot` the number of the one on whose account it is. `tick` is its
     place in the order of use: a counter kept in the index, so that no clock, no time zone and no reboot can disturb the
-    order.
+    order. `blocks` is how many lie in it; which, the ledger's `contents` tells.
     """
 
     file: str
     slot: int
     disk_bytes: int
     tick: int
-    block_ids: tuple[bytes, ...]
+    blocks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +84,17 @@ def unpack_extent(packed: bytes) -> Extent:
 
 
 def pack_file(record: FileRecord) -> bytes:
-    return _FILE.pack(record.tick, record.disk_bytes, record.slot) + b"".join(record.block_ids)
+    return _FILE.pack(record.tick, record.disk_bytes, record.slot, record.blocks)
 
 
 def unpack_file(file: str, packed: bytes) -> FileRecord:
-    tick, disk_bytes, slot = _FILE.unpack_from(packed)
-    starts = range(_FILE.size, len(packed), BLOCK_ID_BYTES)
-    return FileRecord(file, slot, disk_bytes, tick, tuple(packed[at : at + BLOCK_ID_BYTES] for at in starts))
+    tick, disk_bytes, slot, blocks = _FILE.unpack(packed)
+    return FileRecord(file, slot, disk_bytes, tick, blocks)
+
+
+def content_key(file: str, block_id: bytes = b"") -> bytes:
+    """Says that a block lies in a file. The zero byte keeps a file whose name begins like another's apart."""
+    return file.encode() + b"\0" + block_id
 
 
 def access_key(slot: int, tick: int, file: str) -> bytes:

@@ -11,6 +11,7 @@ from gateway.blocks.records import FileRecord
 from gateway.blocks.shares import Capacity, SlotUsage
 
 VICTIMS_PER_TRANSACTION = 64
+"""Blocks; the file that passes the bound still goes as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Step:
 
 
 def make_room(ledger: Ledger, capacity: Capacity, slot: str | None = None, needed_bytes: int = 0) -> Step:
-    """Evict until `needed_bytes` more fit on a slot's account, or VICTIMS_PER_TRANSACTION files are out.
+    """Evict until `needed_bytes` more fit on a slot's account, or VICTIMS_PER_TRANSACTION blocks are out.
 
     What could not fit even with every block gone evicts nothing.
     """
@@ -62,12 +63,14 @@ def _holdings(ledger: Ledger, capacity: Capacity, usage: Mapping[int, SlotUsage]
 
 def _evict(ledger: Ledger, holdings: dict[int, Holding], capacity_bytes: int, unowned_bytes: int) -> Step:
     doomed: list[FileRecord] = []
+    blocks = 0
     while order := yielding(holdings, capacity_bytes, unowned_bytes):
         found = (ledger.oldest(slot) for slot in order)
         victim = next((file for file in found if file is not None), None)
-        if victim is None or len(doomed) == VICTIMS_PER_TRANSACTION:
+        if victim is None or blocks >= VICTIMS_PER_TRANSACTION:
             return Step(False, doomed)
         ledger.remove(victim)
         holdings[victim.slot].taken_bytes -= victim.disk_bytes
         doomed.append(victim)
+        blocks += victim.blocks
     return Step(True, doomed)

@@ -11,15 +11,19 @@ from gateway.policy.slots import Slots
 
 BLOCK_SIZE_BYTES_MAX = 256 * 1024 * 1024
 
+PACKED_BYTES_MAX = 1024 * 1024
+"""A small block lies in memory as a whole until it is written: not more than a reader may hold (sources.READ_BYTES)."""
+
 
 @dataclass(frozen=True, slots=True)
 class BlockSettings:
     """Every worker process that shares `directory` is given the same settings.
 
     `capacity_bytes` bounds the block files on disk, headers included, fills in progress included; `slots` says who may
-    take how much of it. `fills_max` bounds
-    the fills of one process that run at the same time; readahead takes at most half of them, so that a reader that
-    waits for its first byte never queues behind bytes that nobody has asked for yet.
+    take how much of it, and in blocks of which size where that is not `block_size_bytes`. `fills_max` bounds the fills
+    of one process that run at the same time; readahead takes at most half of them, so that a reader that waits for its
+    first byte never queues behind bytes that nobody has asked for yet. Blocks of at most `packed_bytes_max`, short last
+    ones and whole small objects among them, are packed together in segments; the others have a file of their own.
     """
 
     directory: Path
@@ -31,11 +35,22 @@ class BlockSettings:
     disk_threads: int = 8
     access_flush_seconds: float = 1.0
     slots: Slots = field(default_factory=Slots)
+    packed_bytes_max: int = PACKED_BYTES_MAX
+    _block_sizes: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def block_size_of(self, slot: str) -> int:
+        """The size of the blocks of a slot's objects."""
+        return self._block_sizes.get(slot, self.block_size_bytes)
 
     def __post_init__(self) -> None:
-        size = self.block_size_bytes
-        if size % CHUNK_BYTES or not CHUNK_BYTES <= size <= BLOCK_SIZE_BYTES_MAX:
-            raise ConfigError("cache.block_size", size, "a multiple of 64 KiB, 64 KiB to 256 MiB")
+        for slot in self.slots:
+            if slot.block_size_bytes is not None:
+                self._block_sizes[slot.name] = slot.block_size_bytes
+        for size in (self.block_size_bytes, *self._block_sizes.values()):
+            if size % CHUNK_BYTES or not CHUNK_BYTES <= size <= BLOCK_SIZE_BYTES_MAX:
+                raise ConfigError("cache.block_size", size, "a multiple of 64 KiB, 64 KiB to 256 MiB")
+        if not 0 <= self.packed_bytes_max <= PACKED_BYTES_MAX:
+            raise ConfigError("cache.packed_size", self.packed_bytes_max, "0 to 1 MiB")
         if self.capacity_bytes < 0:
             raise ConfigError("cache.capacity", self.capacity_bytes, "0 or more bytes")
         if self.readahead_blocks < 0:

@@ -113,6 +113,8 @@ class FillSource:
         position = first - fill.block.offset
         available = await fill.beyond(position)
         count = min(stop - fill.block.offset, available) - position
+        if fill.content is not None:
+            return fill.content[position : position + count]
         offset = fill.extent.offset + position
         if self._residency.resident(fill.file.descriptor, offset, count):
             return FileSpan(fill.file.descriptor, offset, count)

@@ -1,6 +1,7 @@
 """The block files: written under a partial name, header last, renamed into place, never changed again.
 
     data/3f/<block id>-<nonce>          published blocks, in 256 directories by the first byte of the id
+    data/3f/<32 digits>.segment         small objects packed together: appended to, and nothing else (segments.py)
     partial/w<slot>/<block id>-<nonce>  fills of one worker slot in progress
 
 Blocks can be fetched again, so nothing is synced: after a power cut the checksums tell which files are whole. Space
@@ -12,11 +13,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from gateway.blocks import layout
+from gateway.blocks import layout, segments
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.open_file import OpenFile
 from gateway.errors import BlockDamaged, StoreUnavailable
@@ -25,13 +28,16 @@ DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
 
 
+BUFFERS_MAX = 1024
+"""What one pwritev takes (IOV_MAX)."""
+
 DIRECTORIES = 256
 """Published files lie in as many directories."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScannedFile:
-    """A published file as it describes itself: nothing (None) where it is not whole by its header and its length.
+    """A published file as it describes itself: no blocks where it is not whole by its header and its length.
 
     The bytes themselves are checked when they are read.
     """
@@ -39,8 +45,7 @@ class ScannedFile:
     name: str
     disk_bytes: int
     modified_ns: int
-    block: Block | None = None
-    extent: Extent | None = None
+    blocks: Sequence[tuple[Block, Extent]] = ()
 
 
 class BlockStore:
@@ -101,6 +106,35 @@ class BlockStore:
                 rest = rest[written:]
         except OSError as error:
             raise StoreUnavailable(f"a block file cannot be written: {error}") from error
+
+    def append(self, file: str, buffers: Sequence[bytes | memoryview], offset: int, *, new: bool) -> bool:
+        """All of `buffers` to a published file that ends at `offset`, made where it is `new`.
+
+        False when there is no such file any more. StoreUnavailable when the disk does not take it.
+        """
+        flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if new else 0)
+        try:
+            descriptor = os.open(self._place(file), flags, FILE_MODE)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise StoreUnavailable(f"a segment cannot be opened: {error}") from error
+        try:
+            _write_all(descriptor, buffers, offset)
+            return True
+        except OSError as error:
+            raise StoreUnavailable(f"a segment cannot be written: {error}") from error
+        finally:
+            os.close(descriptor)
+
+    def disk_bytes(self, file: str) -> int | None:
+        """What a published file takes, in whole pages; None when it is gone."""
+        try:
+            return layout.in_pages(os.stat(self._place(file), follow_symlinks=False).st_size)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreUnavailable(f"a block file cannot be looked at: {error}") from error
 
     def publish(self, file: str) -> None:
         """Move a finished partial file to its place."""
@@ -169,18 +203,15 @@ class BlockStore:
         return os.path.lexists(self._place(file))
 
     def describe(self, file: str) -> ScannedFile | None:
-        """What a published file's header says; None when the file is gone. StoreUnavailable when it cannot be read."""
+        """What a published file's headers say; None when the file is gone. StoreUnavailable when it cannot be read."""
         try:
             with open(self._place(file), "rb") as opened:
                 facts = os.fstat(opened.fileno())
-                start = opened.read(layout.ALIGNMENT_BYTES)
-                described = ScannedFile(file, layout.in_pages(facts.st_size), facts.st_mtime_ns)
-                try:
-                    header = start + opened.read(layout.header_bytes(start) - len(start))
-                    block, extent = _described(file, header, facts.st_size)
-                except BlockDamaged:
-                    return described
-                return replace(described, block=block, extent=extent)
+                if segments.is_segment(file):
+                    blocks = list(segments.walk(file, opened.fileno(), facts.st_size))
+                else:
+                    blocks = _block_in(file, opened, facts.st_size)
+                return ScannedFile(file, layout.in_pages(facts.st_size), facts.st_mtime_ns, blocks)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -202,6 +233,26 @@ class BlockStore:
             return
         except OSError as error:
             raise StoreUnavailable(f"a block file cannot be removed: {error}") from error
+
+
+def _block_in(file: str, opened: BinaryIO, size_bytes: int) -> list[tuple[Block, Extent]]:
+    start = opened.read(layout.ALIGNMENT_BYTES)
+    try:
+        header = start + opened.read(layout.header_bytes(start) - len(start))
+        return [_described(file, header, size_bytes)]
+    except BlockDamaged:
+        return []
+
+
+def _write_all(descriptor: int, buffers: Sequence[bytes | memoryview], offset: int) -> None:
+    rest = [memoryview(buffer) for buffer in buffers]
+    while rest:
+        written = os.pwritev(descriptor, rest[:BUFFERS_MAX], offset)
+        offset += written
+        while rest and written >= len(rest[0]):
+            written -= len(rest.pop(0))
+        if rest:
+            rest[0] = rest[0][written:]
 
 
 def _described(file: str, header: bytes, size_bytes: int) -> tuple[Block, Extent]:

@@ -12,7 +12,6 @@ from itertools import islice
 
 from gateway.blocks import layout
 from gateway.blocks.directory import BlockDirectory
-from gateway.blocks.layout import Block
 from gateway.blocks.ledger import Ledger
 from gateway.blocks.records import BlockRecord, FileRecord
 from gateway.blocks.store import ScannedFile
@@ -31,11 +30,24 @@ def survey(directory: BlockDirectory, slots: Slots) -> Iterator[None]:
         names = iter(directory.store.listing(number))
         while batch := list(islice(names, FILES_PER_STEP)):
             found = [file for name in batch if (file := directory.store.describe(name)) is not None]
-            directory.unlink_doomed(_Step(directory, slots, number).take_in(found))
-            yield
+            for few in _few_blocks(found):
+                directory.unlink_doomed(_Step(directory, slots, number).take_in(few))
+                yield
         directory.index.surveyed(number)
         directory.shrink()
         yield
+
+
+def _few_blocks(found: Sequence[ScannedFile]) -> Iterator[list[ScannedFile]]:
+    """The files in portions of FILES_PER_STEP blocks, or of one file that holds more."""
+    few: list[ScannedFile] = []
+    for file in found:
+        if few and sum(len(one.blocks) for one in (*few, file)) > FILES_PER_STEP:
+            yield few
+            few = []
+        few.append(file)
+    if few:
+        yield few
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +74,25 @@ class _Step:
         return doomed
 
     def _put_right(self, ledger: Ledger, known: FileRecord, file: ScannedFile) -> None:
-        if file.block is None:
+        if not file.blocks:
             return  # the header is gone or there never was one; reading finds out about the rest
-        slot = ledger.slot(self._slot_of(file.block))
+        slot = ledger.slot(self._slot_of(file))
         if slot != known.slot:
             ledger.move(known, slot)
 
     def _enter(self, ledger: Ledger, file: ScannedFile) -> bool:
-        if file.block is None or file.extent is None or ledger.has_block(file.block.id):
+        described = (
+            BlockRecord(block.id, layout.object_id(block.version.key), extent) for block, extent in file.blocks
+        )
+        blocks = ledger.unknown(described)
+        if not blocks:
             return False
-        block = BlockRecord(file.block.id, layout.object_id(file.block.version.key), file.extent)
-        slot = ledger.slot(self._slot_of(file.block))
+        slot = ledger.slot(self._slot_of(file))
         tick = min(file.modified_ns, ledger.next_tick(0) - 1)
-        ledger.insert(FileRecord(file.name, slot, file.disk_bytes, tick, (block.block_id,)), [block])
+        ledger.insert(FileRecord(file.name, slot, file.disk_bytes, tick, len(blocks)), blocks)
         return True
 
-    def _slot_of(self, block: Block) -> str:
-        key = block.version.key
+    def _slot_of(self, file: ScannedFile) -> str:
+        """The slot of the first block: a segment goes as a whole, whatever became of the slots of its objects."""
+        key = file.blocks[0][0].version.key
         return self.slots.find(key.bucket, key.key).name

@@ -2,6 +2,7 @@
 
 blocks      block id → BlockRecord
 files       file → FileRecord
+contents    (file, block id) → nothing: which blocks lie in a file
 access      (slot, tick, file) → nothing: each slot's files, the oldest first
 objects     (object id, block id) → nothing: the blocks of one object
 reserved    (worker, file) → bytes and slot: what fills in progress will take
@@ -31,6 +32,7 @@ class Tables:
 
     blocks: Table
     files: Table
+    contents: Table
     access: Table
     objects: Table
     reserved: Table

@@ -145,10 +145,9 @@ def _files(settings: Settings) -> Iterator[ConfigError]:
 
 def _capacity(settings: Settings) -> Iterator[ConfigError]:
     cache = settings.cache
-    if cache.capacity_bytes < BLOCKS_MIN * cache.block_size_bytes:
-        yield ConfigError(
-            "cache.capacity", cache.capacity_bytes, f"at least {BLOCKS_MIN} blocks of {cache.block_size_bytes} bytes"
-        )
+    largest = max(cache.block_size_bytes, *(slot.block_size_bytes or 0 for slot in settings.slots), 0)
+    if cache.capacity_bytes < BLOCKS_MIN * largest:
+        yield ConfigError("cache.capacity", cache.capacity_bytes, f"at least {BLOCKS_MIN} blocks of {largest} bytes")
     promised = sum(slot.capacity_bytes or 0 for slot in settings.slots)
     if promised > cache.capacity_bytes:
         allowed = f"all slots together at most cache.capacity ({cache.capacity_bytes} bytes)"
@@ -173,11 +172,11 @@ def _slots(settings: Settings) -> Iterator[ConfigError]:
             yield ConfigError(f"slots[{i}].prefix", slot.prefix, "unique")
         names.add(slot.name)
         prefixes.add(slot.prefix)
-        limit = slot.capacity_limit_bytes
+        limit, block_size_bytes = slot.capacity_limit_bytes, slot.block_size_bytes or settings.cache.block_size_bytes
         if limit is not None and not (slot.capacity_bytes or 0) <= limit <= settings.cache.capacity_bytes:
             yield ConfigError(f"slots[{i}].capacity_limit", limit, "at least capacity, at most cache.capacity")
-        elif limit is not None and limit < BLOCKS_MIN * settings.cache.block_size_bytes:
-            allowed = f"at least {BLOCKS_MIN} blocks of {settings.cache.block_size_bytes} bytes"
+        elif limit is not None and limit < BLOCKS_MIN * block_size_bytes:
+            allowed = f"at least {BLOCKS_MIN} blocks of {block_size_bytes} bytes"
             yield ConfigError(f"slots[{i}].capacity_limit", limit, allowed)
         if slot.consistency == "snapshot":
             yield ConfigError(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import SecretStr
+from pydantic import AfterValidator, SecretStr
 
 from gateway.config.fields import (
     BandwidthBytesPerSecond,
@@ -13,6 +13,7 @@ from gateway.config.fields import (
     S3Prefix,
     Section,
     SizeBytes,
+    power_of_two,
     setting,
 )
 
@@ -106,6 +107,15 @@ class SlotSettings(Section):
         allowed="at least capacity, at most cache.capacity",
         toml="capacity_limit",
         gt=0,
+    )
+    block_size_bytes: Annotated[SizeBytes, AfterValidator(power_of_two)] | None = setting(
+        None,
+        "Objects of the slot are cached in blocks of this size. Omitted: cache.block_size. Blocks of another size, "
+        "cached before a change, are not found again and leave in time.",
+        allowed="a power of two, 64KiB to 64MiB",
+        toml="block_size",
+        ge=64 * 2**10,
+        le=64 * 2**20,
     )
     eviction: Literal["epoch", "s3-fifo", "lru"] | None = setting(
         None, "Which blocks leave first when room is needed.", allowed="epoch, s3-fifo or lru"

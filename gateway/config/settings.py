@@ -225,6 +225,15 @@ class CacheSettings(Section):
         ge=64 * 2**10,
         le=64 * 2**20,
     )
+    packed_bytes_max: SizeBytes = setting(
+        "1MiB",
+        "Blocks of at most this size, small objects above all, are packed together in segment files of up to 16 MiB; "
+        "0 gives every block a file of its own.",
+        allowed="0 to 1MiB",
+        toml="packed_size",
+        ge=0,
+        le=2**20,
+    )
     persistent: bool = setting(
         False,
         "The directory outlives the pod or the machine's restart; write-back needs it.",

@@ -165,7 +165,7 @@ class Work:
         """Every block of a version, as far as there is room."""
         try:
             async with asyncio.TaskGroup() as group:
-                for piece in self._tools.blocks.pieces(version):
+                for piece in self._tools.blocks.pieces(version, slot.name):
                     await self._turn()
                     group.create_task(self._fetch_piece(version, slot, piece))
         except BaseExceptionGroup as errors:

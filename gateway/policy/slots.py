@@ -19,7 +19,7 @@ class Slot:
     `stale_if_unreachable_seconds` more.
 
     Of the cache directory, `capacity_bytes` are guaranteed to the slot, and it takes at most `capacity_limit_bytes`
-    (None: all that is idle).
+    (None: all that is idle). Its objects are cached in blocks of `block_size_bytes` (None: of the cache's size).
     """
 
     name: str
@@ -31,6 +31,7 @@ class Slot:
     stale_if_unreachable_seconds: float = 0.0
     capacity_bytes: int = 0
     capacity_limit_bytes: int | None = None
+    block_size_bytes: int | None = None
 
 
 DEFAULT_SLOT = Slot("default", Prefix(""))

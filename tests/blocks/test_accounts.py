@@ -51,6 +51,7 @@ def fill_now(opened: OpenDirectory, block: Block) -> None:
 def kill(opened: OpenDirectory) -> None:
     """End as SIGKILL would: the kernel takes the lock back, nothing else happens."""
     opened.blocks.index.close()
+    opened.claims.close()
     opened._slots.give_back_own()
 
 
@@ -94,7 +95,7 @@ class Accounts(RuleBasedStateMachine):
 
     def _follow_evictions(self) -> None:
         """What went was the oldest of a slot that had more than it is guaranteed, and no more than was needed."""
-        left = {block_id for file in self.opened.blocks.index.files() for block_id in file.block_ids}
+        left = {block.block_id for block in self.opened.blocks.index.blocks()}
         crowded = sum(map(self._taken, self.model)) > self.capacity
         last = 0
         for slot, blocks in self.model.items():
@@ -178,7 +179,8 @@ class Accounts(RuleBasedStateMachine):
     def touch(self, data: st.DataObject) -> None:
         cached = [(slot, block_id) for slot, blocks in self.model.items() for block_id in blocks]
         used = data.draw(st.lists(st.sampled_from(cached), unique=True))
-        self.opened.blocks.index.touch([*(block_id for _, block_id in used), b"never heard of" * 2])
+        extents = [self.opened.blocks.index.lookup(block_id) for _, block_id in used]
+        self.opened.blocks.index.touch([*(extent.file for extent in extents if extent is not None), "never heard of"])
         for slot, block_id in used:
             self.model[slot].move_to_end(block_id)
 

@@ -45,8 +45,9 @@ async def check(directory: Path) -> None:
     async with open_cache(directory, make_origin(), capacity_bytes=CAPACITY, block_size_bytes=64 * KIB) as cache:
         usage = cache.usage()
         indexed = {file.file: file.disk_bytes for file in cache._tools.directory.index.files()}
-        assert {path.name for path in block_files(directory)} == set(indexed)
-        assert (usage.blocks, usage.used_bytes, usage.reserved_bytes) == (len(indexed), sum(indexed.values()), 0)
+        assert indexed == {path.name: layout.in_pages(path.stat().st_size) for path in block_files(directory)}
+        assert (usage.used_bytes, usage.reserved_bytes) == (sum(indexed.values()), 0)
+        assert usage.blocks == sum(1 for _ in cache._tools.directory.index.blocks())
         assert usage.used_bytes <= CAPACITY
         assert partial_files(directory) == []
     origin = make_origin()

@@ -204,6 +204,13 @@ def test_all_errors_are_reported_at_once_with_key_value_and_what_is_allowed(tmp_
             '[[slots]]\nname = "a"\nprefix = "s3://b/"\ncapacity_limit = "60MiB"\n',
             "slots[0].capacity_limit",
         ),
+        (
+            '[cache]\ncapacity = "256MiB"\n[[slots]]\nname = "a"\nprefix = "s3://b/"\nblock_size = "64MiB"\n',
+            "cache.capacity",
+        ),
+        ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nblock_size = "3MiB"\n', "slots[0].block_size"),
+        ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nblock_size = "32KiB"\n', "slots[0].block_size"),
+        ('[cache]\npacked_size = "2MiB"\n', "cache.packed_size"),
         ("server = 5\n", "server"),
         ("[slots]\n", "slots"),
         ("not toml", "config"),

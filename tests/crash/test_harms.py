@@ -39,7 +39,9 @@ READERS = 6
 HARMERS = 3
 BUCKET = "bucket"
 BLOCK_SIZE_BYTES = 256 * 1024
+PACKED_BYTES_MAX = 64 * 1024
 OBJECTS = {f"object/{number}": 900_000 + 12_345 * number for number in range(10)}
+OBJECTS |= {f"small/{number}": 60_000 + 123 * number for number in range(10)}
 CAPACITY_BYTES = 36 * BLOCK_SIZE_BYTES
 """Some of the objects do not fit, so that there are always fills."""
 
@@ -60,7 +62,11 @@ def running() -> Iterator[tuple[GatewayProcess, StrictOrigin]]:
                 "access_key_id": ACCESS_KEY_ID,
                 "secret_access_key": SECRET_ACCESS_KEY,
             },
-            "cache": {"capacity": str(CAPACITY_BYTES), "block_size": str(BLOCK_SIZE_BYTES)},
+            "cache": {
+                "capacity": str(CAPACITY_BYTES),
+                "block_size": str(BLOCK_SIZE_BYTES),
+                "packed_size": str(PACKED_BYTES_MAX),
+            },
             "slots": [{"name": "still", "prefix": f"s3://{BUCKET}/", "consistency": "immutable"}],
         }
         with GatewayProcess(config) as gateway:

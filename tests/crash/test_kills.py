@@ -39,9 +39,13 @@ SECONDS_MAX = 180 + KILLS * 10
 WORKERS = 4
 CLIENTS = 8
 BUCKET = "bucket"
-OBJECTS = 24
+OBJECTS = 48
 OBJECT_SIZE_BYTES = 1_234_567
+SMALL_SIZE_BYTES = 60_000
 BLOCK_SIZE_BYTES = 256 * 1024
+PACKED_BYTES_MAX = 64 * 1024
+"""Small objects and what clients write are packed into segments; the blocks of large ones have files of their own."""
+
 CAPACITY_BYTES = 56 * BLOCK_SIZE_BYTES
 """Half of the objects fit: every run fills, evicts and refills."""
 
@@ -67,7 +71,11 @@ def config_of(origin: StrictOrigin, port: int) -> dict[str, Any]:
             "access_key_id": ACCESS_KEY_ID,
             "secret_access_key": SECRET_ACCESS_KEY,
         },
-        "cache": {"capacity": str(CAPACITY_BYTES), "block_size": str(BLOCK_SIZE_BYTES)},
+        "cache": {
+            "capacity": str(CAPACITY_BYTES),
+            "block_size": str(BLOCK_SIZE_BYTES),
+            "packed_size": str(PACKED_BYTES_MAX),
+        },
         "slots": [{"name": "kept", "prefix": f"s3://{BUCKET}/kept/", "consistency": "immutable"}],
     }
 
@@ -89,7 +97,8 @@ def world_of(origin: StrictOrigin) -> World:
     """Clients write some keys; the large objects stay as they are."""
     world = World(BUCKET, {**WRITTEN, **dict.fromkeys(COLD, STRICT)}, list(WRITTEN), breaks_allowed=True)
     for number, key in enumerate(COLD):
-        value = Value(10**9 + number, OBJECT_SIZE_BYTES + number)
+        size_bytes = SMALL_SIZE_BYTES if number % 2 else OBJECT_SIZE_BYTES
+        value = Value(10**9 + number, size_bytes + number)
         world.values[value.etag] = value
         origin.model.buckets[BUCKET].put(StoredObject(key, BytesContent(value.content), value.etag, 0.0))
         world.end(key, world.begin(key, value.etag, own=False))

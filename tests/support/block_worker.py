@@ -1,5 +1,7 @@
 """A worker process on a shared cache directory: reads random ranges, checks every byte, and may kill itself.
 
+Some of the blocks are packed into segments, the others have files of their own.
+
     python -m tests.support.block_worker DIRECTORY SLOT SEED READS CAPACITY DIE_AT
 
 Prints `died` before the DIE_AT-th step that changes the disk (0: never), or `done MISMATCHES` at the end.
@@ -23,6 +25,7 @@ from tests.support.blocks import BLOCK, KIB, content_of, make_origin, open_cache
 
 OBJECTS = 12
 READERS = 3
+PACKED = 40 * KIB
 
 
 def objects(origin: MemoryOrigin) -> list[ObjectVersion]:
@@ -69,10 +72,12 @@ async def work(directory: Path, slot: int, seed: int, reads: int, capacity: int,
                 await cache.invalidate(version.key)
         return wrong
 
-    async with open_cache(directory, origin, worker=slot, capacity_bytes=capacity, block_size_bytes=64 * KIB) as cache:
-        for name in ("pwrite", "rename", "unlink"):
+    async with open_cache(
+        directory, origin, worker=slot, capacity_bytes=capacity, block_size_bytes=64 * KIB, packed_bytes_max=PACKED
+    ) as cache:
+        for name in ("pwrite", "pwritev", "rename", "unlink"):
             mortal.watch(os, name)
-        for name in ("reserve", "commit", "release", "drop", "drop_object", "forget_doomed", "touch"):
+        for name in ("reserve", "commit", "extend", "release", "drop", "drop_object", "forget_doomed", "touch"):
             mortal.watch(BlockIndex, name)
         return sum(await asyncio.gather(*(reader() for _ in range(READERS))))
 

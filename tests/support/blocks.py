@@ -71,6 +71,7 @@ class CountingObserver:
     fills: int = 0
     failed_fills: int = 0
     unavailable: int = 0
+    not_kept_blocks: int = 0
     evicted_of: dict[str, int] = field(default_factory=dict)
     usages: list[Mapping[str, SlotUsage]] = field(default_factory=list)
 
@@ -95,6 +96,9 @@ class CountingObserver:
 
     def fill_failed(self, slot: str) -> None:
         self.failed_fills += 1
+
+    def not_kept(self, slot: str, blocks: int) -> None:
+        self.not_kept_blocks += blocks
 
     def store_unavailable(self) -> None:
         self.unavailable += 1
@@ -190,7 +194,8 @@ async def open_cache(
     observer: CacheObserver | None = None,
     **settings: Any,
 ) -> AsyncIterator[BlockCache]:
-    settings = {"block_size_bytes": BLOCK, "disk_threads": 2, **settings}
+    """Every block has a file of its own, unless `packed_bytes_max` says otherwise."""
+    settings = {"block_size_bytes": BLOCK, "disk_threads": 2, "packed_bytes_max": 0, **settings}
     cache = await BlockCache.open(
         BlockSettings(directory, capacity_bytes, **settings),
         origin,
@@ -227,7 +232,7 @@ async def read(cache: BlockCache, version: ObjectVersion, byte_range: ByteRange 
 def by_last_use(index: BlockIndex) -> list[bytes]:
     """Every block id, the least recently used first."""
     files = sorted(index.files(), key=lambda file: file.tick)
-    return [block_id for file in files for block_id in file.block_ids]
+    return [block_id for file in files for block_id in index.contents(file.file)]
 
 
 def block_files(directory: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """Worker processes on one cache directory, told what to read and when to leave: who fills, who follows, who dies.
 
-    python -m tests.support.fill_worker DIRECTORY SLOT ENDPOINT CAPACITY
+    python -m tests.support.fill_worker DIRECTORY SLOT ENDPOINT CAPACITY PACKED
 
 Says `ready`, then obeys the lines on its standard input: `read KEY ETAG SIZE READERS OWNER` has that many readers read
 a whole generated object at once and says `right`, or `wrong` and what was; `leave` has all readers leave and says
@@ -36,9 +36,17 @@ _ROOT = Path(__file__).parents[2]
 class FillWorker:
     """One worker process, killed at the latest when the block that it is made for ends."""
 
-    def __init__(self, directory: Path, slot: int, endpoint_url: str, *, capacity_bytes: int = 64 * 1024 * KIB) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        slot: int,
+        endpoint_url: str,
+        *,
+        capacity_bytes: int = 64 * 1024 * KIB,
+        packed_bytes_max: int = 0,
+    ) -> None:
         command = [sys.executable, "-m", "tests.support.fill_worker"]
-        arguments = [str(directory), str(slot), endpoint_url, str(capacity_bytes)]
+        arguments = [str(directory), str(slot), endpoint_url, str(capacity_bytes), str(packed_bytes_max)]
         self._process = subprocess.Popen(
             [*command, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT
         )
@@ -126,14 +134,19 @@ class Obedient:
         print("left", flush=True)
 
 
-async def work(directory: Path, slot: int, endpoint_url: str, capacity_bytes: int) -> None:
+async def work(directory: Path, slot: int, endpoint_url: str, capacity_bytes: int, packed_bytes_max: int) -> None:
     credentials = StaticCredentials(KeyPair(ACCESS_KEY_ID, SECRET_ACCESS_KEY, None))
     settings = OriginSettings(endpoint_url=endpoint_url, region="us-east-1", addressing_style="path")
     origin = S3Origin(settings, credentials, SystemClock(), instance_id="test")
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     async with open_cache(
-        directory, origin, worker=slot, capacity_bytes=capacity_bytes, block_size_bytes=BLOCK
+        directory,
+        origin,
+        worker=slot,
+        capacity_bytes=capacity_bytes,
+        block_size_bytes=BLOCK,
+        packed_bytes_max=packed_bytes_max,
     ) as cache:
         print("ready", flush=True)
         await Obedient(cache).obey(lines)
@@ -141,8 +154,8 @@ async def work(directory: Path, slot: int, endpoint_url: str, capacity_bytes: in
 
 
 def main() -> None:
-    directory, slot, endpoint_url, capacity_bytes = sys.argv[1:]
-    asyncio.run(work(Path(directory), int(slot), endpoint_url, int(capacity_bytes)))
+    directory, slot, endpoint_url, capacity_bytes, packed_bytes_max = sys.argv[1:]
+    asyncio.run(work(Path(directory), int(slot), endpoint_url, int(capacity_bytes), int(packed_bytes_max)))
 
 
 if __name__ == "__main__":

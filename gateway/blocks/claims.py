@@ -1,0 +1,173 @@
+"""Who fetches a small block: a table of claims in memory that all processes share.
+
+A fill of its own row and file in the index, as large blocks have, would cost more than fetching 100 KB. So a process
+claims a cell, which the block's fill key chooses, and whoever finds it claimed waits at the claimant's bell until it is
+free, then looks into the index. The claimant rings only where somebody has said that he waits.
+
+    cell   u64: 0, or 1 bit somebody waits, 15 bits worker slot + 1, 48 bits tag of the fill key
+    count  u64, one for each worker slot behind the cells: how many claims it has, written by its process alone
+
+The process that made a claim holds a lock on its bell, `slots/w<n>.bell`: the kernel takes it back from a killed one,
+and closes the file, which wakes those who watch it. Claims are a courtesy: where two blocks want one cell, the second
+is fetched without, and might be fetched twice. A cell is changed under a lock on its eight bytes, held for the moment:
+this may run on the event loop.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.blocks.store import FILE_MODE
+from gateway.errors import StoreUnavailable
+
+CELLS = 65_536
+_CELL_BYTES = 8
+WORKERS_MAX = 512
+FILE_BYTES = (CELLS + WORKERS_MAX) * _CELL_BYTES
+_TAG_BITS = 48
+_TAG = (1 << _TAG_BITS) - 1
+_AWAITED = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The cell that a fill key chooses, and what tells it from others there."""
+
+    cell: int
+    tag: int
+
+    def held_by(self, worker: int) -> int:
+        """What the cell holds while a worker has it for this key and nobody waits."""
+        return (worker + 1) << _TAG_BITS | self.tag
+
+
+def place_of(fill_key: bytes) -> Place:
+    """Of a block's id and its audience (shared_fills.fill_key)."""
+    mixed = int.from_bytes(fill_key[:8], "little") ^ int.from_bytes(fill_key[-8:], "little")
+    return Place(int.from_bytes(fill_key[8:12], "little") % CELLS, mixed & _TAG)
+
+
+class Claims:
+    """The table and the bells, as one worker process uses them. Opening and closing blocks."""
+
+    def __init__(self, directory: Path, worker: int) -> None:
+        self.worker = worker
+        self._slots = directory / "slots"
+        self._table = _open_table(directory / "claims")
+        self._map = mmap.mmap(self._table, FILE_BYTES)
+        self._cells = memoryview(self._map).cast("Q")
+        self._bells: dict[int, int] = {}
+        fcntl.flock(self.bell(worker), fcntl.LOCK_EX)
+
+    def close(self) -> None:
+        self._cells.release()
+        self._map.close()
+        os.close(self._table)
+        while self._bells:
+            os.close(self._bells.popitem()[1])
+
+    def claim(self, place: Place, dead: int | None = None) -> int | None:
+        """The worker that has the claim now: this one, or one to be waited for; None when another block has the cell.
+
+        `dead` had the claim and was seen dead.
+        """
+        with self._locked(place.cell):
+            held = self._cells[place.cell] & ~_AWAITED
+            holder = (held >> _TAG_BITS) - 1
+            if held and held & _TAG != place.tag and holder != dead:
+                return None
+            if held and holder not in (self.worker, dead):
+                return holder
+            if holder != self.worker:
+                self._cells[place.cell] = place.held_by(self.worker) | (self._cells[place.cell] & _AWAITED)
+                self._cells[CELLS + self.worker] += 1
+            return self.worker
+
+    def await_release(self, place: Place, holder: int) -> bool:
+        """Say that somebody waits for a claim; False when it is there no more."""
+        with self._locked(place.cell):
+            held = self._cells[place.cell]
+            if held & ~_AWAITED != place.held_by(holder):
+                return False
+            self._cells[place.cell] = held | _AWAITED
+            return True
+
+    def release(self, place: Place) -> None:
+        """Give a claim back, and tell those who wait."""
+        with self._locked(place.cell):
+            held = self._cells[place.cell]
+            if held & ~_AWAITED != place.held_by(self.worker):
+                return
+            self._cells[place.cell] = 0
+            self._cells[CELLS + self.worker] -= 1
+        if held & _AWAITED:
+            self._ring(self.worker)
+
+    def forget(self, worker: int) -> None:
+        """Give back every claim of a worker slot whose process is gone, or has just begun."""
+        held_by = worker + 1
+        self._cells[CELLS + worker] = 0
+        claimed = [cell for cell, held in enumerate(self._cells[:CELLS].tolist()) if held]
+        for cell in claimed:
+            with self._locked(cell):
+                if (self._cells[cell] & ~_AWAITED) >> _TAG_BITS == held_by:
+                    self._cells[cell] = 0
+        self._ring(worker)
+
+    def others_claim(self) -> bool:
+        """Whether other processes fetch small blocks now."""
+        return any(count for worker, count in enumerate(self._cells[CELLS:]) if worker != self.worker)
+
+    def lives(self, worker: int) -> bool:
+        """Whether a process has a worker slot's bell."""
+        try:
+            fcntl.flock(self.bell(worker), fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(self.bell(worker), fcntl.LOCK_UN)
+        return False
+
+    def bell(self, worker: int) -> int:
+        """The descriptor of a worker slot's bell, to be watched; it stays open until `close`.
+
+        StoreUnavailable when it cannot be opened.
+        """
+        descriptor = self._bells.get(worker)
+        if descriptor is None:
+            # For writing only one's own: that it is closed shall mean that its process is gone.
+            flags = (os.O_RDWR if worker == self.worker else os.O_RDONLY) | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            try:
+                descriptor = self._bells[worker] = os.open(self._slots / f"w{worker}.bell", flags, FILE_MODE)
+            except OSError as error:
+                raise StoreUnavailable(f"a worker's bell cannot be opened: {error}") from error
+        return descriptor
+
+    def _ring(self, worker: int) -> None:
+        # A file system gone read-only: those who wait look for themselves a little later.
+        with suppress(OSError, StoreUnavailable):
+            os.utime(self.bell(worker))
+
+    @contextmanager
+    def _locked(self, cell: int) -> Iterator[None]:
+        fcntl.lockf(self._table, fcntl.LOCK_EX, _CELL_BYTES, cell * _CELL_BYTES)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._table, fcntl.LOCK_UN, _CELL_BYTES, cell * _CELL_BYTES)
+
+
+def _open_table(path: Path) -> int:
+    """The file, whole on disk: a page that could not be backed would kill the process that touches it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+    try:
+        os.posix_fallocate(descriptor, 0, FILE_BYTES)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

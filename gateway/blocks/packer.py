@@ -1,0 +1,146 @@
+"""Small objects on their way to disk: gathered in memory, written many at once.
+
+Their readers have been served by then: nobody waits for the disk. What waits to be written is bounded: beyond that,
+fetching goes no faster than the disk takes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.blocks.observer import CacheObserver
+from gateway.blocks.packing import Appended, SegmentAppender
+from gateway.blocks.segments import SmallBlock
+from gateway.blocks.threads import DiskThreads
+from gateway.clock import Clock
+from gateway.errors import StoreUnavailable
+
+GATHERING_SECONDS = 0.01
+"""How long the first of a batch waits for others; a process that waits for the object waits as long."""
+
+BATCH_BYTES = 4 * 1024 * 1024
+BATCH_BLOCKS = 256
+"""One transaction of about a millisecond."""
+
+WAITING_BYTES_MAX = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A small block to be kept on a slot's account; `landed` says in the end whether it is."""
+
+    small: SmallBlock
+    slot: str
+    started: float
+    landed: asyncio.Future[bool]
+
+
+class Packer:
+    """What one process writes of small objects. Event loop only."""
+
+    def __init__(
+        self,
+        appender: SegmentAppender,
+        threads: DiskThreads,
+        clock: Clock,
+        observer: CacheObserver,
+        waiting_bytes_max: int = WAITING_BYTES_MAX,
+    ) -> None:
+        self._appender = appender
+        self._threads = threads
+        self._clock = clock
+        self._observer = observer
+        self._waiting_bytes_max = waiting_bytes_max
+        self._waiting: deque[Waiting] = deque()
+        self._eased = asyncio.Event()
+        self._pumping: asyncio.Task[None] | None = None
+        self.waiting_bytes = 0
+
+    async def put(self, small: SmallBlock, slot: str, started: float) -> asyncio.Future[bool]:
+        """Have a block written, in good time; returns once there is room in memory for it to wait."""
+        while self.waiting_bytes and self.waiting_bytes + small.block.length > self._waiting_bytes_max:
+            self._eased.clear()
+            await self._eased.wait()
+        waiting = Waiting(small, slot, started, asyncio.get_running_loop().create_future())
+        self.waiting_bytes += small.block.length
+        self._waiting.append(waiting)
+        if self._pumping is None:
+            self._pumping = asyncio.create_task(self._pump(), name="small object writer")
+        return waiting.landed
+
+    async def drain(self) -> None:
+        """Wait until nothing waits."""
+        while self._pumping is not None:
+            await asyncio.shield(self._pumping)
+
+    async def _pump(self) -> None:
+        try:
+            while self._waiting:
+                await asyncio.sleep(
+                    GATHERING_SECONDS
+                )  # not of the clock: no promise hangs on it, tests need not wind it
+                await self._write_all(self._take_batches())
+        finally:
+            self._pumping = None
+
+    async def _write_all(self, batches: deque[list[Waiting]]) -> None:
+        try:
+            while batches:
+                await self._write(batches.popleft())
+        except BaseException:
+            for batch in (*batches, *self._take_batches()):
+                self._not_kept(batch)
+            raise
+
+    def _take_batches(self) -> deque[list[Waiting]]:
+        """All that waits now, in batches of one slot each."""
+        batches: deque[list[Waiting]] = deque()
+        open_batches: dict[str, list[Waiting]] = {}
+        sizes: dict[str, int] = {}
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            batch = open_batches.get(waiting.slot)
+            if batch is None or sizes[waiting.slot] > BATCH_BYTES or len(batch) == BATCH_BLOCKS:
+                batch = open_batches[waiting.slot] = []
+                sizes[waiting.slot] = 0
+                batches.append(batch)
+            batch.append(waiting)
+            sizes[waiting.slot] += waiting.small.block.length
+        return batches
+
+    async def _write(self, batch: list[Waiting]) -> None:
+        while batch:
+            blocks = [waiting.small for waiting in batch]
+            try:
+                appended = await self._threads.index(self._appender.append, batch[0].slot, blocks)
+            except StoreUnavailable:
+                self._not_kept(batch)
+                return
+            except BaseException:
+                self._not_kept(batch)
+                raise
+            self._kept(batch[: appended.blocks], appended)
+            batch = batch[appended.blocks :]
+
+    def _kept(self, batch: Sequence[Waiting], appended: Appended) -> None:
+        appended.evicted.tell(self._observer)
+        now = self._clock.monotonic()
+        for waiting in batch:
+            self._observer.fill_finished(waiting.slot, now - waiting.started, waiting.small.block.length)
+        self._landed(batch, kept=True)
+
+    def _not_kept(self, batch: Sequence[Waiting]) -> None:
+        for waiting in batch:
+            self._observer.fill_failed(waiting.slot)
+        self._observer.not_kept(batch[0].slot, len(batch))
+        self._landed(batch, kept=False)
+
+    def _landed(self, batch: Sequence[Waiting], *, kept: bool) -> None:
+        for waiting in batch:
+            self.waiting_bytes -= waiting.small.block.length
+            if not waiting.landed.done():
+                waiting.landed.set_result(kept)
+        self._eased.set()

@@ -1,0 +1,116 @@
+"""Filling a small block: fetched into memory, given to its readers from there, then packed.
+
+One process fetches it at a time (claims.py). Nobody waits for the disk but the other processes, which find the block
+in the index once it is written. A disk that does not take it costs its readers nothing.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from gateway.blocks.claims import Claims, Place, place_of
+from gateway.blocks.coalescing import Fill, FillUnneeded
+from gateway.blocks.index import BlockIndex
+from gateway.blocks.observer import CacheObserver
+from gateway.blocks.packer import Packer
+from gateway.blocks.pinned_get import PinnedGet
+from gateway.blocks.segments import SmallBlock
+from gateway.blocks.shared_fills import fill_key
+from gateway.blocks.watching import FileWatcher
+from gateway.clock import Clock
+from gateway.errors import ForebayError
+from gateway.objects import ByteRange
+from gateway.origin.client import Origin
+
+GATHERED_BYTES = 256 * 1024
+GATHERING_SECONDS_MAX = 0.1
+"""Readers are told of this much, or of all that has come in this time: mostly once, when the block is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmallFiller:
+    """Does the work of a small block's `Fill`: called once for each, in the fill's own task."""
+
+    index: BlockIndex
+    claims: Claims
+    packer: Packer
+    watcher: FileWatcher
+    origin: Origin
+    clock: Clock
+    observer: CacheObserver
+    retries: int
+
+    async def __call__(self, fill: Fill) -> None:
+        """FillUnneeded when another process has kept the block meanwhile; else what made the fill fail."""
+        place = place_of(fill_key(fill.block, fill.headers))
+        try:
+            await self._claim(fill, place)
+            if not fill.forsaken:
+                await self._fill(fill)
+        except FillUnneeded:
+            raise
+        except ForebayError:
+            self.observer.fill_failed(fill.slot)
+            raise
+        finally:
+            self._release_when_landed(fill, place)
+
+    async def _claim(self, fill: Fill, place: Place) -> None:
+        """Wait until no other process fetches the block, or nobody waits for the fill any more."""
+        dead, waited = None, False
+        while not fill.forsaken:
+            holder = self.claims.claim(place, dead)
+            # Looked up again under the claim: whoever had it before has entered the block before giving it back.
+            if self.index.lookup(fill.block.id) is not None:
+                raise FillUnneeded("another process has kept the block")
+            if holder is None or holder == self.claims.worker:
+                return
+            if not waited:
+                self.observer.coalesced(fill.slot)
+            waited = True
+            dead = await self._wait(fill, place, holder)
+
+    async def _wait(self, fill: Fill, place: Place, holder: int) -> int | None:
+        """Wait until a claim is given back, or nobody waits for the fill; the holder, if it is dead."""
+        with self.watcher.watch(self.claims.bell(holder)) as watch:
+            while not fill.forsaken:
+                watch.clear()
+                if not self.claims.await_release(place, holder):
+                    return None
+                if not self.claims.lives(holder):
+                    return holder
+                await watch.changed()
+        return None
+
+    def _release_when_landed(self, fill: Fill, place: Place) -> None:
+        if fill.landed is None:
+            self.claims.release(place)
+        else:
+            fill.landed.add_done_callback(lambda _: self.claims.release(place))
+
+    async def _fill(self, fill: Fill) -> None:
+        started, block = self.clock.monotonic(), fill.block
+        content = memoryview(bytearray(block.length))
+        whole = ByteRange(block.offset, block.range.last)
+        get = PinnedGet(
+            self.origin, block.version, whole, fill.headers, fill.purpose, fill.slot, self.clock, self.retries
+        )
+        try:
+            await get.start()
+            await self._receive(fill, get, content)
+        finally:
+            await get.aclose()
+        fill.landed = await self.packer.put(SmallBlock(block, content), fill.slot, started)
+
+    async def _receive(self, fill: Fill, get: PinnedGet, content: memoryview) -> None:
+        received, since = 0, self.clock.monotonic()
+        async with aclosing(get.pieces()) as pieces:
+            async for piece in pieces:
+                content[received : received + len(piece)] = piece
+                received += len(piece)
+                late = self.clock.monotonic() - since >= GATHERING_SECONDS_MAX
+                if received < fill.block.length and (late or received - fill.available >= GATHERED_BYTES):
+                    fill.give(content, received)
+                    since = self.clock.monotonic()
+        fill.give(content, received)
