@@ -12,6 +12,9 @@ from gateway.operations.reply import Reply
 
 ZERO_COPY = "http.response.zerocopysend"
 
+HEADER_LINES = "forebay.header_lines"
+"""Our own server's: header lines that are ready to be sent, in the message that starts a response."""
+
 READ_SIZE_BYTES = 1024**2
 """How much of a file is read at once where zero-copy sending is not to be had (TLS, other servers)."""
 
@@ -23,12 +26,18 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 async def send_reply(reply: Reply, scope: MutableMapping[str, Any], send: Send, *, request_id: str, close: bool) -> int:
     """Send the whole answer; returns the number of body bytes sent. The caller closes the reply."""
     headers = _head(reply, request_id, close=close)
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    extensions = scope.get("extensions") or {}
+    start = {"type": "http.response.start", "status": reply.status, "headers": headers}
+    if HEADER_LINES in extensions:
+        start[HEADER_LINES] = reply.encoded.lines
+    else:
+        headers += reply.encoded.pairs
+    await send(start)
     if isinstance(reply.body, bytes):
         body = b"" if scope["method"] == "HEAD" else reply.body
         await send({"type": "http.response.body", "body": body})
         return len(body)
-    zero_copy = ZERO_COPY in (scope.get("extensions") or ())
+    zero_copy = ZERO_COPY in extensions
     if isinstance(reply.body, FileSpan):
         if zero_copy:
             await _send_span(reply.body, send, more_body=False)
@@ -42,8 +51,7 @@ async def send_reply(reply: Reply, scope: MutableMapping[str, Any], send: Send, 
 
 
 def _head(reply: Reply, request_id: str, *, close: bool) -> list[tuple[bytes, bytes]]:
-    headers = [*reply.encoded]
-    headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
     encoded_id = request_id.encode()
     headers += (_SERVER, (b"x-amz-request-id", encoded_id), (b"x-amz-id-2", b"forebay/" + encoded_id))
     if reply.cache is not None:

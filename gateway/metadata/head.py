@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from gateway.errors import OriginBodyError
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
-from gateway.s3.forwarding import towards_client
+from gateway.s3.forwarding import EncodedHeaders, towards_client
 from gateway.s3.http_dates import parse_http_date
 from gateway.s3.ranges import parse_content_range
-
-EncodedHeaders = Sequence[tuple[bytes, bytes]]
 
 _OF_THE_ANSWER = frozenset({"content-length", "content-range", "accept-ranges"})
 
@@ -37,12 +35,13 @@ class ObjectHead:
         """What an answer with all of its bytes says of the object, encoded once for all of them."""
         onward = [(name, value) for name, value in towards_client(self.headers) if name not in _OF_THE_ANSWER]
         onward.append(("accept-ranges", "bytes"))
-        return tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in onward)
+        return EncodedHeaders.of(onward)
 
     @cached_property
     def of_range(self) -> EncodedHeaders:
         """The same for a part of its bytes: clients would check a checksum of the whole against what they got."""
-        return tuple((name, value) for name, value in self.of_whole if not name.startswith(b"x-amz-checksum-"))
+        onward = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self.of_whole.pairs]
+        return EncodedHeaders.of((name, value) for name, value in onward if not name.startswith("x-amz-checksum-"))
 
 
 def object_head(key: ObjectKey, headers: Mapping[str, str], *, is_part: bool = False) -> ObjectHead:

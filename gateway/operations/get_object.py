@@ -14,7 +14,6 @@ from contextlib import aclosing
 
 from gateway.errors import OriginAnswered, OriginBodyError
 from gateway.metadata.catalog import ObjectHead, is_remembered
-from gateway.metadata.head import EncodedHeaders
 from gateway.objects import BodyStream, ByteRange, FileSpan
 from gateway.operations.exchange import Exchange
 from gateway.operations.passthrough import forward, onward_request, streamed_reply
@@ -28,7 +27,7 @@ from gateway.operations.reading import (
 from gateway.operations.reply import Reply
 from gateway.s3.conditions import evaluate_read, if_range_holds
 from gateway.s3.error_codes import s3_error
-from gateway.s3.forwarding import towards_client, without
+from gateway.s3.forwarding import EncodedHeaders, towards_client, without
 from gateway.s3.ranges import content_range, parse_range
 from gateway.s3.requests import S3Request
 
@@ -168,9 +167,8 @@ def _encoded(head: ObjectHead, asked: ByteRange | None, overrides: Mapping[str, 
     onward = head.of_whole if asked is None or head.part is not None else head.of_range
     if not overrides:
         return onward
-    given = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in overrides.items()]
-    names = {name for name, _ in given}
-    return [header for header in onward if header[0] not in names] + given
+    kept = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in onward.pairs]
+    return EncodedHeaders.of([*((name, value) for name, value in kept if name not in overrides), *overrides.items()])
 
 
 def _lengths(head: ObjectHead, asked: ByteRange | None) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway.objects import BodyStream, FileSpan
+from gateway.s3.forwarding import NO_HEADERS, EncodedHeaders
 
 
 class Closable(Protocol):
@@ -32,7 +33,7 @@ class Reply:
     body: bytes | FileSpan | BodyStream = b""
     cache: str | None = None
     resource: Closable | None = None
-    encoded: Sequence[tuple[bytes, bytes]] = ()
+    encoded: EncodedHeaders = NO_HEADERS
 
     async def aclose(self) -> None:
         """Give back all that the body holds, sent or not."""

@@ -90,7 +90,7 @@ def _format_second(second: int) -> str:
     return strftime("%Y%m%dT%H%M%SZ", gmtime(second))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=2048)
 def parse_timestamp(timestamp: str) -> float | None:
     """Seconds since the epoch of an ISO 8601 basic timestamp; None when it is not one."""
     found = _TIMESTAMP.fullmatch(timestamp)

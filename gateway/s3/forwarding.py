@@ -3,6 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+
+class EncodedHeaders(NamedTuple):
+    """Headers as they go onto the wire, made once for many answers: as pairs, and as the lines of a response head."""
+
+    pairs: tuple[tuple[bytes, bytes], ...]
+    lines: bytes
+
+    @classmethod
+    def of(cls, headers: Iterable[tuple[str, str]]) -> EncodedHeaders:
+        """Of lower-case names and latin-1 values, none of them about the body's length or the connection."""
+        pairs = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in headers)
+        return cls(pairs, b"".join(b"%b: %b\r\n" % pair for pair in pairs))
+
+
+NO_HEADERS = EncodedHeaders((), b"")
 
 HOP_BY_HOP = frozenset(
     {

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 Message = MutableMapping[str, Any]
 
 ZERO_COPY_EXTENSION = "http.response.zerocopysend"
+HEADER_LINES_EXTENSION = "forebay.header_lines"
+"""Header lines made once for many responses; none of them may be about the body's length or the connection."""
 
 _logger = logging.getLogger(__name__)
 _access_logger = logging.getLogger("uvicorn.access")
@@ -230,6 +232,7 @@ class S3Cycle(RequestResponseCycle):
             method=self.scope["method"],
             http_version=self.scope["http_version"],
             keep_alive=self.keep_alive and self.request_body.complete,
+            lines=message.get(HEADER_LINES_EXTENSION, b""),
         )
         self.writer.start(head, framing)
         self.keep_alive = framing.keep_alive

@@ -30,7 +30,7 @@ from uvicorn.server import ServerState
 
 from gateway.clock import Clock, SystemClock
 from gateway.edge.server.body_queue import BodyQueue
-from gateway.edge.server.cycle import ZERO_COPY_EXTENSION, S3Cycle
+from gateway.edge.server.cycle import HEADER_LINES_EXTENSION, ZERO_COPY_EXTENSION, S3Cycle
 from gateway.edge.server.head_parser import HeadParser, RequestHead
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.refusals import refusal_bytes
@@ -96,7 +96,7 @@ class S3Protocol(HttpToolsProtocol):
         self._write_progress: tuple[int, int] | None = None
         self._write_progress_at = 0.0
         self._wire: socket.socket | None = None
-        self._extensions: dict[str, dict[object, object]] = {}
+        self._extensions: dict[str, dict[object, object]] = {HEADER_LINES_EXTENSION: {}}
         self._heads = HeadParser(max_bytes=self._limits.max_header_bytes, max_headers=self._limits.max_headers)
         self.parser = None
 
@@ -107,7 +107,7 @@ class S3Protocol(HttpToolsProtocol):
         if self.scheme == "http":
             # Nothing is queued behind the kernel's own buffer, so "not paused" means that a file may be sent now.
             transport.set_write_buffer_limits(high=0)
-            self._extensions = {ZERO_COPY_EXTENSION: {}}
+            self._extensions[ZERO_COPY_EXTENSION] = {}
             shown = transport.get_extra_info("socket")
             self._wire = socket.socket(shown.family, shown.type, shown.proto, shown.fileno())
         self._deadline = self._now() + self._limits.head_timeout_seconds

@@ -37,14 +37,15 @@ class ResponseFraming:
 
 
 def response_head(
-    status: int, headers: Iterable[Header], *, method: str, http_version: str, keep_alive: bool
+    status: int, headers: Iterable[Header], *, method: str, http_version: str, keep_alive: bool, lines: bytes = b""
 ) -> tuple[bytes, ResponseFraming]:
     """The head's bytes and the framing of what follows.
 
-    The application's `connection` and `transfer-encoding` fields are taken as wishes. Raises RuntimeError when a field
-    would break out of its line, so that no value from an origin can forge a response.
+    `lines` are further fields that are ready to be sent. The application's `connection` and `transfer-encoding` fields
+    are taken as wishes. Raises RuntimeError when a field would break out of its line, so that no value from an origin
+    can forge a response.
     """
-    parts = [STATUS_LINE[status]]
+    parts = [STATUS_LINE[status], lines]
     length: int | None = None
     for name, value in headers:
         lowered = name.lower()

@@ -312,6 +312,25 @@ def test_the_body_must_agree_with_its_content_length(caplog: pytest.LogCaptureFi
     assert "shorter than its Content-Length" in caplog.text
 
 
+def test_lines_that_are_ready_go_along(caplog: pytest.LogCaptureFixture) -> None:
+    """As they are, and held to the same: one line end, at the end of each."""
+    lines = [b'etag: "e"\r\n', b"etag: e\n\r\n"]
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert "forebay.header_lines" in scope["extensions"]
+        start = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
+        await send(start | {"forebay.header_lines": lines[len(answers)]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    answers: list[object] = []
+    [whole] = asyncio.run(ask(app, request("GET")))
+    answers.append(whole)
+    assert (whole.status, whole.headers["etag"], whole.body) == (200, '"e"', b"ok")
+    [torn] = asyncio.run(ask(app, request("GET")))
+    assert torn.status == 500
+    assert "line break" in caplog.text
+
+
 def test_a_header_value_cannot_forge_a_response(caplog: pytest.LogCaptureFixture) -> None:
     """Line breaks from an origin's metadata never reach the wire."""
 
