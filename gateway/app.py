@@ -165,6 +165,7 @@ def _block_settings(settings: Settings) -> BlockSettings:
         packed_bytes_max=cache.packed_bytes_max,
         readahead_blocks=cache.readahead_blocks,
         slots=_slots(settings),
+        daily_writes_bytes=cache.daily_writes_bytes,
     )
 
 
@@ -195,6 +196,8 @@ def _slots(settings: Settings) -> Slots:
             slot.capacity_bytes or 0,
             slot.capacity_limit_bytes,
             slot.block_size_bytes,
+            slot.eviction,
+            slot.kept_object_bytes_max,
         )
         for slot in settings.slots
     )

@@ -9,14 +9,17 @@ ForebayError
 │   ├── OriginUnreachable      no connection, no answer in time, or the retry budget is spent
 │   ├── OriginAnswered         the origin's own error answer, to be passed on as it is
 │   └── OriginBodyError        the origin's body was short, reset, or of another version or range
+├── PinRefused             what is pinned would overlap, or take more than there is
 └── BlockError
     ├── BlockDamaged           a block's bytes are not what was written; it is dropped and counts as a miss
     └── StoreUnavailable       the cache directory cannot be used now (ENOSPC, EIO): the origin serves
+        └── NotKept                it works, and the block is not to be kept: no room, too large, enough written today
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias
 
 
 class ForebayError(Exception):
@@ -101,3 +104,18 @@ class BlockDamaged(BlockError):
 
 class StoreUnavailable(BlockError):
     """The cache directory cannot take or give bytes now."""
+
+
+NotKeptReason: TypeAlias = Literal["size", "write-budget", "room"]
+
+
+class PinRefused(ForebayError):
+    """What is pinned would overlap, or take more than there is."""
+
+
+class NotKept(StoreUnavailable):
+    """A block that is not to be kept: its bytes go from the origin to who asked for them."""
+
+    def __init__(self, reason: NotKeptReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason

@@ -74,8 +74,10 @@ CACHE_DAMAGED = Counter(
 CACHE_NOT_KEPT = Counter(
     "forebay_cache_not_kept_total",
     "blocks",
-    ("slot",),
-    "Small objects that were fetched and served but not kept: no room on disk, or it did not take them.",
+    ("slot", "reason"),
+    "Blocks that were served and not kept; of a run of them in one read, the first is counted. reason: size (larger "
+    "than kept_object_size), write-budget (daily_writes are used up), room (all there is is being filled, is pinned or "
+    "belongs to others), disk (a small block that the disk did not take).",
 )
 CACHE_STORE_UNAVAILABLE = Counter(
     "forebay_cache_store_unavailable_total",
@@ -88,6 +90,16 @@ CACHE_USAGE_BYTES = Gauge(
 )
 CACHE_RESERVED_BYTES = Gauge(
     "forebay_cache_reserved_bytes", "bytes", ("slot",), "Bytes on disk set aside for fills in progress.", latest=True
+)
+CACHE_PINNED_BYTES = Gauge(
+    "forebay_cache_pinned_bytes", "bytes", ("slot",), "Of the bytes on disk, those that are pinned.", latest=True
+)
+CACHE_WRITTEN_TODAY_BYTES = Gauge(
+    "forebay_cache_written_today_bytes",
+    "bytes",
+    (),
+    "Bytes that fills were given room for since midnight UTC: what daily_writes bounds.",
+    latest=True,
 )
 CACHE_UNSURVEYED_BYTES = Gauge(
     "forebay_cache_unsurveyed_bytes",
@@ -180,6 +192,9 @@ class SlotBytes(Protocol):
     @property
     def reserved_bytes(self) -> int: ...
 
+    @property
+    def pinned_bytes(self) -> int: ...
+
 
 class CacheMetrics:
     """Counts the events of one process's block cache (the methods of `blocks.observer.CacheObserver`)."""
@@ -208,17 +223,19 @@ class CacheMetrics:
     def fill_failed(self, slot: str) -> None:
         CACHE_FILLS.add(1, slot, "failed")
 
-    def not_kept(self, slot: str, blocks: int) -> None:
-        CACHE_NOT_KEPT.add(blocks, slot)
+    def not_kept(self, slot: str, reason: str, blocks: int) -> None:
+        CACHE_NOT_KEPT.add(blocks, slot, reason)
 
     def store_unavailable(self) -> None:
         CACHE_STORE_UNAVAILABLE.add(1)
 
-    def usage(self, slots: Mapping[str, SlotBytes], unsurveyed_bytes: int) -> None:
+    def usage(self, slots: Mapping[str, SlotBytes], unsurveyed_bytes: int, written_today_bytes: int) -> None:
         for slot, usage in slots.items():
             CACHE_USAGE_BYTES.set(usage.used_bytes, slot)
             CACHE_RESERVED_BYTES.set(usage.reserved_bytes, slot)
+            CACHE_PINNED_BYTES.set(usage.pinned_bytes, slot)
         CACHE_UNSURVEYED_BYTES.set(unsurveyed_bytes)
+        CACHE_WRITTEN_TODAY_BYTES.set(written_today_bytes)
 
 
 class CatalogMetrics:

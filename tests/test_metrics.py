@@ -80,9 +80,10 @@ def test_the_cache_counts_each_of_its_events() -> None:
     cache.damaged("a")
     cache.fill_finished("a", 0.5, 40)
     cache.fill_failed("a")
+    cache.not_kept("a", "size", 3)
     cache.store_unavailable()
-    cache.usage({"a": SlotUsage(1, 50, 60)}, 70)
-    cache.usage({"a": SlotUsage(1, 50, 60)}, 70)
+    cache.usage({"a": SlotUsage(1, 50, 60, 40)}, 70, 80)
+    cache.usage({"a": SlotUsage(1, 50, 60, 40)}, 70, 80)
     counted = [
         (metrics.CACHE_HIT_BYTES.value("a"), 10),
         (metrics.CACHE_MISS_BYTES.value("a"), 20),
@@ -98,6 +99,9 @@ def test_the_cache_counts_each_of_its_events() -> None:
         (metrics.CACHE_USAGE_BYTES.value("a"), 50),
         (metrics.CACHE_RESERVED_BYTES.value("a"), 60),
         (metrics.CACHE_UNSURVEYED_BYTES.value(), 70),
+        (metrics.CACHE_NOT_KEPT.value("a", "size"), 3),
+        (metrics.CACHE_PINNED_BYTES.value("a"), 40),
+        (metrics.CACHE_WRITTEN_TODAY_BYTES.value(), 80),
     ]
     assert [got for got, _ in counted] == [expected for _, expected in counted]
 

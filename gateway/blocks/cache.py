@@ -37,7 +37,7 @@ from gateway.errors import StoreUnavailable
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, Purpose
 
-_SURVEYED = object()
+_DONE = object()
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -62,7 +62,7 @@ class BlockCache:
         """
         threads = DiskThreads(settings.disk_threads)
         try:
-            opened = await threads.index(open_directory, settings, worker)
+            opened = await threads.index(open_directory, settings, worker, clock.now)
         except BaseException:
             threads.shut_down()
             raise
@@ -160,8 +160,44 @@ class BlockCache:
             return False
 
     def obtainable_bytes(self, slot: str) -> int:
-        """What a slot can have at most, when others need all that they are guaranteed."""
-        return self._tools.directory.capacity.obtainable_bytes(slot)
+        """What a slot can have at most beside its pins, when others need all that they are guaranteed."""
+        used = self.usage().slots.get(slot)
+        return self.pinnable_bytes(slot) - (used.pinned_bytes if used is not None else 0)
+
+    # Pins.
+
+    def pins(self) -> list[str]:
+        """The prefixes whose blocks stay, of objects in any slot."""
+        return list(self._tools.directory.pins.all())
+
+    async def pin(self, prefix: str) -> int:
+        """Have what is filled under a prefix from now on stay, and what `hold` is called for; the pin's number.
+
+        PinRefused when another pin overlaps it.
+        """
+        return await self._tools.threads.index(self._tools.directory.pins.add, prefix)
+
+    async def hold(self, version: ObjectVersion, piece: ByteRange, number: int, *, slot: str) -> None:
+        """Have the blocks of a piece stay that are there already. PinRefused when that is more than may be pinned."""
+        directory, size = self._tools.directory, self._tools.settings.block_size_of(slot)
+        ids = [block.id for block in layout.blocks_of(version, piece, size)]
+        await self._tools.threads.index(directory.pins.hold, ids, number, directory.capacity)
+
+    async def unpin(self, prefix: str) -> bool:
+        """Let go of what lies under a prefix; False when it is not pinned."""
+        if not await self._tools.threads.index(self._tools.directory.pins.remove, prefix):
+            return False
+        await self._in_steps(self._tools.directory.pins.let_go())
+        return True
+
+    def pinnable_bytes(self, slot: str) -> int:
+        """What a slot may pin at most: what it can have, beside what other slots are guaranteed or pin."""
+        usage, capacity = self.usage().slots, self._tools.directory.capacity
+        others = {name: used.pinned_bytes for name, used in usage.items() if name != slot}
+        kept = (max(count, capacity.share(name).guaranteed_bytes) for name, count in others.items())
+        room_bytes = capacity.total_bytes - sum(kept)
+        limit_bytes = capacity.share(slot).limit_bytes
+        return min(room_bytes, room_bytes if limit_bytes is None else limit_bytes)
 
     async def adopt(self, offered: OfferedFile, *, slot: str = "default") -> int:
         """Make blocks of what lies wholly in a file that came another way; how many. No byte is copied.
@@ -196,8 +232,11 @@ class BlockCache:
 
     async def survey(self) -> None:
         """Find the blocks that the index does not know, where there may be any; one process does it for all."""
-        steps = self._survey_steps()
-        while await self._tools.threads.index(next, steps, _SURVEYED) is not _SURVEYED:
+        await self._in_steps(self._survey_steps())
+        await self._in_steps(self._tools.directory.pins.let_go())  # an unpinning may have been broken off
+
+    async def _in_steps(self, steps: Iterator[None]) -> None:
+        while await self._tools.threads.index(next, steps, _DONE) is not _DONE:
             pass
 
     def _survey_steps(self) -> Iterator[None]:
@@ -236,11 +275,11 @@ class BlockCache:
 
     def _report_usage(self) -> None:
         try:
-            usage = self.usage()
+            usage, written_bytes = self.usage(), self._tools.directory.written_today_bytes()
         except StoreUnavailable:
             self._tools.observer.store_unavailable()
         else:
-            self._tools.observer.usage(usage.slots, usage.unsurveyed_bytes)
+            self._tools.observer.usage(usage.slots, usage.unsurveyed_bytes, written_bytes)
 
     def _close_directory(self) -> None:
         self._tools.threads.shut_down()

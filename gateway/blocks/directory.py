@@ -13,8 +13,9 @@ then drops the block). All of this blocks and belongs on the index thread.
 from __future__ import annotations
 
 import secrets
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,11 +24,14 @@ from gateway.blocks.index import BlockIndex
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.observer import CacheObserver
 from gateway.blocks.open_file import OpenFile
+from gateway.blocks.pins import Pins
 from gateway.blocks.records import BlockRecord, FillHolder, Reservation
 from gateway.blocks.room import Step
 from gateway.blocks.shares import Capacity
 from gateway.blocks.store import BlockStore
-from gateway.errors import StoreUnavailable
+from gateway.errors import NotKept
+
+_SECONDS_OF_A_DAY = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +68,31 @@ class Adoption:
 class BlockDirectory:
     """The blocks of a cache directory, as one worker process changes them."""
 
-    def __init__(self, store: BlockStore, index: BlockIndex, capacity: Capacity) -> None:
+    def __init__(
+        self,
+        store: BlockStore,
+        index: BlockIndex,
+        capacity: Capacity,
+        pins: Pins,
+        now: Callable[[], float] = time.time,
+    ) -> None:
         self.store = store
         self.index = index
         self.capacity = capacity
+        self.pins = pins
+        self._now = now
 
     def begin(
-        self, block: Block, slot: str, fill_key: bytes, succeeds: FillHolder | None = None
+        self, block: Block, slot: str, fill_key: bytes, succeeds: FillHolder | None = None, *, wanted: bool = False
     ) -> tuple[FillFile, Evicted] | None:
         """Create a block's file, make room for it on a slot's account, and lead its fill.
 
         None when the block is there by now, or another process leads the fill. `succeeds` is a leader seen dead.
-        StoreUnavailable when there can be no file, or no room.
+        StoreUnavailable when there can be no file; NotKept when there is no room, or not for this.
         """
         file = layout.file_name(block.id, secrets.token_hex(8))
-        reservation = Reservation(file, slot, layout.file_bytes(block), fill_key)
+        pin = self.pins.of(block.version.key)
+        reservation = Reservation(file, slot, layout.file_bytes(block), fill_key, wanted=wanted, pin=pin)
         partial = self.store.create_partial(file)
         try:
             self.store.write(partial, layout.beginning(block), layout.MAGIC_BYTES)
@@ -111,7 +125,7 @@ class BlockDirectory:
         self.store.publish(file)
         extent = Extent(file, filled.data_offset, block.length, checksums)
         record = BlockRecord(block.id, layout.object_id(block.version.key), extent)
-        committed = self.index.commit(filled.reservation, [record]) > 0
+        committed = self.index.commit(filled.reservation, [record], self.capacity) > 0
         self.store.unlock(filled.file)
         if committed:
             return extent
@@ -136,7 +150,7 @@ class BlockDirectory:
         evicted = self.reserve(reservation)
         try:
             self.store.link(adoption.source, reservation.file)
-            entered = self.index.commit(reservation, adoption.blocks)
+            entered = self.index.commit(reservation, adoption.blocks, self.capacity)
         except BaseException:
             self.store.unlink(reservation.file)
             self.index.release(reservation)
@@ -190,6 +204,14 @@ class BlockDirectory:
                 self.store.unlink(file)
             self.index.forget_doomed(files)
 
+    def written_today_bytes(self) -> int:
+        """What fills were given room for since midnight UTC, in all processes."""
+        with self.index.reading() as ledger:
+            return ledger.written_bytes(self._day())
+
+    def _day(self) -> int:
+        return int(self._now()) // _SECONDS_OF_A_DAY
+
     def _undo(self, partial: OpenFile, file: str) -> None:
         partial.release()
         self.store.unlink(file)
@@ -197,7 +219,7 @@ class BlockDirectory:
     def _reserve(self, reservation: Reservation, block_id: bytes | None, succeeds: FillHolder | None) -> Evicted | None:
         tally = _Tally()
         while True:
-            step = self.index.reserve(reservation, self.capacity, block_id=block_id, succeeds=succeeds)
+            step = self.index.reserve(reservation, self.capacity, day=self._day(), block_id=block_id, succeeds=succeeds)
             if step is None:
                 return None
             if succeeds is not None:
@@ -207,9 +229,10 @@ class BlockDirectory:
             if self._settle(step):
                 return tally.evicted(self.index)
             if not step.doomed:
-                raise StoreUnavailable(
+                raise NotKept(
+                    "room",
                     f"no room for {reservation.disk_bytes} bytes of slot {reservation.slot}: "
-                    "all there is is being filled, or belongs to others"
+                    "all there is is being filled, is pinned, or belongs to others",
                 )
 
     def _bury(self, dead: FillHolder) -> None:

@@ -1,4 +1,4 @@
-"""Which slot gives up bytes when room is needed. Pure; within a slot the least recently used file goes.
+"""Which slot gives up bytes when room is needed. Pure; which of its files go, keeping/ says.
 
 A slot at its limit makes room by itself. Otherwise those that hold more than their guarantee have borrowed, and the one
 that has borrowed most gives back first, whoever asks: so a slot always gets what it is guaranteed, no scan pushes

@@ -20,9 +20,9 @@ from gateway.blocks.shared_fills import OwnFill, fill_key, lead_or_find
 from gateway.blocks.threads import DiskThreads
 from gateway.blocks.verification import ChunkChecksums, read_verified
 from gateway.clock import Clock
-from gateway.errors import BlockDamaged, ForebayError, StoreUnavailable
+from gateway.errors import BlockDamaged, ForebayError, NotKept, StoreUnavailable
 from gateway.objects import ByteRange
-from gateway.origin.client import Origin
+from gateway.origin.client import Origin, Purpose
 
 GATHERED_BYTES = 256 * 1024
 """What one trip to a disk thread writes; while it is written, no more is taken from the origin."""
@@ -44,11 +44,12 @@ class BlockFiller:
     retries: int
 
     async def __call__(self, fill: Fill) -> None:
-        """FillUnneeded when another process has published the block meanwhile; else what made the fill fail."""
+        """FillUnneeded when another process has published the block meanwhile, NotKept when it is not to be kept; else
+        what made the fill fail."""
         started = self.clock.monotonic()
         try:
             led = await self._follow_or_lead(fill)
-        except FillUnneeded:
+        except (FillUnneeded, NotKept):
             raise
         except ForebayError:
             self.observer.fill_failed(fill.slot)
@@ -59,8 +60,10 @@ class BlockFiller:
     async def _follow_or_lead(self, fill: Fill) -> bool:
         """Whether this process was the one to publish the block."""
         key, given_up = fill_key(fill.block, fill.headers), None
+        wanted = fill.purpose is Purpose.WARM
         while True:
-            found = await self.threads.index(lead_or_find, self.directory, fill.block, fill.slot, key, given_up)
+            arguments = self.directory, fill.block, fill.slot, key, given_up, wanted
+            found = await self.threads.index(lead_or_find, *arguments)
             if isinstance(found, OwnFill):
                 await self._lead(fill, found)
                 return True

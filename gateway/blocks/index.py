@@ -23,10 +23,10 @@ from gateway.blocks import records, tables
 from gateway.blocks.layout import Extent
 from gateway.blocks.ledger import Ledger
 from gateway.blocks.records import BlockRecord, FileRecord, FillHolder, Reservation
-from gateway.blocks.room import VICTIMS_PER_TRANSACTION, Step, make_room
+from gateway.blocks.room import VICTIMS_PER_TRANSACTION, Step, make_room, pins_fit
 from gateway.blocks.shares import Capacity, SlotUsage
 from gateway.blocks.tables import TABLES_MAX, Tables
-from gateway.errors import StoreUnavailable
+from gateway.errors import NotKept, StoreUnavailable
 
 MAP_BYTES = 64 * 1024**3
 """Address space, not disk: room for more than 100 million blocks."""
@@ -143,6 +143,7 @@ class BlockIndex:
         reservation: Reservation,
         capacity: Capacity,
         *,
+        day: int,
         block_id: bytes | None = None,
         succeeds: FillHolder | None = None,
     ) -> Step | None:
@@ -150,25 +151,34 @@ class BlockIndex:
 
         None: the block is there already, or a process leads the fill that is not the one this one `succeeds`. A dead
         leader's room is free with that, and its file doomed. Not done: either more victims must go (call again once
-        the doomed files are unlinked), or, when none was found, everything left is being filled.
+        the doomed files are unlinked), or, when none was found, everything left is being filled. NotKept when enough
+        was written on this `day` (counted from 1970).
         """
         with self._write() as ledger:
             holder = ledger.holder(reservation.fill_key) if reservation.fill_key is not None else None
             if holder not in (None, succeeds) or (block_id is not None and ledger.has_block(block_id)):
                 return None
+            self._check_writes(ledger, reservation, capacity, day)
             if holder is not None and reservation.fill_key is not None:
                 ledger.succeed(reservation.fill_key, holder)
-            step = make_room(ledger, capacity, reservation.slot, reservation.disk_bytes)
+            step = make_room(ledger, capacity, reservation.slot, reservation.disk_bytes, wanted=reservation.wanted)
             if step.done:
                 ledger.reserve(reservation)
+                ledger.add_written(day, reservation.disk_bytes if reservation.to_write else 0)
             return step
+
+    def follow(self, capacity: Capacity) -> None:
+        """Have every slot's files evicted as its share says from now on."""
+        with self._write() as ledger:
+            for name, share in capacity.shares.items():
+                ledger.book(ledger.slot(name)).state.follow(share.eviction)
 
     def shrink(self, capacity: Capacity) -> Step:
         """Evict down to the capacity and each slot's limit; call again until done, as for `reserve`."""
         with self._write() as ledger:
             return make_room(ledger, capacity)
 
-    def commit(self, reservation: Reservation, blocks: Sequence[BlockRecord]) -> int:
+    def commit(self, reservation: Reservation, blocks: Sequence[BlockRecord], capacity: Capacity) -> int:
         """Turn a reservation into the blocks of its file, which is in place; how many were new.
 
         None, when the index has all of them by now: the reservation is gone and the file is doomed.
@@ -179,8 +189,10 @@ class BlockIndex:
             if not new:
                 ledger.doom(reservation.file)
                 return 0
-            slot, tick = ledger.slot(reservation.slot), ledger.next_tick()
-            ledger.insert(FileRecord(reservation.file, slot, reservation.disk_bytes, tick, len(new)), new)
+            pin = reservation.pin
+            if pin not in ledger.pins().values() or not _fits(ledger, reservation, capacity):
+                pin = 0
+            ledger.admit(reservation, new, pin)
             return len(new)
 
     def extend(self, reservation: Reservation, blocks: Sequence[BlockRecord]) -> bool:
@@ -189,7 +201,7 @@ class BlockIndex:
             ledger.release(reservation)
             file = ledger.file(reservation.file)
             if file is not None:
-                ledger.extend(file, ledger.unknown(blocks), reservation.disk_bytes, ledger.next_tick())
+                ledger.extend(file, ledger.unknown(blocks), reservation.disk_bytes)
             return file is not None
 
     def settle(self, worker: int, file: str, disk_bytes: int | None) -> None:
@@ -224,10 +236,10 @@ class BlockIndex:
             emptied = [ledger.remove_block(block) for block in found if block is not None]
             return Step(len(keys) < VICTIMS_PER_TRANSACTION, [file for file in emptied if file is not None])
 
-    def touch(self, files: Sequence[str]) -> None:
-        """Note that blocks in these files were used, in this order; at most TOUCHES_PER_TRANSACTION of them."""
+    def touch(self, uses: Sequence[tuple[str, int]]) -> None:
+        """Note that blocks in these files were used so often, in this order; at most TOUCHES_PER_TRANSACTION files."""
         with self._write() as ledger:
-            ledger.touch(files)
+            ledger.touch(uses)
 
     def forget_doomed(self, files: Iterable[str]) -> None:
         """The files are unlinked."""
@@ -290,10 +302,24 @@ class BlockIndex:
             ledger.transaction.delete(bytes([directory]), db=self._tables.survey)
 
     @contextmanager
-    def surveying(self) -> Iterator[Ledger]:
-        """One transaction of the survey."""
+    def reading(self) -> Iterator[Ledger]:
+        """One transaction that changes nothing."""
+        with self._read() as ledger:
+            yield ledger
+
+    @contextmanager
+    def writing(self) -> Iterator[Ledger]:
+        """One transaction; index thread only."""
         with self._write() as ledger:
             yield ledger
+
+    @staticmethod
+    def _check_writes(ledger: Ledger, reservation: Reservation, capacity: Capacity, day: int) -> None:
+        bytes_max = capacity.daily_writes_bytes
+        if bytes_max is None or not reservation.to_write:
+            return
+        if ledger.written_bytes(day) + reservation.disk_bytes > bytes_max:
+            raise NotKept("write-budget", f"the {bytes_max} bytes that may be written in a day are written")
 
     # Transactions.
 
@@ -309,6 +335,12 @@ class BlockIndex:
     def _write(self) -> Iterator[Ledger]:
         try:
             with self._environment.begin(write=True) as transaction:
-                yield Ledger(transaction, self._tables, self.worker)
+                ledger = Ledger(transaction, self._tables, self.worker)
+                yield ledger
+                ledger.close()
         except lmdb.Error as error:
             raise StoreUnavailable(f"the block index cannot be written: {error}") from error
+
+
+def _fits(ledger: Ledger, reservation: Reservation, capacity: Capacity) -> bool:
+    return pins_fit(ledger, capacity, ledger.slot(reservation.slot), reservation.disk_bytes)

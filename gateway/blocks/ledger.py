@@ -7,25 +7,37 @@ written), or nobody's (files that a survey has not come to).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import lmdb
 
-from gateway.blocks import records, tables
+from gateway.blocks import records, slot_book, tables
+from gateway.blocks.keeping.book import Queue
 from gateway.blocks.records import BLOCK_ID_BYTES, BlockRecord, FileRecord, FillHolder, Reservation
 from gateway.blocks.shares import SlotUsage
+from gateway.blocks.slot_book import SlotBook
 from gateway.blocks.tables import Table, Tables
 
-_NEXT_TICK = b"next tick"
+_WRITTEN = b"written"
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """One transaction's view. What changes something needs a write transaction. `worker` names what it leaves."""
+    """One transaction's view. What changes something needs a write transaction, and `close` at its end.
+
+    `worker` names what it leaves.
+    """
 
     transaction: lmdb.Transaction
     tables: Tables
     worker: int
+    _books: dict[int, SlotBook] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Write down what is known of the slots that were changed."""
+        for book in self._books.values():
+            book.save()
 
     # Slots.
 
@@ -44,6 +56,13 @@ class Ledger:
         self.transaction.put(encoded, records.pack_slot(number), db=self.tables.slots)
         return number
 
+    def book(self, slot: int) -> SlotBook:
+        """A slot's files and what its policy knows, by its number."""
+        book = self._books.get(slot)
+        if book is None:
+            book = self._books[slot] = SlotBook(self.transaction, self.tables, slot)
+        return book
+
     # Accounts.
 
     def usage(self) -> dict[int, SlotUsage]:
@@ -60,13 +79,8 @@ class Ledger:
         return sum(records.unpack_counter(packed) for _, packed in found)
 
     def _used(self, slot: int) -> SlotUsage:
-        packed = tables.get(self.transaction, self.tables.usage, records.pack_slot(slot))
-        return SlotUsage(*records.unpack_usage(packed))
-
-    def _account(self, slot: int, blocks: int, disk_bytes: int) -> None:
-        used = self._used(slot)
-        packed = records.pack_usage(used.blocks + blocks, used.used_bytes + disk_bytes)
-        self.transaction.put(records.pack_slot(slot), packed, db=self.tables.usage)
+        state = self.book(slot).state
+        return SlotUsage(state.blocks, state.used_bytes, pinned_bytes=state.queue_bytes[Queue.PINNED])
 
     # Blocks and files.
 
@@ -85,11 +99,6 @@ class Ledger:
         packed = tables.get(self.transaction, self.tables.files, file.encode())
         return records.unpack_file(file, packed) if packed is not None else None
 
-    def oldest(self, slot: int) -> FileRecord | None:
-        """The least recently used file of a slot."""
-        key = next(tables.keys(self.transaction, self.tables.access, records.pack_slot(slot)), None)
-        return self.file(records.file_of_access_key(key)) if key is not None else None
-
     def contents(self, file: str) -> list[bytes]:
         """The blocks that lie in a file."""
         found = tables.keys(self.transaction, self.tables.contents, records.content_key(file))
@@ -98,22 +107,34 @@ class Ledger:
     def insert(self, file: FileRecord, blocks: Iterable[BlockRecord]) -> None:
         """Enter a file with all its blocks, which the index has nowhere else."""
         self._enter_blocks(blocks)
-        self._put(file)
-        self._account(file.slot, file.blocks, file.disk_bytes)
+        self.book(file.slot).put(file)
 
-    def extend(self, file: FileRecord, blocks: Sequence[BlockRecord], disk_bytes: int, tick: int) -> None:
+    def admit(self, reservation: Reservation, blocks: Sequence[BlockRecord], pin: int) -> None:
+        """Enter the file of a reservation, which was asked for and not there, under a pin where that is not 0."""
+        slot, size_bytes = self.slot(reservation.slot), reservation.disk_bytes
+        queue = Queue.PINNED if pin else Queue.MAIN
+        file = FileRecord(reservation.file, slot, size_bytes, self.next_tick(), len(blocks), queue, pin=pin)
+        ids = [block.block_id for block in blocks]
+        self.insert(self.book(slot).entering(file, ids, size_bytes, new=True, wanted=reservation.wanted), blocks)
+
+    def extend(self, file: FileRecord, blocks: Sequence[BlockRecord], disk_bytes: int) -> None:
         """Enter what was appended to a file: `disk_bytes` more, and blocks that the index has nowhere else."""
         self._enter_blocks(blocks)
-        self._take(file)
-        self._put(replace(file, disk_bytes=file.disk_bytes + disk_bytes, tick=tick, blocks=file.blocks + len(blocks)))
-        self._account(file.slot, len(blocks), disk_bytes)
+        book = self.book(file.slot)
+        grown = replace(file, disk_bytes=file.disk_bytes + disk_bytes, blocks=file.blocks + len(blocks))
+        book.take(file)
+        book.put(book.entering(grown, [block.block_id for block in blocks], disk_bytes, new=False))
+
+    def evict(self, file: FileRecord) -> None:
+        """Take out a file that its policy gives up."""
+        self.book(file.slot).leaving(file, self.contents(file.file))
+        self.remove(file)
 
     def remove(self, file: FileRecord) -> None:
         """Take a file and its blocks out; it is doomed."""
         for block_id in self.contents(file.file):
             self._forget_block(block_id, file.file)
-        self._take(file)
-        self._account(file.slot, -file.blocks, -file.disk_bytes)
+        self.book(file.slot).take(file)
         self.doom(file.file)
 
     def remove_block(self, block: BlockRecord) -> FileRecord | None:
@@ -125,32 +146,25 @@ class Ledger:
             self.remove(file)
             return file
         self._forget_block(block.block_id, file.file)
-        left = replace(file, blocks=file.blocks - 1)
-        self.transaction.put(file.file.encode(), records.pack_file(left), db=self.tables.files)
-        self._account(file.slot, -1, 0)
+        self.book(file.slot).change(replace(file, blocks=file.blocks - 1))
         return None
 
     def move(self, file: FileRecord, slot: int) -> None:
         """Put a file on another slot's account; its place in the order of use stays."""
-        self._take(file)
-        self._account(file.slot, -file.blocks, -file.disk_bytes)
-        self._put(replace(file, slot=slot))
-        self._account(slot, file.blocks, file.disk_bytes)
+        self.book(file.slot).take(file)
+        book = self.book(slot)
+        book.put(replace(file, slot=slot, used_at=book.state.position))
 
     def resize(self, file: FileRecord, disk_bytes: int) -> None:
         """Count what a file takes by what it was found to take."""
-        self._take(file)
-        self._put(replace(file, disk_bytes=disk_bytes))
-        self._account(file.slot, 0, disk_bytes - file.disk_bytes)
+        self.book(file.slot).change(replace(file, disk_bytes=disk_bytes))
 
-    def touch(self, files: Sequence[str]) -> None:
-        """Note that blocks in these files were used, in this order."""
-        tick = self.next_tick(len(files))
-        for place, name in enumerate(files):
+    def touch(self, uses: Iterable[tuple[str, int]]) -> None:
+        """Note that blocks in these files were used, so many times, in this order."""
+        for name, times in uses:
             file = self.file(name)
             if file is not None:
-                self._take(file)
-                self._put(replace(file, tick=tick + place))
+                self.book(file.slot).used(file, times)
 
     def _enter_blocks(self, blocks: Iterable[BlockRecord]) -> None:
         for block in blocks:
@@ -158,20 +172,42 @@ class Ledger:
             self.transaction.put(block.object_id + block.block_id, b"", db=self.tables.objects)
             self.transaction.put(records.content_key(block.extent.file, block.block_id), b"", db=self.tables.contents)
 
-    def _put(self, file: FileRecord) -> None:
-        self.transaction.put(file.file.encode(), records.pack_file(file), db=self.tables.files)
-        self.transaction.put(records.access_key(file.slot, file.tick, file.file), b"", db=self.tables.access)
-
-    def _take(self, file: FileRecord) -> None:
-        self.transaction.delete(file.file.encode(), db=self.tables.files)
-        self.transaction.delete(records.access_key(file.slot, file.tick, file.file), db=self.tables.access)
-
     def _forget_block(self, block_id: bytes, file: str) -> None:
         self.transaction.delete(records.content_key(file, block_id), db=self.tables.contents)
         block = self.block(block_id)
         if block is not None:
             self.transaction.delete(block_id, db=self.tables.blocks)
             self.transaction.delete(block.object_id + block_id, db=self.tables.objects)
+
+    # Pins.
+
+    def pins(self) -> dict[str, int]:
+        """The number of every pin, by the prefix that it holds."""
+        found = tables.items(self.transaction, self.tables.pins)
+        return {prefix.decode("utf-8", "surrogatepass"): records.unpack_counter(packed) for prefix, packed in found}
+
+    def hold(self, file: FileRecord, pin: int) -> None:
+        """Put a file under a pin; 0 lets go of it, and it stands as if it was just used."""
+        queue = Queue.PINNED if pin else Queue.MAIN
+        book = self.book(file.slot)
+        used_at = book.state.position
+        book.change(replace(file, queue=queue, pin=pin, tick=self.next_tick(), used_at=used_at))
+
+    def held(self, slot: int, after: bytes, count_max: int) -> list[bytes]:
+        """The access keys of pinned files of a slot, so many behind `after`."""
+        prefix = records.queue_prefix(slot, Queue.PINNED)
+        return list(islice(tables.keys(self.transaction, self.tables.access, prefix, after), count_max))
+
+    # What fills write.
+
+    def written_bytes(self, day: int) -> int:
+        """What fills were given room for on a day, counted from 1970."""
+        on, count = records.unpack_written(tables.get(self.transaction, self.tables.counters, _WRITTEN))
+        return count if on == day else 0
+
+    def add_written(self, day: int, count: int) -> None:
+        packed = records.pack_written(day, self.written_bytes(day) + count)
+        self.transaction.put(_WRITTEN, packed, db=self.tables.counters)
 
     # Files on their way in and out.
 
@@ -225,10 +261,8 @@ class Ledger:
 
     def next_tick(self, count: int = 1) -> int:
         """The first of `count` ticks that nobody else gets."""
-        tick = records.unpack_counter(tables.get(self.transaction, self.tables.counters, _NEXT_TICK))
-        self.transaction.put(_NEXT_TICK, records.pack_counter(tick + count), db=self.tables.counters)
-        return tick
+        return slot_book.next_tick(self.transaction, self.tables, count)
 
     def begin_ticks_at(self, tick: int) -> None:
         """All ticks from now on are at least this."""
-        self.transaction.put(_NEXT_TICK, records.pack_counter(tick), db=self.tables.counters)
+        slot_book.begin_ticks_at(self.transaction, self.tables, tick)

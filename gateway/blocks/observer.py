@@ -32,16 +32,17 @@ class CacheObserver(Protocol):
     def fill_failed(self, slot: str) -> None:
         """A fill ended without a block: the origin failed or refused, or the store could not take the bytes."""
 
-    def not_kept(self, slot: str, blocks: int) -> None:
-        """Small objects went to their readers and not to the disk: no room there, or it did not take them."""
+    def not_kept(self, slot: str, reason: str, blocks: int) -> None:
+        """Blocks went to their readers and not to the disk. `reason`: of `errors.NotKept`, or "disk": it failed."""
 
     def store_unavailable(self) -> None:
         """The cache directory could not take or give bytes, and a range was served straight from the origin."""
 
-    def usage(self, slots: Mapping[str, SlotUsage], unsurveyed_bytes: int) -> None:
+    def usage(self, slots: Mapping[str, SlotUsage], unsurveyed_bytes: int, written_today_bytes: int) -> None:
         """What all processes together have on disk and set aside, by slot; told every second or so.
 
-        `unsurveyed_bytes` lie on disk without being in the index yet.
+        `unsurveyed_bytes` lie on disk without being in the index yet; `written_today_bytes` fills were given room for
+        since midnight UTC.
         """
 
 
@@ -69,11 +70,11 @@ class SilentObserver:
     def fill_failed(self, slot: str) -> None:
         pass
 
-    def not_kept(self, slot: str, blocks: int) -> None:
+    def not_kept(self, slot: str, reason: str, blocks: int) -> None:
         pass
 
     def store_unavailable(self) -> None:
         pass
 
-    def usage(self, slots: Mapping[str, SlotUsage], unsurveyed_bytes: int) -> None:
+    def usage(self, slots: Mapping[str, SlotUsage], unsurveyed_bytes: int, written_today_bytes: int) -> None:
         pass

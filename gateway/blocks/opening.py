@@ -1,6 +1,7 @@
 """Opening and closing the cache directory: its format, what crashes have left, and whether the index can be believed.
 
-    FORMAT   "forebay blocks 4": any other content is refused, never misread; 1 to 3 become 4 when nobody has it open
+    FORMAT   "forebay blocks 5": any other content is refused, never misread; 1 to 4 become 5 when nobody has it open
+    PINS     the prefixes whose blocks stay (pins.py)
     BOOT     the kernel's boot id when the index was last opened or begun anew
     CLEAN    there while no process has the directory open and the index is synced to disk
 
@@ -10,25 +11,26 @@ headers builds it anew while the cache is in use (survey.py). All of this blocks
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import lmdb
 
 from gateway.blocks.claims import Claims
 from gateway.blocks.directory import BlockDirectory, Evicted
+from gateway.blocks.durable import sync_directory, write_durably
 from gateway.blocks.index import BlockIndex
+from gateway.blocks.pins import Pins
 from gateway.blocks.settings import BlockSettings
 from gateway.blocks.shares import capacity_of, fingerprint_of
 from gateway.blocks.slots import SlotLocks
-from gateway.blocks.store import DIRECTORIES, DIRECTORY_MODE, FILE_MODE, BlockStore
+from gateway.blocks.store import DIRECTORIES, DIRECTORY_MODE, BlockStore
 from gateway.errors import BlockError, StartupError
 
-FORMAT = b"forebay blocks 4\n"
-_FORMATS_BEFORE = (b"forebay blocks 1\n", b"forebay blocks 2\n", b"forebay blocks 3\n")
+FORMAT = b"forebay blocks 5\n"
+_FORMATS_BEFORE = tuple(b"forebay blocks %d\n" % number for number in range(1, 5))
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _BEFORE_FORMAT = {"FORMAT.new", "slots"}
 
@@ -55,19 +57,19 @@ class OpenDirectory:
             alone = self._slots.alone()
             self.blocks.index.close(sync=alone)
             if alone:
-                _write_durably(self._path / "CLEAN", b"")
+                write_durably(self._path / "CLEAN", b"")
             self._slots.give_back_own()
 
 
-def open_directory(settings: BlockSettings, worker: int) -> OpenDirectory:
-    """Open, create, recover or rebuild; StartupError says why it cannot be."""
+def open_directory(settings: BlockSettings, worker: int, now: Callable[[], float] = time.time) -> OpenDirectory:
+    """Open, create, recover or rebuild; StartupError says why it cannot be. `now` is in seconds since 1970."""
     try:
-        return _open(settings, worker)
+        return _open(settings, worker, now)
     except (OSError, BlockError, lmdb.Error) as error:
         raise StartupError(f"the cache directory {settings.directory} cannot be used: {error}") from error
 
 
-def _open(settings: BlockSettings, worker: int) -> OpenDirectory:
+def _open(settings: BlockSettings, worker: int, now: Callable[[], float]) -> OpenDirectory:
     path = settings.directory
     path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
     _refuse_other_formats(path)
@@ -80,8 +82,9 @@ def _open(settings: BlockSettings, worker: int) -> OpenDirectory:
             store = BlockStore(path, worker)
             store.prepare()
             index = _open_index(settings, store, slots, worker)
-            capacity = capacity_of(settings.capacity_bytes, settings.slots)
-            return _clear_up(BlockDirectory(store, index, capacity), slots, path, worker)
+            capacity = capacity_of(settings.capacity_bytes, settings.slots, settings.daily_writes_bytes)
+            blocks = BlockDirectory(store, index, capacity, Pins(index, path / "PINS"), now)
+            return _clear_up(blocks, slots, path, worker)
         except BaseException:
             slots.give_back_own()
             raise
@@ -91,6 +94,8 @@ def _clear_up(blocks: BlockDirectory, slots: SlotLocks, path: Path, worker: int)
     """Forget what dead processes had begun, then fit what is there into the capacity: it may have been lowered."""
     claims: Claims | None = None
     try:
+        blocks.index.follow(blocks.capacity)
+        blocks.pins.recover()
         claims = Claims(path, worker)
         for slot in (worker, *slots.dead_slots()):
             blocks.recover(slot)
@@ -123,17 +128,17 @@ def _refuse_other_formats(path: Path) -> None:
 def _write_format(path: Path) -> None:
     _refuse_other_formats(path)
     if not (path / "FORMAT").exists():
-        _write_durably(path / "FORMAT", FORMAT)
+        write_durably(path / "FORMAT", FORMAT)
 
 
 def _bring_up_to_date(path: Path, slots: SlotLocks) -> None:
-    """The files of versions 1 to 3 are read as they are; their index, which was another, is dropped."""
+    """The files of versions 1 to 4 are read as they are; their index, which was another, is dropped."""
     if _read(path / "FORMAT") == FORMAT:
         return
     if not slots.alone():
         raise StartupError(f"processes of an earlier version use {path}: stop them first")
     shutil.rmtree(path / "index", ignore_errors=True)
-    _write_durably(path / "FORMAT", FORMAT)
+    write_durably(path / "FORMAT", FORMAT)
 
 
 def _open_index(settings: BlockSettings, store: BlockStore, slots: SlotLocks, worker: int) -> BlockIndex:
@@ -142,7 +147,7 @@ def _open_index(settings: BlockSettings, store: BlockStore, slots: SlotLocks, wo
     fingerprint = fingerprint_of(settings.slots)
     believable = _read(path / "BOOT") == boot or (path / "CLEAN").exists()
     (path / "CLEAN").unlink(missing_ok=True)
-    _sync_directory(path)
+    sync_directory(path)
     index = _try_open(path / "index", worker) if believable else None
     if index is None:
         if not slots.alone():
@@ -151,7 +156,7 @@ def _open_index(settings: BlockSettings, store: BlockStore, slots: SlotLocks, wo
     elif not index.slots_are(fingerprint):
         _move_between_slots(index, slots, fingerprint)
     if _read(path / "BOOT") != boot:
-        _write_durably(path / "BOOT", boot)
+        write_durably(path / "BOOT", boot)
     return index
 
 
@@ -195,24 +200,3 @@ def _read(path: Path) -> bytes | None:
         return path.read_bytes()
     except FileNotFoundError:
         return None
-
-
-def _write_durably(path: Path, content: bytes) -> None:
-    """Replace a file so that after a power cut it is there whole, or as it was before."""
-    new = path.with_name(path.name + ".new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
-    try:
-        os.write(descriptor, content)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.rename(new, path)
-    _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -16,7 +16,7 @@ from gateway.blocks.packing import Appended, SegmentAppender
 from gateway.blocks.segments import SmallBlock
 from gateway.blocks.threads import DiskThreads
 from gateway.clock import Clock
-from gateway.errors import StoreUnavailable
+from gateway.errors import NotKept, StoreUnavailable
 
 GATHERING_SECONDS = 0.01
 """How long the first of a batch waits for others; a process that waits for the object waits as long."""
@@ -30,10 +30,14 @@ WAITING_BYTES_MAX = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A small block to be kept on a slot's account; `landed` says in the end whether it is."""
+    """A small block to be kept on a slot's account; `landed` says in the end whether it is.
+
+    `wanted` is of records.Reservation.
+    """
 
     small: SmallBlock
     slot: str
+    wanted: bool
     started: float
     landed: asyncio.Future[bool]
 
@@ -59,12 +63,12 @@ class Packer:
         self._pumping: asyncio.Task[None] | None = None
         self.waiting_bytes = 0
 
-    async def put(self, small: SmallBlock, slot: str, started: float) -> asyncio.Future[bool]:
+    async def put(self, small: SmallBlock, slot: str, started: float, *, wanted: bool = False) -> asyncio.Future[bool]:
         """Have a block written, in good time; returns once there is room in memory for it to wait."""
         while self.waiting_bytes and self.waiting_bytes + small.block.length > self._waiting_bytes_max:
             self._eased.clear()
             await self._eased.wait()
-        waiting = Waiting(small, slot, started, asyncio.get_running_loop().create_future())
+        waiting = Waiting(small, slot, wanted, started, asyncio.get_running_loop().create_future())
         self.waiting_bytes += small.block.length
         self._waiting.append(waiting)
         if self._pumping is None:
@@ -96,28 +100,29 @@ class Packer:
             raise
 
     def _take_batches(self) -> deque[list[Waiting]]:
-        """All that waits now, in batches of one slot each."""
+        """All that waits now, in batches that are kept alike."""
         batches: deque[list[Waiting]] = deque()
-        open_batches: dict[str, list[Waiting]] = {}
-        sizes: dict[str, int] = {}
+        open_batches: dict[tuple[str, bool], list[Waiting]] = {}
+        sizes: dict[tuple[str, bool], int] = {}
         while self._waiting:
             waiting = self._waiting.popleft()
-            batch = open_batches.get(waiting.slot)
-            if batch is None or sizes[waiting.slot] > BATCH_BYTES or len(batch) == BATCH_BLOCKS:
-                batch = open_batches[waiting.slot] = []
-                sizes[waiting.slot] = 0
+            alike = waiting.slot, waiting.wanted
+            batch = open_batches.get(alike)
+            if batch is None or sizes[alike] > BATCH_BYTES or len(batch) == BATCH_BLOCKS:
+                batch = open_batches[alike] = []
+                sizes[alike] = 0
                 batches.append(batch)
             batch.append(waiting)
-            sizes[waiting.slot] += waiting.small.block.length
+            sizes[alike] += waiting.small.block.length
         return batches
 
     async def _write(self, batch: list[Waiting]) -> None:
         while batch:
             blocks = [waiting.small for waiting in batch]
             try:
-                appended = await self._threads.index(self._appender.append, batch[0].slot, blocks)
-            except StoreUnavailable:
-                self._not_kept(batch)
+                appended = await self._threads.index(self._appender.append, batch[0].slot, blocks, batch[0].wanted)
+            except StoreUnavailable as error:
+                self._not_kept(batch, error.reason if isinstance(error, NotKept) else "disk")
                 return
             except BaseException:
                 self._not_kept(batch)
@@ -132,10 +137,10 @@ class Packer:
             self._observer.fill_finished(waiting.slot, now - waiting.started, waiting.small.block.length)
         self._landed(batch, kept=True)
 
-    def _not_kept(self, batch: Sequence[Waiting]) -> None:
+    def _not_kept(self, batch: Sequence[Waiting], reason: str = "disk") -> None:
         for waiting in batch:
             self._observer.fill_failed(waiting.slot)
-        self._observer.not_kept(batch[0].slot, len(batch))
+        self._observer.not_kept(batch[0].slot, reason, len(batch))
         self._landed(batch, kept=False)
 
     def _landed(self, batch: Sequence[Waiting], *, kept: bool) -> None:

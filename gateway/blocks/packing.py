@@ -11,18 +11,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from gateway.blocks import layout, segments
 from gateway.blocks.directory import BlockDirectory, Evicted
+from gateway.blocks.pins import number_of
 from gateway.blocks.records import Reservation
 from gateway.blocks.segments import RECORDS_MAX, SEGMENT_BYTES_MAX, Placed, SmallBlock
 from gateway.errors import StoreUnavailable
 
-PARTS_OF_CAPACITY = 32
-"""A segment takes at most this part of what its slot may take: a small cache is not evicted in two steps."""
+PARTS_OF_CAPACITY = 256
+"""A segment takes at most this part of what its slot may take: policies need files that are small beside it."""
 
 _ROUNDS_MAX = 100
 """Each is lost to a process that evicts the segment under our hands: so many in a row never happen."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """What blocks of one segment have in common: slot, `wanted` and pin, as of records.Reservation."""
+
+    slot: str
+    wanted: bool
+    pin: int
 
 
 @dataclass(slots=True)
@@ -63,20 +74,24 @@ class SegmentAppender:
     """One process's segments."""
 
     directory: BlockDirectory
-    _open: dict[str, _Segment] = field(default_factory=dict)
+    _open: dict[_Alike, _Segment] = field(default_factory=dict)
 
-    def append(self, slot: str, blocks: Sequence[SmallBlock]) -> Appended:
+    def append(self, slot: str, blocks: Sequence[SmallBlock], wanted: bool = False) -> Appended:
         """Keep the first of the blocks, as many as one segment has room for.
 
         StoreUnavailable when there is no room for them on the slot's account, or the disk takes nothing.
         """
+        pins = self.directory.pins.all()
+        numbers = [number_of(pins, small.block.version.key) for small in blocks] if pins else [0] * len(blocks)
+        alike = _Alike(slot, wanted, numbers[0])
+        blocks = blocks[: sum(1 for _ in takewhile(lambda number: number == alike.pin, numbers))]
         for _ in range(_ROUNDS_MAX):
-            segment = self._open.pop(slot, None)
+            segment = self._open.pop(alike, None)
             count = segment.fitting(blocks) if segment is not None else 0
             if segment is None or count == 0:
                 segment = _Segment(segments.new_name(), self._segment_bytes(slot))
                 count = segment.fitting(blocks)
-            appended = self._append(slot, segment, blocks[:count])
+            appended = self._append(alike, segment, blocks[:count])
             if appended is not None:
                 return appended
         raise StoreUnavailable("other processes evict what is written all the time")
@@ -87,32 +102,32 @@ class SegmentAppender:
         available_bytes = capacity.total_bytes if limit_bytes is None else limit_bytes
         return min(SEGMENT_BYTES_MAX, available_bytes // PARTS_OF_CAPACITY)
 
-    def _append(self, slot: str, segment: _Segment, blocks: Sequence[SmallBlock]) -> Appended | None:
+    def _append(self, alike: _Alike, segment: _Segment, blocks: Sequence[SmallBlock]) -> Appended | None:
         """None when the segment was evicted; then, and when this fails, nothing is appended to it any more."""
         placed = segments.place(segment.file, segment.size_bytes, blocks)
         taken_bytes = layout.in_pages(placed.stop) - layout.in_pages(segment.size_bytes)
-        reservation = Reservation(segment.file, slot, taken_bytes)
+        reservation = Reservation(segment.file, alike.slot, taken_bytes, wanted=alike.wanted, pin=alike.pin)
         evicted = self.directory.reserve(reservation)
         try:
-            kept = self._write(segment, placed, reservation)
+            kept = self._write(alike, segment, placed, reservation)
         except BaseException:
             self._give_up(segment, reservation)
             raise
         return Appended(len(blocks), evicted) if kept else None
 
-    def _write(self, segment: _Segment, placed: Placed, reservation: Reservation) -> bool:
+    def _write(self, alike: _Alike, segment: _Segment, placed: Placed, reservation: Reservation) -> bool:
         index = self.directory.index
         if not self.directory.store.append(segment.file, placed.buffers, segment.size_bytes, new=segment.new):
             index.release(reservation)
             return False
         if not segment.new and not index.extend(reservation, placed.blocks):
             return False
-        if segment.new and not index.commit(reservation, placed.blocks):
+        if segment.new and not index.commit(reservation, placed.blocks, self.directory.capacity):
             self.directory.unlink_doomed([segment.file])  # other processes have just kept every one of the blocks
             return True
         segment.size_bytes = placed.stop
         segment.records += len(placed.blocks)
-        self._open[reservation.slot] = segment
+        self._open[alike] = segment
         return True
 
     def _give_up(self, segment: _Segment, reservation: Reservation) -> None:

@@ -27,7 +27,7 @@ from gateway.blocks.sources import BlockSource, FillSource, OriginSource, Source
 from gateway.blocks.threads import DiskThreads
 from gateway.blocks.verification import VerifiedMemory, fingerprint
 from gateway.clock import Clock
-from gateway.errors import BlockDamaged, StoreUnavailable
+from gateway.errors import BlockDamaged, NotKept, StoreUnavailable
 from gateway.objects import BodyPiece, BodyStream, ByteRange, FileSpan, ObjectVersion
 from gateway.origin.client import Origin, Purpose
 
@@ -107,8 +107,8 @@ class RangeReader:
         try:
             self.outcome = "hit" if len(self._numbers) == 1 else self._look_up()
             await self._open(first)
-        except StoreUnavailable:
-            await self._open_origin(first)
+        except StoreUnavailable as error:
+            await self._open_origin(first, error)
         assert self._source is not None  # noqa: S101 - one of the two has opened it
         if self.outcome == "hit" and not self._source.cached:
             self.outcome = "partial" if len(self._numbers) > 1 else "miss"
@@ -155,8 +155,8 @@ class RangeReader:
                 piece = await self._read(position)
             except FillUnneeded:
                 await self.aclose()
-            except StoreUnavailable:
-                await self._open_origin(position)
+            except StoreUnavailable as error:
+                await self._open_origin(position, error)
             else:
                 if piece is not None:
                     return piece
@@ -220,6 +220,8 @@ class RangeReader:
         None when another process has published the block meanwhile.
         """
         tools = self._tools
+        if self._too_large():
+            raise NotKept("size", "the object is larger than those that the slot keeps")
         fill = tools.fills.join(block, self._headers)
         if fill is None:
             fill = tools.fills.start(block, self._slot, self._headers, self, self._purpose)
@@ -235,12 +237,16 @@ class RangeReader:
             raise
         return FillSource(fill, tools.residency, tools.threads, reader=self)
 
-    async def _open_origin(self, position: int) -> None:
-        """Serve the rest of the range past the cache."""
+    async def _open_origin(self, position: int, why: StoreUnavailable) -> None:
+        """Serve the rest of the range past the cache, or what is not to be kept up to the next block that is there."""
         await self.aclose()
         tools = self._tools
-        tools.observer.store_unavailable()
-        rest = ByteRange(position, self._range.last)
+        if isinstance(why, NotKept):
+            tools.observer.not_kept(self._slot, why.reason, 1)
+            rest = ByteRange(position, self._last_missing(position))
+        else:
+            tools.observer.store_unavailable()
+            rest = ByteRange(position, self._range.last)
         get = PinnedGet(
             tools.origin,
             self._version,
@@ -257,6 +263,18 @@ class RangeReader:
             await get.aclose()
             raise
         self._source, self._source_stop = OriginSource(get), rest.stop
+
+    def _last_missing(self, position: int) -> int:
+        """The last byte of the range before the next block behind `position` that is in the index."""
+        size = self._block_size_bytes
+        for number in range(position // size + 1, self._numbers.stop)[:BLOCKS_LOOKED_UP_MAX]:
+            if self._tools.directory.index.lookup(self._block(number).id) is not None:
+                return number * size - 1
+        return self._range.last
+
+    def _too_large(self) -> bool:
+        size_max = self._tools.settings.kept_object_bytes_max_of(self._slot)
+        return size_max is not None and self._version.size_bytes > size_max
 
     async def _drop_damaged(self) -> None:
         """Drop the block that has just been found damaged; StoreUnavailable when this goes on and on."""
@@ -285,7 +303,7 @@ class RangeReader:
                 return
             block = self._block(number)
             if self._tools.directory.index.lookup(block.id) is None:
-                if not self._tools.fills.start_ahead(block, self._slot, self._headers, self):
+                if self._too_large() or not self._tools.fills.start_ahead(block, self._slot, self._headers, self):
                     return
                 self._fetched_ahead.add(block.id)
             self._ahead = number

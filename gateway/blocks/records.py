@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from gateway.blocks.layout import Extent
 
 _BLOCK = struct.Struct("<QQ16sH")
-_FILE = struct.Struct("<QQHI")
-_USAGE = struct.Struct("<QQ")
+_FILE = struct.Struct("<QQHIBBQI")
 _RESERVATION = struct.Struct("<QH")
-_ACCESS = struct.Struct(">HQ")
+_ACCESS = struct.Struct(">HBQ")
 _SLOT = struct.Struct(">H")
 _WORKER = struct.Struct(">I")
+_WRITTEN = struct.Struct("<QQ")
 _BYTES = struct.Struct("<Q")
 
 BLOCK_ID_BYTES = 32
@@ -35,6 +35,9 @@ class FileRecord:
     `disk_bytes` is what unlinking it gives back; `slot` the number of the one on whose account it is. `tick` is its
     place in the order of use: a counter kept in the index, so that no clock, no time zone and no reboot can disturb the
     order. `blocks` is how many lie in it; which, the ledger's `contents` tells.
+
+    `queue` is where it stands in its slot, `frequency` how often it was used there and `used_at` when last, as far as
+    the slot's policy counts and in its time (keeping/book.py). `pin` is the number of the pin that holds it, or 0.
     """
 
     file: str
@@ -42,6 +45,10 @@ class FileRecord:
     disk_bytes: int
     tick: int
     blocks: int = 1
+    queue: int = 0
+    frequency: int = 0
+    used_at: int = 0
+    pin: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +56,18 @@ class Reservation:
     """Room set aside on a slot's account for a file that is not in the index yet.
 
     `fill_key` is what other processes find a fill by: the block, and who may share it. None for a file that came
-    another way.
+    another way. `wanted` is room that somebody has asked for in so many words: what was used longest ago gives way,
+    whatever the slot's policy makes of it. `pin` is the number of the pin that the file is under, or 0. `to_write` is
+    False for what lies on this disk already.
     """
 
     file: str
     slot: str
     disk_bytes: int
     fill_key: bytes | None = None
+    wanted: bool = False
+    pin: int = 0
+    to_write: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +96,21 @@ def unpack_extent(packed: bytes) -> Extent:
 
 
 def pack_file(record: FileRecord) -> bytes:
-    return _FILE.pack(record.tick, record.disk_bytes, record.slot, record.blocks)
+    return _FILE.pack(
+        record.tick,
+        record.disk_bytes,
+        record.slot,
+        record.blocks,
+        record.queue,
+        record.frequency,
+        record.used_at,
+        record.pin,
+    )
 
 
 def unpack_file(file: str, packed: bytes) -> FileRecord:
-    tick, disk_bytes, slot, blocks = _FILE.unpack(packed)
-    return FileRecord(file, slot, disk_bytes, tick, blocks)
+    tick, disk_bytes, slot, *others = _FILE.unpack(packed)
+    return FileRecord(file, slot, disk_bytes, tick, *others)
 
 
 def content_key(file: str, block_id: bytes = b"") -> bytes:
@@ -97,9 +118,14 @@ def content_key(file: str, block_id: bytes = b"") -> bytes:
     return file.encode() + b"\0" + block_id
 
 
-def access_key(slot: int, tick: int, file: str) -> bytes:
-    """Sorts each slot's files by last use."""
-    return _ACCESS.pack(slot, tick) + file.encode()
+def access_key(file: FileRecord) -> bytes:
+    """Sorts the files of each queue of a slot."""
+    return _ACCESS.pack(file.slot, file.queue, file.tick) + file.file.encode()
+
+
+def queue_prefix(slot: int, queue: int) -> bytes:
+    """What the access keys of a queue begin with."""
+    return _ACCESS.pack(slot, queue, 0)[: _SLOT.size + 1]
 
 
 def file_of_access_key(key: bytes) -> str:
@@ -115,12 +141,13 @@ def unpack_slot(packed: bytes) -> int:
     return int(_SLOT.unpack(packed)[0])
 
 
-def pack_usage(blocks: int, used_bytes: int) -> bytes:
-    return _USAGE.pack(blocks, used_bytes)
+def pack_written(day: int, count: int) -> bytes:
+    return _WRITTEN.pack(day, count)
 
 
-def unpack_usage(packed: bytes | None) -> tuple[int, int]:
-    return _USAGE.unpack(packed) if packed else (0, 0)
+def unpack_written(packed: bytes | None) -> tuple[int, int]:
+    """A day and the bytes written on it."""
+    return _WRITTEN.unpack(packed) if packed else (0, 0)
 
 
 def worker_key(worker: int, name: bytes = b"") -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.blocks.eviction import Holding, yielding
+from gateway.blocks.keeping.book import Queue
 from gateway.blocks.ledger import Ledger
 from gateway.blocks.records import FileRecord
 from gateway.blocks.shares import Capacity, SlotUsage
@@ -22,10 +23,13 @@ class Step:
     doomed: Sequence[FileRecord]
 
 
-def make_room(ledger: Ledger, capacity: Capacity, slot: str | None = None, needed_bytes: int = 0) -> Step:
+def make_room(
+    ledger: Ledger, capacity: Capacity, slot: str | None = None, needed_bytes: int = 0, *, wanted: bool = False
+) -> Step:
     """Evict until `needed_bytes` more fit on a slot's account, or VICTIMS_PER_TRANSACTION blocks are out.
 
-    What could not fit even with every block gone evicts nothing.
+    What could not fit even with every block gone that is not pinned evicts nothing. Where it is `wanted`, the slot's
+    own policy does not protect what was used longest ago.
     """
     usage, unowned_bytes = ledger.usage(), ledger.unsurveyed_bytes()
     asking = ledger.slot(slot) if slot is not None else None
@@ -36,19 +40,31 @@ def make_room(ledger: Ledger, capacity: Capacity, slot: str | None = None, neede
         if needed_bytes > _obtainable_bytes(asking, holdings, usage, capacity.total_bytes - unowned_bytes):
             return Step(False, ())
         holdings[asking].taken_bytes += needed_bytes
-    return _evict(ledger, holdings, capacity.total_bytes, unowned_bytes)
+    return _evict(ledger, holdings, capacity.total_bytes, unowned_bytes, asking, wanted=wanted)
+
+
+def pins_fit(ledger: Ledger, capacity: Capacity, slot: int, size_bytes: int) -> bool:
+    """Whether a slot may pin so many bytes more: within its limit, and beside what others are guaranteed or pin."""
+    names = {number: name for name, number in ledger.slots().items()}
+    kept = dict.fromkeys(names, 0)
+    for number, used in ledger.usage().items():
+        pinned_bytes = used.pinned_bytes + (size_bytes if number == slot else 0)
+        limit_bytes = capacity.share(names[number]).limit_bytes
+        if number == slot and limit_bytes is not None and pinned_bytes > limit_bytes:
+            return False
+        kept[number] = max(pinned_bytes, capacity.share(names[number]).guaranteed_bytes)
+    unseen = (share.guaranteed_bytes for name, share in capacity.shares.items() if name not in names.values())
+    return sum(kept.values()) + sum(unseen) <= capacity.total_bytes
 
 
 def _obtainable_bytes(
     asking: int, holdings: Mapping[int, Holding], usage: Mapping[int, SlotUsage], room_bytes: int
 ) -> int:
-    """What a slot can have at most: fills in progress stay, and what others hold within their guarantees."""
-    kept = {
-        slot: max(usage[slot].reserved_bytes, min(one.taken_bytes, one.guaranteed_bytes))
-        for slot, one in holdings.items()
-    }
+    """What a slot can have at most: fills in progress and pins stay, and what others hold within their guarantees."""
+    staying = {slot: used.reserved_bytes + used.pinned_bytes for slot, used in usage.items()}
+    kept = {slot: max(staying[slot], min(one.taken_bytes, one.guaranteed_bytes)) for slot, one in holdings.items()}
     others_bytes = sum(kept.values()) - kept[asking]
-    return min(room_bytes - others_bytes, holdings[asking].limit_bytes) - usage[asking].reserved_bytes
+    return min(room_bytes - others_bytes, holdings[asking].limit_bytes) - staying[asking]
 
 
 def _holdings(ledger: Ledger, capacity: Capacity, usage: Mapping[int, SlotUsage]) -> dict[int, Holding]:
@@ -61,15 +77,25 @@ def _holdings(ledger: Ledger, capacity: Capacity, usage: Mapping[int, SlotUsage]
     return holdings
 
 
-def _evict(ledger: Ledger, holdings: dict[int, Holding], capacity_bytes: int, unowned_bytes: int) -> Step:
+def _evict(
+    ledger: Ledger,
+    holdings: dict[int, Holding],
+    capacity_bytes: int,
+    unowned_bytes: int,
+    asking: int | None,
+    *,
+    wanted: bool,
+) -> Step:
     doomed: list[FileRecord] = []
     blocks = 0
     while order := yielding(holdings, capacity_bytes, unowned_bytes):
-        found = (ledger.oldest(slot) for slot in order)
+        found = (ledger.book(slot).victim(wanted=wanted and slot == asking) for slot in order)
         victim = next((file for file in found if file is not None), None)
+        if victim is None and asking is None:  # there is less room than there was: even pins yield
+            victim = next((file for slot in order if (file := ledger.book(slot).head(Queue.PINNED))), None)
         if victim is None or blocks >= VICTIMS_PER_TRANSACTION:
             return Step(False, doomed)
-        ledger.remove(victim)
+        ledger.evict(victim)
         holdings[victim.slot].taken_bytes -= victim.disk_bytes
         doomed.append(victim)
         blocks += victim.blocks

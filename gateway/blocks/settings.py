@@ -24,6 +24,7 @@ class BlockSettings:
     of one process that run at the same time; readahead takes at most half of them, so that a reader that waits for its
     first byte never queues behind bytes that nobody has asked for yet. Blocks of at most `packed_bytes_max`, short last
     ones and whole small objects among them, are packed together in segments; the others have a file of their own.
+    Fills write at most `daily_writes_bytes` a day (UTC), all processes together; None: as much as comes.
     """
 
     directory: Path
@@ -36,14 +37,22 @@ class BlockSettings:
     access_flush_seconds: float = 1.0
     slots: Slots = field(default_factory=Slots)
     packed_bytes_max: int = PACKED_BYTES_MAX
+    daily_writes_bytes: int | None = None
     _block_sizes: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _kept_object_bytes_max: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def block_size_of(self, slot: str) -> int:
         """The size of the blocks of a slot's objects."""
         return self._block_sizes.get(slot, self.block_size_bytes)
 
+    def kept_object_bytes_max_of(self, slot: str) -> int | None:
+        """The size of the largest objects of a slot that are kept; None: all are."""
+        return self._kept_object_bytes_max.get(slot)
+
     def __post_init__(self) -> None:
         for slot in self.slots:
+            if slot.kept_object_bytes_max is not None:
+                self._kept_object_bytes_max[slot.name] = slot.kept_object_bytes_max
             if slot.block_size_bytes is not None:
                 self._block_sizes[slot.name] = slot.block_size_bytes
         for size in (self.block_size_bytes, *self._block_sizes.values()):

@@ -56,11 +56,11 @@ def fill_key(block: Block, headers: Mapping[str, str]) -> bytes:
 
 
 def lead_or_find(
-    directory: BlockDirectory, block: Block, slot: str, key: bytes, given_up: FillHolder | None
+    directory: BlockDirectory, block: Block, slot: str, key: bytes, given_up: FillHolder | None, wanted: bool = False
 ) -> OwnFill | OtherFill | None:
     """Lead a block's fill on a slot's account, or say who does; None when the block is in the index by now.
 
-    `given_up` led the fill and was seen dead, its file read to the end.
+    `given_up` led the fill and was seen dead, its file read to the end. `wanted` is of records.Reservation.
     """
     for _ in range(ROUNDS_MAX):
         if directory.index.lookup(block.id) is not None:
@@ -70,7 +70,7 @@ def lead_or_find(
             file = directory.store.open_of(holder.worker, holder.file)
             if file is not None:
                 return OtherFill(block, holder, file)
-        begun = directory.begin(block, slot, key, holder)
+        begun = directory.begin(block, slot, key, holder, wanted=wanted)
         if begun is not None:
             return OwnFill(*begun)
     raise StoreUnavailable("other processes begin and end fills of this block all the time")

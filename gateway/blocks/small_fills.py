@@ -21,7 +21,7 @@ from gateway.blocks.watching import FileWatcher
 from gateway.clock import Clock
 from gateway.errors import ForebayError
 from gateway.objects import ByteRange
-from gateway.origin.client import Origin
+from gateway.origin.client import Origin, Purpose
 
 GATHERED_BYTES = 256 * 1024
 GATHERING_SECONDS_MAX = 0.1
@@ -101,7 +101,8 @@ class SmallFiller:
             await self._receive(fill, get, content)
         finally:
             await get.aclose()
-        fill.landed = await self.packer.put(SmallBlock(block, content), fill.slot, started)
+        wanted = fill.purpose is Purpose.WARM
+        fill.landed = await self.packer.put(SmallBlock(block, content), fill.slot, started, wanted=wanted)
 
     async def _receive(self, fill: Fill, get: PinnedGet, content: memoryview) -> None:
         received, since = 0, self.clock.monotonic()

@@ -12,7 +12,9 @@ from itertools import islice
 
 from gateway.blocks import layout
 from gateway.blocks.directory import BlockDirectory
+from gateway.blocks.keeping.book import Queue
 from gateway.blocks.ledger import Ledger
+from gateway.blocks.pins import number_of
 from gateway.blocks.records import BlockRecord, FileRecord
 from gateway.blocks.store import ScannedFile
 from gateway.policy.slots import Slots
@@ -59,7 +61,7 @@ class _Step:
     def take_in(self, found: Sequence[ScannedFile]) -> list[str]:
         """Enter what is new and whole; returns what is neither, which is doomed."""
         doomed = []
-        with self.directory.index.surveying() as ledger:
+        with self.directory.index.writing() as ledger:
             in_transit = set(ledger.in_transit())
             for file in found:
                 known = ledger.file(file.name)
@@ -89,8 +91,15 @@ class _Step:
             return False
         slot = ledger.slot(self._slot_of(file))
         tick = min(file.modified_ns, ledger.next_tick(0) - 1)
-        ledger.insert(FileRecord(file.name, slot, file.disk_bytes, tick, len(blocks)), blocks)
+        pin = self._pin_of(ledger, file)
+        queue = Queue.PINNED if pin else Queue.MAIN
+        ledger.insert(FileRecord(file.name, slot, file.disk_bytes, tick, len(blocks), queue, pin=pin), blocks)
         return True
+
+    def _pin_of(self, ledger: Ledger, file: ScannedFile) -> int:
+        """A pin that one of the blocks is under."""
+        pins = ledger.pins()
+        return max(number_of(pins, block.version.key) for block, _ in file.blocks) if pins else 0
 
     def _slot_of(self, file: ScannedFile) -> str:
         """The slot of the first block: a segment goes as a whole, whatever became of the slots of its objects."""

@@ -3,13 +3,15 @@
 blocks      block id → BlockRecord
 files       file → FileRecord
 contents    (file, block id) → nothing: which blocks lie in a file
-access      (slot, tick, file) → nothing: each slot's files, the oldest first
+access      (slot, queue, tick, file) → nothing: the files of each slot's queues in order
 objects     (object id, block id) → nothing: the blocks of one object
 reserved    (worker, file) → bytes and slot: what fills in progress will take
 fills       fill key → FillHolder: which process leads a fill
 doomed      (worker, file) → nothing: files that left the index and are to be unlinked
 slots       slot name → its number, given once
-usage       slot number → blocks and bytes
+usage       slot number → SlotState: what it takes, and what its policy knows
+ghosts      (slot, place) → what is remembered of a block that has left
+pins        prefix → its number
 survey      directory of data files → bytes in it that the index does not know yet
 counters    next tick, fingerprint of the slots
 """
@@ -40,6 +42,8 @@ class Tables:
     doomed: Table
     slots: Table
     usage: Table
+    ghosts: Table
+    pins: Table
     survey: Table
     counters: Table
 
@@ -60,10 +64,10 @@ def items(transaction: lmdb.Transaction, table: Table) -> Iterator[tuple[bytes, 
     return cast("Iterator[tuple[bytes, bytes]]", transaction.cursor(db=table).iternext())
 
 
-def keys(transaction: lmdb.Transaction, table: Table, prefix: bytes = b"") -> Iterator[bytes]:
-    """The keys that begin with `prefix`, in order."""
+def keys(transaction: lmdb.Transaction, table: Table, prefix: bytes = b"", after: bytes = b"") -> Iterator[bytes]:
+    """The keys that begin with `prefix`, in order; those behind `after`."""
     cursor = transaction.cursor(db=table)
-    if not cursor.set_range(prefix):
+    if not cursor.set_range(max(prefix, after + b"\0" if after else b"")):
         return
     for key in cast("Iterator[bytes]", cursor.iternext(values=False)):
         if not key.startswith(prefix):

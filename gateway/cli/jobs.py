@@ -1,4 +1,4 @@
-"""`forebay warm`, `evict` and `jobs`: work that the running gateway does in the background."""
+"""`forebay warm`, `evict`, `pin`, `unpin` and `jobs`: work that the running gateway does in the background."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ _LOOK_SECONDS = 0.5
 _READ_BYTES = 1024 * 1024
 
 PrefixArgument = Annotated[str | None, typer.Argument(metavar="s3://BUCKET/PREFIX", help="What the job is about.")]
+PinnedArgument = Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The keys that begin so.")]
 ManifestOption = Annotated[
     Path | None,
     typer.Option("--manifest", help="File with one s3://bucket/key a line, in the order in which they are wanted."),
@@ -39,6 +40,8 @@ def add_to(app: typer.Typer) -> None:
     """Give the application these commands."""
     app.command()(warm)
     app.command()(evict)
+    app.command()(pin)
+    app.command()(unpin)
     app.command()(jobs)
 
 
@@ -64,6 +67,32 @@ def evict(
 ) -> None:
     """Have a running gateway drop what is in its cache. Nothing is deleted at the origin."""
     _run("evict", prefix, manifest, wait, admin_port(admin_url, config), json)
+
+
+def pin(
+    prefix: PinnedArgument,
+    wait: WaitOption = False,
+    config: ConfigOption = None,
+    admin_url: AdminUrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Have a running gateway fetch what lies under a prefix, and never evict it. `forebay status` lists the pins."""
+    _run("pin", prefix, None, wait, admin_port(admin_url, config), json)
+
+
+def unpin(
+    prefix: PinnedArgument,
+    config: ConfigOption = None,
+    admin_url: AdminUrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Have a running gateway evict again what lies under a pinned prefix, when room is needed."""
+    port = admin_port(admin_url, config)
+    document = port.post("/api/v1/unpin", orjson.dumps({"prefix": prefix}), "application/json")
+    if json:
+        print_json(document)
+    else:
+        typer.echo(f"{document['prefix']} is not pinned any more")
 
 
 def jobs(

@@ -23,6 +23,8 @@ def show_status(document: dict[str, Any]) -> None:
     ratio = "nothing read yet" if cache["hit_ratio"] is None else f"{cache['hit_ratio']:.1%} of bytes from cache"
     used, capacity = cache["usage_bytes"] / 2**30, cache["capacity_bytes"] / 2**30
     console.print(f"cache {cache['directory']}: {used:.1f} of {capacity:.1f} GiB in use, {ratio}", soft_wrap=True)
+    for prefix in document["pins"]:
+        console.print(f"pinned: {prefix}", soft_wrap=True, highlight=False, markup=False)
     table = Table("process", "pid", "state", "restarts")
     for process in gateway["processes"]:
         ready = "ready" if process["ready"] else "down"

@@ -148,6 +148,9 @@ def _capacity(settings: Settings) -> Iterator[ConfigError]:
     largest = max(cache.block_size_bytes, *(slot.block_size_bytes or 0 for slot in settings.slots), 0)
     if cache.capacity_bytes < BLOCKS_MIN * largest:
         yield ConfigError("cache.capacity", cache.capacity_bytes, f"at least {BLOCKS_MIN} blocks of {largest} bytes")
+    if cache.daily_writes_bytes is not None and cache.daily_writes_bytes < BLOCKS_MIN * largest:
+        allowed = f"at least {BLOCKS_MIN} blocks of {largest} bytes"
+        yield ConfigError("cache.daily_writes", cache.daily_writes_bytes, allowed)
     promised = sum(slot.capacity_bytes or 0 for slot in settings.slots)
     if promised > cache.capacity_bytes:
         allowed = f"all slots together at most cache.capacity ({cache.capacity_bytes} bytes)"
@@ -191,7 +194,6 @@ def _slots(settings: Settings) -> Iterator[ConfigError]:
 
 
 _SLOT_KEYS_NOT_IN_FORCE: Mapping[str, object] = {
-    "eviction": None,
     "weight": 1,
     "keep_last": None,
 }
@@ -206,10 +208,7 @@ def not_in_force(settings: Settings) -> list[str]:
         for name, harmless in _SLOT_KEYS_NOT_IN_FORCE.items()
         if name in slot.model_fields_set and getattr(slot, name) != harmless
     ]
-    return [
-        f"{key} is not in force in this version: writes go through, the least recently used blocks make room"
-        for key in keys
-    ]
+    return [f"{key} is not in force in this version: every write goes through" for key in keys]
 
 
 def not_protected(settings: Settings) -> list[str]:

@@ -117,8 +117,18 @@ class SlotSettings(Section):
         ge=64 * 2**10,
         le=64 * 2**20,
     )
-    eviction: Literal["epoch", "s3-fifo", "lru"] | None = setting(
-        None, "Which blocks leave first when room is needed.", allowed="epoch, s3-fifo or lru"
+    eviction: Literal["epoch", "s3-fifo", "lru"] = setting(
+        "epoch",
+        "Which blocks leave first when room is needed. `epoch`: what is not about to be read again, as far as what is "
+        "read again tells. `s3-fifo`: what was read once only. `lru`: what was read longest ago.",
+        allowed="epoch, s3-fifo or lru",
+    )
+    kept_object_bytes_max: SizeBytes | None = setting(
+        None,
+        "Larger objects are served and not kept. Omitted: objects of every size are.",
+        allowed='a size, such as "10GiB"',
+        toml="kept_object_size",
+        gt=0,
     )
     read_bandwidth_bytes_per_second: BandwidthBytesPerSecond | None = setting(
         None,

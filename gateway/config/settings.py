@@ -234,6 +234,14 @@ class CacheSettings(Section):
         ge=0,
         le=2**20,
     )
+    daily_writes_bytes: SizeBytes | None = setting(
+        None,
+        "What may be written to the disk in a day (UTC) to keep what was missing: the disk's endurance. What comes "
+        "beyond it is served and not kept. Omitted: no bound.",
+        allowed='at least 8 blocks, such as "2TiB"',
+        toml="daily_writes",
+        gt=0,
+    )
     persistent: bool = setting(
         False,
         "The directory outlives the pod or the machine's restart; write-back needs it.",

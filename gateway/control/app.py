@@ -21,6 +21,7 @@ from gateway.control.openapi import describe
 from gateway.control.page import render
 from gateway.control.reachability import OriginProbe
 from gateway.control.state import StateHolder
+from gateway.errors import StoreUnavailable
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -29,8 +30,9 @@ def control_app(
     settings: Settings, holder: StateHolder, metrics_directory: Path, jobs: JobsHolder | None = None
 ) -> Starlette:
     """The application. With `admin.token` set, everything but /healthz and /readyz asks for it."""
-    control = _Control(settings, holder, metrics_directory)
-    work = JobsApi(jobs or JobsHolder())
+    jobs = jobs or JobsHolder()
+    control = _Control(settings, holder, metrics_directory, jobs)
+    work = JobsApi(jobs)
     guard = Guard(settings.admin)
     return Starlette(
         routes=[
@@ -41,6 +43,9 @@ def control_app(
             Route("/api/v1/status", guard(control.status)),
             Route("/api/v1/warm", guard(work.warm), methods=["POST"]),
             Route("/api/v1/evict", guard(work.evict), methods=["POST"]),
+            Route("/api/v1/pin", guard(work.pin), methods=["POST"]),
+            Route("/api/v1/unpin", guard(work.unpin), methods=["POST"]),
+            Route("/api/v1/pins", guard(work.pins)),
             Route("/api/v1/jobs", guard(work.list)),
             Route("/api/v1/jobs/{job_id}", guard(work.show), methods=["GET"]),
             Route("/api/v1/jobs/{job_id}", guard(work.cancel), methods=["DELETE"]),
@@ -50,9 +55,10 @@ def control_app(
 
 
 class _Control:
-    def __init__(self, settings: Settings, holder: StateHolder, metrics_directory: Path) -> None:
+    def __init__(self, settings: Settings, holder: StateHolder, metrics_directory: Path, jobs: JobsHolder) -> None:
         self._settings = settings
         self._holder = holder
+        self._jobs = jobs
         self._metrics_directory = metrics_directory
         self._probe = OriginProbe(settings.origin)
 
@@ -95,9 +101,17 @@ class _Control:
             metrics.CACHE_USAGE_BYTES,
             metrics.CACHE_HIT_BYTES,
             metrics.CACHE_MISS_BYTES,
+            metrics.CACHE_PINNED_BYTES,
         )
         names = {"default", *(slot.name for slot in self._settings.slots), *(name for one in found for name in one)}
         return {name: _figures(*(int(one.get(name, 0)) for one in found)) for name in names}
+
+    def _pins(self) -> list[str]:
+        """The pinned prefixes; none while the cache directory is not open."""
+        try:
+            return self._jobs.jobs.pins() if self._jobs.jobs is not None else []
+        except StoreUnavailable:
+            return []
 
     async def _document(self) -> dict[str, Any]:
         state = self._holder.state
@@ -116,11 +130,13 @@ class _Control:
                 "block_size_bytes": cache.block_size_bytes,
                 **_sum(figures.values()),
             },
+            "pins": self._pins(),
             "slots": [
                 {
                     "name": slot.name,
                     "prefix": slot.prefix,
                     "mode": slot.mode,
+                    "eviction": slot.eviction,
                     "capacity_bytes": slot.capacity_bytes or 0,
                     "capacity_limit_bytes": slot.capacity_limit_bytes or cache.capacity_bytes,
                     **figures[slot.name],
@@ -130,13 +146,20 @@ class _Control:
         }
 
 
-def _figures(usage_bytes: int, hit_bytes: int, miss_bytes: int) -> dict[str, float | None]:
+def _figures(usage_bytes: int, hit_bytes: int, miss_bytes: int, pinned_bytes: int) -> dict[str, float | None]:
     """The ratio is None while nothing was given."""
     given_bytes = hit_bytes + miss_bytes
     ratio = hit_bytes / given_bytes if given_bytes else None
-    return {"usage_bytes": usage_bytes, "hit_bytes": hit_bytes, "miss_bytes": miss_bytes, "hit_ratio": ratio}
+    return {
+        "usage_bytes": usage_bytes,
+        "hit_bytes": hit_bytes,
+        "miss_bytes": miss_bytes,
+        "pinned_bytes": pinned_bytes,
+        "hit_ratio": ratio,
+    }
 
 
 def _sum(figures: Iterable[Mapping[str, float | None]]) -> dict[str, float | None]:
     found = list(figures)
-    return _figures(*(sum(int(one[name] or 0) for one in found) for name in ("usage_bytes", "hit_bytes", "miss_bytes")))
+    names = ("usage_bytes", "hit_bytes", "miss_bytes", "pinned_bytes")
+    return _figures(*(sum(int(one[name] or 0) for one in found) for name in names))

@@ -1,4 +1,4 @@
-"""Jobs over the admin port: warm, evict, and what becomes of them."""
+"""Jobs over the admin port: warm, evict, pin, and what becomes of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from gateway.control.answers import json_answer, problem
-from gateway.errors import StoreUnavailable
+from gateway.errors import PinRefused, StoreUnavailable
 from gateway.jobs.manifest import BadManifest
 from gateway.jobs.records import JobKind, to_document
 from gateway.jobs.runner import Jobs, TooManyJobs
@@ -42,6 +42,36 @@ class JobsApi:
         """The same, to drop what is there."""
         return await self._start(JobKind.EVICT, request)
 
+    async def pin(self, request: Request) -> Response:
+        """Fetch what lies under a prefix, and never evict it: a prefix only, no manifest."""
+        return await self._start(JobKind.PIN, request)
+
+    async def unpin(self, request: Request) -> Response:
+        """Have what lies under a pinned prefix evicted again."""
+        jobs = self._holder.jobs
+        if jobs is None:
+            return _not_open()
+        if _content_type(request) != "application/json":
+            return problem(415, "Content-Type must be application/json")
+        try:
+            prefix = await _prefix(request)
+            unpinned = await jobs.unpin(prefix)
+        except ValueError as error:
+            return problem(400, str(error))
+        except StoreUnavailable as error:
+            return problem(503, str(error))
+        except ClientDisconnect:
+            return problem(400, "the request broke off")
+        return json_answer({"prefix": prefix}) if unpinned else problem(404, f"{prefix} is not pinned")
+
+    async def pins(self, _request: Request) -> Response:
+        """Every pinned prefix."""
+        jobs = self._holder.jobs
+        try:
+            return _not_open() if jobs is None else json_answer({"pins": jobs.pins()})
+        except StoreUnavailable as error:
+            return problem(503, str(error))
+
     async def list(self, _request: Request) -> Response:
         """Every job, the oldest first."""
         jobs = self._holder.jobs
@@ -67,23 +97,30 @@ class JobsApi:
         jobs = self._holder.jobs
         if jobs is None:
             return _not_open()
-        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        content_type = _content_type(request)
         try:
-            if content_type == MANIFEST_TYPE:
+            if content_type == MANIFEST_TYPE and kind is not JobKind.PIN:
                 job = await jobs.start_listed(kind, request.stream())
             elif content_type == "application/json":
                 job = await jobs.start(kind, await _prefix(request))
             else:
-                return problem(415, f"Content-Type must be application/json or {MANIFEST_TYPE}")
+                manifest = "" if kind is JobKind.PIN else f" or {MANIFEST_TYPE}"
+                return problem(415, f"Content-Type must be application/json{manifest}")
         except (BadManifest, ValueError) as error:
             return problem(400, str(error))
         except TooManyJobs as error:
             return problem(429, str(error))
+        except PinRefused as error:
+            return problem(409, str(error))
         except StoreUnavailable as error:
             return problem(503, str(error))
         except ClientDisconnect:
             return problem(400, "the request broke off")
         return json_answer(to_document(job), 202)
+
+
+def _content_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def _prefix(request: Request) -> str:

@@ -43,6 +43,7 @@ _FIGURES = {
     "usage_bytes": {"type": "integer"},
     "hit_bytes": {"type": "integer"},
     "miss_bytes": {"type": "integer"},
+    "pinned_bytes": {"type": "integer", "description": "of usage_bytes"},
     "hit_ratio": {"type": ["number", "null"]},
 }
 _CACHE = {
@@ -57,7 +58,7 @@ _CACHE = {
 _SLOT = {
     "type": "object",
     "properties": {
-        **{name: {"type": "string"} for name in ("name", "prefix", "mode")},
+        **{name: {"type": "string"} for name in ("name", "prefix", "mode", "eviction")},
         "capacity_bytes": {"type": "integer", "description": "guaranteed to the slot"},
         "capacity_limit_bytes": {"type": "integer", "description": "the slot never has more"},
         **_FIGURES,
@@ -69,6 +70,7 @@ _STATUS = {
         "gateway": _GATEWAY,
         "origin": _ORIGIN,
         "cache": _CACHE,
+        "pins": {"type": "array", "items": {"type": "string", "description": "s3://bucket/prefix"}},
         "slots": {"type": "array", "items": _SLOT},
     },
 }
@@ -88,7 +90,7 @@ _JOB = {
     "type": "object",
     "properties": {
         "id": {"type": "string"},
-        "kind": {"enum": ["warm", "evict"]},
+        "kind": {"enum": ["warm", "evict", "pin"]},
         "prefix": {"type": "string", "description": "empty where a manifest lists the objects"},
         "manifest": {"type": "boolean"},
         "state": {"enum": ["running", "done", "failed", "cancelled"]},
@@ -106,6 +108,8 @@ _JOB = {
         "errors": {"type": "array", "items": {"type": "string"}},
     },
 }
+_PINS = {"type": "object", "properties": {"pins": {"type": "array", "items": {"type": "string"}}}}
+_PREFIX = {"type": "object", "properties": {"prefix": {"type": "string", "examples": ["s3://bucket/prefix"]}}}
 _JOBS = {"type": "object", "properties": {"jobs": {"type": "array", "items": _JOB}}}
 
 
@@ -123,6 +127,9 @@ def describe() -> dict[str, Any]:
             "/api/v1/status": _get("Processes, origin, cache and slots.", "application/json", _STATUS),
             "/api/v1/warm": _start("Fetch what is not in the cache yet."),
             "/api/v1/evict": _start("Drop what is in the cache."),
+            "/api/v1/pin": _start("Fetch what lies under a prefix, and never evict it.", manifest=False),
+            "/api/v1/unpin": _unpin(),
+            "/api/v1/pins": _get("The pinned prefixes.", "application/json", _PINS),
             "/api/v1/jobs": _get("Jobs, the oldest first.", "application/json", _JOBS),
             "/api/v1/jobs/{job_id}": _job(),
             "/api/openapi.json": _get("This document.", "application/json", {"type": "object"}),
@@ -130,24 +137,42 @@ def describe() -> dict[str, Any]:
     }
 
 
-def _start(summary: str) -> dict[str, Any]:
-    prefix = {"type": "object", "properties": {"prefix": {"type": "string", "examples": ["s3://bucket/prefix"]}}}
+def _start(summary: str, *, manifest: bool = True) -> dict[str, Any]:
+    content: dict[str, Any] = {"application/json": {"schema": _PREFIX}}
+    refused: dict[str, Any] = {}
+    if manifest:
+        content[MANIFEST_TYPE] = {"schema": {"type": "string", "description": "one s3://bucket/key a line"}}
+    else:
+        refused["409"] = {"description": "A pinned prefix overlaps it."}
     return {
         "post": {
             "summary": summary,
-            "requestBody": {
-                "required": True,
-                "content": {
-                    "application/json": {"schema": prefix},
-                    MANIFEST_TYPE: {"schema": {"type": "string", "description": "one s3://bucket/key a line"}},
-                },
-            },
+            "requestBody": {"required": True, "content": content},
             "responses": {
                 "202": {"description": "The job.", "content": {"application/json": {"schema": _JOB}}},
                 "400": {"description": "A prefix or a line that names nothing."},
                 **_GUARDED,
+                **refused,
                 "415": {"description": "Another content type."},
                 "429": {"description": "Too many jobs are running."},
+                "503": {"description": "The cache directory is not open."},
+            },
+            "security": [{"token": []}, {}],
+        }
+    }
+
+
+def _unpin() -> dict[str, Any]:
+    return {
+        "post": {
+            "summary": "Have what lies under a pinned prefix evicted again.",
+            "requestBody": {"required": True, "content": {"application/json": {"schema": _PREFIX}}},
+            "responses": {
+                "200": {"description": "The prefix.", "content": {"application/json": {"schema": _PREFIX}}},
+                "400": {"description": "A prefix that names nothing."},
+                **_GUARDED,
+                "404": {"description": "It is not pinned."},
+                "415": {"description": "Another content type."},
                 "503": {"description": "The cache directory is not open."},
             },
             "security": [{"token": []}, {}],

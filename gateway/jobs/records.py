@@ -18,6 +18,7 @@ class JobKind(StrEnum):
 
     WARM = "warm"
     EVICT = "evict"
+    PIN = "pin"
 
 
 class JobState(StrEnum):

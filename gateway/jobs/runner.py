@@ -60,8 +60,22 @@ class Jobs:
         return work.job if work is not None else self._ended.get(job_id)
 
     async def start(self, kind: JobKind, prefix: str) -> Job:
-        """Begin a job about all keys under `prefix`; TooManyJobs, StoreUnavailable."""
-        return await self._start(self._new(kind, prefix))
+        """Begin a job about all keys under `prefix`; TooManyJobs, StoreUnavailable, PinRefused."""
+        job = self._new(kind, prefix)
+        if kind is JobKind.PIN:
+            await self._tools.blocks.pin(prefix)
+        return await self._start(job)
+
+    def pins(self) -> list[str]:
+        """The prefixes that are pinned; StoreUnavailable."""
+        return sorted(self._tools.blocks.pins())
+
+    async def unpin(self, prefix: str) -> bool:
+        """Have what lies under a pinned prefix evicted again, and end the jobs that pin it; False: it is not pinned."""
+        for job in self.all():
+            if job.kind is JobKind.PIN and job.prefix == prefix and job.state is JobState.RUNNING:
+                await self.cancel(job.id)
+        return await self._tools.blocks.unpin(prefix)
 
     async def start_listed(self, kind: JobKind, manifest: AsyncIterator[bytes]) -> Job:
         """Begin a job about the objects of a manifest, in its order; BadManifest, TooManyJobs, StoreUnavailable."""

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from gateway.blocks.cache import BlockCache
 from gateway.clock import Clock
-from gateway.errors import OriginAnswered, OriginError, OriginUnreachable, StoreUnavailable
+from gateway.errors import OriginAnswered, OriginError, OriginUnreachable, PinRefused, StoreUnavailable
 from gateway.jobs.listing import list_pages
 from gateway.jobs.records import Job, JobKind
 from gateway.jobs.worklist import Entry, Recovered, Worklist
@@ -65,22 +65,47 @@ class Work:
         self._pieces = asyncio.Semaphore(PIECES_AT_ONCE)
         self._running = 0
         self._held: dict[str, int] = {}
+        self._pin = 0
         self._started: deque[tuple[Entry, asyncio.Task[None]]] = deque()
 
     async def run(self) -> None:
-        """Do what is left. Raises ForebayError when the listing fails, or the disk does."""
+        """Do what is left. Raises ForebayError when the listing fails, or the disk does, or a pin is refused."""
+        if self.job.kind is JobKind.PIN:
+            self._pin = await self._tools.blocks.pin(self.job.prefix)
+        try:
+            await self._run()
+        except PinRefused:
+            await self._tools.blocks.unpin(self.job.prefix)
+            raise
+
+    async def _run(self) -> None:
         recovered = await asyncio.to_thread(self._worklist.recover, self.job.place)
         self.job = _as_recovered(self.job, recovered)
         start_after = recovered.last.key.key if recovered.last is not None else None
         listing = asyncio.create_task(self._list(start_after), name="job listing")
         try:
+            if self._pin:
+                await listing
+                self._check_pin()
             await self._do_all()
             await listing
+            if self._pin and self.job.full:
+                raise PinRefused(f"the cache takes no more: {self.job.bytes_done} bytes of {self.job.prefix} are there")
         finally:
             listing.cancel()
             for _, task in self._started:
                 task.cancel()
             await asyncio.gather(listing, *(task for _, task in self._started), return_exceptions=True)
+
+    def _check_pin(self) -> None:
+        """PinRefused when there are more bytes than the slot may pin: said before the first of them is fetched."""
+        prefix = Prefix.parse(self.job.prefix)
+        slot = self._tools.slots.find(prefix.bucket, prefix.key_prefix).name
+        pinnable_bytes = self._tools.blocks.pinnable_bytes(slot)
+        if self.job.bytes_found > pinnable_bytes:
+            raise PinRefused(
+                f"{self.job.prefix} holds {self.job.bytes_found} bytes, and slot {slot} can pin {pinnable_bytes}"
+            )
 
     # The list.
 
@@ -162,7 +187,9 @@ class Work:
         return await self._patiently(ask)
 
     async def _fetch(self, version: ObjectVersion, slot: Slot) -> None:
-        """Every block of a version, as far as there is room."""
+        """Every block of a version, as far as there is room; none where the slot keeps no object so large."""
+        if slot.kept_object_bytes_max is not None and version.size_bytes > slot.kept_object_bytes_max:
+            return
         try:
             async with asyncio.TaskGroup() as group:
                 for piece in self._tools.blocks.pieces(version, slot.name):
@@ -194,8 +221,12 @@ class Work:
         if not kept:
             self.job = replace(self.job, full=True)
             return
+        if self._pin:
+            await self._tools.blocks.hold(version, piece, self._pin, slot=slot.name)
         self._held[slot.name] = self._held.get(slot.name, 0) + piece.length
-        full = self._held[slot.name] + piece.length > self._tools.blocks.obtainable_bytes(slot.name)
+        blocks = self._tools.blocks
+        room_bytes = blocks.pinnable_bytes(slot.name) if self._pin else blocks.obtainable_bytes(slot.name)
+        full = self._held[slot.name] + piece.length > room_bytes
         self.job = replace(
             self.job,
             bytes_done=self.job.bytes_done + piece.length,

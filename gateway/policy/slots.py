@@ -20,6 +20,7 @@ class Slot:
 
     Of the cache directory, `capacity_bytes` are guaranteed to the slot, and it takes at most `capacity_limit_bytes`
     (None: all that is idle). Its objects are cached in blocks of `block_size_bytes` (None: of the cache's size).
+    `eviction` says which blocks leave first; of objects larger than `kept_object_bytes_max` none are kept.
     """
 
     name: str
@@ -32,6 +33,8 @@ class Slot:
     capacity_bytes: int = 0
     capacity_limit_bytes: int | None = None
     block_size_bytes: int | None = None
+    eviction: Literal["epoch", "s3-fifo", "lru"] = "epoch"
+    kept_object_bytes_max: int | None = None
 
 
 DEFAULT_SLOT = Slot("default", Prefix(""))

@@ -57,8 +57,9 @@ def kill(opened: OpenDirectory) -> None:
 
 SLOTS = Slots(
     [
-        Slot("a", Prefix.parse("s3://b/a"), capacity_bytes=6 * PAGE),
-        Slot("b", Prefix.parse("s3://b/b"), capacity_bytes=3 * PAGE, capacity_limit_bytes=9 * PAGE),
+        Slot("a", Prefix.parse("s3://b/a"), capacity_bytes=6 * PAGE, eviction="lru"),
+        Slot("b", Prefix.parse("s3://b/b"), capacity_bytes=3 * PAGE, capacity_limit_bytes=9 * PAGE, eviction="lru"),
+        Slot("default", Prefix(""), eviction="lru"),
     ]
 )
 GUARANTEED = {"a": 6 * PAGE, "b": 3 * PAGE, "default": 0}
@@ -180,7 +181,8 @@ class Accounts(RuleBasedStateMachine):
         cached = [(slot, block_id) for slot, blocks in self.model.items() for block_id in blocks]
         used = data.draw(st.lists(st.sampled_from(cached), unique=True))
         extents = [self.opened.blocks.index.lookup(block_id) for _, block_id in used]
-        self.opened.blocks.index.touch([*(extent.file for extent in extents if extent is not None), "never heard of"])
+        files = [extent.file for extent in extents if extent is not None]
+        self.opened.blocks.index.touch([(file, 1) for file in (*files, "never heard of")])
         for slot, block_id in used:
             self.model[slot].move_to_end(block_id)
 

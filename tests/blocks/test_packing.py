@@ -277,7 +277,7 @@ TestPacking.settings = settings(max_examples=25, stateful_step_count=20, deadlin
 
 def test_blocks_of_an_open_segment_are_read_while_it_grows(tmp_path: Path) -> None:
     """One file for many, each found as soon as `append` has returned, also by those who opened the file before."""
-    opened = opened_at(tmp_path / "c", 64 * MIB)
+    opened = opened_at(tmp_path / "c", 512 * MIB)
     appender = SegmentAppender(opened.blocks)
     first = small("first", 70_000)
     append_all(appender, "default", [first])
@@ -299,7 +299,7 @@ def test_blocks_of_an_open_segment_are_read_while_it_grows(tmp_path: Path) -> No
 
 def test_segments_end_at_their_bounds(tmp_path: Path) -> None:
     """Neither more records than one transaction should enter, nor more bytes than a part of the cache."""
-    opened = opened_at(tmp_path / "c", 32 * MIB)
+    opened = opened_at(tmp_path / "c", 256 * MIB)
     append_all(SegmentAppender(opened.blocks), "default", [small(f"t{number}", 10) for number in range(600)])
     assert sorted(file.blocks for file in opened.blocks.index.files()) == sorted([RECORDS_MAX, RECORDS_MAX, 88])
     append_all(SegmentAppender(opened.blocks), "default", [small(f"k{number}", 100 * KIB) for number in range(25)])

@@ -15,6 +15,8 @@ from gateway.blocks.reader import RangeReader
 from gateway.errors import OriginAnswered, OriginUnreachable
 from gateway.objects import ByteRange, FileSpan, ObjectKey, ObjectVersion
 from gateway.origin.memory.faults import Unreachable, on
+from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Slot, Slots
 from gateway.s3.requests import Operation
 from tests.support.blocks import (
     BLOCK,
@@ -226,7 +228,8 @@ def test_uses_reach_the_index_in_batches(tmp_path: Path) -> None:
     async def scenario() -> None:
         origin, clock = make_origin(), TestClock()
         one, two = stored(origin, "1", BLOCK), stored(origin, "2", BLOCK)
-        async with open_cache(tmp_path / "c", origin, clock=clock) as cache:
+        slots = Slots([Slot("default", Prefix(""), eviction="lru")])
+        async with open_cache(tmp_path / "c", origin, clock=clock, slots=slots) as cache:
             await read(cache, one)
             await cache.settle()
             await read(cache, two)

@@ -283,7 +283,7 @@ def test_settings_that_are_not_in_force_are_each_warned_of(tmp_path: Path) -> No
         }
     )
     warned = [warning.split(" ")[0] for warning in load(tmp_path, text).warnings]
-    assert warned == ["slots[0].eviction", "slots[0].weight", "slots[0].keep_last"]
+    assert warned == ["slots[0].weight", "slots[0].keep_last"]
 
 
 @pytest.mark.parametrize("direction", ["read", "write"])

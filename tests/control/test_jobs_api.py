@@ -147,3 +147,43 @@ def test_before_the_directory_is_open_jobs_must_wait(tmp_path: Path) -> None:
             assert (await client.delete("/api/v1/jobs/x")).status_code == 503
 
     asyncio.run(run())
+
+
+def test_a_prefix_is_pinned_listed_and_unpinned(tmp_path: Path) -> None:
+    """202 with the job, then it is among the pins and in the status; unpinning what is not pinned is 404."""
+
+    async def scenario(client: httpx.AsyncClient, bench: JobBench) -> None:
+        prefix = f"s3://{BUCKET}/data/"
+        begun = await client.post("/api/v1/pin", json={"prefix": prefix})
+        assert begun.status_code == 202
+        job = bench.jobs.get(begun.json()["id"])
+        assert job is not None
+        assert (await bench.ended(job)).state is JobState.DONE
+        listed = (await client.get("/api/v1/pins")).json()
+        assert listed == {"pins": [prefix]}
+        described = describe()["paths"]["/api/v1/pins"]["get"]["responses"]["200"]["content"]["application/json"]
+        assert set(listed) == set(described["schema"]["properties"])
+        assert (await client.get("/api/v1/status")).json()["pins"] == [prefix]
+        refused = await client.post("/api/v1/pin", json={"prefix": f"s3://{BUCKET}/"})
+        assert (refused.status_code, prefix in refused.text) == (409, True)
+        assert (await client.post("/api/v1/unpin", json={"prefix": prefix})).json() == {"prefix": prefix}
+        assert (await client.post("/api/v1/unpin", json={"prefix": prefix})).status_code == 404
+        assert (await client.get("/api/v1/pins")).json() == {"pins": []}
+
+    play(tmp_path, scenario)
+
+
+def test_pins_are_by_prefix_in_json(tmp_path: Path) -> None:
+    """A manifest is refused; so is what a page of another site may send."""
+
+    async def scenario(client: httpx.AsyncClient, bench: JobBench) -> None:
+        manifest = {"content-type": MANIFEST_TYPE}
+        line = f"s3://{BUCKET}/data/1".encode()
+        assert (await client.post("/api/v1/pin", content=line, headers=manifest)).status_code == 415
+        plain = {"content-type": "text/plain"}
+        document = b'{"prefix": "s3://train/data/"}'
+        assert (await client.post("/api/v1/unpin", content=document, headers=plain)).status_code == 415
+        assert (await client.post("/api/v1/unpin", content=b"{}", headers=JSON)).status_code == 400
+        assert bench.jobs.all() == []
+
+    play(tmp_path, scenario)

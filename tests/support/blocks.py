@@ -72,6 +72,7 @@ class CountingObserver:
     failed_fills: int = 0
     unavailable: int = 0
     not_kept_blocks: int = 0
+    not_kept_for: dict[str, int] = field(default_factory=dict)
     evicted_of: dict[str, int] = field(default_factory=dict)
     usages: list[Mapping[str, SlotUsage]] = field(default_factory=list)
 
@@ -97,13 +98,14 @@ class CountingObserver:
     def fill_failed(self, slot: str) -> None:
         self.failed_fills += 1
 
-    def not_kept(self, slot: str, blocks: int) -> None:
+    def not_kept(self, slot: str, reason: str, blocks: int) -> None:
         self.not_kept_blocks += blocks
+        self.not_kept_for[reason] = self.not_kept_for.get(reason, 0) + blocks
 
     def store_unavailable(self) -> None:
         self.unavailable += 1
 
-    def usage(self, slots: Mapping[str, SlotUsage], unsurveyed_bytes: int) -> None:
+    def usage(self, slots: Mapping[str, SlotUsage], unsurveyed_bytes: int, written_today_bytes: int) -> None:
         self.usages.append(slots)
 
 

@@ -1,0 +1,143 @@
+"""Pinning as a job: it fetches, holds, refuses what is too much before fetching it, and goes on after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import PinRefused
+from gateway.jobs.records import JobKind, JobState
+from gateway.objects import ObjectVersion
+from gateway.origin.memory import MemoryOrigin
+from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Slot
+from tests.support.blocks import BLOCK, BUCKET, PacedOrigin, make_origin, read, stored, until
+from tests.support.jobs import job_bench
+
+PREFIX = f"s3://{BUCKET}/data/"
+FILE = BLOCK + 4096
+
+
+def data_set(origin: MemoryOrigin, count: int) -> list[ObjectVersion]:
+    return [stored(origin, f"data/{n:03d}", BLOCK) for n in range(count)]
+
+
+def gets(origin: MemoryOrigin) -> int:
+    return sum(call.method == "GET" and call.key is not None for call in origin.calls)
+
+
+def test_a_pinned_prefix_is_here_and_stays(tmp_path: Path) -> None:
+    """What was there before is held too; whatever is read afterwards, nothing of it is fetched again."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        versions = data_set(origin, 8)
+        async with job_bench(tmp_path, origin, capacity_bytes=12 * FILE) as bench:
+            await read(bench.cache, versions[0])
+            await bench.cache.settle()
+            job = await bench.ended(await bench.jobs.start(JobKind.PIN, PREFIX))
+            assert (job.state, job.objects_done, job.bytes_fetched) == (JobState.DONE, 8, 7 * BLOCK)
+            assert bench.jobs.pins() == [PREFIX]
+            for number in range(30):
+                await read(bench.cache, stored(origin, f"other/{number}", BLOCK))
+                await bench.cache.settle()
+            asked = gets(origin)
+            for version in versions:
+                await read(bench.cache, version)
+            assert gets(origin) == asked
+            assert await bench.jobs.unpin(PREFIX)
+            assert bench.jobs.pins() == []
+            assert bench.cache.usage().slots["default"].pinned_bytes == 0
+
+    asyncio.run(scenario())
+
+
+def test_more_than_may_be_pinned_is_refused_before_it_is_fetched(tmp_path: Path) -> None:
+    """The job fails with both figures, and nothing is pinned."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        data_set(origin, 9)
+        slot = Slot("data", Prefix.parse(PREFIX), capacity_limit_bytes=8 * BLOCK)
+        async with job_bench(tmp_path, origin, slots=[slot]) as bench:
+            job = await bench.ended(await bench.jobs.start(JobKind.PIN, PREFIX))
+            assert job.state is JobState.FAILED
+            assert job.errors == (f"{PREFIX} holds {9 * BLOCK} bytes, and slot data can pin {8 * BLOCK}",)
+            assert gets(origin) == 0
+            assert bench.jobs.pins() == []
+
+    asyncio.run(scenario())
+
+
+def test_what_does_not_fit_after_all_is_refused(tmp_path: Path) -> None:
+    """Headers and pages make the files larger than the objects: then the pin is taken back, what was fetched stays."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        data_set(origin, 8)
+        slot = Slot("data", Prefix.parse(PREFIX), capacity_limit_bytes=8 * BLOCK)
+        async with job_bench(tmp_path, origin, slots=[slot]) as bench:
+            job = await bench.ended(await bench.jobs.start(JobKind.PIN, PREFIX))
+            assert job.state is JobState.FAILED
+            assert len(job.errors) == 1
+            assert bench.jobs.pins() == []
+            assert bench.cache.usage().slots["data"].pinned_bytes == 0
+            assert bench.cache.usage().slots["data"].blocks == 7
+
+    asyncio.run(scenario())
+
+
+def test_an_overlapping_pin_is_refused_at_once(tmp_path: Path) -> None:
+    """No job is begun for it."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        data_set(origin, 1)
+        async with job_bench(tmp_path, origin) as bench:
+            await bench.ended(await bench.jobs.start(JobKind.PIN, PREFIX))
+            with pytest.raises(PinRefused):
+                await bench.jobs.start(JobKind.PIN, f"s3://{BUCKET}/")
+            assert len(bench.jobs.all()) == 1
+
+    asyncio.run(scenario())
+
+
+def test_pinning_goes_on_after_a_restart(tmp_path: Path) -> None:
+    """Where the process ended; the pin is there from the first moment."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        data_set(origin, 20)
+        paced = PacedOrigin(origin, pause_after=BLOCK // 2)
+        async with job_bench(tmp_path, origin, through=paced) as bench:
+            job = await bench.jobs.start(JobKind.PIN, PREFIX)
+            await asyncio.wait_for(paced.paused.wait(), 10)
+        async with job_bench(tmp_path, origin) as bench:
+            assert bench.jobs.pins() == [PREFIX]
+            ended = await bench.ended(job)
+            assert (ended.state, ended.objects_done) == (JobState.DONE, 20)
+            assert bench.cache.usage().slots["default"].pinned_bytes == 20 * FILE
+
+    asyncio.run(scenario())
+
+
+def test_unpinning_ends_the_job_that_pins(tmp_path: Path) -> None:
+    """It would hold again what was let go of."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        data_set(origin, 20)
+        paced = PacedOrigin(origin, pause_after=BLOCK // 2)
+        async with job_bench(tmp_path, origin, through=paced) as bench:
+            job = await bench.jobs.start(JobKind.PIN, PREFIX)
+            await asyncio.wait_for(paced.paused.wait(), 10)
+            assert await bench.jobs.unpin(PREFIX)
+            assert bench.now(job).state is JobState.CANCELLED
+            paced.go.set()
+            await bench.cache.settle()
+            await until(lambda: bench.cache.usage().reserved_bytes == 0)
+            assert bench.cache.usage().slots["default"].pinned_bytes == 0
+
+    asyncio.run(scenario())

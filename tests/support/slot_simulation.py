@@ -1,0 +1,151 @@
+"""One slot in memory, with the policies that serve: what a sequence of reads hits, without a byte on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from bisect import insort
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from gateway.blocks.keeping import ghosts
+from gateway.blocks.keeping.book import Eviction, Queue, SlotState
+from gateway.blocks.keeping.policies import POLICIES
+from gateway.blocks.records import FileRecord
+
+BLOCK_BYTES = 8 * 1024 * 1024
+
+
+class MemoryBook:
+    """A slot's book in dictionaries; what is remembered lies in the same places as in the index."""
+
+    def __init__(self, eviction: Eviction) -> None:
+        self.state = SlotState(eviction)
+        self.files: dict[str, FileRecord] = {}
+        self._queues: dict[int, list[tuple[int, str]]] = {queue: [] for queue in Queue}
+        self._ghosts: dict[bytes, bytes] = {}
+        self._tick = 0
+
+    def head(self, queue: Queue) -> FileRecord | None:
+        places = self._queues[queue]
+        return self.files[places[0][1]] if places else None
+
+    def next_tick(self) -> int:
+        self._tick += 1
+        return self._tick
+
+    def change(self, file: FileRecord) -> None:
+        self.remove(self.files[file.file])
+        self.insert(file)
+
+    def recall(self, block_id: bytes) -> int | None:
+        return ghosts.unpack_ghost(block_id, self.state.eviction, self._ghosts.get(ghosts.place(0, block_id)))
+
+    def remember(self, block_id: bytes, mark: int) -> None:
+        if ghosts.is_remembered(block_id, ghosts.rarity(len(self.files))):
+            self._ghosts[ghosts.place(0, block_id)] = ghosts.pack_ghost(block_id, self.state.eviction, mark)
+
+    def insert(self, file: FileRecord) -> None:
+        self.files[file.file] = file
+        insort(self._queues[file.queue], (file.tick, file.file))
+        self.state.queue_bytes[file.queue] += file.disk_bytes
+
+    def remove(self, file: FileRecord) -> None:
+        del self.files[file.file]
+        self._queues[file.queue].remove((file.tick, file.file))
+        self.state.queue_bytes[file.queue] -= file.disk_bytes
+
+
+def block_id(name: str) -> bytes:
+    return hashlib.blake2b(name.encode(), digest_size=32).digest()
+
+
+@dataclass
+class SlotSimulation:
+    """Blocks of equal size, `blocks_per_file` of them in a file, read one after the other by `workers` processes.
+
+    A worker tells of its hits when it has a miss, or after `told_after` of them, each file once.
+    """
+
+    eviction: Eviction
+    capacity_blocks: int
+    blocks_per_file: int = 1
+    workers: int = 1
+    told_after: int = 64
+    written: int = 0
+    reads: int = 0
+    book: MemoryBook = field(init=False)
+    _where: dict[bytes, str] = field(default_factory=dict)
+    _blocks: dict[str, list[bytes]] = field(default_factory=dict)
+    _growing: str = ""
+    _untold: list[OrderedDict[str, int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.book = MemoryBook(self.eviction)
+        self._untold = [OrderedDict() for _ in range(self.workers)]
+
+    def read_all(self, names: Iterable[str]) -> float:
+        """The part of the reads that hit."""
+        outcomes = [self.read(name) for name in names]
+        return sum(outcomes) / len(outcomes)
+
+    def read(self, name: str) -> bool:
+        wanted, worker = block_id(name), self.reads % self.workers
+        self.reads += 1
+        file = self._where.get(wanted)
+        if file is None:
+            self._tell(worker)
+            self._fill(wanted)
+            return False
+        untold = self._untold[worker]
+        untold[file] = untold.pop(file, 0) + 1
+        if len(untold) >= self.told_after:
+            self._tell(worker)
+        return True
+
+    def _tell(self, worker: int) -> None:
+        untold, self._untold[worker] = self._untold[worker], OrderedDict()
+        for name, times in untold.items():
+            file = self.book.files.get(name)
+            if file is not None:
+                blocks = min(times, len(self._blocks[name]))
+                POLICIES[self.eviction].used(self.book, file, blocks * BLOCK_BYTES)
+
+    def _fill(self, wanted: bytes) -> None:
+        policy, book = POLICIES[self.eviction], self.book
+        while len(self._where) >= self.capacity_blocks:
+            victim = policy.victim(book)
+            assert victim is not None
+            self._evict(victim)
+        self.written += 1
+        known = book.files.get(self._growing)
+        if known is None or len(self._blocks[self._growing]) == self.blocks_per_file:
+            self._growing = wanted.hex()
+            self._blocks[self._growing] = [wanted]
+            new = FileRecord(self._growing, 0, BLOCK_BYTES, book.next_tick())
+            book.insert(policy.entering(book, new, [wanted], BLOCK_BYTES))
+        else:
+            self._blocks[self._growing].append(wanted)
+            grown = replace(
+                policy.growing(book, known, [wanted], BLOCK_BYTES), disk_bytes=known.disk_bytes + BLOCK_BYTES
+            )
+            book.change(grown)
+        self._where[wanted] = self._growing
+
+    def _evict(self, victim: FileRecord) -> None:
+        blocks = self._blocks.pop(victim.file)
+        POLICIES[self.eviction].leaving(self.book, victim, blocks)
+        self.book.remove(victim)
+        for one in blocks:
+            del self._where[one]
+
+
+def data_set(name: str, blocks: int) -> list[str]:
+    return [f"{name}/{number}" for number in range(blocks)]
+
+
+def shuffled_epochs(blocks: Sequence[str], count: int, seed: int) -> Iterator[list[str]]:
+    generator = random.Random(seed)
+    for _ in range(count):
+        yield generator.sample(blocks, len(blocks))
