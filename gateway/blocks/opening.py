@@ -14,6 +14,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import lmdb
@@ -25,7 +26,7 @@ from gateway.blocks.settings import BlockSettings
 from gateway.blocks.shares import capacity_of, fingerprint_of
 from gateway.blocks.slots import SlotLocks
 from gateway.blocks.store import DIRECTORIES, DIRECTORY_MODE, FILE_MODE, BlockStore
-from gateway.errors import BlockError, StartupError
+from gateway.errors import BlockError, StartupError, StoreUnavailable, opening_failure
 
 FORMAT = b"forebay blocks 4\n"
 _FORMATS_BEFORE = (b"forebay blocks 1\n", b"forebay blocks 2\n", b"forebay blocks 3\n")
@@ -58,13 +59,22 @@ class OpenDirectory:
                 _write_durably(self._path / "CLEAN", b"")
             self._slots.give_back_own()
 
+    def let_go(self) -> None:
+        """Close what is open, and leave the directory as it is: for a disk that takes nothing any more."""
+        self.claims.close()
+        self.blocks.index.close()
+        self._slots.give_back_own()
+
 
 def open_directory(settings: BlockSettings, worker: int) -> OpenDirectory:
-    """Open, create, recover or rebuild; StartupError says why it cannot be."""
+    """Open, create, recover or rebuild.
+
+    StartupError is a mistake to be put right, StoreUnavailable a disk that fails.
+    """
     try:
         return _open(settings, worker)
     except (OSError, BlockError, lmdb.Error) as error:
-        raise StartupError(f"the cache directory {settings.directory} cannot be used: {error}") from error
+        raise opening_failure(f"the cache directory {settings.directory}", error) from error
 
 
 def _open(settings: BlockSettings, worker: int) -> OpenDirectory:
@@ -79,6 +89,8 @@ def _open(settings: BlockSettings, worker: int) -> OpenDirectory:
             _bring_up_to_date(path, slots)
             store = BlockStore(path, worker)
             store.prepare()
+            with suppress(StoreUnavailable):  # the disk is full already: what is there can be read all the same
+                store.keep_ballast()
             index = _open_index(settings, store, slots, worker)
             capacity = capacity_of(settings.capacity_bytes, settings.slots)
             return _clear_up(BlockDirectory(store, index, capacity), slots, path, worker)

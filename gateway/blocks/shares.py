@@ -31,6 +31,14 @@ class Capacity:
         """What a slot may take. One that is configured no more has no guarantee."""
         return self.shares.get(slot, Share())
 
+    def lowered_to(self, total_bytes: int) -> Capacity:
+        """The same shares in proportion, of a directory that for now can hold less."""
+        if total_bytes >= self.total_bytes:
+            return self
+        part = total_bytes / self.total_bytes
+        shares = {name: Share(int(one.guaranteed_bytes * part), one.limit_bytes) for name, one in self.shares.items()}
+        return Capacity(total_bytes, shares)
+
     def obtainable_bytes(self, slot: str) -> int:
         """What a slot can have at most, when others need all that they are guaranteed."""
         others_bytes = sum(share.guaranteed_bytes for name, share in self.shares.items() if name != slot)

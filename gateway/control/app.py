@@ -15,21 +15,27 @@ from starlette.routing import Route
 from gateway import metric_kinds, metrics
 from gateway.config import Settings
 from gateway.control.answers import json_answer
+from gateway.control.disk import disk_document
 from gateway.control.guard import Guard
 from gateway.control.jobs import JobsApi, JobsHolder
 from gateway.control.openapi import describe
 from gateway.control.page import render
 from gateway.control.reachability import OriginProbe
+from gateway.control.scrub import ScrubHolder
 from gateway.control.state import StateHolder
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def control_app(
-    settings: Settings, holder: StateHolder, metrics_directory: Path, jobs: JobsHolder | None = None
+    settings: Settings,
+    holder: StateHolder,
+    metrics_directory: Path,
+    jobs: JobsHolder | None = None,
+    scrub: ScrubHolder | None = None,
 ) -> Starlette:
     """The application. With `admin.token` set, everything but /healthz and /readyz asks for it."""
-    control = _Control(settings, holder, metrics_directory)
+    control = _Control(settings, holder, metrics_directory, scrub or ScrubHolder())
     work = JobsApi(jobs or JobsHolder())
     guard = Guard(settings.admin)
     return Starlette(
@@ -50,10 +56,11 @@ def control_app(
 
 
 class _Control:
-    def __init__(self, settings: Settings, holder: StateHolder, metrics_directory: Path) -> None:
+    def __init__(self, settings: Settings, holder: StateHolder, metrics_directory: Path, scrub: ScrubHolder) -> None:
         self._settings = settings
         self._holder = holder
         self._metrics_directory = metrics_directory
+        self._scrub = scrub
         self._probe = OriginProbe(settings.origin)
 
     async def healthz(self, _request: Request) -> Response:
@@ -61,7 +68,9 @@ class _Control:
         return json_answer({"status": "ok"})
 
     async def readyz(self, _request: Request) -> Response:
-        """200 while every worker serves. The origin is reported and not required: cached data needs none."""
+        """200 while every worker serves. The origin and the disk are reported and not required: either does without
+        the other.
+        """
         state = self._holder.state
         ready = state is not None and state.ready
         workers = [one.name for one in state.processes if one.ready and one.name != "background"] if state else []
@@ -70,6 +79,7 @@ class _Control:
             "draining": state.draining if state else False,
             "workers_ready": workers,
             "origin_reachable": await self._probe.reachable(),
+            "cache_disk": (await asyncio.to_thread(disk_document, self._metrics_directory))["state"],
         }
         return json_answer(document, 200 if ready else 503)
 
@@ -103,6 +113,7 @@ class _Control:
         state = self._holder.state
         cache = self._settings.cache
         figures = await asyncio.to_thread(self._figures)
+        disk = await asyncio.to_thread(disk_document, self._metrics_directory)
         return {
             "gateway": state.as_dict() if state else None,
             "origin": {
@@ -114,6 +125,8 @@ class _Control:
                 "directory": str(cache.directory),
                 "capacity_bytes": cache.capacity_bytes,
                 "block_size_bytes": cache.block_size_bytes,
+                "disk": disk,
+                "scrub": self._scrub.document(),
                 **_sum(figures.values()),
             },
             "slots": [
