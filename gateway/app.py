@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from socket import socket
 
 from gateway.blocks.cache import BlockCache
+from gateway.blocks.closed import Blocks, ClosedCache
+from gateway.blocks.scrubbing import Scrubber, ScrubSettings
 from gateway.blocks.settings import BlockSettings
 from gateway.clock import Clock, SystemClock
 from gateway.config import Settings
@@ -19,7 +22,7 @@ from gateway.jobs.runner import Jobs
 from gateway.jobs.store import JobStore
 from gateway.jobs.work import Tools
 from gateway.metadata.catalog import Catalog
-from gateway.metadata.opening import ANSWERS
+from gateway.metadata.opening import ANSWERS, disbelieve
 from gateway.metadata.small_answers import SmallAnswers
 from gateway.metering import origin_meter
 from gateway.metrics import WorkerMetrics
@@ -38,22 +41,19 @@ BACKGROUND_WORKER = 256
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """What every process that touches the cache directory has."""
+    """What every process of the gateway has."""
 
     clock: Clock
     metrics: WorkerMetrics
     credentials: OriginCredentials
     origin: MeteredOrigin
-    blocks: BlockCache
-    catalog: Catalog
     slots: Slots
 
 
 @asynccontextmanager
-async def _node(settings: Settings, *, worker: int, instance_id: str, lease_end: socket | None) -> AsyncIterator[_Node]:
+async def _node(settings: Settings, *, instance_id: str, lease_end: socket | None) -> AsyncIterator[_Node]:
     clock = SystemClock()
-    block_settings = _block_settings(settings)
-    metrics = WorkerMetrics(block_settings.capacity_bytes)
+    metrics = WorkerMetrics(settings.cache.capacity_bytes)
     async with AsyncExitStack() as stack:
         credentials = _origin_credentials(settings, clock)
         await credentials.start()
@@ -68,33 +68,55 @@ async def _node(settings: Settings, *, worker: int, instance_id: str, lease_end:
         )
         origin = MeteredOrigin(s3_origin, meter)
         stack.push_async_callback(origin.aclose)
-        blocks = await BlockCache.open(block_settings, origin, worker=worker, clock=clock, observer=metrics.cache)
+        yield _Node(clock, metrics, credentials, origin, _slots(settings))
+
+
+@asynccontextmanager
+async def _directory(settings: Settings, node: _Node, worker: int) -> AsyncIterator[tuple[BlockCache, Catalog]]:
+    """What lies in the cache directory; StartupError when that is a mistake, StoreUnavailable when the disk fails."""
+    blocks = await BlockCache.open(
+        _block_settings(settings, node.slots), node.origin, worker=worker, clock=node.clock, observer=node.metrics.cache
+    )
+    async with AsyncExitStack() as stack:
         stack.push_async_callback(blocks.close)
         catalog = await Catalog.open(
             settings.cache.directory / "catalog",
-            origin,
+            node.origin,
             origin_name=settings.origin.endpoint_url,
-            clock=clock,
-            observer=metrics.catalog,
+            clock=node.clock,
+            observer=node.metrics.catalog,
         )
         stack.push_async_callback(catalog.close)
-        yield _Node(clock, metrics, credentials, origin, blocks, catalog, block_settings.slots)
+        yield blocks, catalog
+
+
+@asynccontextmanager
+async def _no_directory(node: _Node) -> AsyncIterator[tuple[Blocks, Catalog]]:
+    """What there is without one."""
+    yield (
+        ClosedCache(node.origin, node.clock, node.metrics.cache),
+        Catalog.forgetful(node.origin, node.clock, node.metrics.catalog),
+    )
 
 
 @asynccontextmanager
 async def s3_application(
-    settings: Settings, *, worker: int, instance_id: str, lease_end: socket | None = None
+    settings: Settings, *, worker: int, instance_id: str, lease_end: socket | None = None, closed: bool = False
 ) -> AsyncIterator[S3App]:
     """The S3 port's application of worker slot `worker`, with everything behind it.
 
     `instance_id` is the same in all workers of one `forebay serve`. Works with the origin away: nothing is asked of it.
-    Over `lease_end` the worker's parts of bandwidth ceilings are leased.
+    Over `lease_end` the worker's parts of bandwidth ceilings are leased. `closed`: the cache directory is not touched,
+    by any worker, and all is the origin's. Otherwise StoreUnavailable when the disk under it fails.
     """
-    async with _node(settings, worker=worker, instance_id=instance_id, lease_end=lease_end) as node:
+    async with (
+        _node(settings, instance_id=instance_id, lease_end=lease_end) as node,
+        _no_directory(node) if closed else _directory(settings, node, worker) as (blocks, catalog),
+    ):
         answers = SmallAnswers(
             settings.cache.directory / "catalog" / ANSWERS,
-            node.catalog.now_of_bucket,
-            ttl_seconds=settings.cache.small_answers_ttl_seconds,
+            catalog.now_of_bucket,
+            ttl_seconds=0 if closed else settings.cache.small_answers_ttl_seconds,
             observer=node.metrics.answers,
         )
         authenticator = Authenticator(
@@ -103,7 +125,7 @@ async def s3_application(
             allow_unsigned=settings.server.allow_unsigned,
             allow_signature_v2=settings.server.allow_signature_v2,
         )
-        services = Services(node.origin, node.catalog, answers, node.blocks, node.slots, node.clock)
+        services = Services(node.origin, catalog, answers, blocks, node.slots, node.clock)
         try:
             yield S3App(
                 services, authenticator, tuple(settings.server.base_domains), instance_id, node.metrics.requests
@@ -118,19 +140,39 @@ class Upkeep:
 
     jobs: Jobs
     blocks: BlockCache
+    scrubber: Scrubber | None
 
 
 @asynccontextmanager
 async def upkeep(settings: Settings, *, instance_id: str, lease_end: socket | None = None) -> AsyncIterator[Upkeep]:
-    """The background process's part: jobs go on while this lasts. StartupError when the directory cannot be used."""
-    async with _node(settings, worker=BACKGROUND_WORKER, instance_id=instance_id, lease_end=lease_end) as node:
-        tools = Tools(node.origin, node.catalog, node.blocks, node.slots, node.clock)
+    """The background process's part: jobs go on while this lasts.
+
+    StartupError when the directory is a mistake, StoreUnavailable when the disk under it fails.
+    """
+    async with (
+        _node(settings, instance_id=instance_id, lease_end=lease_end) as node,
+        _directory(settings, node, BACKGROUND_WORKER) as (blocks, catalog),
+    ):
+        tools = Tools(node.origin, catalog, blocks, node.slots, node.clock)
         store = await asyncio.to_thread(JobStore, settings.cache.directory / "jobs")
         jobs = await Jobs.open(tools, store)
         try:
-            yield Upkeep(jobs, node.blocks)
+            yield Upkeep(jobs, blocks, _scrubber(settings, blocks))
         finally:
             await jobs.close()
+
+
+def _scrubber(settings: Settings, blocks: BlockCache) -> Scrubber | None:
+    cache = settings.cache
+    if cache.scrub_period_seconds == 0:
+        return None
+    record = cache.directory / "blocks" / "scrub.json"
+    return blocks.scrubber(ScrubSettings(record, cache.scrub_period_seconds, cache.scrub_bandwidth_bytes_per_second))
+
+
+def forget_remembered(directory: Path) -> None:
+    """Have the catalog in a cache directory that nobody has open begin anew; StoreUnavailable when the disk fails."""
+    disbelieve(directory / "catalog")
 
 
 def _origin_credentials(settings: Settings, clock: Clock) -> OriginCredentials:
@@ -156,7 +198,7 @@ def _origin_settings(settings: Settings) -> OriginSettings:
     )
 
 
-def _block_settings(settings: Settings) -> BlockSettings:
+def _block_settings(settings: Settings, slots: Slots) -> BlockSettings:
     cache = settings.cache
     return BlockSettings(
         directory=cache.directory / "blocks",
@@ -164,7 +206,7 @@ def _block_settings(settings: Settings) -> BlockSettings:
         block_size_bytes=cache.block_size_bytes,
         packed_bytes_max=cache.packed_bytes_max,
         readahead_blocks=cache.readahead_blocks,
-        slots=_slots(settings),
+        slots=slots,
         daily_writes_bytes=cache.daily_writes_bytes,
     )
 

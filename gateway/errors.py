@@ -18,6 +18,7 @@ ForebayError
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
@@ -119,3 +120,26 @@ class NotKept(StoreUnavailable):
     def __init__(self, reason: NotKeptReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+_MISTAKES = frozenset(
+    {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
+)
+"""No disk comes to this by itself: somebody has named the wrong place, or set the wrong rights."""
+
+
+def is_mistake(error: BaseException) -> bool:
+    """Whether a directory that cannot be opened is for a person to put right: a wrong place, or wrong rights."""
+    cause: BaseException | None = error
+    while cause is not None:
+        number = cause.errno if isinstance(cause, OSError) else getattr(cause, "code", None)  # lmdb.Error has a code
+        if number is not None:
+            return number in _MISTAKES
+        cause = cause.__cause__
+    return False
+
+
+def opening_failure(what: str, error: Exception) -> StartupError | StoreUnavailable:
+    """For a directory that cannot be opened: StartupError is a mistake; else the disk fails, and the origin serves."""
+    kind = StartupError if is_mistake(error) else StoreUnavailable
+    return kind(f"{what} cannot be used: {error}")

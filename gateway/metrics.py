@@ -85,6 +85,31 @@ CACHE_STORE_UNAVAILABLE = Counter(
     (),
     "Reads served straight from the origin because the cache directory could not take or give bytes.",
 )
+SCRUB_BLOCKS = Counter(
+    "forebay_scrub_blocks_total",
+    "blocks",
+    (),
+    "Blocks that the scrubber has looked at. What it drops is in forebay_cache_damaged_blocks_total.",
+)
+SCRUB_BYTES = Counter(
+    "forebay_scrub_read_bytes_total", "bytes", (), "Bytes that the scrubber has read from the disk and verified."
+)
+SCRUB_PASSES = Counter(
+    "forebay_scrub_passes_total", "passes", (), "Passes over all blocks that the scrubber has ended."
+)
+CACHE_DISK_ERRORS = Counter(
+    "forebay_cache_disk_errors_total",
+    "errors",
+    ("trouble",),
+    "What the disk under the cache directory refused. trouble: full (no space, quota), read-only or failing.",
+)
+CACHE_DISK_STATE = Gauge(
+    "forebay_cache_disk_state_processes",
+    "processes",
+    ("state",),
+    "Processes by what they may use the cache directory for now. state: well; full and read-only (what is there is "
+    "served, nothing is filled); failing (left alone, the origin serves) or closed (could not be opened).",
+)
 CACHE_USAGE_BYTES = Gauge(
     "forebay_cache_usage_bytes", "bytes", ("slot",), "Bytes on disk that cached blocks take now.", latest=True
 )
@@ -183,6 +208,10 @@ WORKER_RESTARTS = Counter(
 )
 
 
+DISK_STATES = ("well", "full", "read-only", "failing", "closed")
+"""From the best to the worst."""
+
+
 class SlotBytes(Protocol):
     """What one slot has on disk and set aside (`blocks.shares.SlotUsage`)."""
 
@@ -228,6 +257,20 @@ class CacheMetrics:
 
     def store_unavailable(self) -> None:
         CACHE_STORE_UNAVAILABLE.add(1)
+
+    def scrubbed(self, size_bytes: int) -> None:
+        SCRUB_BLOCKS.add(1)
+        SCRUB_BYTES.add(size_bytes)
+
+    def scrubbed_all(self) -> None:
+        SCRUB_PASSES.add(1)
+
+    def disk_error(self, trouble: str) -> None:
+        CACHE_DISK_ERRORS.add(1, trouble)
+
+    def disk_state(self, state: str) -> None:
+        for one in DISK_STATES:
+            CACHE_DISK_STATE.set(int(one == state), one)
 
     def usage(self, slots: Mapping[str, SlotBytes], unsurveyed_bytes: int, written_today_bytes: int) -> None:
         for slot, usage in slots.items():

@@ -11,6 +11,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import aclosing
 from types import MappingProxyType
 
+import lmdb
+import structlog
+
 from gateway.blocks import layout
 from gateway.blocks.access_log import AccessLog
 from gateway.blocks.adoption import OfferedFile, describe
@@ -18,14 +21,18 @@ from gateway.blocks.coalescing import Fills
 from gateway.blocks.fill import BlockFiller
 from gateway.blocks.filling import Filler
 from gateway.blocks.following import Follower
+from gateway.blocks.guarded_fills import GuardedFiller
 from gateway.blocks.index import TOUCHES_PER_TRANSACTION, Usage
+from gateway.blocks.isolation import Isolation
 from gateway.blocks.observer import CacheObserver
 from gateway.blocks.open_segments import OpenSegments
 from gateway.blocks.opening import OpenDirectory, open_directory
 from gateway.blocks.packer import Packer
 from gateway.blocks.packing import SegmentAppender
+from gateway.blocks.probe import DirectoryProbe
 from gateway.blocks.reader import RangeReader, ReadingTools
 from gateway.blocks.residency import Residency
+from gateway.blocks.scrubbing import Scrubber, ScrubSettings
 from gateway.blocks.settings import BlockSettings
 from gateway.blocks.small_fills import SmallFiller
 from gateway.blocks.survey import survey
@@ -33,10 +40,11 @@ from gateway.blocks.threads import DiskThreads
 from gateway.blocks.verification import VerifiedMemory
 from gateway.blocks.watching import FileWatcher
 from gateway.clock import Clock
-from gateway.errors import StoreUnavailable
+from gateway.errors import BlockError, StoreUnavailable
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, Purpose
 
+_log = structlog.get_logger("forebay.cache")
 _DONE = object()
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
@@ -44,9 +52,17 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 class BlockCache:
     """One worker process's cache over the shared directory. Use `open`, and `close` at the end."""
 
-    def __init__(self, tools: ReadingTools, opened: OpenDirectory, watcher: FileWatcher, packer: Packer) -> None:
+    def __init__(
+        self,
+        tools: ReadingTools,
+        opened: OpenDirectory,
+        watcher: FileWatcher,
+        packer: Packer,
+        probe: DirectoryProbe,
+    ) -> None:
         self._tools = tools
         self._packer = packer
+        self._probe = probe
         self._watcher = watcher
         self._opened = opened
         self._flushing = asyncio.create_task(self._flush_for_ever(), name="block index upkeep")
@@ -57,8 +73,9 @@ class BlockCache:
     ) -> BlockCache:
         """Open the directory as worker slot `worker`: what the slot's last process left unfinished is cleared up.
 
-        StartupError when the directory has another format, holds something else, cannot be used, or when a living
-        process has the slot. After an unclean boot, blocks are misses until some process surveys them.
+        StartupError when the directory has another format, holds something else, is in the wrong place or of wrong
+        rights, or when a living process has the slot; StoreUnavailable when the disk fails. After an unclean boot,
+        blocks are misses until some process surveys them.
         """
         threads = DiskThreads(settings.disk_threads)
         try:
@@ -76,20 +93,24 @@ class BlockCache:
             SmallFiller(opened.blocks.index, opened.claims, packer, watcher, origin, clock, observer, retries),
             settings.packed_bytes_max,
         )
+        probe = DirectoryProbe(opened.blocks, threads, clock, observer, settings.block_size_bytes)
+        isolation = Isolation(settings.directory, probe, clock, observer)
+        threads.on_error = isolation.note
         tools = ReadingTools(
             settings,
             opened.blocks,
             origin,
-            Fills(filler, settings.fills_max),
+            Fills(GuardedFiller(filler, isolation), settings.fills_max),
             threads,
             verified,
             Residency(),
             AccessLog(),
             OpenSegments(),
+            isolation,
             clock,
             observer,
         )
-        return cls(tools, opened, watcher, packer)
+        return cls(tools, opened, watcher, packer, probe)
 
     async def open_range(
         self,
@@ -155,7 +176,8 @@ class BlockCache:
     def others_fill(self) -> bool:
         """Whether other processes fill blocks now: for readers, then, who wait for them."""
         try:
-            return self._opened.claims.others_claim() or self._tools.directory.index.others_fill()
+            claimed = self._opened.claims.others_claim()
+            return claimed or (self._tools.isolation.readable and self._tools.directory.index.others_fill())
         except StoreUnavailable:
             return False
 
@@ -221,10 +243,15 @@ class BlockCache:
         """
         tools, object_id = self._tools, layout.object_id(key)
         try:
-            if tools.directory.index.has_object(object_id):
+            if tools.isolation.writable and tools.directory.index.has_object(object_id):
                 await tools.threads.index(tools.directory.drop_object, object_id)
         except StoreUnavailable:
             tools.observer.store_unavailable()
+
+    @property
+    def isolation(self) -> Isolation:
+        """What the directory may be used for now."""
+        return self._tools.isolation
 
     def usage(self) -> Usage:
         """What all processes together have on disk and set aside."""
@@ -242,6 +269,11 @@ class BlockCache:
     def _survey_steps(self) -> Iterator[None]:
         return survey(self._tools.directory, self._tools.settings.slots)
 
+    def scrubber(self, settings: ScrubSettings) -> Scrubber:
+        """What looks after the blocks that nobody reads; one process runs it for all, and ends it before `close`."""
+        tools = self._tools
+        return Scrubber(settings, tools.directory, tools.threads, tools.isolation, tools.clock, tools.observer)
+
     async def settle(self) -> None:
         """Wait until the fills now in progress have ended, well or badly."""
         await self._tools.fills.settle()
@@ -250,6 +282,7 @@ class BlockCache:
         """Break off the fills, write down what was used, and leave the directory in order. Readers must be gone."""
         self._flushing.cancel()
         await asyncio.gather(self._flushing, return_exceptions=True)
+        await self._tools.isolation.close()
         await self._tools.fills.close()
         await self._packer.drain()
         self._tools.segments.close()
@@ -260,7 +293,7 @@ class BlockCache:
     async def flush_accesses(self) -> None:
         """Tell the index which files were used, a short transaction at a time."""
         tools = self._tools
-        while noted := tools.accesses.take(TOUCHES_PER_TRANSACTION):
+        while tools.isolation.writable and (noted := tools.accesses.take(TOUCHES_PER_TRANSACTION)):
             try:
                 await tools.threads.index(tools.directory.index.touch, noted)
             except StoreUnavailable:
@@ -269,18 +302,25 @@ class BlockCache:
     async def _flush_for_ever(self) -> None:
         while True:
             self._report_usage()
+            self._probe.grow_when_due()
             await self._tools.clock.sleep(self._tools.settings.access_flush_seconds)
             self._tools.segments.drop_unlinked()
             await self.flush_accesses()
 
     def _report_usage(self) -> None:
+        if not self._tools.isolation.readable:
+            return
         try:
             usage, written_bytes = self.usage(), self._tools.directory.written_today_bytes()
-        except StoreUnavailable:
-            self._tools.observer.store_unavailable()
+        except StoreUnavailable as error:
+            self._tools.isolation.note(error)
         else:
             self._tools.observer.usage(usage.slots, usage.unsurveyed_bytes, written_bytes)
 
     def _close_directory(self) -> None:
         self._tools.threads.shut_down()
-        self._opened.close()
+        try:
+            self._opened.close()
+        except (BlockError, OSError, lmdb.Error) as error:
+            _log.warning("the cache directory could not be left in order; the next start clears up", error=str(error))
+            self._opened.let_go()

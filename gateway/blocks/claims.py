@@ -66,9 +66,12 @@ class Claims:
         fcntl.flock(self.bell(worker), fcntl.LOCK_EX)
 
     def close(self) -> None:
+        """Idempotent."""
         self._cells.release()
         self._map.close()
-        os.close(self._table)
+        table, self._table = self._table, -1
+        if table >= 0:
+            os.close(table)
         while self._bells:
             os.close(self._bells.popitem()[1])
 

@@ -130,6 +130,15 @@ class BlockIndex:
         with self._read() as ledger:
             return ledger.contents(file)
 
+    def blocks_after(self, block_id: bytes, count_max: int) -> list[tuple[BlockRecord, str]]:
+        """The next blocks in the order of their ids, each with the name of its slot; none at the end."""
+        with self._read() as ledger:
+            names = {number: name for name, number in ledger.slots().items()}
+            following = tables.items(ledger.transaction, self._tables.blocks, block_id + b"\0")
+            blocks = [records.unpack_block(found, packed) for found, packed in islice(following, count_max)]
+            files = [ledger.file(block.extent.file) for block in blocks]
+        return [(block, names[file.slot]) for block, file in zip(blocks, files, strict=True) if file is not None]
+
     def files(self) -> Iterator[FileRecord]:
         """Every file, for checks and tests."""
         with self._read() as ledger:

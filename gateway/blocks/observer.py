@@ -45,6 +45,18 @@ class CacheObserver(Protocol):
         since midnight UTC.
         """
 
+    def scrubbed(self, size_bytes: int) -> None:
+        """A block was looked at while nobody asked for it; so much of it had to be read from the disk."""
+
+    def scrubbed_all(self) -> None:
+        """Every block has been looked at."""
+
+    def disk_error(self, trouble: str) -> None:
+        """The disk refused something: full, read-only or failing."""
+
+    def disk_state(self, state: str) -> None:
+        """What this process may use the directory for has changed: well, full, read-only, failing or closed."""
+
 
 class SilentObserver:
     """Counts nothing."""
@@ -77,4 +89,16 @@ class SilentObserver:
         pass
 
     def usage(self, slots: Mapping[str, SlotUsage], unsurveyed_bytes: int, written_today_bytes: int) -> None:
+        pass
+
+    def scrubbed(self, size_bytes: int) -> None:
+        pass
+
+    def scrubbed_all(self) -> None:
+        pass
+
+    def disk_error(self, trouble: str) -> None:
+        pass
+
+    def disk_state(self, state: str) -> None:
         pass

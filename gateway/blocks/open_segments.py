@@ -49,12 +49,20 @@ class OpenSegments:
 
     def drop_unlinked(self) -> None:
         """Let go of those that have been evicted."""
-        for file in [name for name, opened in self._files.items() if os.fstat(opened.descriptor).st_nlink == 0]:
+        for file in [name for name, opened in self._files.items() if _is_unlinked(opened)]:
             self._files.pop(file).release()
 
     def close(self) -> None:
         while self._files:
             self._files.popitem()[1].release()
+
+
+def _is_unlinked(opened: OpenFile) -> bool:
+    """Or cannot be looked at: then it is of no use either."""
+    try:
+        return os.fstat(opened.descriptor).st_nlink == 0
+    except OSError:
+        return True
 
 
 def _affordable() -> int:

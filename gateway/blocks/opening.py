@@ -14,6 +14,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import lmdb
@@ -27,7 +28,7 @@ from gateway.blocks.settings import BlockSettings
 from gateway.blocks.shares import capacity_of, fingerprint_of
 from gateway.blocks.slots import SlotLocks
 from gateway.blocks.store import DIRECTORIES, DIRECTORY_MODE, BlockStore
-from gateway.errors import BlockError, StartupError
+from gateway.errors import BlockError, StartupError, StoreUnavailable, opening_failure
 
 FORMAT = b"forebay blocks 5\n"
 _FORMATS_BEFORE = tuple(b"forebay blocks %d\n" % number for number in range(1, 5))
@@ -60,13 +61,22 @@ class OpenDirectory:
                 write_durably(self._path / "CLEAN", b"")
             self._slots.give_back_own()
 
+    def let_go(self) -> None:
+        """Close what is open, and leave the directory as it is: for a disk that takes nothing any more."""
+        self.claims.close()
+        self.blocks.index.close()
+        self._slots.give_back_own()
+
 
 def open_directory(settings: BlockSettings, worker: int, now: Callable[[], float] = time.time) -> OpenDirectory:
-    """Open, create, recover or rebuild; StartupError says why it cannot be. `now` is in seconds since 1970."""
+    """Open, create, recover or rebuild; `now` is in seconds since 1970.
+
+    StartupError is a mistake to be put right, StoreUnavailable a disk that fails.
+    """
     try:
         return _open(settings, worker, now)
     except (OSError, BlockError, lmdb.Error) as error:
-        raise StartupError(f"the cache directory {settings.directory} cannot be used: {error}") from error
+        raise opening_failure(f"the cache directory {settings.directory}", error) from error
 
 
 def _open(settings: BlockSettings, worker: int, now: Callable[[], float]) -> OpenDirectory:
@@ -81,6 +91,8 @@ def _open(settings: BlockSettings, worker: int, now: Callable[[], float]) -> Ope
             _bring_up_to_date(path, slots)
             store = BlockStore(path, worker)
             store.prepare()
+            with suppress(StoreUnavailable):  # the disk is full already: what is there can be read all the same
+                store.keep_ballast()
             index = _open_index(settings, store, slots, worker)
             capacity = capacity_of(settings.capacity_bytes, settings.slots, settings.daily_writes_bytes)
             blocks = BlockDirectory(store, index, capacity, Pins(index, path / "PINS"), now)

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
+from gateway.blocks.body_checks import BodyCheck
 from gateway.clock import Clock
 from gateway.errors import OriginAnswered, OriginBodyError, OriginError
 from gateway.objects import ByteRange, ObjectVersion
@@ -37,6 +38,7 @@ class PinnedGet:
     retries: int
     _received: int = 0
     _response: OriginResponse | None = field(default=None)
+    _check: BodyCheck | None = field(default=None)
 
     async def start(self) -> None:
         """Ask, and judge the head of the answer.
@@ -57,7 +59,9 @@ class PinnedGet:
         if self._response.status not in (200, 206):
             body = await self._response.read(ERROR_DOCUMENT_BYTES_MAX)
             raise OriginAnswered(self._response.status, list(self._response.headers.items()), body)
-        check_head(self._response, self.version, ByteRange(first, self.range.last))
+        asked = ByteRange(first, self.range.last)
+        check_head(self._response, self.version, asked)
+        self._check = BodyCheck.of(self._response.headers) if asked.length == self.version.size_bytes else None
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """The bytes in order, all of them or an exception."""
@@ -90,9 +94,17 @@ class PinnedGet:
                 self._received += len(piece)
                 if self._received > self.range.length:
                     raise WrongAnswer("the origin sent more bytes than were asked for")
+                if self._check is not None:
+                    self._check_piece(self._check, piece)
                 yield piece
         if self._received < self.range.length:
             raise OriginBodyError(f"the origin sent {self._received} of {self.range.length} bytes")
+
+    def _check_piece(self, check: BodyCheck, piece: bytes) -> None:
+        """WrongAnswer instead of the last piece, when the whole is not what the origin says it is."""
+        check.update(piece)
+        if self._received == self.range.length and not check.holds():
+            raise WrongAnswer("the origin's body does not have the checksum that came with it")
 
 
 def check_head(response: OriginResponse, version: ObjectVersion, asked: ByteRange) -> None:

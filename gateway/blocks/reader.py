@@ -16,6 +16,7 @@ from gateway.blocks import layout
 from gateway.blocks.access_log import AccessLog
 from gateway.blocks.coalescing import Fills, FillUnneeded
 from gateway.blocks.directory import BlockDirectory
+from gateway.blocks.isolation import Isolation
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.observer import CacheObserver
 from gateway.blocks.open_file import OpenFile
@@ -25,7 +26,7 @@ from gateway.blocks.residency import Residency
 from gateway.blocks.settings import BlockSettings
 from gateway.blocks.sources import BlockSource, FillSource, OriginSource, Source
 from gateway.blocks.threads import DiskThreads
-from gateway.blocks.verification import VerifiedMemory, fingerprint
+from gateway.blocks.verification import Fingerprint, VerifiedMemory, fingerprint
 from gateway.clock import Clock
 from gateway.errors import BlockDamaged, NotKept, StoreUnavailable
 from gateway.objects import BodyPiece, BodyStream, ByteRange, FileSpan, ObjectVersion
@@ -53,6 +54,7 @@ class ReadingTools:
     residency: Residency
     accesses: AccessLog
     segments: OpenSegments
+    isolation: Isolation
     clock: Clock
     observer: CacheObserver
 
@@ -139,6 +141,14 @@ class RangeReader:
         finally:
             await self.aclose()
 
+    def file_failed(self, error: Exception) -> None:
+        """What `whole` or `body` gave as it lies in a file could not be sent from there: it is not believed again."""
+        if isinstance(self._source, BlockSource):
+            self._tools.verified.forget(self._source.block.id)
+            self._tools.segments.drop(self._source.extent.file)
+        if isinstance(error, OSError) and not self.past_the_cache:
+            self._tools.isolation.gone(error)
+
     async def aclose(self) -> None:
         """Let go of everything. Idempotent; the fills that this reader has begun go on."""
         source, self._source = self._source, None
@@ -181,6 +191,8 @@ class RangeReader:
 
     async def _open(self, position: int) -> None:
         """Open the source of the block at a position; StoreUnavailable when there can be none."""
+        if not self._tools.isolation.readable:
+            raise self._tools.isolation.refuse_reading()
         block = self._block(position // self._block_size_bytes)
         source: Source | None = None
         while source is None:
@@ -197,7 +209,7 @@ class RangeReader:
             await self._drop(block, extent)
             return None
         tools.accesses.note(extent.file)
-        verified = tools.verified.of(block.id, fingerprint(file.descriptor))
+        verified = tools.verified.of(block.id, _fingerprint(file))
         cached = block.id not in self._fetched_ahead
         self._fetched_ahead.discard(block.id)
         return BlockSource(block, extent, file, verified, tools.residency, tools.threads, cached=cached)
@@ -290,11 +302,15 @@ class RangeReader:
         tools = self._tools
         tools.verified.forget(block.id)
         tools.segments.drop(extent.file)
+        if not tools.isolation.writable:
+            raise tools.isolation.refuse_writing()
         if await tools.threads.index(tools.directory.drop, block.id, extent.file):
             tools.observer.damaged(self._slot)
 
     def _fill_ahead(self, position: int) -> None:
         """Keep the next few blocks of the range on their way while this one is read."""
+        if not self._tools.isolation.writable:
+            return
         size = self._block_size_bytes
         current = position // size
         window = range(max(self._ahead, current) + 1, current + 1 + self._tools.settings.readahead_blocks)
@@ -309,6 +325,8 @@ class RangeReader:
             self._ahead = number
 
     def _look_up(self) -> Outcome:
+        if not self._tools.isolation.readable:
+            raise self._tools.isolation.refuse_reading()
         blocks = [self._block(number) for number in self._numbers[:BLOCKS_LOOKED_UP_MAX]]
         present = self._tools.directory.index.present(block.id for block in blocks)
         fills = self._tools.fills
@@ -321,3 +339,10 @@ class RangeReader:
 
     def _block(self, number: int) -> Block:
         return layout.block_at(self._version, number, self._block_size_bytes, self._ids)
+
+
+def _fingerprint(file: OpenFile) -> Fingerprint:
+    try:
+        return fingerprint(file.descriptor)
+    except OSError as error:
+        raise StoreUnavailable(f"a block file cannot be looked at: {error}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gateway.blocks.keeping.book import Eviction
 from gateway.policy.slots import DEFAULT_SLOT, Slots
@@ -39,6 +39,16 @@ class Capacity:
     def share(self, slot: str) -> Share:
         """What a slot may take. One that is configured no more has no guarantee."""
         return self.shares.get(slot, Share())
+
+    def lowered_to(self, total_bytes: int) -> Capacity:
+        """The same shares in proportion, of a directory that for now can hold less."""
+        if total_bytes >= self.total_bytes:
+            return self
+        part = total_bytes / self.total_bytes
+        shares = {
+            name: replace(one, guaranteed_bytes=int(one.guaranteed_bytes * part)) for name, one in self.shares.items()
+        }
+        return replace(self, total_bytes=total_bytes, shares=shares)
 
 
 @dataclass(frozen=True, slots=True)

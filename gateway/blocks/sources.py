@@ -14,11 +14,15 @@ from gateway.blocks.open_file import OpenFile
 from gateway.blocks.pinned_get import PinnedGet
 from gateway.blocks.residency import Residency
 from gateway.blocks.threads import DiskThreads
-from gateway.blocks.verification import Verified, read_verified
+from gateway.blocks.verification import VERIFY_STEP_BYTES, Verified, read_verified, verify
 from gateway.objects import BodyPiece, FileSpan
 
 READ_BYTES = 1024 * 1024
 """What a thread reads and verifies in one go: the memory that one reader may hold."""
+
+
+GIVEN_AT_ONCE_BYTES = 128 * 1024
+"""What a reader is given at once of a block that is in memory only: a client that does not take it has a copy of it."""
 
 
 class Source(Protocol):
@@ -32,7 +36,11 @@ class Source(Protocol):
 
 
 class BlockSource:
-    """A complete block. BlockDamaged when its bytes are not what they were."""
+    """A complete block. BlockDamaged when its bytes are not what they were.
+
+    Bytes that must be read to be verified are then given as they lie in the file, too: what a slow client has not taken
+    yet waits there and not in this process's memory. Unless they leave memory at once, or the file system cannot tell.
+    """
 
     def __init__(
         self,
@@ -52,6 +60,7 @@ class BlockSource:
         self._verified = verified
         self._residency = residency
         self._threads = threads
+        self._spans = True
 
     def span(self, first: int, stop: int) -> FileSpan | None:
         """Bytes of the object `first` to `stop` as they lie, if all of them are verified and in memory."""
@@ -77,23 +86,29 @@ class BlockSource:
             return FileSpan(self._file.descriptor, offset, count)
         return None
 
-    async def _read(self, position: int, count: int, wanted_after: int) -> memoryview:
-        descriptor, ahead = self._file.descriptor, 0
+    async def _read(self, position: int, count: int, wanted_after: int) -> BodyPiece:
+        descriptor, coming = self._file.descriptor, 0
         if not self._residency.resident(descriptor, self.extent.offset + position, count):
             self._verified.clear()  # what has left memory comes from the device again, here or in another process
-            ahead = min(wanted_after, READ_BYTES)
-        content = await self._threads.disk_holding(
-            self._file, _read_with_hint, descriptor, self.extent, position, count, ahead
-        )
+            coming = count + min(wanted_after, READ_BYTES)
+        if self._spans:
+            arguments = descriptor, self.extent, position, count, coming
+            await self._threads.disk_holding(self._file, _verify_with_hint, *arguments)
+            self._verified.add(position, count)
+            span = self._span(position, count)
+            if span is not None:
+                return span
+            self._spans = False
+        content = await self._threads.disk_holding(self._file, read_verified, descriptor, self.extent, position, count)
         self._verified.add(position, count)
         return content
 
 
-def _read_with_hint(descriptor: int, extent: Extent, position: int, count: int, ahead: int) -> memoryview:
-    """Have the device fetch the next piece while this one is read, checked and sent."""
-    if ahead:
-        os.posix_fadvise(descriptor, extent.offset + position + count, ahead, os.POSIX_FADV_WILLNEED)
-    return read_verified(descriptor, extent, position, count)
+def _verify_with_hint(descriptor: int, extent: Extent, position: int, count: int, coming: int) -> None:
+    """Have the device fetch `coming` bytes, this piece and the next, while this one is read, checked and sent."""
+    if coming > VERIFY_STEP_BYTES:
+        os.posix_fadvise(descriptor, extent.offset + position, coming, os.POSIX_FADV_WILLNEED)
+    verify(descriptor, extent, position, count)
 
 
 class FillSource:
@@ -114,7 +129,7 @@ class FillSource:
         available = await fill.beyond(position)
         count = min(stop - fill.block.offset, available) - position
         if fill.content is not None:
-            return fill.content[position : position + count]
+            return fill.content[position : position + min(count, GIVEN_AT_ONCE_BYTES)]
         offset = fill.extent.offset + position
         if self._residency.resident(fill.file.descriptor, offset, count):
             return FileSpan(fill.file.descriptor, offset, count)
@@ -137,7 +152,7 @@ class OriginSource:
         self._get = get
         self._pieces = get.pieces()
 
-    async def read(self, first: int, stop: int) -> BodyPiece:
+    async def read(self, first: int, stop: int) -> bytes:
         while True:
             piece = await anext(self._pieces)
             if piece:

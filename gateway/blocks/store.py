@@ -31,6 +31,9 @@ FILE_MODE = 0o600
 BUFFERS_MAX = 1024
 """What one pwritev takes (IOV_MAX)."""
 
+BALLAST_BYTES = 1024 * 1024
+"""Given up on a full disk: without any room the index could not even write down what is evicted."""
+
 DIRECTORIES = 256
 """Published files lie in as many directories."""
 
@@ -52,6 +55,8 @@ class BlockStore:
     """The files of one directory, as worker slot `worker` writes them."""
 
     def __init__(self, directory: Path, worker: int) -> None:
+        self._format = directory / "FORMAT"
+        self._ballast = directory / "ballast"
         self._data = directory / "data"
         self._partial_root = directory / "partial"
         self._partial = self._partial_of(worker)
@@ -150,6 +155,49 @@ class BlockStore:
             os.link(source, self._place(file))
         except OSError as error:
             raise StoreUnavailable(f"a file cannot be linked into the block directory: {error}") from error
+
+    def try_reading(self) -> None:
+        """Have the device give a file of the directory; StoreUnavailable when it does not."""
+        try:
+            descriptor = os.open(self._format, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.preadv(descriptor, [bytearray(layout.ALIGNMENT_BYTES)], 0)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise StoreUnavailable(f"the directory cannot be read: {error}") from error
+
+    def try_writing(self, room_bytes: int) -> None:
+        """Have the device take something, with room for so much more; StoreUnavailable when it does not."""
+        path = self._partial / "probe"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+            try:
+                os.posix_fallocate(descriptor, 0, room_bytes)
+                os.pwrite(descriptor, bytes(layout.ALIGNMENT_BYTES), 0)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+                os.unlink(path)
+        except OSError as error:
+            raise StoreUnavailable(f"the directory cannot be written to: {error}") from error
+
+    def keep_ballast(self) -> None:
+        """Have BALLAST_BYTES set aside in the directory; StoreUnavailable when they cannot be."""
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(self._ballast, flags, FILE_MODE)
+            try:
+                os.posix_fallocate(descriptor, 0, BALLAST_BYTES)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise StoreUnavailable(f"no ballast can be set aside: {error}") from error
+
+    def drop_ballast(self) -> None:
+        """Give the ballast up: its room is needed now."""
+        self._unlink(self._ballast)
 
     def open_published(self, extent: Extent) -> OpenFile:
         """Open a block's file for reading.

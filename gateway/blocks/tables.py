@@ -60,8 +60,12 @@ def get(transaction: lmdb.Transaction, table: Table, key: bytes) -> bytes | None
     return cast("bytes | None", transaction.get(key, db=table))
 
 
-def items(transaction: lmdb.Transaction, table: Table) -> Iterator[tuple[bytes, bytes]]:
-    return cast("Iterator[tuple[bytes, bytes]]", transaction.cursor(db=table).iternext())
+def items(transaction: lmdb.Transaction, table: Table, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values in order, from the key `start` on."""
+    cursor = transaction.cursor(db=table)
+    if start and not cursor.set_range(start):
+        return iter(())
+    return cast("Iterator[tuple[bytes, bytes]]", cursor.iternext())
 
 
 def keys(transaction: lmdb.Transaction, table: Table, prefix: bytes = b"", after: bytes = b"") -> Iterator[bytes]:

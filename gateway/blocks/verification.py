@@ -20,6 +20,9 @@ from gateway.errors import BlockDamaged
 BLOCKS_REMEMBERED_MAX = 65_536
 """About 20 MiB of memory at worst."""
 
+VERIFY_STEP_BYTES = 4 * CHUNK_BYTES
+"""Little enough for the processor's cache: what is read is checked before it has left it."""
+
 Fingerprint: TypeAlias = tuple[int, int, int, int, int]
 
 _CRC = struct.Struct("<I")
@@ -93,6 +96,13 @@ def read_verified(descriptor: int, extent: Extent, position: int, count: int) ->
         if crt.crc32c(content[start : start + CHUNK_BYTES]) != expected:
             raise BlockDamaged(f"the checksum of chunk {(first + start) // CHUNK_BYTES} differs")
     return content[position - first : position - first + count]
+
+
+def verify(descriptor: int, extent: Extent, position: int, count: int) -> None:
+    """Read and check as `read_verified`, a little at a time, and keep nothing. Blocks; BlockDamaged."""
+    stop = position + count
+    for start in range(position // CHUNK_BYTES * CHUNK_BYTES, stop, VERIFY_STEP_BYTES):
+        read_verified(descriptor, extent, start, min(VERIFY_STEP_BYTES, stop - start))
 
 
 def _read_whole(descriptor: int, offset: int, count: int) -> memoryview:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+DISK_STATES = {
+    "full": "full; what is cached is served, nothing is added",
+    "read-only": "takes nothing; what is cached is served, nothing is added",
+    "failing": "failing; the cache is left alone, the origin serves",
+    "closed": "cannot be used; there is no cache, the origin serves",
+}
 
 
 def show_status(document: dict[str, Any]) -> None:
@@ -23,6 +31,12 @@ def show_status(document: dict[str, Any]) -> None:
     ratio = "nothing read yet" if cache["hit_ratio"] is None else f"{cache['hit_ratio']:.1%} of bytes from cache"
     used, capacity = cache["usage_bytes"] / 2**30, cache["capacity_bytes"] / 2**30
     console.print(f"cache {cache['directory']}: {used:.1f} of {capacity:.1f} GiB in use, {ratio}", soft_wrap=True)
+    if cache["disk"]["state"] != "well":
+        console.print(f"disk: {DISK_STATES[cache['disk']['state']]}", style="bold red", soft_wrap=True)
+    if gateway["closed"]:
+        console.print(gateway["closed"], style="red", soft_wrap=True)
+    if cache["scrub"] is not None:
+        console.print(_scrub(cache["scrub"]), soft_wrap=True)
     for prefix in document["pins"]:
         console.print(f"pinned: {prefix}", soft_wrap=True, highlight=False, markup=False)
     table = Table("process", "pid", "state", "restarts")
@@ -30,3 +44,11 @@ def show_status(document: dict[str, Any]) -> None:
         ready = "ready" if process["ready"] else "down"
         table.add_row(process["name"], str(process["process_id"] or "-"), ready, str(process["restarts"]))
     console.print(table)
+
+
+def _scrub(scrub: dict[str, Any]) -> str:
+    read, dropped = scrub["read_bytes"] / 2**30, scrub["dropped_blocks"]
+    done = f"{scrub['part_done']:.0%} of this pass"
+    if scrub["ended_at"] is not None:
+        done = f"last pass ended {datetime.fromtimestamp(scrub['ended_at']):%Y-%m-%d %H:%M}"
+    return f"scrub: {done}, {read:.1f} GiB read from disk, {dropped} {'block' if dropped == 1 else 'blocks'} dropped"

@@ -52,9 +52,13 @@ def _user_cache(environment: Mapping[str, str]) -> Path:
 
 def _share_of_disk(directory: Path, block_size_bytes: int) -> int:
     """Counting what the cache holds already keeps the figure the same over restarts."""
-    existing = next(path for path in (directory, *directory.parents) if path.exists())
-    room = shutil.disk_usage(existing).free + _held_bytes(directory)
-    return max(8 * block_size_bytes, int(room * CAPACITY_SHARE))
+    least_bytes = 8 * block_size_bytes
+    try:
+        existing = next(path for path in (directory, *directory.parents) if path.exists())
+        room = shutil.disk_usage(existing).free + _held_bytes(directory)
+    except OSError:
+        return least_bytes  # whoever opens the directory says what is wrong with it
+    return max(least_bytes, int(room * CAPACITY_SHARE))
 
 
 def _held_bytes(directory: Path) -> int:

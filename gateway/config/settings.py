@@ -250,6 +250,20 @@ class CacheSettings(Section):
     readahead_blocks: int = setting(
         4, "Blocks fetched ahead of a sequential reader; 0 for none.", allowed="0 to 64", ge=0, le=64
     )
+    scrub_period_seconds: DurationSeconds = setting(
+        "7d",
+        "How often the scrubber reads what lies on the disk and drops what is not what was written; 0s for never.",
+        allowed="0s to 365d",
+        toml="scrub_period",
+        ge=0,
+        le=365 * 86_400,
+    )
+    scrub_bandwidth_bytes_per_second: BandwidthBytesPerSecond = setting(
+        "16MiB/s",
+        "What the scrubber reads from the disk at most.",
+        allowed='at least 64KiB/s, such as "16MiB/s"',
+        toml="scrub_bandwidth",
+    )
     small_answers_ttl_seconds: DurationSeconds = setting(
         "60s",
         "How long answers about buckets are believed: HeadBucket, location, versioning, encryption, tags, object lock. "

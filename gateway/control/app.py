@@ -15,11 +15,13 @@ from starlette.routing import Route
 from gateway import metric_kinds, metrics
 from gateway.config import Settings
 from gateway.control.answers import json_answer
+from gateway.control.disk import disk_document
 from gateway.control.guard import Guard
 from gateway.control.jobs import JobsApi, JobsHolder
 from gateway.control.openapi import describe
 from gateway.control.page import render
 from gateway.control.reachability import OriginProbe
+from gateway.control.scrub import ScrubHolder
 from gateway.control.state import StateHolder
 from gateway.errors import StoreUnavailable
 
@@ -27,11 +29,15 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def control_app(
-    settings: Settings, holder: StateHolder, metrics_directory: Path, jobs: JobsHolder | None = None
+    settings: Settings,
+    holder: StateHolder,
+    metrics_directory: Path,
+    jobs: JobsHolder | None = None,
+    scrub: ScrubHolder | None = None,
 ) -> Starlette:
     """The application. With `admin.token` set, everything but /healthz and /readyz asks for it."""
     jobs = jobs or JobsHolder()
-    control = _Control(settings, holder, metrics_directory, jobs)
+    control = _Control(settings, holder, metrics_directory, jobs, scrub or ScrubHolder())
     work = JobsApi(jobs)
     guard = Guard(settings.admin)
     return Starlette(
@@ -55,11 +61,19 @@ def control_app(
 
 
 class _Control:
-    def __init__(self, settings: Settings, holder: StateHolder, metrics_directory: Path, jobs: JobsHolder) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        holder: StateHolder,
+        metrics_directory: Path,
+        jobs: JobsHolder,
+        scrub: ScrubHolder,
+    ) -> None:
         self._settings = settings
         self._holder = holder
         self._jobs = jobs
         self._metrics_directory = metrics_directory
+        self._scrub = scrub
         self._probe = OriginProbe(settings.origin)
 
     async def healthz(self, _request: Request) -> Response:
@@ -67,7 +81,9 @@ class _Control:
         return json_answer({"status": "ok"})
 
     async def readyz(self, _request: Request) -> Response:
-        """200 while every worker serves. The origin is reported and not required: cached data needs none."""
+        """200 while every worker serves. The origin and the disk are reported and not required: either does without
+        the other.
+        """
         state = self._holder.state
         ready = state is not None and state.ready
         workers = [one.name for one in state.processes if one.ready and one.name != "background"] if state else []
@@ -76,6 +92,7 @@ class _Control:
             "draining": state.draining if state else False,
             "workers_ready": workers,
             "origin_reachable": await self._probe.reachable(),
+            "cache_disk": (await asyncio.to_thread(disk_document, self._metrics_directory))["state"],
         }
         return json_answer(document, 200 if ready else 503)
 
@@ -117,6 +134,7 @@ class _Control:
         state = self._holder.state
         cache = self._settings.cache
         figures = await asyncio.to_thread(self._figures)
+        disk = await asyncio.to_thread(disk_document, self._metrics_directory)
         return {
             "gateway": state.as_dict() if state else None,
             "origin": {
@@ -128,6 +146,8 @@ class _Control:
                 "directory": str(cache.directory),
                 "capacity_bytes": cache.capacity_bytes,
                 "block_size_bytes": cache.block_size_bytes,
+                "disk": disk,
+                "scrub": self._scrub.document(),
                 **_sum(figures.values()),
             },
             "pins": self._pins(),

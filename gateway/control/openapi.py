@@ -6,6 +6,7 @@ from typing import Any
 
 from gateway import __version__
 from gateway.control.jobs import MANIFEST_TYPE
+from gateway.metrics import DISK_STATES
 
 _PROCESS = {
     "type": "object",
@@ -26,6 +27,7 @@ _GATEWAY = {
         "s3_url": {"type": "string"},
         "admin_url": {"type": "string"},
         "directory": {"type": "string"},
+        "closed": {"type": ["string", "null"], "description": "why the cache directory cannot be used"},
         "draining": {"type": "boolean"},
         "ready": {"type": "boolean"},
         "processes": {"type": "array", "items": _PROCESS},
@@ -46,12 +48,39 @@ _FIGURES = {
     "pinned_bytes": {"type": "integer", "description": "of usage_bytes"},
     "hit_ratio": {"type": ["number", "null"]},
 }
+_DISK_STATE = {"enum": list(DISK_STATES), "description": "the worst that any process has found"}
+_DISK = {
+    "type": "object",
+    "properties": {
+        "state": _DISK_STATE,
+        "processes": {
+            "type": "object",
+            "additionalProperties": {"type": "integer"},
+            "description": "how many processes have found what",
+        },
+    },
+}
+_SCRUB = {
+    "type": ["object", "null"],
+    "description": "the scrubber's pass under way, or its last",
+    "properties": {
+        "started_at": {"type": "number", "description": "seconds since 1970-01-01 UTC"},
+        "ended_at": {"type": ["number", "null"]},
+        "next_at": {"type": "number"},
+        "part_done": {"type": "number", "minimum": 0, "maximum": 1},
+        "blocks": {"type": "integer"},
+        "read_bytes": {"type": "integer"},
+        "dropped_blocks": {"type": "integer"},
+    },
+}
 _CACHE = {
     "type": "object",
     "properties": {
         "directory": {"type": "string"},
         "capacity_bytes": {"type": "integer"},
         "block_size_bytes": {"type": "integer"},
+        "disk": _DISK,
+        "scrub": _SCRUB,
         **_FIGURES,
     },
 }
@@ -82,6 +111,7 @@ _READINESS = {
         "draining": {"type": "boolean"},
         "workers_ready": {"type": "array", "items": {"type": "string"}},
         "origin_reachable": {"type": "boolean"},
+        "cache_disk": _DISK_STATE,
     },
 }
 

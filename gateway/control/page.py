@@ -28,6 +28,7 @@ def render(status: dict[str, Any]) -> str:
         ("state", _state(gateway)),
         ("origin", f"{origin['endpoint_url']} ({'reachable' if origin['reachable'] else 'not reachable'})"),
         ("cache", f"{cache['directory']}, {_gib(cache['usage_bytes'])} of {_gib(cache['capacity_bytes'])} in use"),
+        ("disk", cache["disk"]["state"]),
         ("bytes from cache", _ratio(cache["hit_ratio"])),
     ]
     processes = [

@@ -20,7 +20,7 @@ class ProcessState:
 
 @dataclass(frozen=True, slots=True)
 class GatewayState:
-    """The gateway as a whole. `started_at` is in seconds since 1970."""
+    """The gateway as a whole. `started_at` is in seconds since 1970, `closed` why there is no cache."""
 
     version: str
     instance_id: str
@@ -31,6 +31,7 @@ class GatewayState:
     directory: str
     draining: bool
     processes: tuple[ProcessState, ...]
+    closed: str | None = None
 
     @property
     def ready(self) -> bool:

@@ -153,6 +153,7 @@ class S3App:
         except Exception as error:
             # The head is out: all that can still be said is a body that ends early, so the connection is closed.
             visit.status = BROKEN_OFF
+            reply.failed(error)
             self.log.warning("answer broken off", request_id=visit.request_id, exc_info=error)
         finally:
             await reply.aclose()

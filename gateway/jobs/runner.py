@@ -163,11 +163,16 @@ class Jobs:
             del self._ended[job_id]
 
     async def _save_for_ever(self, work: Work) -> None:
+        told = False
         while True:
             await self._tools.clock.sleep(_SAVE_SECONDS)
             try:
                 await asyncio.to_thread(self._store.save, work.job)
+                told = False
             except ForebayError as error:
+                if told:
+                    continue
+                told = True
                 _log.warning("a job's progress could not be written down", job=work.job.id, error=str(error))
 
 

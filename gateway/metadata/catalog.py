@@ -11,8 +11,12 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
+import lmdb
+import structlog
+
 from gateway.clock import Clock
 from gateway.errors import OriginAnswered, OriginUnreachable
+from gateway.metadata.forgetful import NoDirectory
 from gateway.metadata.freshness import Freshness, freshness
 from gateway.metadata.head import ObjectHead, object_head
 from gateway.metadata.landing import Landing
@@ -27,13 +31,16 @@ from gateway.s3.error_codes import s3_error
 
 __all__ = ["Catalog", "ObjectHead", "is_remembered"]
 
+_log = structlog.get_logger("forebay.catalog")
 CHECKSUM_MODE = "x-amz-checksum-mode"
 
 
 class Catalog:
     """One worker process's view of the catalog that all workers share. Use `open`, and `close` at the end."""
 
-    def __init__(self, origin: Origin, opened: OpenCatalog, clock: Clock, observer: CatalogObserver) -> None:
+    def __init__(
+        self, origin: Origin, opened: OpenCatalog | NoDirectory, clock: Clock, observer: CatalogObserver
+    ) -> None:
         self._origin = origin
         self._opened = opened
         self._clock = clock
@@ -46,10 +53,15 @@ class Catalog:
     ) -> Catalog:
         """Open the shared directory. What it holds of another origin than `origin_name` is dropped.
 
-        StartupError when it has another format or cannot be used.
+        StartupError when it has another format or is a mistake, StoreUnavailable when the disk fails.
         """
         opened = await asyncio.to_thread(open_directory, directory, origin_name)
         return cls(origin, opened, clock, observer)
+
+    @classmethod
+    def forgetful(cls, origin: Origin, clock: Clock, observer: CatalogObserver) -> Catalog:
+        """One that remembers nothing, where there is no directory; then no worker of the gateway may have it."""
+        return cls(origin, NoDirectory(), clock, observer)
 
     async def ask(
         self, key: ObjectKey, slot: Slot, *, headers: Mapping[str, str], part_number: str | None = None
@@ -123,7 +135,10 @@ class Catalog:
     async def close(self) -> None:
         """Write what is left, and leave the directory in order."""
         await self._landing.settle()
-        await asyncio.to_thread(self._opened.close)
+        try:
+            await asyncio.to_thread(self._opened.close)
+        except (OSError, lmdb.Error) as error:
+            _log.warning("the catalog could not be left in order; it is learned again", error=str(error))
 
     def _entry(self, key: ObjectKey, *, with_checksums: bool) -> Entry | None:
         entry = self._opened.store.lookup(key)

@@ -8,6 +8,7 @@ from itertools import islice
 
 import lmdb
 
+from gateway.metadata.forgetful import ForgetfulStore
 from gateway.metadata.observer import CatalogObserver
 from gateway.metadata.store import LANDED_PER_TRANSACTION, CatalogStore, Fill
 
@@ -18,7 +19,7 @@ WAITING_MAX = 4096
 class Landing:
     """One process's queue. Nobody waits for a fill to land: until then its object is asked for again."""
 
-    def __init__(self, store: CatalogStore, observer: CatalogObserver) -> None:
+    def __init__(self, store: CatalogStore | ForgetfulStore, observer: CatalogObserver) -> None:
         self._store = store
         self._observer = observer
         self._waiting: deque[Fill] = deque()

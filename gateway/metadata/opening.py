@@ -25,7 +25,7 @@ from pathlib import Path
 
 import lmdb
 
-from gateway.errors import StartupError
+from gateway.errors import StartupError, StoreUnavailable, opening_failure
 from gateway.metadata import generations
 from gateway.metadata.generations import WriteGenerations
 from gateway.metadata.store import SIZE_BYTES_MAX, CatalogStore
@@ -61,13 +61,25 @@ class OpenCatalog:
 
 
 def open_directory(path: Path, origin: str, *, size_bytes_max: int = SIZE_BYTES_MAX) -> OpenCatalog:
-    """Open or create the catalog of the objects at `origin`; StartupError says why it cannot be."""
+    """Open or create the catalog of the objects at `origin`.
+
+    StartupError is a mistake to be put right, StoreUnavailable a disk that fails.
+    """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _opening(path):
             return _open(path, origin.encode(), size_bytes_max)
     except (OSError, lmdb.Error) as error:
-        raise StartupError(f"the catalog {path} cannot be used: {error}") from error
+        raise opening_failure(f"the catalog {path}", error) from error
+
+
+def disbelieve(path: Path) -> None:
+    """Have the next one to open it drop everything; StoreUnavailable when the disk fails."""
+    try:
+        for name in ("BOOT", "CLEAN"):
+            (path / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreUnavailable(f"the catalog {path} cannot be dropped: {error}") from error
 
 
 def _open(path: Path, origin: bytes, size_bytes_max: int) -> OpenCatalog:

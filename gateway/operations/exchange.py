@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gateway.blocks.cache import BlockCache
+from gateway.blocks.closed import Blocks
 from gateway.clock import Clock
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.small_answers import SmallAnswers
@@ -26,7 +26,7 @@ class Services:
     origin: Origin
     catalog: Catalog
     answers: SmallAnswers
-    blocks: BlockCache
+    blocks: Blocks
     slots: Slots
     clock: Clock
     buffers: Buffers = field(default_factory=Buffers)

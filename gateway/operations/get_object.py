@@ -142,6 +142,7 @@ async def _serve(
         reader.outcome,
         reader,
         _encoded(head, asked, overrides),
+        reader.file_failed,
     )
 
 

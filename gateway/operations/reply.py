@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -26,6 +26,7 @@ class Reply:
     its own `content-length` header, or is sent in HTTP chunks; one that lies in a file whole can be given as its
     `FileSpan`. `cache` becomes the `x-forebay-cache` header: hit, partial, miss, bypass or forwarded. `resource` is
     closed after the body: a stream that was never started could not give it back by itself, and a file belongs to it.
+    `on_failure` is told why the body could not be sent to its end, unless the client left.
     """
 
     status: int
@@ -34,6 +35,12 @@ class Reply:
     cache: str | None = None
     resource: Closable | None = None
     encoded: EncodedHeaders = NO_HEADERS
+    on_failure: Callable[[Exception], None] | None = None
+
+    def failed(self, error: Exception) -> None:
+        """The body broke off."""
+        if self.on_failure is not None:
+            self.on_failure(error)
 
     async def aclose(self) -> None:
         """Give back all that the body holds, sent or not."""

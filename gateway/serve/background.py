@@ -13,6 +13,7 @@ from gateway.app import upkeep
 from gateway.clock import SystemClock
 from gateway.control.app import control_app
 from gateway.control.jobs import JobsHolder
+from gateway.control.scrub import ScrubHolder
 from gateway.control.state import CURRENT
 from gateway.errors import ForebayError
 from gateway.metering import lease_server
@@ -38,17 +39,17 @@ async def serve_background(orders: Orders) -> None:
     """Deal out bandwidth, serve the admin port, and keep up the cache directory, until told to stop."""
     handover = orders.handover
     with lease_server(handover.settings, books_ends(handover.leases), SystemClock()):
-        jobs = JobsHolder()
-        keeping_up = asyncio.create_task(_keep_up(handover, jobs), name="upkeep")
+        jobs, scrub = JobsHolder(), ScrubHolder(handover.settings.cache.scrub_period_seconds)
+        keeping_up = asyncio.create_task(_keep_up(handover, jobs, scrub), name="upkeep")
         try:
-            await _serve_admin(orders, jobs)
+            await _serve_admin(orders, jobs, scrub)
         finally:
             keeping_up.cancel()
             await asyncio.gather(keeping_up, return_exceptions=True)
 
 
-async def _serve_admin(orders: Orders, jobs: JobsHolder) -> None:
-    app = control_app(orders.handover.settings, CURRENT, orders.handover.metrics_directory, jobs)
+async def _serve_admin(orders: Orders, jobs: JobsHolder, scrub: ScrubHolder) -> None:
+    app = control_app(orders.handover.settings, CURRENT, orders.handover.metrics_directory, jobs, scrub)
     server = _Server(
         uvicorn.Config(
             app,
@@ -69,17 +70,33 @@ async def _serve_admin(orders: Orders, jobs: JobsHolder) -> None:
     await serving
 
 
-async def _keep_up(handover: Handover, holder: JobsHolder) -> None:
-    """Survey the blocks where that is needed, and do jobs. What fails is tried again: the workers serve meanwhile."""
+async def _keep_up(handover: Handover, holder: JobsHolder, scrub: ScrubHolder) -> None:
+    """Survey the blocks where that is needed, scrub them, and do jobs.
+
+    What fails is tried again: the workers serve meanwhile.
+    """
     lease_end = holders_end(handover.leases, BACKGROUND)
+    told = ""
     while True:
+        await _while_closed(handover)
         try:
             async with upkeep(handover.settings, instance_id=handover.instance_id, lease_end=lease_end) as kept:
                 holder.jobs = kept.jobs
                 await kept.blocks.survey()
-                await asyncio.Event().wait()
-        except ForebayError as error:
-            _log.warning("the upkeep of the cache directory goes on later", error=str(error))
+                scrub.follow(kept.scrubber)
+                await (kept.scrubber.run() if kept.scrubber is not None else asyncio.Event().wait())
+        except (ForebayError, OSError) as error:
+            if str(error) != told:
+                _log.warning("the upkeep of the cache directory goes on later", error=str(error))
+            told = str(error)
         finally:
             holder.jobs = None
+            scrub.follow(None)
         await asyncio.sleep(_PAUSE_SECONDS)
+
+
+async def _while_closed(handover: Handover) -> None:
+    """For good: where there is no cache directory, none is opened before the gateway is started again."""
+    state = CURRENT.state
+    if handover.closed is not None or (state is not None and state.closed is not None):
+        await asyncio.Event().wait()

@@ -2,8 +2,8 @@
 
     argv: NAME REPORT_DESCRIPTOR LISTENER_DESCRIPTOR...
 
-NAME is `worker0`, `worker1`, … or `background`. The child writes one line to its report descriptor: `ready`, or
-`failed` and the reason.
+NAME is `worker0`, `worker1`, … or `background`. The child writes one line to its report descriptor: `ready`,
+`failed` and the reason, or `unusable` and why the disk under the cache directory fails.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from gateway import metric_kinds
-from gateway.errors import ForebayError
+from gateway.errors import ForebayError, StoreUnavailable
 from gateway.logs import configure_logs
 from gateway.serve import lifeline
 from gateway.serve.handover import BACKGROUND, Handover
@@ -40,6 +40,9 @@ def main(arguments: Sequence[str], work: Work | None = None) -> None:
     try:
         _count_into(handover, name)
         asyncio.run(_run(name, handover, listeners, report, work or _work_of(name)))
+    except StoreUnavailable as error:
+        _report(report, f"unusable {error}")
+        sys.exit(1)
     except (ForebayError, OSError, ImportError) as error:
         _log.error("the process cannot go on", error=str(error), exc_info=not isinstance(error, ForebayError))
         _report(report, f"failed {error}")

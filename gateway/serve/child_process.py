@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from gateway.errors import StartupError
+from gateway.errors import StartupError, StoreUnavailable
 
 READY_SECONDS = 120.0
 _REPORT_LINE_BYTES = 65536
@@ -83,7 +83,9 @@ class ChildProcess:
             pipe.write(line)
 
     async def wait_until_ready(self, timeout_seconds: float = READY_SECONDS) -> None:
-        """Until the child serves. Raises StartupError with the child's own reason when it does not come to that."""
+        """Until the child serves. Raises StartupError with the child's own reason when it does not come to that,
+        StoreUnavailable when the reason is the disk under the cache directory.
+        """
         try:
             line = await asyncio.wait_for(self._report.readline(), timeout_seconds)
         except TimeoutError:
@@ -91,6 +93,8 @@ class ChildProcess:
         finally:
             self._transport.close()
         word, _, reason = line.decode(errors="replace").strip().partition(" ")
+        if word == "unusable":
+            raise StoreUnavailable(reason)
         if word == "failed":
             raise StartupError(f"{self.name}: {reason}")
         if word != "ready":

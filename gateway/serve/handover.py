@@ -22,18 +22,21 @@ class Handover:
     """`settings` hold the ports really listened on; `instance_id` is one per serve, for the hop header.
 
     `leases`: the workers' channels to the background process, of which each process has inherited its own ends.
+    `closed`: why no process may touch the cache directory; None: they all use it.
     """
 
     settings: Settings
     instance_id: str
     metrics_directory: Path
     leases: LeaseDescriptors = field(default_factory=dict)
+    closed: str | None = None
 
     def to_line(self) -> bytes:
         document = {
             "settings": orjson.Fragment(settings_to_json(self.settings)),
             "instance_id": self.instance_id,
             "metrics_directory": str(self.metrics_directory),
+            "closed": self.closed,
             "leases": {name: list(ends) for name, ends in self.leases.items()},
         }
         return orjson.dumps(document) + b"\n"
@@ -45,5 +48,6 @@ class Handover:
             settings=settings_from_json(orjson.dumps(document["settings"])),
             instance_id=document["instance_id"],
             metrics_directory=Path(document["metrics_directory"]),
+            closed=document["closed"],
             leases={name: ChannelDescriptors(*ends) for name, ends in document["leases"].items()},
         )

@@ -12,7 +12,7 @@ import structlog
 
 from gateway import metric_kinds, metrics
 from gateway.control.state import ProcessState
-from gateway.errors import StartupError
+from gateway.errors import StartupError, StoreUnavailable
 from gateway.serve.child_process import ChildProcess, ChildSpec, describe_exit, restart_delay_seconds
 
 STEADY_SECONDS = 30.0
@@ -22,18 +22,28 @@ _log = structlog.get_logger("forebay.serve")
 
 
 class Keeper:
-    """One child's place. `changed` is called after every change of `state`."""
+    """One child's place. `changed` is called after every change of `state`.
+
+    `unusable` is called when a child that is started again finds that the disk under the cache directory fails.
+    """
 
     def __init__(
-        self, spec: ChildSpec, orders: Callable[[], bytes], metrics_directory: Path, changed: Callable[[], None]
+        self,
+        spec: ChildSpec,
+        orders: Callable[[], bytes],
+        metrics_directory: Path,
+        changed: Callable[[], None],
+        unusable: Callable[[str], None],
     ) -> None:
         self._spec = spec
         self._orders = orders
         self._metrics_directory = metrics_directory
         self._changed = changed
+        self._unusable = unusable
         self._child: ChildProcess | None = None
         self._ready = False
         self._restarts = 0
+        self._renewing = False
         self._stopping = asyncio.Event()
 
     @property
@@ -51,7 +61,16 @@ class Keeper:
 
     async def start(self) -> None:
         """The first start. Raises StartupError when the child does not become ready."""
-        await self._start()
+        while True:
+            try:
+                return await self._start()
+            except StoreUnavailable as error:
+                self._unusable(str(error))
+            except StartupError:
+                if not self._renewing:
+                    raise
+            await self._wait_for_end()
+            self._renewing = False
 
     async def keep(self) -> None:
         """After `start`: until stopped, wait for the child's end and start it again. Returns when it is gone."""
@@ -61,6 +80,8 @@ class Keeper:
             await self._wait_for_end()
             if self._stopping.is_set():
                 return
+            if self._renewing:
+                began = -STEADY_SECONDS
             deaths_in_a_row = 1 if time.monotonic() - began > STEADY_SECONDS else deaths_in_a_row + 1
             await self._rest(restart_delay_seconds(deaths_in_a_row))
             if self._stopping.is_set():
@@ -72,6 +93,12 @@ class Keeper:
         self._stopping.set()
         if self._child is not None:
             self._child.signal(number)
+
+    def renew(self) -> None:
+        """Have the child end in good order, and start it again with the orders of then."""
+        self._renewing = True
+        if self._child is not None:
+            self._child.signal(signal.SIGTERM)
 
     async def gone(self) -> None:
         """Wait for the end of a child that is not kept."""
@@ -88,10 +115,14 @@ class Keeper:
         self._changed()
 
     async def _start_again(self) -> None:
-        self._restarts += 1
-        metrics.WORKER_RESTARTS.add(1, self.name)
+        if not self._renewing:
+            self._restarts += 1
+            metrics.WORKER_RESTARTS.add(1, self.name)
+        self._renewing = False
         try:
             await self._start()
+        except StoreUnavailable as error:
+            self._unusable(str(error))
         except (StartupError, OSError) as error:
             if not self._stopping.is_set():
                 _log.error("a process could not be started again", name=self.name, error=str(error))
@@ -105,7 +136,7 @@ class Keeper:
         self._child = None
         self._ready = False
         metric_kinds.forget_process(self._metrics_directory, self.name)
-        if not self._stopping.is_set():
+        if not self._stopping.is_set() and not self._renewing:
             _log.error("a process ended unasked", name=self.name, process_id=process_id, how=describe_exit(status))
         self._changed()
 

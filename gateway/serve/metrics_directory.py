@@ -2,7 +2,7 @@
 
 The files are mapped into memory and changed by every request. On a disk under checkpoint load, changing a mapped page
 may wait for the file system's journal, for as long as a flush takes; in memory (/dev/shm) it never waits. So they lie
-in memory where there is room, and in the cache directory otherwise.
+in memory where there is room, in the cache directory otherwise, and among temporary files where both cannot be used.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import hashlib
 import os
 import shutil
 import stat
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  checked for owner and mode below
@@ -21,10 +23,14 @@ def make_metrics_directory(cache_directory: Path, processes: int, shared_memory:
     """An empty directory for `processes` processes; what an earlier run left in it is gone."""
     in_memory = in_memory_directory(cache_directory, shared_memory)
     on_disk = cache_directory / "run" / "metrics"
-    remove_metrics_directory(on_disk)
+    with suppress(OSError):  # the disk fails: nobody reads them there either
+        remove_metrics_directory(on_disk)
     if _usable(in_memory, processes * ROOM_BYTES_PER_PROCESS):
         return in_memory
-    on_disk.mkdir(mode=0o700, parents=True)
+    try:
+        on_disk.mkdir(mode=0o700, parents=True)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="forebay-metrics-"))
     return on_disk
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from gateway.errors import StartupError
+from gateway.errors import StartupError, opening_failure
 
 DESCRIPTORS_MIN = 256
 DESCRIPTORS_ADVISED = 4096
@@ -39,7 +39,8 @@ def prepare_directory(directory: Path) -> None:
     """Make the cache directory, readable by nobody else.
 
     A directory that others made and that holds their files keeps its mode: it may be anything, /tmp included.
-    StartupError when it belongs to an ordinary user who is not us.
+    StartupError when it belongs to an ordinary user who is not us, or cannot be there; StoreUnavailable when the disk
+    fails.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -48,7 +49,7 @@ def prepare_directory(directory: Path) -> None:
         if status.st_mode & 0o077:
             _close_to_others(directory)
     except OSError as error:
-        raise StartupError(f"cache.directory {directory}: {error.strerror}") from error
+        raise opening_failure(f"cache.directory {directory}", error) from error
 
 
 def _refuse_foreign_owner(directory: Path, owner: int) -> None:
@@ -76,12 +77,13 @@ def lock_directory(directory: Path) -> int:
     """Lock the directory for this gateway and return the lock's descriptor, to be inherited by all its processes.
 
     The lock ends with the last process that holds the descriptor. When the recorded supervisor is gone its children are
-    about to go, which is waited for. Raises StartupError when another gateway runs here.
+    about to go, which is waited for. Raises StartupError when another gateway runs here, StoreUnavailable when the disk
+    fails.
     """
     try:
         descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StartupError(f"cache.directory {directory}: {error.strerror}") from error
+        raise opening_failure(f"cache.directory {directory}", error) from error
     try:
         _acquire(descriptor, directory)
         os.ftruncate(descriptor, 0)
@@ -89,7 +91,7 @@ def lock_directory(directory: Path) -> int:
     except BaseException as error:
         os.close(descriptor)
         if isinstance(error, OSError):
-            raise StartupError(f"cache.directory {directory}: {error.strerror}") from error
+            raise opening_failure(f"cache.directory {directory}", error) from error
         raise
     return descriptor
 

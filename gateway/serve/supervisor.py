@@ -25,11 +25,12 @@ from gateway.control.state import GatewayState
 from gateway.errors import StartupError
 from gateway.serve import listeners
 from gateway.serve.child_process import ChildSpec
+from gateway.serve.claim import claim, report_closed
 from gateway.serve.handover import BACKGROUND, Handover
 from gateway.serve.keeper import Keeper
 from gateway.serve.lease_channels import open_channels
 from gateway.serve.metrics_directory import make_metrics_directory, remove_metrics_directory
-from gateway.serve.preparation import lock_directory, prepare_directory, raise_descriptor_limit
+from gateway.serve.preparation import raise_descriptor_limit
 
 CHILD_MODULE = "gateway.serve.child"
 _BEYOND_GRACE_SECONDS = 5.0
@@ -43,7 +44,7 @@ class Ground:
     handover: Handover
     s3_listeners: list[socket]
     admin_listeners: list[socket]
-    lock: int
+    lock: int | None
     state: GatewayState
 
 
@@ -57,9 +58,9 @@ def serve(settings: Settings, child_module: str = CHILD_MODULE) -> int:
 def _prepare(settings: Settings, undo: ExitStack) -> Ground:
     raise_descriptor_limit()
     directory = settings.cache.directory
-    prepare_directory(directory)
-    lock = lock_directory(directory)
-    undo.callback(os.close, lock)
+    lock, closed = claim(directory)
+    if lock is not None:
+        undo.callback(os.close, lock)
     s3 = listeners.open_listeners("server", settings.server.host, settings.server.port)
     undo.callback(listeners.close_all, s3)
     admin = listeners.open_listeners("admin", settings.admin.host, settings.admin.port)
@@ -70,7 +71,7 @@ def _prepare(settings: Settings, undo: ExitStack) -> Ground:
     metric_kinds.share(metrics_directory, "supervisor")
     undo.callback(metric_kinds.unshare)
     leases = open_channels(settings, [*_worker_names(settings), BACKGROUND], undo)
-    handover = Handover(settings, secrets.token_hex(8), metrics_directory, leases)
+    handover = Handover(settings, secrets.token_hex(8), metrics_directory, leases, closed)
     return Ground(handover, s3, admin, lock, _first_state(handover))
 
 
@@ -102,6 +103,7 @@ def _first_state(handover: Handover) -> GatewayState:
         s3_url=listeners.url("https" if server.certificate_file else "http", server.host, server.port),
         admin_url=listeners.url("http", admin.host, admin.port),
         directory=str(handover.settings.cache.directory),
+        closed=handover.closed,
         draining=False,
         processes=(),
     )
@@ -110,29 +112,29 @@ def _first_state(handover: Handover) -> GatewayState:
 class _Supervisor:
     def __init__(self, ground: Ground, child_module: str) -> None:
         self._ground = ground
+        self._closed = ground.handover.closed
         self._draining = False
         self._signals = 0
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         s3, admin = (tuple(one.fileno() for one in group) for group in (ground.s3_listeners, ground.admin_listeners))
-        leases = ground.handover.leases
+        leases, lock = ground.handover.leases, () if ground.lock is None else (ground.lock,)
         holders = {name: (ends.holder,) for name, ends in leases.items()}
         books = tuple(ends.book for ends in leases.values())
         self._workers = [
-            self._keeper(ChildSpec(name, s3, (ground.lock, *holders.get(name, ())), child_module))
+            self._keeper(ChildSpec(name, s3, (*lock, *holders.get(name, ())), child_module))
             for name in _worker_names(ground.handover.settings)
         ]
         self._background = self._keeper(
-            ChildSpec(BACKGROUND, admin, (ground.lock, *books, *holders.get(BACKGROUND, ())), child_module)
+            ChildSpec(BACKGROUND, admin, (*lock, *books, *holders.get(BACKGROUND, ())), child_module)
         )
 
     def _keeper(self, spec: ChildSpec) -> Keeper:
-        line = self._ground.handover.to_line()
-
         def orders() -> bytes:
+            line = replace(self._ground.handover, closed=self._closed).to_line()
             return line + self._state().to_line() if spec.name == BACKGROUND else line
 
-        return Keeper(spec, orders, self._ground.handover.metrics_directory, self._publish)
+        return Keeper(spec, orders, self._ground.handover.metrics_directory, self._publish, self._close)
 
     @property
     def _keepers(self) -> list[Keeper]:
@@ -140,11 +142,23 @@ class _Supervisor:
 
     def _state(self) -> GatewayState:
         return replace(
-            self._ground.state, draining=self._draining, processes=tuple(keeper.state for keeper in self._keepers)
+            self._ground.state,
+            closed=self._closed,
+            draining=self._draining,
+            processes=tuple(keeper.state for keeper in self._keepers),
         )
 
     def _publish(self) -> None:
         self._background.tell(self._state().to_line())
+
+    def _close(self, reason: str) -> None:
+        """A worker cannot open the cache directory: all do without. None may remember what another cannot void."""
+        if self._closed is None:
+            self._closed = reason
+            report_closed(self._ground.handover.settings.cache.directory, reason)
+            for keeper in self._workers:
+                keeper.renew()
+            self._publish()
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()

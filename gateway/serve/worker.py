@@ -14,7 +14,11 @@ async def serve_s3(orders: Orders) -> None:
     handover = orders.handover
     settings, lease_end = handover.settings, holders_end(handover.leases, orders.name)
     async with s3_application(
-        settings, worker=orders.slot, instance_id=handover.instance_id, lease_end=lease_end
+        settings,
+        worker=orders.slot,
+        instance_id=handover.instance_id,
+        lease_end=lease_end,
+        closed=handover.closed is not None,
     ) as app:
         server = S3Server(app, sockets=orders.listeners, limits=_limits(settings.server), tls=_tls(settings.server))
         await server.serve(orders.stop, grace_seconds=settings.server.shutdown_grace_seconds, on_ready=orders.ready)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import pytest
 from gateway.blocks.index import Usage
 from gateway.blocks.opening import open_directory
 from gateway.blocks.settings import BlockSettings
-from gateway.errors import ConfigError, StartupError
+from gateway.blocks.store import BALLAST_BYTES
+from gateway.errors import ConfigError, StartupError, StoreUnavailable
 from gateway.objects import ObjectVersion
 from gateway.origin.memory import MemoryOrigin
 from tests.support.blocks import (
@@ -254,6 +257,51 @@ def test_a_directory_that_cannot_be_used_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StartupError, match="file/c"):
         open_directory(BlockSettings(tmp_path / "file" / "c", MIB, BLOCK), 0)
+
+
+def refusing(number: int) -> Callable[..., None]:
+    """A system call that gives this error."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+@pytest.mark.parametrize("call", ["open", "fsync", "mkdir", "rename"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EROFS], ids=errno.errorcode.get)
+def test_a_disk_that_fails_while_it_is_opened_is_no_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    """StoreUnavailable: who opens it goes on without. The next time, all is well again."""
+    settings = BlockSettings(tmp_path / "c", MIB, BLOCK)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, refusing(number))
+        with pytest.raises(StoreUnavailable, match="cannot be used"):
+            open_directory(settings, 0)
+    open_directory(settings, 0).close()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM], ids=errno.errorcode.get)
+def test_wrong_rights_are_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """No disk comes to that by itself: the start ends, and the message says what is wrong."""
+    monkeypatch.setattr(os, "mkdir", refusing(number))
+    with pytest.raises(StartupError, match=os.strerror(number)):
+        open_directory(BlockSettings(tmp_path / "c", MIB, BLOCK), 0)
+
+
+def test_a_full_disk_can_be_opened_without_ballast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there can be read: that there is no room for more is known soon enough."""
+    settings = BlockSettings(tmp_path / "c", MIB, BLOCK)
+    posix_fallocate = os.posix_fallocate
+
+    def refuse(descriptor: int, offset: int, count: int) -> None:
+        if count == BALLAST_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        posix_fallocate(descriptor, offset, count)
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    open_directory(settings, 0).close()
 
 
 def test_only_the_owner_can_read_the_directory(tmp_path: Path) -> None:

@@ -52,6 +52,10 @@ class TestClock:
         self._sleepers.append((self.time + seconds, future))
         await future
 
+    def longest_sleep(self) -> float:
+        """How long the last of those that sleep now still has to; 0 when nobody does."""
+        return max((wake - self.time for wake, future in self._sleepers if not future.done()), default=0.0)
+
     def advance(self, seconds: float) -> None:
         self.time += seconds
         due = [future for wake, future in self._sleepers if wake <= self.time and not future.done()]
@@ -75,6 +79,10 @@ class CountingObserver:
     not_kept_for: dict[str, int] = field(default_factory=dict)
     evicted_of: dict[str, int] = field(default_factory=dict)
     usages: list[Mapping[str, SlotUsage]] = field(default_factory=list)
+    scrub_passes: int = 0
+    scrubbed_blocks: list[int] = field(default_factory=list)
+    disk_errors: list[str] = field(default_factory=list)
+    disk_states: list[str] = field(default_factory=list)
 
     def hit_bytes(self, slot: str, count: int) -> None:
         self.hits += count
@@ -107,6 +115,18 @@ class CountingObserver:
 
     def usage(self, slots: Mapping[str, SlotUsage], unsurveyed_bytes: int, written_today_bytes: int) -> None:
         self.usages.append(slots)
+
+    def scrubbed(self, size_bytes: int) -> None:
+        self.scrubbed_blocks.append(size_bytes)
+
+    def scrubbed_all(self) -> None:
+        self.scrub_passes += 1
+
+    def disk_error(self, trouble: str) -> None:
+        self.disk_errors.append(trouble)
+
+    def disk_state(self, state: str) -> None:
+        self.disk_states.append(state)
 
 
 @dataclass
@@ -257,4 +277,11 @@ def drop_page_cache(path: Path) -> None:
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that other tasks bring about; the test's own timeout is the deadline."""
     while not condition():  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0.001)
+
+
+async def pass_until(clock: TestClock, condition: Callable[[], bool]) -> None:
+    """Let time pass, a second now and then, until other tasks have brought something about."""
+    while not condition():
+        clock.advance(1.0)
         await asyncio.sleep(0.001)

@@ -1,0 +1,94 @@
+"""What stands in the place of the block cache where its directory cannot be opened: every read goes to the origin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TypeAlias
+
+from gateway.blocks.cache import BlockCache
+from gateway.blocks.observer import CacheObserver
+from gateway.blocks.pinned_get import PinnedGet
+from gateway.blocks.reader import Outcome, RangeReader
+from gateway.blocks.sources import OriginSource
+from gateway.clock import Clock
+from gateway.objects import BodyStream, ByteRange, FileSpan, ObjectKey, ObjectVersion
+from gateway.origin.client import Origin, Purpose
+
+RETRIES = 3
+STATE = "closed"
+
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+class ClosedCache:
+    """Reads as `BlockCache` does, and keeps nothing."""
+
+    def __init__(self, origin: Origin, clock: Clock, observer: CacheObserver) -> None:
+        self._origin = origin
+        self._clock = clock
+        self._observer = observer
+        observer.disk_state(STATE)
+
+    async def open_range(
+        self,
+        version: ObjectVersion,
+        byte_range: ByteRange,
+        *,
+        slot: str = "default",
+        headers: Mapping[str, str] = _NO_HEADERS,
+    ) -> OriginReader:
+        """As `BlockCache.open_range`."""
+        self._observer.store_unavailable()
+        get = PinnedGet(self._origin, version, byte_range, headers, Purpose.LIVE, slot, self._clock, RETRIES)
+        try:
+            await get.start()
+        except BaseException:
+            await get.aclose()
+            raise
+        return OriginReader(get, byte_range, slot, self._observer)
+
+    async def invalidate(self, key: ObjectKey) -> None:
+        """Nothing is kept."""
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class OriginReader:
+    """One range straight from the origin, read once."""
+
+    outcome: Outcome = "miss"
+
+    def __init__(self, get: PinnedGet, byte_range: ByteRange, slot: str, observer: CacheObserver) -> None:
+        self._source = OriginSource(get)
+        self._range = byte_range
+        self._slot = slot
+        self._observer = observer
+
+    def whole(self) -> FileSpan | None:
+        """It lies in no file."""
+        return None
+
+    def file_failed(self, error: Exception) -> None:
+        """There is none."""
+
+    async def body(self) -> BodyStream:
+        """The bytes of the range, in order; all of them, or an exception."""
+        position = self._range.first
+        try:
+            while position < self._range.stop:
+                piece = await self._source.read(position, self._range.stop)
+                position += len(piece)
+                yield piece
+        finally:
+            self._observer.miss_bytes(self._slot, position - self._range.first)
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Give the connection back. Idempotent."""
+        await self._source.close()
+
+
+Blocks: TypeAlias = BlockCache | ClosedCache
+Reader: TypeAlias = RangeReader | OriginReader
