@@ -125,7 +125,9 @@ def _refuse_other_formats(path: Path) -> None:
         found = (path / "FORMAT").read_bytes()
     except FileNotFoundError:
         foreign = sorted({entry.name for entry in path.iterdir()} - _BEFORE_FORMAT)
-        if foreign:
+        if (path / "FORMAT").exists():  # another process that opens it has just written it
+            _refuse_other_formats(path)
+        elif foreign:
             raise StartupError(
                 f"{path} is not empty and not a block cache (it holds {foreign[0]!r}): give an empty directory"
             ) from None

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gateway.blocks.index import Usage
-from gateway.blocks.opening import open_directory
+from gateway.blocks.opening import FORMAT, open_directory
 from gateway.blocks.settings import BlockSettings
 from gateway.blocks.store import BALLAST_BYTES
 from gateway.errors import ConfigError, StartupError, StoreUnavailable
@@ -250,6 +250,26 @@ def test_somebody_elses_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"thesis\.txt"):
         open_directory(BlockSettings(tmp_path, MIB, BLOCK), 0)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_processes_that_begin_a_directory_at_the_same_time_do_not_take_it_for_foreign(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One writes FORMAT between another's look for it and its look at what else there is."""
+    read_bytes = Path.read_bytes
+
+    def meanwhile(path: Path) -> bytes:
+        try:
+            return read_bytes(path)
+        except FileNotFoundError:
+            if path.name == "FORMAT":
+                path.write_bytes(FORMAT)
+            raise
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", meanwhile)
+        open_directory(BlockSettings(tmp_path, MIB, BLOCK), 0).close()
+    assert (tmp_path / "FORMAT").read_bytes() == FORMAT
 
 
 def test_a_directory_that_cannot_be_used_says_so(tmp_path: Path) -> None:

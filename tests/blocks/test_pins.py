@@ -38,7 +38,7 @@ async def read_all(cache: BlockCache, *versions: ObjectVersion, slot: str = "def
 
 @pytest.mark.parametrize("eviction", ["epoch", "s3-fifo", "lru"])
 @pytest.mark.parametrize("packed_bytes_max", [0, 64 * KIB])
-def test_what_is_pinned_is_never_evicted(tmp_path: Path, eviction: str, packed_bytes_max: int) -> None:
+def test_5_5_what_is_pinned_is_never_evicted(tmp_path: Path, eviction: str, packed_bytes_max: int) -> None:
     """Neither what was there before the pin nor what came under it later, however much is read beside it."""
 
     async def scenario() -> None:
@@ -61,7 +61,7 @@ def test_what_is_pinned_is_never_evicted(tmp_path: Path, eviction: str, packed_b
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_pins_survive_a_restart_and_a_power_cut(tmp_path: Path, clean: bool) -> None:
+def test_5_5_pins_survive_a_restart_and_a_power_cut(tmp_path: Path, clean: bool) -> None:
     """With the index as it was, and with one built anew by a survey."""
 
     async def scenario() -> None:
@@ -122,7 +122,7 @@ def test_an_unpinning_that_was_broken_off_is_carried_on(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_no_more_is_pinned_than_the_slot_may_have(tmp_path: Path) -> None:
+def test_5_5_no_more_is_pinned_than_the_slot_may_have(tmp_path: Path) -> None:
     """Its limit, and what others are guaranteed, stand; what comes under the pin beyond that is cached like others."""
 
     async def scenario() -> None:

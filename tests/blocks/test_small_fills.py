@@ -39,6 +39,8 @@ from tests.support.blocks import (
 
 SEED = 20261121
 PACKED = MIB
+ONE_SEGMENT = 4096 * MIB
+"""The capacity of which segments of full size are small enough a part."""
 
 
 def test_small_objects_share_a_file(tmp_path: Path) -> None:
@@ -47,7 +49,7 @@ def test_small_objects_share_a_file(tmp_path: Path) -> None:
     async def scenario() -> None:
         origin, observer = make_origin(), CountingObserver()
         versions = [stored(origin, f"k{n}", 1 + 97 * n, seed=n) for n in range(250)]
-        settings: dict[str, Any] = {"packed_bytes_max": PACKED, "capacity_bytes": 512 * MIB}
+        settings: dict[str, Any] = {"packed_bytes_max": PACKED, "capacity_bytes": ONE_SEGMENT}
         async with open_cache(tmp_path / "c", origin, observer=observer, **settings) as cache:
             got = await asyncio.gather(*(read(cache, version) for version in versions))
             assert got == [content_of(origin, version) for version in versions]
@@ -70,7 +72,7 @@ def test_a_warm_small_object_goes_out_of_its_segment_without_a_copy(tmp_path: Pa
     async def scenario() -> None:
         origin = make_origin()
         versions = [stored(origin, f"k{n}", 100_000, seed=n) for n in range(20)]
-        async with open_cache(tmp_path / "c", origin, packed_bytes_max=PACKED) as cache:
+        async with open_cache(tmp_path / "c", origin, packed_bytes_max=PACKED, capacity_bytes=ONE_SEGMENT) as cache:
             descriptors = set()
             for _ in range(3):
                 for version in versions:
@@ -95,7 +97,8 @@ def test_small_and_short_last_blocks_of_large_objects_are_packed_too(tmp_path: P
         origin = make_origin()
         slots = Slots([Slot("fine", Prefix(BUCKET, "fine/"), block_size_bytes=64 * KIB)])
         fine, coarse = stored(origin, "fine/a", MIB + 5), stored(origin, "coarse", MIB + 5)
-        async with open_cache(tmp_path / "c", origin, slots=slots, packed_bytes_max=64 * KIB) as cache:
+        settings: dict[str, Any] = {"packed_bytes_max": 64 * KIB, "capacity_bytes": ONE_SEGMENT}
+        async with open_cache(tmp_path / "c", origin, slots=slots, **settings) as cache:
             for version, slot in ((fine, "fine"), (coarse, "default")):
                 for piece in cache.pieces(version, slot):
                     await take(await cache.open_range(version, piece, slot=slot))

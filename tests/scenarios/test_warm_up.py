@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -123,3 +124,30 @@ def _background(gateway: GatewayProcess, *, may_be_down: bool = False) -> int:
             return 0
         raise
     return next(one["process_id"] or 0 for one in processes if one["name"] == "background")
+
+
+def test_5_5_a_pinned_prefix_stays_through_a_restart() -> None:
+    """`forebay pin --wait` brings it, `forebay status` lists it, nothing pushes it out, `unpin` ends it."""
+    with StrictOrigin() as origin, tempfile.TemporaryDirectory() as directory:
+        contents = put_data_set(origin)
+        settings = config(origin)
+        settings["cache"] |= {"directory": directory, "capacity": "24MiB"}
+        with GatewayProcess(settings) as gateway:
+            done = forebay(gateway, "pin", "s3://bucket/data/", "--wait")
+            assert done.returncode == 0, done.stderr
+            refused = forebay(gateway, "pin", "s3://bucket/")
+            assert (refused.returncode, "s3://bucket/data/" in refused.stderr) == (1, True)
+        for number in range(60):
+            origin.model.put("bucket", f"other/{number}", os.urandom(SIZE_BYTES))
+        with GatewayProcess(settings) as gateway:
+            s3 = client(gateway)
+            for number in range(60):
+                s3.get_object(Bucket="bucket", Key=f"other/{number}")["Body"].read()
+            asked = len(gets(origin))
+            for key, content in contents.items():
+                assert s3.get_object(Bucket="bucket", Key=key)["Body"].read() == content
+            assert len(gets(origin)) == asked
+            assert "pinned: s3://bucket/data/" in forebay(gateway, "status").stdout
+            assert forebay(gateway, "unpin", "s3://bucket/data/").returncode == 0
+            assert forebay(gateway, "unpin", "s3://bucket/data/").returncode == 1
+            assert orjson.loads(forebay(gateway, "status", "--json").stdout)["pins"] == []
