@@ -163,7 +163,7 @@ def _block_settings(settings: Settings) -> BlockSettings:
         capacity_bytes=cache.capacity_bytes,
         block_size_bytes=cache.block_size_bytes,
         packed_bytes_max=cache.packed_bytes_max,
-        readahead_blocks=cache.readahead_blocks,
+        readahead_bytes=cache.readahead_bytes,
         slots=_slots(settings),
     )
 

@@ -24,6 +24,7 @@ from gateway.blocks.open_segments import OpenSegments
 from gateway.blocks.opening import OpenDirectory, open_directory
 from gateway.blocks.packer import Packer
 from gateway.blocks.packing import SegmentAppender
+from gateway.blocks.readahead import AheadMarks
 from gateway.blocks.reader import RangeReader, ReadingTools
 from gateway.blocks.residency import Residency
 from gateway.blocks.settings import BlockSettings
@@ -84,6 +85,7 @@ class BlockCache:
             threads,
             verified,
             Residency(),
+            AheadMarks(),
             AccessLog(),
             OpenSegments(),
             clock,

@@ -174,6 +174,10 @@ class Fills:
             fill.enter()
         return fill
 
+    def has(self, block: Block, headers: Mapping[str, str]) -> bool:
+        """Whether this process fills a block, or follows who does."""
+        return (block.id, frozenset(headers.items())) in self._fills
+
     def all_arrived(self, block: Block, headers: Mapping[str, str]) -> bool:
         """Whether the block is being published: its fill has every byte."""
         fill = self._fills.get((block.id, frozenset(headers.items())))

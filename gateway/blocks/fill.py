@@ -22,7 +22,7 @@ from gateway.blocks.verification import ChunkChecksums, read_verified
 from gateway.clock import Clock
 from gateway.errors import BlockDamaged, ForebayError, StoreUnavailable
 from gateway.objects import ByteRange
-from gateway.origin.client import Origin
+from gateway.origin.client import Origin, Purpose
 
 GATHERED_BYTES = 256 * 1024
 """What one trip to a disk thread writes; while it is written, no more is taken from the origin."""
@@ -68,6 +68,9 @@ class BlockFiller:
                 if fill.all_arrived:
                     return False
                 raise FillUnneeded("another process has filled the block")
+            if fill.purpose is Purpose.READAHEAD and not fill.users:
+                found.file.release()  # it is on its way, and nobody here waits for it yet
+                return False
             if given_up is None:
                 self.observer.coalesced(fill.slot)
             given_up = found.holder

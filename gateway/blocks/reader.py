@@ -9,6 +9,7 @@ origin's failures end a read.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -21,6 +22,7 @@ from gateway.blocks.observer import CacheObserver
 from gateway.blocks.open_file import OpenFile
 from gateway.blocks.open_segments import OpenSegments
 from gateway.blocks.pinned_get import PinnedGet
+from gateway.blocks.readahead import AheadMarks, Readahead, window_blocks_max
 from gateway.blocks.residency import Residency
 from gateway.blocks.settings import BlockSettings
 from gateway.blocks.sources import BlockSource, FillSource, OriginSource, Source
@@ -51,6 +53,7 @@ class ReadingTools:
     threads: DiskThreads
     verified: VerifiedMemory
     residency: Residency
+    ahead_marks: AheadMarks
     accesses: AccessLog
     segments: OpenSegments
     clock: Clock
@@ -82,8 +85,7 @@ class RangeReader:
         self._ids = layout.block_ids(version)
         self._block_size_bytes = tools.settings.block_size_of(slot)
         self._numbers = layout.block_numbers(byte_range, self._block_size_bytes)
-        self._ahead = self._numbers.start
-        self._fetched_ahead: set[bytes] = set()
+        self._readahead: Readahead | None = None
         self._source: Source | None = None
         self._source_stop = 0
         self._given = 0
@@ -112,6 +114,16 @@ class RangeReader:
         assert self._source is not None  # noqa: S101 - one of the two has opened it
         if self.outcome == "hit" and not self._source.cached:
             self.outcome = "partial" if len(self._numbers) > 1 else "miss"
+        if self._tools.ahead_marks and isinstance(self._source, BlockSource):
+            self._go_on_ahead(self._source.block)
+
+    def _go_on_ahead(self, block: Block) -> None:
+        """A reader has come to a block that was fetched ahead, perhaps all of its range: more shall be."""
+        if self._tools.ahead_marks.take(block.id):
+            self._readahead = self._begin_readahead()
+            self._readahead.beyond = self._purpose is Purpose.LIVE
+            with suppress(StoreUnavailable):
+                self._fill_ahead(block.offset)
 
     def whole(self) -> FileSpan | None:
         """The whole range as it lies in one file, where it does, verified and in memory; None otherwise.
@@ -198,8 +210,7 @@ class RangeReader:
             return None
         tools.accesses.note(extent.file)
         verified = tools.verified.of(block.id, fingerprint(file.descriptor))
-        cached = block.id not in self._fetched_ahead
-        self._fetched_ahead.discard(block.id)
+        cached = self._readahead is None or block.id not in self._readahead.fetched
         return BlockSource(block, extent, file, verified, tools.residency, tools.threads, cached=cached)
 
     async def _open_file(self, block: Block, extent: Extent) -> OpenFile:
@@ -276,19 +287,28 @@ class RangeReader:
             tools.observer.damaged(self._slot)
 
     def _fill_ahead(self, position: int) -> None:
-        """Keep the next few blocks of the range on their way while this one is read."""
-        size = self._block_size_bytes
-        current = position // size
-        window = range(max(self._ahead, current) + 1, current + 1 + self._tools.settings.readahead_blocks)
-        for number in window:
-            if number >= self._numbers.stop:
-                return
-            block = self._block(number)
-            if self._tools.directory.index.lookup(block.id) is None:
-                if not self._tools.fills.start_ahead(block, self._slot, self._headers, self):
-                    return
-                self._fetched_ahead.add(block.id)
-            self._ahead = number
+        """Keep the next blocks on their way while the one at a position is read."""
+        if self._readahead is None:
+            self._readahead = self._begin_readahead()
+        if isinstance(self._source, FillSource) and self._purpose is Purpose.LIVE:
+            self._readahead.beyond = True
+        self._readahead.at(position // self._block_size_bytes)
+
+    def _begin_readahead(self) -> Readahead:
+        tools, size = self._tools, self._block_size_bytes
+        obtainable_bytes = tools.directory.capacity.obtainable_bytes(self._slot)
+        return Readahead(
+            tools.directory.index,
+            tools.fills,
+            tools.ahead_marks,
+            self._block,
+            self._numbers,
+            -(-self._version.size_bytes // size),
+            self._slot,
+            self._headers,
+            self,
+            window_blocks_max(tools.settings.readahead_bytes, size, obtainable_bytes),
+        )
 
     def _look_up(self) -> Outcome:
         blocks = [self._block(number) for number in self._numbers[:BLOCKS_LOOKED_UP_MAX]]

@@ -180,7 +180,7 @@ def test_a_disk_that_takes_no_bytes_leaves_the_origin_serving(
             return pwrite(descriptor, content, offset)
 
         async with open_cache(
-            tmp_path / "c", origin, block_size_bytes=MIB, readahead_blocks=0, observer=observer
+            tmp_path / "c", origin, block_size_bytes=MIB, readahead_bytes=0, observer=observer
         ) as cache:
             monkeypatch.setattr(os, "pwrite", failing)
             asked = ByteRange(100 * KIB, 3 * MIB - 1)

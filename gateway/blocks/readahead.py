@@ -1,0 +1,137 @@
+"""How far ahead of a reader blocks are fetched, all of them at once.
+
+Inside its range a reader is known to go on: its window begins small and doubles with every block that it comes to.
+Behind the range the window is as long as the run before it: the blocks in a row that are in the index or being filled,
+whoever read them, over which connection and worker. So clients that read an object in parts, one after another or many
+at once, have the next ones on their way, and random reads, which have no run before them, cause none. Nor do readers
+that find what they want, unless it was fetched ahead. A window that meets others' need is halved, and is never more
+than a quarter of what the object's slot can have on disk.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from gateway.blocks.coalescing import Fills
+from gateway.blocks.index import BlockIndex
+from gateway.blocks.layout import Block
+from gateway.blocks.shared_fills import fill_key
+
+FIRST_WINDOW_BLOCKS = 4
+"""What whoever asks for a whole object and goes away soon has cost at most."""
+
+RUN_MIN_BLOCKS = 2
+"""One neighbour may be chance, and a range that is long is no sign of one that follows."""
+
+_SHARE_OF_SLOT = 4
+_MARKS_MAX = 4096
+
+
+@dataclass(slots=True)
+class AheadMarks:
+    """Blocks that this process fetched ahead and nobody has come to yet: reading one shows that the reader goes on.
+
+    Event loop only.
+    """
+
+    _blocks: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+
+    def __bool__(self) -> bool:
+        return bool(self._blocks)
+
+    def add(self, block_id: bytes) -> None:
+        self._blocks[block_id] = None
+        if len(self._blocks) > _MARKS_MAX:
+            self._blocks.popitem(last=False)
+
+    def take(self, block_id: bytes) -> bool:
+        """Whether the block was marked; it is no longer."""
+        return self._blocks.pop(block_id, self) is None
+
+
+def window_blocks_max(readahead_bytes: int, block_size_bytes: int, obtainable_bytes: int) -> int:
+    """The longest window; at least one block, unless `readahead_bytes` is 0."""
+    if readahead_bytes == 0:
+        return 0
+    return max(1, min(readahead_bytes, obtainable_bytes // _SHARE_OF_SLOT) // block_size_bytes)
+
+
+@dataclass(slots=True)
+class Readahead:
+    """Of one reader. `wanted` are the numbers of its range's blocks, `blocks` counts all of the object's.
+
+    With `beyond` it goes on behind the range where there is a run.
+    """
+
+    index: BlockIndex
+    fills: Fills
+    marks: AheadMarks
+    block: Callable[[int], Block]
+    wanted: range
+    blocks: int
+    slot: str
+    headers: Mapping[str, str]
+    reader: object
+    window_max: int
+    beyond: bool = False
+    fetched: set[bytes] = field(default_factory=set)
+    _window: int = 0
+    _at: int = -1
+    _done: int = -1
+    _stop: int = 0
+    _run_before: int | None = None
+
+    def at(self, number: int) -> None:
+        """The reader has come to a block: keep the next ones on their way. StoreUnavailable as the index raises it."""
+        if number != self._at:
+            self._at = number
+            self._window = min(self.window_max, self._window * 2 or FIRST_WINDOW_BLOCKS)
+            self._done = max(self._done, number)
+            self._stop = self._stop_after(number)
+        while self._done + 1 < self._stop:
+            if not self._begin(self._done + 1):
+                self._window //= 2
+                self._stop = self._done + 1
+                return
+            self._done += 1
+
+    def _begin(self, number: int) -> bool:
+        block = self.block(number)
+        if self.index.lookup(block.id) is not None:
+            return True
+        if not self.fills.start_ahead(block, self.slot, self.headers, self.reader):
+            return False
+        if number < self.wanted.stop:
+            self.fetched.add(block.id)
+        else:
+            self.marks.add(block.id)
+        return True
+
+    def _stop_after(self, number: int) -> int:
+        stop = number + 1 + self._window
+        if stop <= self.wanted.stop:
+            return stop
+        return max(self.wanted.stop, min(self.blocks, number + 1 + self._window_beyond(number)))
+
+    def _window_beyond(self, number: int) -> int:
+        if not self.beyond or self.wanted.stop == self.blocks:
+            return 0
+        before = self._run_before_range()
+        return min(before + number - self.wanted.start, self.window_max) if before >= RUN_MIN_BLOCKS else 0
+
+    def _run_before_range(self) -> int:
+        """How many blocks in a row before the range are there or on their way, as far as that matters."""
+        if self._run_before is None:
+            first, length = self.wanted.start, 0
+            while length < min(first, self.window_max) and self._is_coming(first - length - 1):
+                length += 1
+            self._run_before = length
+        return self._run_before
+
+    def _is_coming(self, number: int) -> bool:
+        block = self.block(number)
+        if self.index.lookup(block.id) is not None or self.fills.has(block, self.headers):
+            return True
+        return self.index.holder(fill_key(block, self.headers)) is not None
