@@ -1,11 +1,11 @@
 """How far ahead of a reader blocks are fetched, all of them at once.
 
-Inside its range a reader is known to go on: its window begins small and doubles with every block that it comes to.
-Behind the range the window is as long as the run before it: the blocks in a row that are in the index or being filled,
-whoever read them, over which connection and worker. So clients that read an object in parts, one after another or many
-at once, have the next ones on their way, and random reads, which have no run before them, cause none. Nor do readers
-that find what they want, unless it was fetched ahead. A window that meets others' need is halved, and is never more
-than a quarter of what the object's slot can have on disk.
+Inside its range a reader is known to go on: its window begins small and grows with every byte that it reads. Behind the
+range the window is as long as the run before it: the blocks in a row that are in the index or being filled, whoever
+read them, over which connection and worker. So clients that read an object in parts, one after another or many at once,
+have the next ones on their way, and random reads, which have no run before them, cause none. Nor do readers that find
+what they want, unless it was fetched ahead. A window is never more than a quarter of what the object's slot can have on
+disk, and nothing is begun ahead while others need the room (coalescing.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from gateway.blocks.index import BlockIndex
 from gateway.blocks.layout import Block
 from gateway.blocks.shared_fills import fill_key
 
-FIRST_WINDOW_BLOCKS = 4
-"""What whoever asks for a whole object and goes away soon has cost at most."""
+FIRST_WINDOW_BYTES = 32 * 1024 * 1024
+"""What whoever asks for a large object and goes away at once has cost at most."""
+
+GROWTH = 16
+"""By how many bytes the window grows for each byte read."""
 
 RUN_MIN_BLOCKS = 2
 """One neighbour may be chance, and a range that is long is no sign of one that follows."""
@@ -74,26 +77,26 @@ class Readahead:
     slot: str
     headers: Mapping[str, str]
     reader: object
+    block_size_bytes: int
     window_max: int
     beyond: bool = False
     fetched: set[bytes] = field(default_factory=set)
-    _window: int = 0
-    _at: int = -1
     _done: int = -1
-    _stop: int = 0
+    _refused: int = -1
     _run_before: int | None = None
 
-    def at(self, number: int) -> None:
-        """The reader has come to a block: keep the next ones on their way. StoreUnavailable as the index raises it."""
-        if number != self._at:
-            self._at = number
-            self._window = min(self.window_max, self._window * 2 or FIRST_WINDOW_BLOCKS)
-            self._done = max(self._done, number)
-            self._stop = self._stop_after(number)
-        while self._done + 1 < self._stop:
+    def at(self, number: int, read_bytes: int) -> None:
+        """The reader, that has read so much by now, is in a block: keep the next ones on their way.
+
+        StoreUnavailable as the index raises it.
+        """
+        if number == self._refused:
+            return
+        self._done = max(self._done, number)
+        stop = self._stop_after(number, read_bytes)
+        while self._done + 1 < stop:
             if not self._begin(self._done + 1):
-                self._window //= 2
-                self._stop = self._done + 1
+                self._refused = number
                 return
             self._done += 1
 
@@ -109,8 +112,9 @@ class Readahead:
             self.marks.add(block.id)
         return True
 
-    def _stop_after(self, number: int) -> int:
-        stop = number + 1 + self._window
+    def _stop_after(self, number: int, read_bytes: int) -> int:
+        window = (FIRST_WINDOW_BYTES + GROWTH * read_bytes) // self.block_size_bytes
+        stop = number + 1 + min(max(1, window), self.window_max)
         if stop <= self.wanted.stop:
             return stop
         return max(self.wanted.stop, min(self.blocks, number + 1 + self._window_beyond(number)))

@@ -123,7 +123,7 @@ class RangeReader:
             self._readahead = self._begin_readahead()
             self._readahead.beyond = self._purpose is Purpose.LIVE
             with suppress(StoreUnavailable):
-                self._fill_ahead(block.offset)
+                self._fill_ahead(self._range.first)
 
     def whole(self) -> FileSpan | None:
         """The whole range as it lies in one file, where it does, verified and in memory; None otherwise.
@@ -292,7 +292,7 @@ class RangeReader:
             self._readahead = self._begin_readahead()
         if isinstance(self._source, FillSource) and self._purpose is Purpose.LIVE:
             self._readahead.beyond = True
-        self._readahead.at(position // self._block_size_bytes)
+        self._readahead.at(position // self._block_size_bytes, position - self._range.first)
 
     def _begin_readahead(self) -> Readahead:
         tools, size = self._tools, self._block_size_bytes
@@ -307,6 +307,7 @@ class RangeReader:
             self._slot,
             self._headers,
             self,
+            size,
             window_blocks_max(tools.settings.readahead_bytes, size, obtainable_bytes),
         )
 

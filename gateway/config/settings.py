@@ -240,7 +240,7 @@ class CacheSettings(Section):
         allowed="true or false",
     )
     readahead_bytes: SizeBytes = setting(
-        "128MiB",
+        "256MiB",
         "Most that is fetched ahead of one sequential reader; the window grows up to it. 0 for none.",
         allowed="0 to 4GiB",
         toml="readahead",
