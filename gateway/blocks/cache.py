@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from types import MappingProxyType
 
 from gateway.blocks import layout
@@ -17,6 +17,8 @@ from gateway.blocks.adoption import OfferedFile, describe
 from gateway.blocks.coalescing import Fills
 from gateway.blocks.fill import BlockFiller
 from gateway.blocks.filling import Filler
+from gateway.blocks.first_answer import FirstAnswer
+from gateway.blocks.first_looks import FirstLook, FirstLooks
 from gateway.blocks.following import Follower
 from gateway.blocks.index import TOUCHES_PER_TRANSACTION, Usage
 from gateway.blocks.observer import CacheObserver
@@ -82,6 +84,7 @@ class BlockCache:
             opened.blocks,
             origin,
             Fills(filler, settings.fills_max),
+            FirstLooks(opened.claims, watcher),
             threads,
             verified,
             Residency(),
@@ -100,6 +103,7 @@ class BlockCache:
         *,
         slot: str = "default",
         headers: Mapping[str, str] = _NO_HEADERS,
+        answer: FirstAnswer | None = None,
     ) -> RangeReader:
         """Begin to read a range, which must lie within the object.
 
@@ -107,12 +111,32 @@ class BlockCache:
         origin. `headers` go along with that (lower-case names). Raises OriginAnswered when the
         origin refuses the first missing bytes (412: the key has another version now, look again), OriginUnreachable,
         and OriginBodyError when it answers with something else. Trouble with the cache directory is never raised.
+        `answer` is what the origin has answered already: its bytes are not asked for again. It remains the caller's to
+        close.
         """
         if byte_range.stop > version.size_bytes:
             raise ValueError(f"{byte_range} lies outside of {version}")
-        reader = RangeReader(self._tools, version, byte_range, slot, headers)
+        reader = RangeReader(self._tools, version, byte_range, slot, headers, answer=answer)
         await reader.start()
         return reader
+
+    def first_fetched(self, first: int, slot: str) -> ByteRange:
+        """What is fetched when the byte at `first` is read of an object of which nothing is known, at most."""
+        size = self._tools.settings.block_size_of(slot)
+        return ByteRange(first // size * size, first // size * size + size - 1)
+
+    def first_look(
+        self, key: ObjectKey, offset: int, headers: Mapping[str, str]
+    ) -> AbstractContextManager[FirstLook | None]:
+        """The right to ask the origin for version and bytes at once, while this lasts (first_looks.py).
+
+        None when somebody does, and when blocks of the object are here.
+        """
+        try:
+            known = self._tools.directory.index.has_object(layout.object_id(key))
+        except StoreUnavailable:
+            known = True
+        return nullcontext() if known else self._tools.looks.begin(key, offset, headers)
 
     def pieces(self, version: ObjectVersion, slot: str) -> Iterator[ByteRange]:
         """The ranges of an object of a slot that lie in one block each: what `fetch` is best given."""

@@ -89,6 +89,11 @@ class Claims:
                 self._cells[CELLS + self.worker] += 1
             return self.worker
 
+    def holder(self, place: Place) -> int | None:
+        """The worker that has a claim now, dead or alive; None: nobody."""
+        held = self._cells[place.cell] & ~_AWAITED
+        return (held >> _TAG_BITS) - 1 if held and held & _TAG == place.tag else None
+
     def await_release(self, place: Place, holder: int) -> bool:
         """Say that somebody waits for a claim; False when it is there no more."""
         with self._locked(place.cell):

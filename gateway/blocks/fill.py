@@ -120,6 +120,7 @@ class BlockFiller:
         get = PinnedGet(
             self.origin, block.version, missing, fill.headers, fill.purpose, fill.slot, self.clock, self.retries
         )
+        get.begin_with(fill.answer)
         try:
             await get.start()
             fill.begin()

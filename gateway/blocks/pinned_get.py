@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
+from gateway.blocks.first_answer import FirstAnswer
 from gateway.clock import Clock
 from gateway.errors import OriginAnswered, OriginBodyError, OriginError
 from gateway.objects import ByteRange, ObjectVersion
@@ -37,13 +38,21 @@ class PinnedGet:
     retries: int
     _received: int = 0
     _response: OriginResponse | None = field(default=None)
+    _unpinned: bool = False
+
+    def begin_with(self, answer: FirstAnswer | None) -> None:
+        """Have the first answer be one that has come already, if it fits; it was judged when it came."""
+        self._response = answer.take(self.range) if answer is not None else None
+        self._unpinned = self._response is not None
 
     async def start(self) -> None:
-        """Ask, and judge the head of the answer.
+        """Ask, and judge the head of the answer, unless there is one.
 
         Raises OriginAnswered for every refusal (412: the object has another version now), OriginUnreachable, and
         OriginBodyError for an answer of another version, range or length.
         """
+        if self._response is not None:
+            return
         first = self.range.first + self._received
         headers = {
             **self.headers,
@@ -53,7 +62,7 @@ class PinnedGet:
         }
         key = self.version.key
         request = OriginRequest("GET", key.bucket, key.key, headers=headers, purpose=self.purpose, slot=self.slot)
-        self._response = await self.origin.send(request)
+        self._response, self._unpinned = await self.origin.send(request), False
         if self._response.status not in (200, 206):
             body = await self._response.read(ERROR_DOCUMENT_BYTES_MAX)
             raise OriginAnswered(self._response.status, list(self._response.headers.items()), body)
@@ -87,10 +96,13 @@ class PinnedGet:
         assert self._response is not None  # noqa: S101 - `pieces` has just started it
         async with _closing(self._response.stream()) as stream:
             async for piece in stream:
-                self._received += len(piece)
-                if self._received > self.range.length:
+                left = self.range.length - self._received
+                if len(piece) > left and not self._unpinned:
                     raise WrongAnswer("the origin sent more bytes than were asked for")
-                yield piece
+                self._received += min(len(piece), left)
+                yield piece[:left] if len(piece) > left else piece
+                if self._unpinned and self._received == self.range.length:
+                    return
         if self._received < self.range.length:
             raise OriginBodyError(f"the origin sent {self._received} of {self.range.length} bytes")
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gateway.blocks.coalescing import Fills
+from gateway.blocks.first_looks import FirstLooks
 from gateway.blocks.index import BlockIndex
 from gateway.blocks.layout import Block
 from gateway.blocks.shared_fills import fill_key
@@ -70,6 +71,7 @@ class Readahead:
 
     index: BlockIndex
     fills: Fills
+    looks: FirstLooks
     marks: AheadMarks
     block: Callable[[int], Block]
     wanted: range
@@ -103,6 +105,8 @@ class Readahead:
     def _begin(self, number: int) -> bool:
         block = self.block(number)
         if self.index.lookup(block.id) is not None:
+            return True
+        if self.looks.pending(block.version.key, block.offset, self.headers):
             return True
         if not self.fills.start_ahead(block, self.slot, self.headers, self.reader):
             return False

@@ -17,6 +17,8 @@ from gateway.blocks import layout
 from gateway.blocks.access_log import AccessLog
 from gateway.blocks.coalescing import Fills, FillUnneeded
 from gateway.blocks.directory import BlockDirectory
+from gateway.blocks.first_answer import FirstAnswer
+from gateway.blocks.first_looks import FirstLooks
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.observer import CacheObserver
 from gateway.blocks.open_file import OpenFile
@@ -50,6 +52,7 @@ class ReadingTools:
     directory: BlockDirectory
     origin: Origin
     fills: Fills
+    looks: FirstLooks
     threads: DiskThreads
     verified: VerifiedMemory
     residency: Residency
@@ -74,6 +77,7 @@ class RangeReader:
         slot: str,
         headers: Mapping[str, str],
         purpose: Purpose = Purpose.LIVE,
+        answer: FirstAnswer | None = None,
     ) -> None:
         self.outcome: Outcome = "miss"
         self._tools = tools
@@ -85,6 +89,8 @@ class RangeReader:
         self._ids = layout.block_ids(version)
         self._block_size_bytes = tools.settings.block_size_of(slot)
         self._numbers = layout.block_numbers(byte_range, self._block_size_bytes)
+        self._answer = answer
+        self._looks_first = answer is not None
         self._readahead: Readahead | None = None
         self._source: Source | None = None
         self._source_stop = 0
@@ -228,12 +234,14 @@ class RangeReader:
     async def _open_fill(self, block: Block) -> FillSource | None:
         """Join the block's fill, or start it, and wait until the origin's answer is good.
 
-        None when another process has published the block meanwhile.
+        None when it is to be looked for again: another process has published the block meanwhile, or begun to.
         """
         tools = self._tools
         fill = tools.fills.join(block, self._headers)
         if fill is None:
-            fill = tools.fills.start(block, self._slot, self._headers, self, self._purpose)
+            if not self._looks_first and await tools.looks.settled(self._version.key, block.offset, self._headers):
+                return None
+            fill = tools.fills.start(block, self._slot, self._headers, self, self._purpose, self._answer)
         elif fill.started_by is not self:
             tools.observer.coalesced(self._slot)
         try:
@@ -300,6 +308,7 @@ class RangeReader:
         return Readahead(
             tools.directory.index,
             tools.fills,
+            tools.looks,
             tools.ahead_marks,
             self._block,
             self._numbers,

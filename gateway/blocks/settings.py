@@ -30,7 +30,7 @@ class BlockSettings:
     capacity_bytes: int
     block_size_bytes: int = 8 * 1024 * 1024
     readahead_bytes: int = 256 * 1024 * 1024
-    fills_max: int = 64
+    fills_max: int = 48
     fill_retries: int = 3
     disk_threads: int = 8
     access_flush_seconds: float = 1.0

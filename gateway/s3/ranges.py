@@ -33,6 +33,14 @@ def parse_range(header: str | None, size_bytes: int) -> ByteRange | None:
     return None if found is None else _suffix(header, int(found[1]), size_bytes)
 
 
+def first_byte(header: str | None) -> int | None:
+    """Where the bytes that a `Range` header means begin, whatever the object's size; None where that depends on it."""
+    if header is None:
+        return 0
+    found = _FROM.fullmatch(header)
+    return None if found is None else int(found[1])
+
+
 def is_one_range(header: str) -> bool:
     """Whether a `Range` header is in S3's grammar. What is not, other servers than AWS answer each in its own way."""
     found = _FROM.fullmatch(header)
