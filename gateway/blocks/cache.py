@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from types import MappingProxyType
 
-from gateway.blocks import layout
+from gateway.blocks import layout, patches
 from gateway.blocks.access_log import AccessLog
 from gateway.blocks.adoption import OfferedFile, describe
 from gateway.blocks.coalescing import Fills
@@ -120,10 +120,9 @@ class BlockCache:
         await reader.start()
         return reader
 
-    def first_fetched(self, first: int, slot: str) -> ByteRange:
-        """What is fetched when the byte at `first` is read of an object of which nothing is known, at most."""
-        size = self._tools.settings.block_size_of(slot)
-        return ByteRange(first // size * size, first // size * size + size - 1)
+    def first_fetched(self, first: int, last: int | None, slot: str) -> ByteRange:
+        """What a read of bytes `first` to `last` (None: the end) begins with where nothing is known of the object."""
+        return patches.first_fetched(first, last, self._tools.settings.block_size_of(slot))
 
     def first_look(
         self, key: ObjectKey, offset: int, headers: Mapping[str, str]

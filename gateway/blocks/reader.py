@@ -23,6 +23,7 @@ from gateway.blocks.layout import Block, Extent
 from gateway.blocks.observer import CacheObserver
 from gateway.blocks.open_file import OpenFile
 from gateway.blocks.open_segments import OpenSegments
+from gateway.blocks.patches import Patches, are_used
 from gateway.blocks.pinned_get import PinnedGet
 from gateway.blocks.readahead import AheadMarks, Readahead, window_blocks_max
 from gateway.blocks.residency import Residency
@@ -92,6 +93,8 @@ class RangeReader:
         self._answer = answer
         self._looks_first = answer is not None
         self._readahead: Readahead | None = None
+        self._patches: Patches | None = None
+        self._patched = False
         self._source: Source | None = None
         self._source_stop = 0
         self._given = 0
@@ -115,6 +118,8 @@ class RangeReader:
         try:
             self.outcome = "hit" if len(self._numbers) == 1 else self._look_up()
             await self._open(first)
+            if self._lacks_patches():
+                self.outcome = "partial"
         except StoreUnavailable:
             await self._open_origin(first)
         assert self._source is not None  # noqa: S101 - one of the two has opened it
@@ -122,6 +127,13 @@ class RangeReader:
             self.outcome = "partial" if len(self._numbers) > 1 else "miss"
         if self._tools.ahead_marks and isinstance(self._source, BlockSource):
             self._go_on_ahead(self._source.block)
+
+    def _lacks_patches(self) -> bool:
+        """Whether patches are missing behind the first one, which is there."""
+        source = self._source
+        if not self._patched or source is None or not source.cached or self._source_stop >= self._range.stop:
+            return False
+        return self._look_up() == "miss"
 
     def _go_on_ahead(self, block: Block) -> None:
         """A reader has come to a block that was fetched ahead, perhaps all of its range: more shall be."""
@@ -193,18 +205,51 @@ class RangeReader:
             await self.aclose()
             await self._open(position)
         assert self._source is not None  # noqa: S101 - `_open` opens it or raises
-        if not isinstance(self._source, OriginSource):
+        if not self._patched and not isinstance(self._source, OriginSource):
             self._fill_ahead(position)
         return self._source
 
     async def _open(self, position: int) -> None:
         """Open the source of the block at a position; StoreUnavailable when there can be none."""
-        block = self._block(position // self._block_size_bytes)
+        number = position // self._block_size_bytes
         source: Source | None = None
         while source is None:
+            block, self._patched = self._block(number), False
             extent = self._tools.directory.index.lookup(block.id)
+            if extent is None and self._may_be_patched():
+                block, extent = self._patch_of(block, position)
             source = await (self._open_block(block, extent) if extent is not None else self._open_fill(block))
         self._source, self._source_stop = source, block.range.stop
+
+    def _may_be_patched(self) -> bool:
+        return self._purpose is Purpose.LIVE and are_used(self._block_size_bytes)
+
+    def _patch_of(self, block: Block, position: int) -> tuple[Block, Extent | None]:
+        """A patch of a block that is not here, where it is to be read from one; else the block."""
+        tools = self._tools
+        if tools.fills.has(block, self._headers):
+            return block, None
+        patch = self._all_patches().at(position, block)
+        if patch is None:
+            return block, None
+        self._patched = True
+        return patch, tools.directory.index.lookup(patch.id)
+
+    def _all_patches(self) -> Patches:
+        if self._patches is None:
+            self._patches = Patches(
+                self._tools.directory.index,
+                self._tools.fills,
+                self._version,
+                self._range,
+                self._ids,
+                self._slot,
+                self._headers,
+                self,
+                self._answer,
+                lambda block: self._block(block.offset // self._block_size_bytes - 1),
+            )
+        return self._patches
 
     async def _open_block(self, block: Block, extent: Extent) -> BlockSource | None:
         """The block's file; None, and the block dropped, when it is gone."""
@@ -216,7 +261,8 @@ class RangeReader:
             return None
         tools.accesses.note(extent.file)
         verified = tools.verified.of(block.id, fingerprint(file.descriptor))
-        cached = self._readahead is None or block.id not in self._readahead.fetched
+        ahead = self._patches if self._patched else self._readahead
+        cached = ahead is None or block.id not in ahead.fetched
         return BlockSource(block, extent, file, verified, tools.residency, tools.threads, cached=cached)
 
     async def _open_file(self, block: Block, extent: Extent) -> OpenFile:
@@ -323,13 +369,15 @@ class RangeReader:
     def _look_up(self) -> Outcome:
         blocks = [self._block(number) for number in self._numbers[:BLOCKS_LOOKED_UP_MAX]]
         present = self._tools.directory.index.present(block.id for block in blocks)
-        fills = self._tools.fills
-        here = [
-            indexed or fills.all_arrived(block, self._headers) for block, indexed in zip(blocks, present, strict=True)
-        ]
+        here = [indexed or self._arrived(block) for block, indexed in zip(blocks, present, strict=True)]
         if all(here):
             return "hit"
         return "partial" if any(here) else "miss"
+
+    def _arrived(self, block: Block) -> bool:
+        if self._tools.fills.all_arrived(block, self._headers):
+            return True
+        return self._may_be_patched() and self._all_patches().hold(block)
 
     def _block(self, number: int) -> Block:
         return layout.block_at(self._version, number, self._block_size_bytes, self._ids)

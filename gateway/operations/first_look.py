@@ -17,7 +17,7 @@ from gateway.objects import ByteRange
 from gateway.operations.exchange import Exchange
 from gateway.operations.reading import towards_blocks
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
-from gateway.s3.ranges import first_byte
+from gateway.s3.ranges import first_and_last
 from gateway.s3.requests import S3Request
 
 _CONDITIONS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range")
@@ -37,17 +37,17 @@ async def first_look(
 
     Raises Refused, and OriginUnreachable. While this lasts, others wait for the same bytes.
     """
-    first = _first_byte(exchange.request)
-    if first is None:
+    asked = _asked(exchange.request)
+    if asked is None:
         yield None
         return
     blocks, key = exchange.services.blocks, exchange.object_key
-    wanted = blocks.first_fetched(first, exchange.slot.name)
+    wanted = blocks.first_fetched(*asked, exchange.slot.name)
     with blocks.first_look(key, wanted.first, towards_blocks(headers)) as look:
         if look is None:
             yield None
             return
-        asked = exchange.services.catalog.now(key)
+        since = exchange.services.catalog.now(key)
         whole = CHECKSUM_MODE in headers and "range" not in exchange.request.headers
         response = await _ask(exchange, headers, None if whole else wanted)
         answer = FirstAnswer(look, response, wanted)
@@ -55,17 +55,17 @@ async def first_look(
             head = _understood(exchange, answer)
             if head is not None:
                 catalog = exchange.services.catalog
-                catalog.learned(head, exchange.slot, asked, headers=headers, with_checksums=whole)
+                catalog.learned(head, exchange.slot, since, headers=headers, with_checksums=whole)
             yield (head, answer) if head is not None else None
         finally:
             await answer.aclose()
 
 
-def _first_byte(request: S3Request) -> int | None:
-    """Where the request's bytes begin; None where that, or whether any are wanted, depends on the version."""
+def _asked(request: S3Request) -> tuple[int, int | None] | None:
+    """The bytes that are asked for; None where that, or whether any are wanted, depends on the version."""
     if request.parameter("partNumber") is not None or any(name in request.headers for name in _CONDITIONS):
         return None
-    return first_byte(request.headers.get("range"))
+    return first_and_last(request.headers.get("range"))
 
 
 async def _ask(exchange: Exchange, headers: Mapping[str, str], wanted: ByteRange | None) -> OriginResponse:
