@@ -105,11 +105,18 @@ class Claims:
 
     def release(self, place: Place) -> None:
         """Give a claim back, and tell those who wait."""
+        self._replace(place, 0)
+
+    def exchange(self, place: Place, other: Place) -> None:
+        """Give a claim back, and tell those who wait; have another one, of the same cell, instead."""
+        self._replace(place, other.held_by(self.worker))
+
+    def _replace(self, place: Place, content: int) -> None:
         with self._locked(place.cell):
             held = self._cells[place.cell]
             if held & ~_AWAITED != place.held_by(self.worker):
                 return
-            self._cells[place.cell] = 0
+            self._cells[place.cell] = content
             self._cells[CELLS + self.worker] -= 1
         if held & _AWAITED:
             self._ring(self.worker)

@@ -24,7 +24,7 @@ from gateway.objects import ObjectKey
 class FirstLook:
     """The right to fetch bytes of an unknown version: as long as somebody holds it, nobody else gets it."""
 
-    looks: FirstLooks
+    claims: Claims
     place: Place
     _holders: int = 1
 
@@ -34,7 +34,14 @@ class FirstLook:
     def let_go(self) -> None:
         self._holders -= 1
         if self._holders == 0:
-            self.looks.forget(self.place)
+            self.claims.release(self.place)
+
+    def is_over(self) -> None:
+        """The version is known. Who waits for that goes on; nobody else looks first before the fill has ended."""
+        if self._holders > 1:
+            looking, self.place = self.place, _fetched(self.place)
+            self.claims.exchange(looking, self.place)
+        self.let_go()
 
 
 @dataclass(slots=True)
@@ -43,50 +50,32 @@ class FirstLooks:
 
     claims: Claims
     watcher: FileWatcher
-    _fetching: set[Place] = field(default_factory=set)
     _looking: dict[Place, asyncio.Event] = field(default_factory=dict)
 
     @contextmanager
     def begin(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> Iterator[FirstLook | None]:
         """The caller, and nobody else, looks at the bytes from `offset` on while this lasts; None: somebody does."""
-        fetching, looking = _places(key, offset, headers)
-        if fetching in self._fetching or self.claims.claim(fetching) != self.claims.worker:
+        place = _place(key, offset, headers)
+        if place in self._looking or self.claims.claim(place) != self.claims.worker:
             yield None
             return
-        self._fetching.add(fetching)
-        look = FirstLook(self, fetching)
+        over, look = asyncio.Event(), FirstLook(self.claims, place)
+        self._looking[place] = over
         try:
-            with self._look(looking) as alone:
-                yield look if alone else None
-        finally:
-            look.let_go()
-
-    @contextmanager
-    def _look(self, place: Place) -> Iterator[bool]:
-        if self.claims.claim(place) != self.claims.worker:
-            yield False
-            return
-        over = self._looking[place] = asyncio.Event()
-        try:
-            yield True
+            yield look
         finally:
             del self._looking[place]
-            self.claims.release(place)
+            look.is_over()
             over.set()
-
-    def forget(self, place: Place) -> None:
-        """The bytes can be found now, or there are none."""
-        self._fetching.discard(place)
-        self.claims.release(place)
 
     def pending(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> bool:
         """Whether somebody looks at these bytes now."""
-        _, place = _places(key, offset, headers)
+        place = _place(key, offset, headers)
         return place in self._looking or self._looks_elsewhere(place) is not None
 
     async def settled(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> bool:
         """Wait until nobody looks at these bytes; whether there was anybody."""
-        _, place = _places(key, offset, headers)
+        place = _place(key, offset, headers)
         own = self._looking.get(place)
         if own is not None:
             await own.wait()
@@ -109,11 +98,15 @@ class FirstLooks:
                 await watch.changed()
 
 
-def _places(key: ObjectKey, offset: int, headers: Mapping[str, str]) -> tuple[Place, Place]:
-    """Where it is claimed that bytes are being fetched, and that they are being looked at."""
+def _place(key: ObjectKey, offset: int, headers: Mapping[str, str]) -> Place:
+    """Where it is claimed that bytes are looked at."""
     state = hashlib.blake2b(layout.object_id(key), digest_size=48, person=b"forebay look 1")
     state.update(offset.to_bytes(8, "little"))
     for name, value in sorted(headers.items()):
         state.update(f"{name}:{value}\n".encode("utf-8", "surrogatepass"))
-    digest = state.digest()
-    return place_of(digest), place_of(digest[::-1])
+    return place_of(state.digest())
+
+
+def _fetched(place: Place) -> Place:
+    """In the same cell, that they are being fetched."""
+    return Place(place.cell, place.tag ^ 1)

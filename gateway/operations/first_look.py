@@ -20,7 +20,10 @@ from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.s3.ranges import first_and_last
 from gateway.s3.requests import S3Request
 
-_CONDITIONS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range")
+_CONDITIONS = frozenset({"if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range"})
+
+_NO_OBJECT_BYTES = 2**60
+"""No object is so long."""
 
 
 class Refused(Exception):
@@ -63,9 +66,10 @@ async def first_look(
 
 def _asked(request: S3Request) -> tuple[int, int | None] | None:
     """The bytes that are asked for; None where that, or whether any are wanted, depends on the version."""
-    if request.parameter("partNumber") is not None or any(name in request.headers for name in _CONDITIONS):
+    if request.parameter("partNumber") is not None or not _CONDITIONS.isdisjoint(request.headers):
         return None
-    return first_and_last(request.headers.get("range"))
+    asked = first_and_last(request.headers.get("range"))
+    return asked if asked is not None and asked[0] < _NO_OBJECT_BYTES else None
 
 
 async def _ask(exchange: Exchange, headers: Mapping[str, str], wanted: ByteRange | None) -> OriginResponse:
