@@ -27,7 +27,8 @@ from gateway.blocks.opening import OpenDirectory, open_directory
 from gateway.blocks.packer import Packer
 from gateway.blocks.packing import SegmentAppender
 from gateway.blocks.readahead import AheadMarks
-from gateway.blocks.reader import RangeReader, ReadingTools
+from gateway.blocks.reader import RangeReader
+from gateway.blocks.reading_tools import ReadingTools
 from gateway.blocks.residency import Residency
 from gateway.blocks.settings import BlockSettings
 from gateway.blocks.small_fills import SmallFiller

@@ -1,9 +1,9 @@
 """Patches: small parts of large blocks, for readers that touch an object here and there.
 
 A patch is a block like any other, of a finer grid: filled, shared, packed, verified and evicted by itself. A block is
-filled as a whole when much of it is wanted at once, when the reads before came just before it, and when so many of its
-patches are there that the touches are no longer few. What patches have brought is then fetched once more: a quarter of
-a block at most.
+filled as a whole when much of it is wanted at once and no more than that lies before it, when the reads before came
+just before, and when so many of its patches are there that the touches are no longer few. What patches have brought is
+then fetched once more: a quarter of a block at most.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PATCH_BYTES = 128 * 1024
 """Two chunks: what a read of a few KiB costs the origin, and a 64 KiB read that lies across a boundary."""
 
 MUCH = 8
-"""Who wants an eighth of a block wants the block."""
+"""Who wants an eighth of a block wants the block, unless he would wait for more than he wants before it."""
 
 MANY = 4
 """A quarter of a block in patches is no random touch any more."""
@@ -38,9 +38,17 @@ def are_used(block_size_bytes: int) -> bool:
 
 def first_fetched(first: int, last: int | None, block_size_bytes: int) -> ByteRange:
     """What a read of bytes `first` to `last` (None: the end) of an object begins with, if nothing is known of it."""
-    few = last is not None and (last - first + 1) * MUCH < block_size_bytes
-    size = PATCH_BYTES if few and are_used(block_size_bytes) else block_size_bytes
+    skipped, wanted = first % block_size_bytes, block_size_bytes if last is None else last - first + 1
+    whole = not are_used(block_size_bytes) or is_much(
+        skipped, min(wanted, block_size_bytes - skipped), block_size_bytes
+    )
+    size = block_size_bytes if whole else PATCH_BYTES
     return ByteRange(first // size * size, first // size * size + size - 1)
+
+
+def is_much(skipped_bytes: int, wanted_bytes: int, block_bytes: int) -> bool:
+    """Whether so many bytes of a block, behind so many that nobody asked for, are reason enough to fill it."""
+    return wanted_bytes * MUCH >= block_bytes and skipped_bytes <= wanted_bytes
 
 
 @dataclass(slots=True)
@@ -77,9 +85,7 @@ class Patches:
     def hold(self, block: Block) -> bool:
         """Whether all that the range wants of a block is there in patches."""
         wanted = self._wanted_of(block)
-        if wanted.length * MUCH >= block.length:
-            return False
-        return all(self._present(layout.block_numbers(wanted, PATCH_BYTES)))
+        return wanted != block.range and all(self._present(layout.block_numbers(wanted, PATCH_BYTES)))
 
     def _is_filled_whole(self, block: Block) -> bool:
         if self._judged != block.id:
@@ -90,16 +96,17 @@ class Patches:
         wanted, answer = self._wanted_of(block), self.answer
         if answer is not None and wanted.first == self.wanted.first:
             return answer.range.first == block.offset and answer.range.stop >= block.range.stop
-        if block.length <= 2 * PATCH_BYTES or wanted.length * MUCH >= block.length:
+        skipped = wanted.first - block.offset
+        if block.length <= 2 * PATCH_BYTES or is_much(skipped, wanted.length, block.length):
             return True
         numbers = layout.block_numbers(block.range, PATCH_BYTES)
         present = self._present(numbers)
-        ahead = wanted.first // PATCH_BYTES - numbers.start
-        if ahead == 0:
-            return block.offset > 0 and self._is_coming(self.before(block))
-        return (ahead >= _RUN_PATCHES and all(present[ahead - _RUN_PATCHES : ahead])) or (
-            sum(present) * MANY >= len(present)
-        )
+        at = skipped // PATCH_BYTES
+        if at == 0 and block.offset and self._is_coming(self.before(block)):
+            return True
+        if at >= _RUN_PATCHES and all(present[at - _RUN_PATCHES : at]):
+            return True
+        return sum(present) * MANY >= len(present)
 
     def _fetch_behind(self, patch: Block, block: Block) -> None:
         """Have the patches behind this one on their way that the range wants too."""

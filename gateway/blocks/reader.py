@@ -10,31 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from gateway.blocks import layout
-from gateway.blocks.access_log import AccessLog
-from gateway.blocks.coalescing import Fills, FillUnneeded
-from gateway.blocks.directory import BlockDirectory
+from gateway.blocks.coalescing import FillUnneeded
 from gateway.blocks.first_answer import FirstAnswer
-from gateway.blocks.first_looks import FirstLooks
 from gateway.blocks.layout import Block, Extent
-from gateway.blocks.observer import CacheObserver
 from gateway.blocks.open_file import OpenFile
-from gateway.blocks.open_segments import OpenSegments
 from gateway.blocks.patches import Patches, are_used
 from gateway.blocks.pinned_get import PinnedGet
-from gateway.blocks.readahead import AheadMarks, Readahead, window_blocks_max
-from gateway.blocks.residency import Residency
-from gateway.blocks.settings import BlockSettings
+from gateway.blocks.readahead import Readahead, window_blocks_max
+from gateway.blocks.reading_tools import ReadingTools
 from gateway.blocks.sources import BlockSource, FillSource, OriginSource, Source
-from gateway.blocks.threads import DiskThreads
-from gateway.blocks.verification import VerifiedMemory, fingerprint
-from gateway.clock import Clock
+from gateway.blocks.verification import fingerprint
 from gateway.errors import BlockDamaged, StoreUnavailable
 from gateway.objects import BodyPiece, BodyStream, ByteRange, FileSpan, ObjectVersion
-from gateway.origin.client import Origin, Purpose
+from gateway.origin.client import Purpose
 
 Outcome: TypeAlias = Literal["hit", "partial", "miss"]
 
@@ -43,25 +34,6 @@ BLOCKS_LOOKED_UP_MAX = 1024
 
 REFILLS_MAX = 3
 """A block found damaged this often in one read is not tried again: the disk eats what it is given."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadingTools:
-    """What every reader of one process shares."""
-
-    settings: BlockSettings
-    directory: BlockDirectory
-    origin: Origin
-    fills: Fills
-    looks: FirstLooks
-    threads: DiskThreads
-    verified: VerifiedMemory
-    residency: Residency
-    ahead_marks: AheadMarks
-    accesses: AccessLog
-    segments: OpenSegments
-    clock: Clock
-    observer: CacheObserver
 
 
 class RangeReader:

@@ -12,7 +12,19 @@ from gateway.blocks.patches import PATCH_BYTES, first_fetched
 from gateway.objects import ByteRange
 from gateway.origin.client import Purpose
 from gateway.origin.memory import MemoryOrigin
-from tests.support.blocks import KIB, MIB, CountingObserver, content_of, make_origin, open_cache, read, stored, take
+from gateway.origin.memory.faults import Hold
+from tests.support.blocks import (
+    KIB,
+    MIB,
+    CountingObserver,
+    content_of,
+    make_origin,
+    open_cache,
+    read,
+    stored,
+    take,
+    until,
+)
 
 BLOCK = 4 * MIB
 PATCHES = BLOCK // PATCH_BYTES
@@ -112,17 +124,37 @@ def test_small_reads_one_after_another_bring_blocks(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("length", [BLOCK // 8, BLOCK // 2, BLOCK])
-def test_who_wants_much_of_a_block_gets_the_block(tmp_path: Path, length: int) -> None:
-    """An eighth of a block and more is one request for the block."""
+@pytest.mark.parametrize(("skipped", "length"), [(0, BLOCK // 8), (BLOCK // 8, BLOCK // 8), (BLOCK // 2, BLOCK // 2)])
+def test_who_wants_much_of_a_block_gets_the_block(tmp_path: Path, skipped: int, length: int) -> None:
+    """An eighth of a block and more is one request for the block, where not more than that lies before it."""
 
     async def scenario() -> None:
         origin = make_origin()
         version = stored(origin, "a", 4 * BLOCK)
         async with open_cache(tmp_path / "c", origin, block_size_bytes=BLOCK) as cache:
-            await read(cache, version, span(2 * BLOCK - length, length))
+            await read(cache, version, span(BLOCK + skipped, length))
             await cache.settle()
             assert [call.headers["range"] for call in origin.calls] == [f"bytes={BLOCK}-{2 * BLOCK - 1}"]
+
+    asyncio.run(scenario())
+
+
+def test_a_range_deep_in_a_block_does_not_wait_for_what_lies_before_it(tmp_path: Path) -> None:
+    """Its patches are asked for, all at once, and nothing before them."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        version = stored(origin, "a", 4 * BLOCK)
+        wanted = span(BLOCK + 20 * PATCH_BYTES, 9 * PATCH_BYTES)
+        released = asyncio.Event()
+        origin.inject(lambda call: call.purpose is Purpose.READAHEAD, Hold(released), times=None)
+        async with open_cache(tmp_path / "c", origin, block_size_bytes=BLOCK) as cache:
+            reader = await cache.open_range(version, wanted)
+            await until(lambda: origin.count() == 9)
+            released.set()
+            assert await take(reader) == content_of(origin, version, wanted)
+            await cache.settle()
+            assert fetched_bytes(origin) == wanted.length
 
     asyncio.run(scenario())
 
@@ -185,4 +217,5 @@ def test_a_first_look_is_a_patch_only_where_little_is_asked() -> None:
     assert first_fetched(0, None, block) == span(0, block)
     assert first_fetched(block + 300 * KIB, block + 301 * KIB, block) == span(block + 256 * KIB, PATCH_BYTES)
     assert first_fetched(block + 5, block + MIB + 4, block) == span(block, block)
+    assert first_fetched(block + 6 * MIB, block + 7 * MIB, block) == span(block + 6 * MIB, PATCH_BYTES)
     assert first_fetched(70 * KIB, 71 * KIB, 64 * KIB) == span(64 * KIB, 64 * KIB)
