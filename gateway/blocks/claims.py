@@ -117,7 +117,8 @@ class Claims:
             if held & ~_AWAITED != place.held_by(self.worker):
                 return
             self._cells[place.cell] = content
-            self._cells[CELLS + self.worker] -= 1
+            if not content:
+                self._cells[CELLS + self.worker] -= 1
         if held & _AWAITED:
             self._ring(self.worker)
 
