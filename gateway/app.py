@@ -205,7 +205,7 @@ def _block_settings(settings: Settings, slots: Slots) -> BlockSettings:
         capacity_bytes=cache.capacity_bytes,
         block_size_bytes=cache.block_size_bytes,
         packed_bytes_max=cache.packed_bytes_max,
-        readahead_blocks=cache.readahead_blocks,
+        readahead_bytes=cache.readahead_bytes,
         slots=slots,
         daily_writes_bytes=cache.daily_writes_bytes,
     )

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from types import MappingProxyType
 
 import lmdb
 import structlog
 
-from gateway.blocks import layout
+from gateway.blocks import layout, patches
 from gateway.blocks.access_log import AccessLog
 from gateway.blocks.adoption import OfferedFile, describe
 from gateway.blocks.coalescing import Fills
 from gateway.blocks.fill import BlockFiller
 from gateway.blocks.filling import Filler
+from gateway.blocks.first_answer import FirstAnswer
+from gateway.blocks.first_looks import FirstLook, FirstLooks
 from gateway.blocks.following import Follower
 from gateway.blocks.guarded_fills import GuardedFiller
 from gateway.blocks.index import TOUCHES_PER_TRANSACTION, Usage
@@ -30,7 +32,9 @@ from gateway.blocks.opening import OpenDirectory, open_directory
 from gateway.blocks.packer import Packer
 from gateway.blocks.packing import SegmentAppender
 from gateway.blocks.probe import DirectoryProbe
-from gateway.blocks.reader import RangeReader, ReadingTools
+from gateway.blocks.readahead import AheadMarks
+from gateway.blocks.reader import RangeReader
+from gateway.blocks.reading_tools import ReadingTools
 from gateway.blocks.residency import Residency
 from gateway.blocks.scrubbing import Scrubber, ScrubSettings
 from gateway.blocks.settings import BlockSettings
@@ -101,9 +105,11 @@ class BlockCache:
             opened.blocks,
             origin,
             Fills(GuardedFiller(filler, isolation), settings.fills_max),
+            FirstLooks(opened.claims, watcher),
             threads,
             verified,
             Residency(),
+            AheadMarks(),
             AccessLog(),
             OpenSegments(),
             isolation,
@@ -119,6 +125,7 @@ class BlockCache:
         *,
         slot: str = "default",
         headers: Mapping[str, str] = _NO_HEADERS,
+        answer: FirstAnswer | None = None,
     ) -> RangeReader:
         """Begin to read a range, which must lie within the object.
 
@@ -126,12 +133,31 @@ class BlockCache:
         origin. `headers` go along with that (lower-case names). Raises OriginAnswered when the
         origin refuses the first missing bytes (412: the key has another version now, look again), OriginUnreachable,
         and OriginBodyError when it answers with something else. Trouble with the cache directory is never raised.
+        `answer` is what the origin has answered already: its bytes are not asked for again. It remains the caller's to
+        close.
         """
         if byte_range.stop > version.size_bytes:
             raise ValueError(f"{byte_range} lies outside of {version}")
-        reader = RangeReader(self._tools, version, byte_range, slot, headers)
+        reader = RangeReader(self._tools, version, byte_range, slot, headers, answer=answer)
         await reader.start()
         return reader
+
+    def first_fetched(self, first: int, last: int | None, slot: str) -> ByteRange:
+        """What a read of bytes `first` to `last` (None: the end) begins with where nothing is known of the object."""
+        return patches.first_fetched(first, last, self._tools.settings.block_size_of(slot))
+
+    def first_look(
+        self, key: ObjectKey, offset: int, headers: Mapping[str, str]
+    ) -> AbstractContextManager[FirstLook | None]:
+        """The right to ask the origin for version and bytes at once, while this lasts (first_looks.py).
+
+        None when somebody does, and when blocks of the object are here.
+        """
+        try:
+            known = self._tools.directory.index.has_object(layout.object_id(key))
+        except StoreUnavailable:
+            known = True
+        return nullcontext() if known else self._tools.looks.begin(key, offset, headers)
 
     def pieces(self, version: ObjectVersion, slot: str) -> Iterator[ByteRange]:
         """The ranges of an object of a slot that lie in one block each: what `fetch` is best given."""

@@ -92,6 +92,11 @@ class Claims:
                 self._cells[CELLS + self.worker] += 1
             return self.worker
 
+    def holder(self, place: Place) -> int | None:
+        """The worker that has a claim now, dead or alive; None: nobody."""
+        held = self._cells[place.cell] & ~_AWAITED
+        return (held >> _TAG_BITS) - 1 if held and held & _TAG == place.tag else None
+
     def await_release(self, place: Place, holder: int) -> bool:
         """Say that somebody waits for a claim; False when it is there no more."""
         with self._locked(place.cell):
@@ -103,12 +108,20 @@ class Claims:
 
     def release(self, place: Place) -> None:
         """Give a claim back, and tell those who wait."""
+        self._replace(place, 0)
+
+    def exchange(self, place: Place, other: Place) -> None:
+        """Give a claim back, and tell those who wait; have another one, of the same cell, instead."""
+        self._replace(place, other.held_by(self.worker))
+
+    def _replace(self, place: Place, content: int) -> None:
         with self._locked(place.cell):
             held = self._cells[place.cell]
             if held & ~_AWAITED != place.held_by(self.worker):
                 return
-            self._cells[place.cell] = 0
-            self._cells[CELLS + self.worker] -= 1
+            self._cells[place.cell] = content
+            if not content:
+                self._cells[CELLS + self.worker] -= 1
         if held & _AWAITED:
             self._ring(self.worker)
 

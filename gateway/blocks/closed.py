@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import TypeAlias
 
 from gateway.blocks.cache import BlockCache
+from gateway.blocks.first_answer import FirstAnswer
+from gateway.blocks.first_looks import FirstLook
 from gateway.blocks.observer import CacheObserver
 from gateway.blocks.pinned_get import PinnedGet
 from gateway.blocks.reader import Outcome, RangeReader
@@ -37,16 +40,28 @@ class ClosedCache:
         *,
         slot: str = "default",
         headers: Mapping[str, str] = _NO_HEADERS,
+        answer: FirstAnswer | None = None,
     ) -> OriginReader:
         """As `BlockCache.open_range`."""
         self._observer.store_unavailable()
         get = PinnedGet(self._origin, version, byte_range, headers, Purpose.LIVE, slot, self._clock, RETRIES)
+        get.begin_with(answer)
         try:
             await get.start()
         except BaseException:
             await get.aclose()
             raise
         return OriginReader(get, byte_range, slot, self._observer)
+
+    def first_fetched(self, first: int, last: int | None, slot: str) -> ByteRange:
+        """The byte that a read begins with: nothing is asked for by it, as there is no first look."""
+        return ByteRange(first, first)
+
+    def first_look(
+        self, key: ObjectKey, offset: int, headers: Mapping[str, str]
+    ) -> AbstractContextManager[FirstLook | None]:
+        """None: who may ask for what is agreed on in the directory."""
+        return nullcontext()
 
     async def invalidate(self, key: ObjectKey) -> None:
         """Nothing is kept."""

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
+from gateway.blocks.first_answer import FirstAnswer
 from gateway.blocks.layout import Block, Extent, data_offset
 from gateway.blocks.open_file import OpenFile
 from gateway.blocks.verification import ChunkChecksums
@@ -37,12 +38,21 @@ class Fill:
     says whether the disk took it.
     """
 
-    def __init__(self, block: Block, slot: str, headers: Mapping[str, str], purpose: Purpose, reader: object) -> None:
+    def __init__(
+        self,
+        block: Block,
+        slot: str,
+        headers: Mapping[str, str],
+        purpose: Purpose,
+        reader: object,
+        answer: FirstAnswer | None = None,
+    ) -> None:
         self.block = block
         self.slot = slot
         self.headers = headers
         self.purpose = purpose
         self.started_by = reader
+        self.answer = answer
         self.available = 0
         self.content: memoryview | None = None
         self.landed: asyncio.Future[bool] | None = None
@@ -174,6 +184,10 @@ class Fills:
             fill.enter()
         return fill
 
+    def has(self, block: Block, headers: Mapping[str, str]) -> bool:
+        """Whether this process fills a block, or follows who does."""
+        return (block.id, frozenset(headers.items())) in self._fills
+
     def all_arrived(self, block: Block, headers: Mapping[str, str]) -> bool:
         """Whether the block is being published: its fill has every byte."""
         fill = self._fills.get((block.id, frozenset(headers.items())))
@@ -186,10 +200,13 @@ class Fills:
         headers: Mapping[str, str],
         reader: object,
         purpose: Purpose = Purpose.LIVE,
+        answer: FirstAnswer | None = None,
     ) -> Fill:
         """A new fill that a reader waits for, entered; only when `join` found none."""
-        fill = Fill(block, slot, headers, purpose, reader)
+        fill = Fill(block, slot, headers, purpose, reader, answer)
         fill.enter()
+        if answer is not None:
+            answer.look.hold()
         self._start(fill)
         return fill
 
@@ -235,6 +252,8 @@ class Fills:
         finally:
             del self._fills[fill.key]
             fill.end(failure)
+            if fill.answer is not None:
+                fill.answer.look.let_go()
 
     async def _take_turn(self, fill: Fill) -> None:
         try:

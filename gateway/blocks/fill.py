@@ -6,6 +6,7 @@ only what is missing is asked of the origin.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -26,6 +27,9 @@ from gateway.origin.client import Origin, Purpose
 
 GATHERED_BYTES = 256 * 1024
 """What one trip to a disk thread writes; while it is written, no more is taken from the origin."""
+
+GATHERED_AHEAD_BYTES = 1024 * 1024
+"""The same while nobody waits for the bytes: a trip costs as much as writing 256 KiB."""
 
 GATHERING_SECONDS_MAX = 0.1
 """A slow origin's bytes are not kept from their readers longer than this once the next ones come."""
@@ -71,6 +75,9 @@ class BlockFiller:
                 if fill.all_arrived:
                     return False
                 raise FillUnneeded("another process has filled the block")
+            if fill.purpose is Purpose.READAHEAD and not fill.users:
+                found.file.release()  # it is on its way, and nobody here waits for it yet
+                return False
             if given_up is None:
                 self.observer.coalesced(fill.slot)
             given_up = found.holder
@@ -105,7 +112,7 @@ class BlockFiller:
             for position in range(0, count, GATHERED_BYTES):
                 size = min(GATHERED_BYTES, count - position)
                 content = read_verified(source.descriptor, extent, position, size)
-                self._write_now(filled, checksums, content, filled.data_offset + position)
+                self._write_now(filled, checksums, [content], filled.data_offset + position)
         except BlockDamaged as error:
             raise StoreUnavailable(f"what a dead process has filled does not come back: {error}") from error
 
@@ -116,6 +123,7 @@ class BlockFiller:
         get = PinnedGet(
             self.origin, block.version, missing, fill.headers, fill.purpose, fill.slot, self.clock, self.retries
         )
+        get.begin_with(fill.answer)
         try:
             await get.start()
             fill.begin()
@@ -124,33 +132,37 @@ class BlockFiller:
             await get.aclose()
 
     async def _receive(self, fill: Fill, get: PinnedGet, filled: FillFile, checksums: ChunkChecksums) -> None:
-        gathered, since = bytearray(), self.clock.monotonic()
+        gathered, size_bytes, since = list[bytes](), 0, self.clock.monotonic()
         offset = filled.data_offset + checksums.complete_bytes
         async with aclosing(get.pieces()) as pieces:
             async for piece in pieces:
-                gathered += piece
-                enough = GATHERED_BYTES if fill.available else CHUNK_BYTES
-                if len(gathered) < enough and self.clock.monotonic() - since < GATHERING_SECONDS_MAX:
+                gathered.append(piece)
+                size_bytes += len(piece)
+                enough = size_bytes >= _worth_writing(fill)
+                if not enough and self.clock.monotonic() - since < GATHERING_SECONDS_MAX:
                     continue
                 await self._write(fill, filled, checksums, gathered, offset)
-                offset += len(gathered)
-                gathered, since = bytearray(), self.clock.monotonic()
-        await self._write(fill, filled, checksums, gathered, offset)
+                offset += size_bytes
+                gathered, size_bytes, since = [], 0, self.clock.monotonic()
+        if gathered:
+            await self._write(fill, filled, checksums, gathered, offset)
 
     async def _write(
-        self, fill: Fill, filled: FillFile, checksums: ChunkChecksums, content: bytearray, offset: int
+        self, fill: Fill, filled: FillFile, checksums: ChunkChecksums, pieces: Sequence[bytes], offset: int
     ) -> None:
-        if content:
-            await self.threads.disk_holding(filled.file, self._write_now, filled, checksums, content, offset)
-            fill.advance()
+        await self.threads.disk_holding(filled.file, self._write_now, filled, checksums, pieces, offset)
+        fill.advance()
 
     def _write_now(
-        self, filled: FillFile, checksums: ChunkChecksums, content: bytearray | memoryview, offset: int
+        self, filled: FillFile, checksums: ChunkChecksums, pieces: Sequence[bytes | memoryview], offset: int
     ) -> None:
         recorded = len(checksums.packed)
-        checksums.update(content)
+        for piece in pieces:
+            checksums.update(piece)
         self.directory.record_checksums(filled, checksums.packed, recorded)
-        self.directory.store.write(filled.file, content, offset)
+        for piece in pieces:
+            self.directory.store.write(filled.file, piece, offset)
+            offset += len(piece)
 
     async def _publish(self, filled: FillFile, checksums: ChunkChecksums) -> None:
         """Nothing of the block counts as verified then: nobody has looked whether the file holds what was written."""
@@ -161,3 +173,9 @@ class BlockFiller:
             await self.threads.index(self.directory.abandon, filled)
         except StoreUnavailable:  # the room stays reserved until the slot is opened again: the file may still be there
             self.observer.store_unavailable()
+
+
+def _worth_writing(fill: Fill) -> int:
+    if not fill.users:
+        return GATHERED_AHEAD_BYTES
+    return GATHERED_BYTES if fill.available else CHUNK_BYTES

@@ -7,6 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 from gateway.blocks.body_checks import BodyCheck
+from gateway.blocks.first_answer import FirstAnswer
 from gateway.clock import Clock
 from gateway.errors import OriginAnswered, OriginBodyError, OriginError
 from gateway.objects import ByteRange, ObjectVersion
@@ -39,13 +40,23 @@ class PinnedGet:
     _received: int = 0
     _response: OriginResponse | None = field(default=None)
     _check: BodyCheck | None = field(default=None)
+    _unpinned: bool = False
+
+    def begin_with(self, answer: FirstAnswer | None) -> None:
+        """Have the first answer be one that has come already, if it fits; it was judged when it came."""
+        self._response = answer.take(self.range) if answer is not None else None
+        self._unpinned = self._response is not None
+        if self._response is not None:
+            self._check = self._check_of(self._response, self.range)
 
     async def start(self) -> None:
-        """Ask, and judge the head of the answer.
+        """Ask, and judge the head of the answer, unless there is one.
 
         Raises OriginAnswered for every refusal (412: the object has another version now), OriginUnreachable, and
         OriginBodyError for an answer of another version, range or length.
         """
+        if self._response is not None:
+            return
         first = self.range.first + self._received
         headers = {
             **self.headers,
@@ -55,13 +66,13 @@ class PinnedGet:
         }
         key = self.version.key
         request = OriginRequest("GET", key.bucket, key.key, headers=headers, purpose=self.purpose, slot=self.slot)
-        self._response = await self.origin.send(request)
+        self._response, self._unpinned = await self.origin.send(request), False
         if self._response.status not in (200, 206):
             body = await self._response.read(ERROR_DOCUMENT_BYTES_MAX)
             raise OriginAnswered(self._response.status, list(self._response.headers.items()), body)
         asked = ByteRange(first, self.range.last)
         check_head(self._response, self.version, asked)
-        self._check = BodyCheck.of(self._response.headers) if asked.length == self.version.size_bytes else None
+        self._check = self._check_of(self._response, asked)
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """The bytes in order, all of them or an exception."""
@@ -91,14 +102,21 @@ class PinnedGet:
         assert self._response is not None  # noqa: S101 - `pieces` has just started it
         async with _closing(self._response.stream()) as stream:
             async for piece in stream:
-                self._received += len(piece)
-                if self._received > self.range.length:
+                left = self.range.length - self._received
+                if len(piece) > left and not self._unpinned:
                     raise WrongAnswer("the origin sent more bytes than were asked for")
+                piece = piece[:left] if len(piece) > left else piece
+                self._received += len(piece)
                 if self._check is not None:
                     self._check_piece(self._check, piece)
                 yield piece
+                if self._unpinned and self._received == self.range.length:
+                    return
         if self._received < self.range.length:
             raise OriginBodyError(f"the origin sent {self._received} of {self.range.length} bytes")
+
+    def _check_of(self, response: OriginResponse, asked: ByteRange) -> BodyCheck | None:
+        return BodyCheck.of(response.headers) if asked.length == self.version.size_bytes else None
 
     def _check_piece(self, check: BodyCheck, piece: bytes) -> None:
         """WrongAnswer instead of the last piece, when the whole is not what the origin says it is."""

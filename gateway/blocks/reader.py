@@ -9,28 +9,23 @@ origin's failures end a read.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Literal, TypeAlias
 
 from gateway.blocks import layout
-from gateway.blocks.access_log import AccessLog
-from gateway.blocks.coalescing import Fills, FillUnneeded
-from gateway.blocks.directory import BlockDirectory
-from gateway.blocks.isolation import Isolation
+from gateway.blocks.coalescing import FillUnneeded
+from gateway.blocks.first_answer import FirstAnswer
 from gateway.blocks.layout import Block, Extent
-from gateway.blocks.observer import CacheObserver
 from gateway.blocks.open_file import OpenFile
-from gateway.blocks.open_segments import OpenSegments
+from gateway.blocks.patches import Patches, are_used
 from gateway.blocks.pinned_get import PinnedGet
-from gateway.blocks.residency import Residency
-from gateway.blocks.settings import BlockSettings
+from gateway.blocks.readahead import Readahead, window_blocks_max
+from gateway.blocks.reading_tools import ReadingTools
 from gateway.blocks.sources import BlockSource, FillSource, OriginSource, Source
-from gateway.blocks.threads import DiskThreads
-from gateway.blocks.verification import Fingerprint, VerifiedMemory, fingerprint
-from gateway.clock import Clock
+from gateway.blocks.verification import Fingerprint, fingerprint
 from gateway.errors import BlockDamaged, NotKept, StoreUnavailable
 from gateway.objects import BodyPiece, BodyStream, ByteRange, FileSpan, ObjectVersion
-from gateway.origin.client import Origin, Purpose
+from gateway.origin.client import Purpose
 
 Outcome: TypeAlias = Literal["hit", "partial", "miss"]
 
@@ -39,24 +34,6 @@ BLOCKS_LOOKED_UP_MAX = 1024
 
 REFILLS_MAX = 3
 """A block found damaged this often in one read is not tried again: the disk eats what it is given."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadingTools:
-    """What every reader of one process shares."""
-
-    settings: BlockSettings
-    directory: BlockDirectory
-    origin: Origin
-    fills: Fills
-    threads: DiskThreads
-    verified: VerifiedMemory
-    residency: Residency
-    accesses: AccessLog
-    segments: OpenSegments
-    isolation: Isolation
-    clock: Clock
-    observer: CacheObserver
 
 
 class RangeReader:
@@ -73,6 +50,7 @@ class RangeReader:
         slot: str,
         headers: Mapping[str, str],
         purpose: Purpose = Purpose.LIVE,
+        answer: FirstAnswer | None = None,
     ) -> None:
         self.outcome: Outcome = "miss"
         self._tools = tools
@@ -84,8 +62,11 @@ class RangeReader:
         self._ids = layout.block_ids(version)
         self._block_size_bytes = tools.settings.block_size_of(slot)
         self._numbers = layout.block_numbers(byte_range, self._block_size_bytes)
-        self._ahead = self._numbers.start
-        self._fetched_ahead: set[bytes] = set()
+        self._answer = answer
+        self._looks_first = answer is not None
+        self._readahead: Readahead | None = None
+        self._patches: Patches | None = None
+        self._patched = False
         self._source: Source | None = None
         self._source_stop = 0
         self._given = 0
@@ -109,11 +90,30 @@ class RangeReader:
         try:
             self.outcome = "hit" if len(self._numbers) == 1 else self._look_up()
             await self._open(first)
+            if self._lacks_patches():
+                self.outcome = "partial"
         except StoreUnavailable as error:
             await self._open_origin(first, error)
         assert self._source is not None  # noqa: S101 - one of the two has opened it
         if self.outcome == "hit" and not self._source.cached:
             self.outcome = "partial" if len(self._numbers) > 1 else "miss"
+        if self._tools.ahead_marks and isinstance(self._source, BlockSource):
+            self._go_on_ahead(self._source.block)
+
+    def _lacks_patches(self) -> bool:
+        """Whether patches are missing behind the first one, which is there."""
+        source = self._source
+        if not self._patched or source is None or not source.cached or self._source_stop >= self._range.stop:
+            return False
+        return self._look_up() == "miss"
+
+    def _go_on_ahead(self, block: Block) -> None:
+        """A reader has come to a block that was fetched ahead, perhaps all of its range: more shall be."""
+        if self._tools.ahead_marks.take(block.id):
+            self._readahead = self._begin_readahead()
+            self._readahead.beyond = self._purpose is Purpose.LIVE
+            with suppress(StoreUnavailable):
+                self._fill_ahead(self._range.first)
 
     def whole(self) -> FileSpan | None:
         """The whole range as it lies in one file, where it does, verified and in memory; None otherwise.
@@ -185,7 +185,7 @@ class RangeReader:
             await self.aclose()
             await self._open(position)
         assert self._source is not None  # noqa: S101 - `_open` opens it or raises
-        if not isinstance(self._source, OriginSource):
+        if not self._patched and not isinstance(self._source, OriginSource):
             self._fill_ahead(position)
         return self._source
 
@@ -193,12 +193,45 @@ class RangeReader:
         """Open the source of the block at a position; StoreUnavailable when there can be none."""
         if not self._tools.isolation.readable:
             raise self._tools.isolation.refuse_reading()
-        block = self._block(position // self._block_size_bytes)
+        number = position // self._block_size_bytes
         source: Source | None = None
         while source is None:
+            block, self._patched = self._block(number), False
             extent = self._tools.directory.index.lookup(block.id)
+            if extent is None and self._may_be_patched():
+                block, extent = self._patch_of(block, position)
             source = await (self._open_block(block, extent) if extent is not None else self._open_fill(block))
         self._source, self._source_stop = source, block.range.stop
+
+    def _may_be_patched(self) -> bool:
+        return self._purpose is Purpose.LIVE and are_used(self._block_size_bytes) and not self._too_large()
+
+    def _patch_of(self, block: Block, position: int) -> tuple[Block, Extent | None]:
+        """A patch of a block that is not here, where it is to be read from one; else the block."""
+        tools = self._tools
+        if tools.fills.has(block, self._headers):
+            return block, None
+        patch = self._all_patches().at(position, block)
+        if patch is None:
+            return block, None
+        self._patched = True
+        return patch, tools.directory.index.lookup(patch.id)
+
+    def _all_patches(self) -> Patches:
+        if self._patches is None:
+            self._patches = Patches(
+                self._tools.directory.index,
+                self._tools.fills,
+                self._version,
+                self._range,
+                self._ids,
+                self._slot,
+                self._headers,
+                self,
+                self._answer,
+                lambda block: self._block(block.offset // self._block_size_bytes - 1),
+            )
+        return self._patches
 
     async def _open_block(self, block: Block, extent: Extent) -> BlockSource | None:
         """The block's file; None, and the block dropped, when it is gone."""
@@ -210,8 +243,8 @@ class RangeReader:
             return None
         tools.accesses.note(extent.file)
         verified = tools.verified.of(block.id, _fingerprint(file))
-        cached = block.id not in self._fetched_ahead
-        self._fetched_ahead.discard(block.id)
+        ahead = self._patches if self._patched else self._readahead
+        cached = ahead is None or block.id not in ahead.fetched
         return BlockSource(block, extent, file, verified, tools.residency, tools.threads, cached=cached)
 
     async def _open_file(self, block: Block, extent: Extent) -> OpenFile:
@@ -229,14 +262,16 @@ class RangeReader:
     async def _open_fill(self, block: Block) -> FillSource | None:
         """Join the block's fill, or start it, and wait until the origin's answer is good.
 
-        None when another process has published the block meanwhile.
+        None when it is to be looked for again: another process has published the block meanwhile, or begun to.
         """
         tools = self._tools
         if self._too_large():
             raise NotKept("size", "the object is larger than those that the slot keeps")
         fill = tools.fills.join(block, self._headers)
         if fill is None:
-            fill = tools.fills.start(block, self._slot, self._headers, self, self._purpose)
+            if not self._looks_first and await tools.looks.settled(self._version.key, block.offset, self._headers):
+                return None
+            fill = tools.fills.start(block, self._slot, self._headers, self, self._purpose, self._answer)
         elif fill.started_by is not self:
             tools.observer.coalesced(self._slot)
         try:
@@ -308,34 +343,47 @@ class RangeReader:
             tools.observer.damaged(self._slot)
 
     def _fill_ahead(self, position: int) -> None:
-        """Keep the next few blocks of the range on their way while this one is read."""
-        if not self._tools.isolation.writable:
+        """Keep the next blocks on their way while the one at a position is read."""
+        if not self._tools.isolation.writable or self._too_large():
             return
-        size = self._block_size_bytes
-        current = position // size
-        window = range(max(self._ahead, current) + 1, current + 1 + self._tools.settings.readahead_blocks)
-        for number in window:
-            if number >= self._numbers.stop:
-                return
-            block = self._block(number)
-            if self._tools.directory.index.lookup(block.id) is None:
-                if self._too_large() or not self._tools.fills.start_ahead(block, self._slot, self._headers, self):
-                    return
-                self._fetched_ahead.add(block.id)
-            self._ahead = number
+        if self._readahead is None:
+            self._readahead = self._begin_readahead()
+        if isinstance(self._source, FillSource) and self._purpose is Purpose.LIVE:
+            self._readahead.beyond = True
+        self._readahead.at(position // self._block_size_bytes, position - self._range.first)
+
+    def _begin_readahead(self) -> Readahead:
+        tools, size = self._tools, self._block_size_bytes
+        obtainable_bytes = tools.directory.capacity.obtainable_bytes(self._slot)
+        return Readahead(
+            tools.directory.index,
+            tools.fills,
+            tools.looks,
+            tools.ahead_marks,
+            self._block,
+            self._numbers,
+            -(-self._version.size_bytes // size),
+            self._slot,
+            self._headers,
+            self,
+            size,
+            window_blocks_max(tools.settings.readahead_bytes, size, obtainable_bytes),
+        )
 
     def _look_up(self) -> Outcome:
         if not self._tools.isolation.readable:
             raise self._tools.isolation.refuse_reading()
         blocks = [self._block(number) for number in self._numbers[:BLOCKS_LOOKED_UP_MAX]]
         present = self._tools.directory.index.present(block.id for block in blocks)
-        fills = self._tools.fills
-        here = [
-            indexed or fills.all_arrived(block, self._headers) for block, indexed in zip(blocks, present, strict=True)
-        ]
+        here = [indexed or self._arrived(block) for block, indexed in zip(blocks, present, strict=True)]
         if all(here):
             return "hit"
         return "partial" if any(here) else "miss"
+
+    def _arrived(self, block: Block) -> bool:
+        if self._tools.fills.all_arrived(block, self._headers):
+            return True
+        return self._may_be_patched() and self._all_patches().hold(block)
 
     def _block(self, number: int) -> Block:
         return layout.block_at(self._version, number, self._block_size_bytes, self._ids)

@@ -30,8 +30,8 @@ class BlockSettings:
     directory: Path
     capacity_bytes: int
     block_size_bytes: int = 8 * 1024 * 1024
-    readahead_blocks: int = 3
-    fills_max: int = 32
+    readahead_bytes: int = 256 * 1024 * 1024
+    fills_max: int = 48
     fill_retries: int = 3
     disk_threads: int = 8
     access_flush_seconds: float = 1.0
@@ -62,7 +62,7 @@ class BlockSettings:
             raise ConfigError("cache.packed_size", self.packed_bytes_max, "0 to 1 MiB")
         if self.capacity_bytes < 0:
             raise ConfigError("cache.capacity", self.capacity_bytes, "0 or more bytes")
-        if self.readahead_blocks < 0:
-            raise ConfigError("cache.readahead_blocks", self.readahead_blocks, "0 or more blocks")
+        if self.readahead_bytes < 0:
+            raise ConfigError("cache.readahead", self.readahead_bytes, "0 or more bytes")
         if self.fills_max < 1 or self.disk_threads < 1:
             raise ConfigError("cache.fills_max", self.fills_max, "1 or more fills and 1 or more disk threads")

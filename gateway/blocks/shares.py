@@ -40,6 +40,13 @@ class Capacity:
         """What a slot may take. One that is configured no more has no guarantee."""
         return self.shares.get(slot, Share())
 
+    def obtainable_bytes(self, slot: str) -> int:
+        """What a slot can have at most, pins aside, when others need all that they are guaranteed."""
+        others_bytes = sum(share.guaranteed_bytes for name, share in self.shares.items() if name != slot)
+        limit_bytes = self.share(slot).limit_bytes
+        room_bytes = self.total_bytes - others_bytes
+        return room_bytes if limit_bytes is None else min(limit_bytes, room_bytes)
+
     def lowered_to(self, total_bytes: int) -> Capacity:
         """The same shares in proportion, of a directory that for now can hold less."""
         if total_bytes >= self.total_bytes:

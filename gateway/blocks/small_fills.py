@@ -96,6 +96,7 @@ class SmallFiller:
         get = PinnedGet(
             self.origin, block.version, whole, fill.headers, fill.purpose, fill.slot, self.clock, self.retries
         )
+        get.begin_with(fill.answer)
         try:
             await get.start()
             await self._receive(fill, get, content)

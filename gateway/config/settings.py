@@ -247,8 +247,13 @@ class CacheSettings(Section):
         "The directory outlives the pod or the machine's restart; write-back needs it.",
         allowed="true or false",
     )
-    readahead_blocks: int = setting(
-        4, "Blocks fetched ahead of a sequential reader; 0 for none.", allowed="0 to 64", ge=0, le=64
+    readahead_bytes: SizeBytes = setting(
+        "256MiB",
+        "Most that is fetched ahead of one sequential reader; the window grows up to it. 0 for none.",
+        allowed="0 to 4GiB",
+        toml="readahead",
+        ge=0,
+        le=4 * 2**30,
     )
     scrub_period_seconds: DurationSeconds = setting(
         "7d",

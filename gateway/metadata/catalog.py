@@ -104,8 +104,27 @@ class Catalog:
         self._observer.looked_up(slot.name, "miss")
         return head
 
+    def remembered(self, key: ObjectKey, slot: Slot, *, headers: Mapping[str, str]) -> ObjectHead | None:
+        """What `current` answers without asking the origin; None where it asks. An absence is raised as there."""
+        if not is_remembered(slot, headers):
+            return None
+        entry = self._entry(key, with_checksums=CHECKSUM_MODE in headers)
+        if entry is None or self._freshness(entry, slot) is not Freshness.FRESH:
+            return None
+        self._observer.looked_up(slot.name, "hit" if entry.head is not None else "absent")
+        return _answer(key, entry, headers)
+
+    def learned(
+        self, head: ObjectHead, slot: Slot, asked: Learned, *, headers: Mapping[str, str], with_checksums: bool
+    ) -> None:
+        """What a GET has said, asked then, in answer to a question that the catalog may answer from now on."""
+        if is_remembered(slot, headers):
+            self._observer.looked_up(slot.name, "miss")
+            if head.version.etag:
+                self._landing.add(Fill(head.version.key, Entry(asked, head, with_checksums=with_checksums)))
+
     def now(self, key: ObjectKey) -> Learned:
-        """To be taken before the origin is asked about `key`, for `remember_absence`."""
+        """To be taken before the origin is asked about `key`, for `remember_absence` and `learned`."""
         return Learned(self._opened.generations.of(key), self._clock.monotonic(), self._opened.boot)
 
     def now_of_bucket(self, bucket: str) -> Learned:

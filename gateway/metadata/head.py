@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gateway.errors import OriginBodyError
@@ -42,6 +42,24 @@ class ObjectHead:
         """The same for a part of its bytes: clients would check a checksum of the whole against what they got."""
         onward = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self.of_whole.pairs]
         return EncodedHeaders.of((name, value) for name, value in onward if not name.startswith("x-amz-checksum-"))
+
+
+def object_head_of_get(key: ObjectKey, status: int, headers: Mapping[str, str]) -> tuple[ObjectHead, ByteRange | None]:
+    """The same from an answer to GetObject, 200 or 206, and which bytes its body holds; None: it is empty.
+
+    OriginBodyError when lengths do not fit together.
+    """
+    head = object_head(key, headers, is_part=status == 206)
+    body, size_bytes = head.part, head.version.size_bytes
+    if body is None:
+        if "content-range" in headers or status == 206:
+            raise OriginBodyError("the origin's Content-Range is missing, or where none belongs")
+        return head, ByteRange(0, size_bytes - 1) if size_bytes else None
+    if headers["content-length"] != str(body.length):
+        raise OriginBodyError("the origin's Content-Length is not that of its Content-Range")
+    whole = {name: value for name, value in headers.items() if name != "content-range"}
+    whole["content-length"] = str(size_bytes)
+    return replace(head, headers=whole, part=None), body
 
 
 def object_head(key: ObjectKey, headers: Mapping[str, str], *, is_part: bool = False) -> ObjectHead:

@@ -2,6 +2,7 @@
 
     which version is current? → may it be served? → which bytes? → blocks on disk, filled from the origin when missing
 
+Of an object of which nothing is known, the origin gives version and bytes in one answer (first_look.py).
 A version that changed since the catalog learned of it answers 412 to the fill; then the origin is asked, and all is
 made again. Once the first byte is out, a change can only end the connection: bytes of two versions are never mixed.
 """
@@ -12,10 +13,12 @@ import re
 from collections.abc import Mapping
 from contextlib import aclosing
 
+from gateway.blocks.first_answer import FirstAnswer
 from gateway.errors import OriginAnswered, OriginBodyError
 from gateway.metadata.catalog import ObjectHead, is_remembered
 from gateway.objects import BodyStream, ByteRange, FileSpan
 from gateway.operations.exchange import Exchange
+from gateway.operations.first_look import Refused, first_look
 from gateway.operations.passthrough import forward, onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
 from gateway.operations.reading import (
@@ -23,6 +26,8 @@ from gateway.operations.reading import (
     current_head,
     judged_by_the_origin,
     needs_the_origin,
+    remembered_head,
+    towards_blocks,
 )
 from gateway.operations.reply import Reply
 from gateway.s3.conditions import evaluate_read, if_range_holds
@@ -57,10 +62,43 @@ async def get_object(exchange: Exchange) -> Reply:
     overrides = _response_overrides(exchange)
     if needs_the_origin(exchange.request):
         return await forward(exchange, cache="bypass")
-    headers, look = judged_by_the_origin(exchange.request), False
+    headers = judged_by_the_origin(exchange.request)
+    try:
+        known = remembered_head(exchange, headers)
+    except OriginAnswered:
+        return await _refused(exchange)
+    if known is None:
+        try:
+            reply = await _at_first_look(exchange, headers, overrides)
+        except Refused:
+            return await _refused(exchange)
+        if reply is not None:
+            return reply
+    return await _from_blocks(exchange, headers, overrides, known)
+
+
+async def _at_first_look(exchange: Exchange, headers: dict[str, str], overrides: Mapping[str, str]) -> Reply | None:
+    """The answer where the origin gives version and bytes at once; None: the version is to be asked for."""
+    async with first_look(exchange, headers) as look:
+        if look is None or not _fit_for_blocks(exchange.request, look[0]):
+            return None
+        try:
+            return await _serve(exchange, look[0], headers, overrides, look[1])
+        except OriginAnswered as error:
+            if not _is_another_version(error, look[0]):
+                raise
+            await _forget_version(exchange)
+            return None
+
+
+async def _from_blocks(
+    exchange: Exchange, headers: dict[str, str], overrides: Mapping[str, str], known: ObjectHead | None
+) -> Reply:
+    """The answer by the version that is `known`, or that the origin names; again where that turns out to be another."""
+    look = False
     for _ in range(VERSION_RACES_MAX):
         try:
-            head = await current_head(exchange, headers, look=look)
+            head = known or await current_head(exchange, headers, look=look)
         except (OriginAnswered, OriginBodyError):
             # HEAD has no error document, and one that makes no sense may still have an object behind it: whatever GET
             # answers, the client shall have as it is.
@@ -73,7 +111,7 @@ async def get_object(exchange: Exchange) -> Reply:
             if not _is_another_version(error, head):
                 raise
             await _forget_version(exchange)
-            look = True
+            known, look = None, True
     return await forward(exchange, cache="bypass")
 
 
@@ -119,7 +157,11 @@ def _fit_for_blocks(request: S3Request, head: ObjectHead) -> bool:
 
 
 async def _serve(
-    exchange: Exchange, head: ObjectHead, headers: Mapping[str, str], overrides: Mapping[str, str]
+    exchange: Exchange,
+    head: ObjectHead,
+    headers: Mapping[str, str],
+    overrides: Mapping[str, str],
+    answer: FirstAnswer | None = None,
 ) -> Reply:
     request, version = exchange.request, head.version
     now = exchange.services.clock.now()
@@ -130,8 +172,9 @@ async def _serve(
     if version.size_bytes == 0:
         return Reply(200, _lengths(head, None), b"", cache="hit", encoded=_encoded(head, None, overrides))
     byte_range = asked or ByteRange(0, version.size_bytes - 1)
-    pinned = {name: value for name, value in headers.items() if name != "x-amz-checksum-mode"}
-    reader = await exchange.services.blocks.open_range(version, byte_range, slot=exchange.slot.name, headers=pinned)
+    reader = await exchange.services.blocks.open_range(
+        version, byte_range, slot=exchange.slot.name, headers=towards_blocks(headers), answer=answer
+    )
     body: FileSpan | BodyStream | None = reader.whole()
     if body is None:
         body = _forgetting_changes(exchange, reader.body()) if head.remembered else reader.body()

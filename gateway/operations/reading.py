@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.metadata.catalog import ObjectHead
+from collections.abc import Mapping
+
+from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead
 from gateway.operations.exchange import Exchange
 from gateway.s3.ranges import is_one_range
 from gateway.s3.requests import S3Request
@@ -27,6 +29,18 @@ def judged_by_the_origin(request: S3Request) -> dict[str, str]:
     found = {name: value or "" for name, value in request.query if name in _SENT_TO_THE_ORIGIN}
     found.update((name, value) for name, value in request.headers.items() if name in _SENT_TO_THE_ORIGIN)
     return found
+
+
+def towards_blocks(headers: Mapping[str, str]) -> dict[str, str]:
+    """Those that fills go by: readers whose bytes may be refused to one another do not share one."""
+    return {name: value for name, value in headers.items() if name != CHECKSUM_MODE}
+
+
+def remembered_head(exchange: Exchange, headers: Mapping[str, str]) -> ObjectHead | None:
+    """The current version where the catalog may say so by itself; raises as `Catalog.current` for an absence."""
+    if exchange.request.parameter("partNumber") is not None or insists(exchange):
+        return None
+    return exchange.services.catalog.remembered(exchange.object_key, exchange.slot, headers=headers)
 
 
 def needs_the_origin(request: S3Request) -> bool:

@@ -33,6 +33,14 @@ def parse_range(header: str | None, size_bytes: int) -> ByteRange | None:
     return None if found is None else _suffix(header, int(found[1]), size_bytes)
 
 
+def first_and_last(header: str | None) -> tuple[int, int | None] | None:
+    """The bytes that a `Range` header means in an object of any size (None: to its end); None where size matters."""
+    if header is None:
+        return 0, None
+    found = _FROM.fullmatch(header)
+    return None if found is None else (int(found[1]), None if found[2] is None else int(found[2]))
+
+
 def is_one_range(header: str) -> bool:
     """Whether a `Range` header is in S3's grammar. What is not, other servers than AWS answer each in its own way."""
     found = _FROM.fullmatch(header)

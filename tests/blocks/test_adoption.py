@@ -45,7 +45,7 @@ def test_parts_become_blocks(tmp_path: Path, part_bytes: int) -> None:
     async def scenario() -> None:
         origin, observer = make_origin(), CountingObserver()
         version = stored(origin, "k", 10 * BLOCK + 100)
-        async with open_cache(tmp_path / "c", origin, observer=observer, readahead_blocks=0) as cache:
+        async with open_cache(tmp_path / "c", origin, observer=observer, readahead_bytes=0) as cache:
             entered = 0
             for first in range(0, version.size_bytes, part_bytes):
                 part = staged(tmp_path / "s", origin, version, first, min(first + part_bytes, version.size_bytes))
@@ -113,7 +113,7 @@ def test_an_adopted_file_is_counted_and_evicted_as_one(tmp_path: Path) -> None:
         origin, observer = make_origin(), CountingObserver()
         version, other = stored(origin, "k", 4 * BLOCK), stored(origin, "other", 2 * BLOCK)
         async with open_cache(
-            tmp_path / "c", origin, observer=observer, capacity_bytes=5 * BLOCK, readahead_blocks=0
+            tmp_path / "c", origin, observer=observer, capacity_bytes=5 * BLOCK, readahead_bytes=0
         ) as cache:
             await cache.adopt(staged(tmp_path / "s", origin, version, 0, 4 * BLOCK))
             assert cache.usage().used_bytes == 4 * BLOCK

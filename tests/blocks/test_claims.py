@@ -67,6 +67,22 @@ class ClaimsOfThree(RuleBasedStateMachine):
         if self.held.get(place.cell) == (place, worker):
             del self.held[place.cell]
 
+    @rule(worker=st.integers(0, WORKERS - 1))
+    def exchange(self, worker: int) -> None:
+        """One claim for another of the same cell, without a moment between; nothing for who has not got it."""
+        if worker in self.dead:
+            return
+        self.claims[worker].exchange(PLACES[0], PLACES[1])
+        if self.held.get(PLACES[0].cell) == (PLACES[0], worker):
+            self.held[PLACES[0].cell] = (PLACES[1], worker)
+
+    @rule(worker=st.integers(0, WORKERS - 1), place=st.sampled_from(PLACES))
+    def look(self, worker: int, place: Place) -> None:
+        """Who holds a claim can be seen without claiming it."""
+        if worker not in self.dead:
+            owner = self.held.get(place.cell)
+            assert self.claims[worker].holder(place) == (owner[1] if owner is not None and owner[0] == place else None)
+
     @rule(worker=st.integers(0, WORKERS - 1), place=st.sampled_from(PLACES), holder=st.integers(0, WORKERS - 1))
     def wait(self, worker: int, place: Place, holder: int) -> None:
         if worker not in self.dead:

@@ -185,7 +185,7 @@ def test_a_disk_that_takes_no_bytes_leaves_the_origin_serving(
 
         clock = TestClock()
         async with open_cache(
-            tmp_path / "c", origin, block_size_bytes=MIB, readahead_blocks=0, observer=observer, clock=clock
+            tmp_path / "c", origin, block_size_bytes=MIB, readahead_bytes=0, observer=observer, clock=clock
         ) as cache:
             monkeypatch.setattr(os, "pwrite", failing)
             asked = ByteRange(100 * KIB, 3 * MIB - 1)

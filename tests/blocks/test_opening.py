@@ -361,7 +361,7 @@ def test_a_lower_capacity_takes_effect_when_the_directory_is_opened(tmp_path: Pa
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("wrong", [{"block_size_bytes": 100_000}, {"readahead_blocks": -1}, {"fills_max": 0}])
+@pytest.mark.parametrize("wrong", [{"block_size_bytes": 100_000}, {"readahead_bytes": -1}, {"fills_max": 0}])
 def test_settings_that_make_no_sense_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     """A setting out of its range is named."""
     with pytest.raises(ConfigError):

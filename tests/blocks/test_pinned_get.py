@@ -115,7 +115,7 @@ def test_a_body_that_always_breaks_off_is_an_error_never_a_short_body(tmp_path: 
         origin = make_origin()
         version = stored(origin, "a", 4 * BLOCK)
         origin.inject(GET, effect, times=None)
-        async with open_cache(tmp_path / "c", origin, readahead_blocks=0, fill_retries=2) as cache:
+        async with open_cache(tmp_path / "c", origin, readahead_bytes=0, fill_retries=2) as cache:
             with pytest.raises(OriginError):
                 await read(cache, version)
             await cache.settle()

@@ -266,7 +266,7 @@ def test_what_waits_for_the_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.
         origin = make_origin()
         versions = [stored(origin, f"k{n}", MIB - n, seed=n) for n in range(90)]
         settings: dict[str, Any] = {"packed_bytes_max": PACKED, "block_size_bytes": MIB, "capacity_bytes": 256 * MIB}
-        async with open_cache(tmp_path / "c", origin, **settings) as cache:
+        async with open_cache(tmp_path / "c", origin, fills_max=32, **settings) as cache:
             monkeypatch.setattr(os, "pwritev", stands_still)
             reading = [asyncio.create_task(read(cache, version)) for version in versions]
             done, _ = await asyncio.wait(reading, timeout=2)

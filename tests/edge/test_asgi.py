@@ -257,4 +257,4 @@ def test_every_request_goes_on_the_account_of_a_slot(tmp_path: Path) -> None:
             return observer.slots
 
     assert asyncio.run(scenario()) == ["data", "data", "default", "none"]
-    assert list(dict.fromkeys(sent)) == [("HEAD", "data"), ("GET", "data"), ("PUT", "default")]
+    assert list(dict.fromkeys(sent)) == [("GET", "data"), ("PUT", "default")]

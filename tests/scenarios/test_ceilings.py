@@ -53,7 +53,7 @@ def gateway_with(origin: StrictOrigin, *, workers: int = WORKERS, link: dict[str
             "secret_access_key": SECRET_ACCESS_KEY,
             **(link or {}),
         },
-        "cache": {"capacity": "1GiB", "block_size": "8MiB", "readahead_blocks": 0},
+        "cache": {"capacity": "1GiB", "block_size": "8MiB", "readahead": 0},
         "slots": [slow],
     }
     return GatewayProcess(config)

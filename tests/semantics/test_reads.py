@@ -77,6 +77,8 @@ def test_1_3_an_answer_with_another_etag_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with gateway_app(tmp_path) as gateway:
             gateway.origin.put("bucket", "k", OLD)
+            await call(gateway.app, "GET", "/bucket/k", {"Range": "bytes=131072-131072"})
+            await gateway.blocks.settle()
             gateway.origin.inject(on(Operation.GET_OBJECT), AlterHeaders({"etag": '"another"'}), times=None)
             answer = await call(gateway.app, "GET", "/bucket/k")
             assert answer.status == 503

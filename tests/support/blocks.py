@@ -17,7 +17,7 @@ from gateway.blocks.observer import CacheObserver, SilentObserver
 from gateway.blocks.reader import RangeReader
 from gateway.blocks.settings import BlockSettings
 from gateway.blocks.shares import SlotUsage
-from gateway.clock import SystemClock
+from gateway.clock import Clock, SystemClock
 from gateway.objects import ByteRange, FileSpan, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
 from gateway.origin.memory import MemoryOrigin
@@ -212,7 +212,7 @@ async def open_cache(
     *,
     capacity_bytes: int = 64 * MIB,
     worker: int = 0,
-    clock: TestClock | None = None,
+    clock: Clock | None = None,
     observer: CacheObserver | None = None,
     **settings: Any,
 ) -> AsyncIterator[BlockCache]:

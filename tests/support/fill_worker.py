@@ -147,6 +147,7 @@ async def work(directory: Path, slot: int, endpoint_url: str, capacity_bytes: in
         capacity_bytes=capacity_bytes,
         block_size_bytes=BLOCK,
         packed_bytes_max=packed_bytes_max,
+        clock=SystemClock(),
     ) as cache:
         print("ready", flush=True)
         await Obedient(cache).obey(lines)

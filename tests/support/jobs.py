@@ -56,7 +56,7 @@ async def job_bench(
     clock, front, policy = clock or SystemClock(), through or origin, Slots(slots)
     store = JobStore(directory / "jobs")
     async with open_cache(
-        directory / "blocks", front, slots=policy, capacity_bytes=capacity_bytes, readahead_blocks=0
+        directory / "blocks", front, slots=policy, capacity_bytes=capacity_bytes, readahead_bytes=0
     ) as cache:
         catalog = await Catalog.open(
             directory / "catalog", front, origin_name="memory", clock=clock, observer=SilentCatalogObserver()

@@ -1,0 +1,112 @@
+"""First looks: reads of objects of which nothing is known, so that the origin is asked for version and bytes at once.
+
+Which block the bytes are of shows in the answer, so that fills cannot be shared before it. Until then who looks first
+has the object's place to himself, over all processes (claims.py): those who learn the version in another way wait
+before they begin a fill of the same bytes. Until the fill has ended, when the bytes can be found, nobody else looks
+first: others ask for the version, and share the fill.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from gateway.blocks import layout
+from gateway.blocks.claims import Claims, Place, place_of
+from gateway.blocks.watching import FileWatcher
+from gateway.objects import ObjectKey
+
+
+@dataclass(slots=True)
+class FirstLook:
+    """The right to fetch bytes of an unknown version: as long as somebody holds it, nobody else gets it."""
+
+    claims: Claims
+    place: Place
+    _holders: int = 1
+
+    def hold(self) -> None:
+        self._holders += 1
+
+    def let_go(self) -> None:
+        self._holders -= 1
+        if self._holders == 0:
+            self.claims.release(self.place)
+
+    def is_over(self) -> None:
+        """The version is known. Who waits for that goes on; nobody else looks first before the fill has ended."""
+        if self._holders > 1:
+            looking, self.place = self.place, _fetched(self.place)
+            self.claims.exchange(looking, self.place)
+        self.let_go()
+
+
+@dataclass(slots=True)
+class FirstLooks:
+    """Those of one process, and how it sees those of others. Event loop only."""
+
+    claims: Claims
+    watcher: FileWatcher
+    _looking: dict[Place, asyncio.Event] = field(default_factory=dict)
+
+    @contextmanager
+    def begin(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> Iterator[FirstLook | None]:
+        """The caller, and nobody else, looks at the bytes from `offset` on while this lasts; None: somebody does."""
+        place = _place(key, offset, headers)
+        if place in self._looking or self.claims.claim(place) != self.claims.worker:
+            yield None
+            return
+        over, look = asyncio.Event(), FirstLook(self.claims, place)
+        self._looking[place] = over
+        try:
+            yield look
+        finally:
+            del self._looking[place]
+            look.is_over()
+            over.set()
+
+    def pending(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> bool:
+        """Whether somebody looks at these bytes now."""
+        place = _place(key, offset, headers)
+        return place in self._looking or self._looks_elsewhere(place) is not None
+
+    async def settled(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> bool:
+        """Wait until nobody looks at these bytes; whether there was anybody."""
+        place = _place(key, offset, headers)
+        own = self._looking.get(place)
+        if own is not None:
+            await own.wait()
+            return True
+        holder = self._looks_elsewhere(place)
+        return holder is not None and await self._settled_elsewhere(place, holder)
+
+    def _looks_elsewhere(self, place: Place) -> int | None:
+        holder = self.claims.holder(place)
+        return holder if holder != self.claims.worker else None
+
+    async def _settled_elsewhere(self, place: Place, holder: int) -> bool:
+        with self.watcher.watch(self.claims.bell(holder)) as watch:
+            while True:
+                watch.clear()
+                if not self.claims.await_release(place, holder):
+                    return True
+                if not self.claims.lives(holder):
+                    return False
+                await watch.changed()
+
+
+def _place(key: ObjectKey, offset: int, headers: Mapping[str, str]) -> Place:
+    """Where it is claimed that bytes are looked at."""
+    state = hashlib.blake2b(layout.object_id(key), digest_size=48, person=b"forebay look 1")
+    state.update(offset.to_bytes(8, "little"))
+    for name, value in sorted(headers.items()):
+        state.update(f"{name}:{value}\n".encode("utf-8", "surrogatepass"))
+    return place_of(state.digest())
+
+
+def _fetched(place: Place) -> Place:
+    """In the same cell, that they are being fetched."""
+    return Place(place.cell, place.tag ^ 1)

@@ -1,0 +1,145 @@
+"""How far ahead of a reader blocks are fetched, all of them at once.
+
+Inside its range a reader is known to go on: its window begins small and grows with every byte that it reads. Behind the
+range the window is as long as the run before it: the blocks in a row that are in the index or being filled, whoever
+read them, over which connection and worker. So clients that read an object in parts, one after another or many at once,
+have the next ones on their way, and random reads, which have no run before them, cause none. Nor do readers that find
+what they want, unless it was fetched ahead. A window is never more than a quarter of what the object's slot can have on
+disk, and nothing is begun ahead while others need the room (coalescing.py).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from gateway.blocks.coalescing import Fills
+from gateway.blocks.first_looks import FirstLooks
+from gateway.blocks.index import BlockIndex
+from gateway.blocks.layout import Block
+from gateway.blocks.shared_fills import fill_key
+
+FIRST_WINDOW_BYTES = 32 * 1024 * 1024
+"""What whoever asks for a large object and goes away at once has cost at most."""
+
+GROWTH = 16
+"""By how many bytes the window grows for each byte read."""
+
+RUN_MIN_BLOCKS = 2
+"""One neighbour may be chance, and a range that is long is no sign of one that follows."""
+
+_SHARE_OF_SLOT = 4
+_MARKS_MAX = 4096
+
+
+@dataclass(slots=True)
+class AheadMarks:
+    """Blocks that this process fetched ahead and nobody has come to yet: reading one shows that the reader goes on.
+
+    Event loop only.
+    """
+
+    _blocks: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+
+    def __bool__(self) -> bool:
+        return bool(self._blocks)
+
+    def add(self, block_id: bytes) -> None:
+        self._blocks[block_id] = None
+        if len(self._blocks) > _MARKS_MAX:
+            self._blocks.popitem(last=False)
+
+    def take(self, block_id: bytes) -> bool:
+        """Whether the block was marked; it is no longer."""
+        return self._blocks.pop(block_id, self) is None
+
+
+def window_blocks_max(readahead_bytes: int, block_size_bytes: int, obtainable_bytes: int) -> int:
+    """The longest window; at least one block, unless `readahead_bytes` is 0."""
+    if readahead_bytes == 0:
+        return 0
+    return max(1, min(readahead_bytes, obtainable_bytes // _SHARE_OF_SLOT) // block_size_bytes)
+
+
+@dataclass(slots=True)
+class Readahead:
+    """Of one reader. `wanted` are the numbers of its range's blocks, `blocks` counts all of the object's.
+
+    With `beyond` it goes on behind the range where there is a run.
+    """
+
+    index: BlockIndex
+    fills: Fills
+    looks: FirstLooks
+    marks: AheadMarks
+    block: Callable[[int], Block]
+    wanted: range
+    blocks: int
+    slot: str
+    headers: Mapping[str, str]
+    reader: object
+    block_size_bytes: int
+    window_max: int
+    beyond: bool = False
+    fetched: set[bytes] = field(default_factory=set)
+    _done: int = -1
+    _refused: int = -1
+    _run_before: int | None = None
+
+    def at(self, number: int, read_bytes: int) -> None:
+        """The reader, that has read so much by now, is in a block: keep the next ones on their way.
+
+        StoreUnavailable as the index raises it.
+        """
+        if number == self._refused:
+            return
+        self._done = max(self._done, number)
+        stop = self._stop_after(number, read_bytes)
+        while self._done + 1 < stop:
+            if not self._begin(self._done + 1):
+                self._refused = number
+                return
+            self._done += 1
+
+    def _begin(self, number: int) -> bool:
+        block = self.block(number)
+        if self.index.lookup(block.id) is not None:
+            return True
+        if self.looks.pending(block.version.key, block.offset, self.headers):
+            return True
+        if not self.fills.start_ahead(block, self.slot, self.headers, self.reader):
+            return False
+        if number < self.wanted.stop:
+            self.fetched.add(block.id)
+        else:
+            self.marks.add(block.id)
+        return True
+
+    def _stop_after(self, number: int, read_bytes: int) -> int:
+        window = (FIRST_WINDOW_BYTES + GROWTH * read_bytes) // self.block_size_bytes
+        stop = number + 1 + min(max(1, window), self.window_max)
+        if stop <= self.wanted.stop:
+            return stop
+        return max(self.wanted.stop, min(self.blocks, number + 1 + self._window_beyond(number)))
+
+    def _window_beyond(self, number: int) -> int:
+        if not self.beyond or self.wanted.stop == self.blocks:
+            return 0
+        before = self._run_before_range()
+        return min(before + number - self.wanted.start, self.window_max) if before >= RUN_MIN_BLOCKS else 0
+
+    def _run_before_range(self) -> int:
+        """How many blocks in a row before the range are there or on their way, as far as that matters."""
+        if self._run_before is None:
+            first, length = self.wanted.start, 0
+            while length < min(first, self.window_max) and self._is_coming(first - length - 1):
+                length += 1
+            self._run_before = length
+        return self._run_before
+
+    def _is_coming(self, number: int) -> bool:
+        block = self.block(number)
+        if self.index.lookup(block.id) is not None or self.fills.has(block, self.headers):
+            return True
+        return self.index.holder(fill_key(block, self.headers)) is not None

@@ -1,0 +1,99 @@
+"""GetObject of an object of which nothing is known: version and bytes in one answer of the origin.
+
+What HEAD would say comes with the GET's own head, and its body is the beginning of the fill. Whatever does not go
+smoothly is not judged here: the usual way, a HEAD first, then finds out what to answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from gateway.blocks.first_answer import FirstAnswer
+from gateway.errors import OriginBodyError
+from gateway.metadata.catalog import CHECKSUM_MODE
+from gateway.metadata.head import ObjectHead, object_head_of_get
+from gateway.objects import ByteRange
+from gateway.operations.exchange import Exchange
+from gateway.operations.reading import towards_blocks
+from gateway.origin.client import OriginRequest, OriginResponse, Purpose
+from gateway.s3.ranges import first_and_last
+from gateway.s3.requests import S3Request
+
+_CONDITIONS = frozenset({"if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range"})
+
+_NO_OBJECT_BYTES = 2**60
+"""No object is so long."""
+
+
+class Refused(Exception):
+    """The origin has answered the GET with an error."""
+
+
+@asynccontextmanager
+async def first_look(
+    exchange: Exchange, headers: dict[str, str]
+) -> AsyncIterator[tuple[ObjectHead, FirstAnswer] | None]:
+    """Ask for the bytes that the request begins with; None when the version is to be asked for first.
+
+    What the answer says of the object is remembered where it may be; its body is still to be read.
+
+    Raises Refused, and OriginUnreachable. While this lasts, others wait for the same bytes.
+    """
+    asked = _asked(exchange.request)
+    if asked is None:
+        yield None
+        return
+    blocks, key = exchange.services.blocks, exchange.object_key
+    wanted = blocks.first_fetched(*asked, exchange.slot.name)
+    with blocks.first_look(key, wanted.first, towards_blocks(headers)) as look:
+        if look is None:
+            yield None
+            return
+        since = exchange.services.catalog.now(key)
+        whole = CHECKSUM_MODE in headers and "range" not in exchange.request.headers
+        response = await _ask(exchange, headers, None if whole else wanted)
+        answer = FirstAnswer(look, response, wanted)
+        try:
+            head = _understood(exchange, answer)
+            if head is not None:
+                catalog = exchange.services.catalog
+                catalog.learned(head, exchange.slot, since, headers=headers, with_checksums=whole)
+            yield (head, answer) if head is not None else None
+        finally:
+            await answer.aclose()
+
+
+def _asked(request: S3Request) -> tuple[int, int | None] | None:
+    """The bytes that are asked for; None where that, or whether any are wanted, depends on the version."""
+    if request.parameter("partNumber") is not None or not _CONDITIONS.isdisjoint(request.headers):
+        return None
+    asked = first_and_last(request.headers.get("range"))
+    return asked if asked is not None and asked[0] < _NO_OBJECT_BYTES else None
+
+
+async def _ask(exchange: Exchange, headers: Mapping[str, str], wanted: ByteRange | None) -> OriginResponse:
+    """The whole object is asked for where its checksums are, which do not come with a part of it."""
+    onward = {**headers, "accept-encoding": "identity"}
+    if wanted is not None:
+        onward["range"] = f"bytes={wanted.first}-{wanted.last}"
+    key = exchange.object_key
+    request = OriginRequest("GET", key.bucket, key.key, headers=onward, purpose=Purpose.LIVE, slot=exchange.slot.name)
+    return await exchange.services.origin.send(request)
+
+
+def _understood(exchange: Exchange, answer: FirstAnswer) -> ObjectHead | None:
+    """What the answer says; its range is then that of its body."""
+    response, first = answer.response, answer.range.first
+    if response.status == 416:
+        return None  # of an empty object, or behind the end: HEAD tells which
+    if response.status not in (200, 206):
+        raise Refused
+    try:
+        head, body = object_head_of_get(exchange.object_key, response.status, response.headers)
+    except OriginBodyError:
+        return None
+    if body is None or not body.first <= first < body.stop:
+        return None
+    answer.range = body
+    return head

@@ -1,0 +1,248 @@
+"""The first look at an object: one request for version and bytes, and the same answers as with a HEAD first."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gateway.objects import ObjectKey
+from gateway.origin.memory.faults import AlterHeaders, CutBody, Hold, Unreachable, on
+from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Slot
+from gateway.s3.requests import Operation
+from tests.support.asgi import Answer, call
+from tests.support.blocks import until
+from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
+
+SMALL = bytes(range(256)) * 100
+LARGE = bytes(range(251)) * 2000
+"""Seven blocks and a bit."""
+
+CHECKSUMS = {"x-amz-checksum-mode": "ENABLED"}
+SLOTS = {
+    "strict": (),
+    "ttl": (Slot("t", Prefix.parse("s3://bucket/"), consistency="ttl"),),
+    "immutable": (Slot("i", Prefix.parse("s3://bucket/"), consistency="immutable"),),
+}
+
+
+def asked(gateway: GatewayApp) -> list[str]:
+    return [call.method for call in gateway.origin.calls]
+
+
+@pytest.mark.parametrize("consistency", SLOTS)
+@pytest.mark.parametrize("headers", [{}, CHECKSUMS, {"Range": "bytes=100-199"}])
+def test_a_cold_small_object_costs_one_request(tmp_path: Path, consistency: str, headers: dict[str, str]) -> None:
+    """Whatever the slot, with checksums asked for or not: one GET, and the same answer as a second time."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path, slots=SLOTS[consistency]) as gateway:
+            gateway.origin.put("bucket", "k", SMALL, {"x-amz-meta-label": "cat"})
+            cold = await call(gateway.app, "GET", "/bucket/k", headers)
+            assert asked(gateway) == ["GET"]
+            await gateway.blocks.settle()
+            await gateway.catalog.settle()
+            warm = await call(gateway.app, "GET", "/bucket/k", headers)
+            assert (cold.status, cold.body) == (warm.status, warm.body)
+            assert cold.body == (SMALL[100:200] if "Range" in headers else SMALL)
+            assert cold.headers["x-forebay-cache"] == "miss"
+            assert warm.headers["x-forebay-cache"] == "hit"
+            assert same(cold) == same(warm)
+            assert asked(gateway).count("GET") == 1
+
+    asyncio.run(scenario())
+
+
+def same(answer: Answer) -> dict[str, str]:
+    differing = {"x-amz-request-id", "x-amz-id-2", "x-forebay-cache", "x-forebay-origin-request-id", "date"}
+    return {name: value for name, value in answer.headers.items() if name not in differing}
+
+
+@pytest.mark.parametrize("headers", [{}, CHECKSUMS])
+def test_a_cold_large_object_is_whole(tmp_path: Path, headers: dict[str, str]) -> None:
+    """Its first block comes with the first answer, the others pinned to the version that it named."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path) as gateway:
+            etag = gateway.origin.put("bucket", "k", LARGE)
+            answer = await call(gateway.app, "GET", "/bucket/k", headers)
+            assert (answer.status, answer.body, answer.headers["content-length"]) == (200, LARGE, str(len(LARGE)))
+            assert asked(gateway) == ["GET"] * 8
+            pins = [call.headers.get("if-match") for call in gateway.origin.calls]
+            assert pins == [None] + [etag] * 7
+
+    asyncio.run(scenario())
+
+
+def test_any_cold_range_is_one_request_where_it_lies_in_one_block(tmp_path: Path) -> None:
+    """The block that the range begins in is fetched, and says how long the object is."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path) as gateway:
+            gateway.origin.put("bucket", "k", LARGE)
+            first = 3 * BLOCK_SIZE_BYTES + 5
+            answer = await call(gateway.app, "GET", "/bucket/k", {"Range": f"bytes={first}-{first + 9}"})
+            assert (answer.status, answer.body) == (206, LARGE[first : first + 10])
+            assert answer.headers["content-range"] == f"bytes {first}-{first + 9}/{len(LARGE)}"
+            assert asked(gateway) == ["GET"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Range": "bytes=-10"},
+        {"Range": "bytes=99999999999999999999-"},
+        {"If-None-Match": '"x"'},
+        {"If-Match": '"x"'},
+        {"If-Modified-Since": "Fri, 01 Jan 2100 00:00:00 GMT"},
+        {"If-Range": '"x"', "Range": "bytes=0-9"},
+    ],
+)
+def test_what_depends_on_the_version_asks_for_it_first(tmp_path: Path, headers: dict[str, str]) -> None:
+    """A suffix range, and conditions: a HEAD decides, so that no body is fetched for a 304 or a 412."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path) as gateway:
+            gateway.origin.put("bucket", "k", SMALL)
+            await call(gateway.app, "GET", "/bucket/k", headers)
+            assert asked(gateway)[0] == "HEAD"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("target", ["/bucket/none", "/nowhere/k"])
+def test_errors_are_the_origins_own(tmp_path: Path, target: str) -> None:
+    """What is not there is answered with the origin's document."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path) as gateway:
+            answer = await call(gateway.app, "GET", target)
+            assert answer.status == 404
+            assert (b"NoSuchKey" if target == "/bucket/none" else b"NoSuchBucket") in answer.body
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("headers", [{}, CHECKSUMS, {"Range": "bytes=0-9"}, {"Range": "bytes=70000-"}])
+def test_an_empty_object_and_ranges_behind_the_end(tmp_path: Path, headers: dict[str, str]) -> None:
+    """They are answered as with a HEAD first."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path) as gateway:
+            gateway.origin.put("bucket", "k", b"")
+            answer = await call(gateway.app, "GET", "/bucket/k", headers)
+            assert (answer.status, answer.body[:0]) == (416 if "Range" in headers else 200, b"")
+            gateway.origin.put("bucket", "short", b"abc")
+            answer = await call(gateway.app, "GET", "/bucket/short", headers)
+            assert answer.status == {None: 200, "bytes=0-9": 206}.get(headers.get("Range"), 416)
+
+    asyncio.run(scenario())
+
+
+def test_a_dead_origin_is_told_once(tmp_path: Path) -> None:
+    """No answer to the first look is no answer to the request."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path) as gateway:
+            gateway.origin.inject(on(), Unreachable(), times=None)
+            assert (await call(gateway.app, "GET", "/bucket/k")).status == 503
+            assert asked(gateway) == ["GET"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("fault", [AlterHeaders({"content-length": "7"}), AlterHeaders({"content-range": "x"})])
+def test_an_answer_that_makes_no_sense_is_not_believed(tmp_path: Path, fault: AlterHeaders) -> None:
+    """The usual way finds out: the answer is right, and nothing stays open."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path) as gateway:
+            gateway.origin.put("bucket", "k", SMALL)
+            gateway.origin.inject(on(Operation.GET_OBJECT), fault, times=1)
+            answer = await call(gateway.app, "GET", "/bucket/k")
+            assert (answer.status, answer.body) == (200, SMALL)
+            assert asked(gateway) == ["GET", "HEAD", "GET"]
+
+    asyncio.run(scenario())
+
+
+def test_a_first_answer_that_breaks_off_is_resumed_by_its_version(tmp_path: Path) -> None:
+    """1.3 What is missing is asked for again, pinned; the client gets every byte."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path) as gateway:
+            etag = gateway.origin.put("bucket", "k", SMALL)
+            gateway.origin.inject(on(Operation.GET_OBJECT), CutBody(1000), times=1)
+            answer = await call(gateway.app, "GET", "/bucket/k")
+            assert (answer.status, answer.body) == (200, SMALL)
+            again = gateway.origin.calls[-1].headers
+            assert (again["if-match"], again["range"]) == (etag, f"bytes=1000-{len(SMALL) - 1}")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("consistency", SLOTS)
+def test_readers_at_the_same_time_share_the_first_look(tmp_path: Path, consistency: str) -> None:
+    """5.3 The bytes cross once: who comes second asks for the version, waits for the look, and shares its fill."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path, slots=SLOTS[consistency]) as gateway:
+            gateway.origin.put("bucket", "k", SMALL)
+            held, reached = asyncio.Event(), asyncio.Event()
+            gateway.origin.inject(on(Operation.GET_OBJECT), Hold(held, reached), times=1)
+            readers = [asyncio.create_task(call(gateway.app, "GET", "/bucket/k"))]
+            await reached.wait()
+            readers += [asyncio.create_task(call(gateway.app, "GET", "/bucket/k")) for _ in range(5)]
+            await until(lambda: gateway.origin.count(Operation.HEAD_OBJECT) == 5)
+            held.set()
+            assert [(await reader).body for reader in readers] == [SMALL] * 6
+            assert gateway.origin.count(Operation.GET_OBJECT) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_first_look_that_is_given_up_holds_nobody_up(tmp_path: Path) -> None:
+    """Those who waited for it go on by themselves, and the next first look is free to be had."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path) as gateway:
+            gateway.origin.put("bucket", "k", SMALL)
+            held, reached = asyncio.Event(), asyncio.Event()
+            gateway.origin.inject(on(Operation.GET_OBJECT), Hold(held, reached), times=1)
+            first = asyncio.create_task(call(gateway.app, "GET", "/bucket/k"))
+            await reached.wait()
+            second = asyncio.create_task(call(gateway.app, "GET", "/bucket/k"))
+            await until(lambda: gateway.origin.count(Operation.HEAD_OBJECT) == 1)
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            assert (await second).body == SMALL
+            await gateway.blocks.settle()
+            await gateway.blocks.invalidate(ObjectKey("bucket", "k"))
+            before = gateway.origin.count(Operation.HEAD_OBJECT)
+            assert (await call(gateway.app, "GET", "/bucket/k")).body == SMALL
+            assert gateway.origin.count(Operation.HEAD_OBJECT) == before
+
+    asyncio.run(scenario())
+
+
+def test_2_1_a_write_during_a_first_look_voids_what_it_learns(tmp_path: Path) -> None:
+    """2.3 What a look that began before an own write has learned is not remembered after it."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path, slots=SLOTS["immutable"]) as gateway:
+            gateway.origin.put("bucket", "k", SMALL)
+            held, reached = asyncio.Event(), asyncio.Event()
+            gateway.origin.inject(on(Operation.GET_OBJECT), Hold(held, reached), times=1)
+            looking = asyncio.create_task(call(gateway.app, "GET", "/bucket/k"))
+            await reached.wait()
+            assert (await call(gateway.app, "PUT", "/bucket/k", body=b"new")).status == 200
+            held.set()
+            await looking
+            await gateway.catalog.settle()
+            assert (await call(gateway.app, "GET", "/bucket/k")).body == b"new"
+
+    asyncio.run(scenario())
