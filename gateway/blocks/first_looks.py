@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,13 +20,20 @@ from gateway.blocks.claims import Claims, Place, place_of
 from gateway.blocks.watching import FileWatcher
 from gateway.objects import ObjectKey
 
+FRUITLESS_MAX = 16_384
+"""Looks that brought nothing, remembered by each process."""
+
 
 @dataclass(slots=True)
 class FirstLook:
-    """The right to fetch bytes of an unknown version: as long as somebody holds it, nobody else gets it."""
+    """The right to fetch bytes of an unknown version: as long as somebody holds it, nobody else gets it.
+
+    To be called `fruitless` where there were none: then the version is asked for first the next time.
+    """
 
     claims: Claims
     place: Place
+    fruitless: bool = False
     _holders: int = 1
 
     def hold(self) -> None:
@@ -51,12 +59,14 @@ class FirstLooks:
     claims: Claims
     watcher: FileWatcher
     _looking: dict[Place, asyncio.Event] = field(default_factory=dict)
+    _fruitless: OrderedDict[Place, None] = field(default_factory=OrderedDict)
 
     @contextmanager
     def begin(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> Iterator[FirstLook | None]:
         """The caller, and nobody else, looks at the bytes from `offset` on while this lasts; None: somebody does."""
         place = _place(key, offset, headers)
-        if place in self._looking or self.claims.claim(place) != self.claims.worker:
+        taken = place in self._fruitless or place in self._looking
+        if taken or self.claims.claim(place) != self.claims.worker:
             yield None
             return
         over, look = asyncio.Event(), FirstLook(self.claims, place)
@@ -67,6 +77,14 @@ class FirstLooks:
             del self._looking[place]
             look.is_over()
             over.set()
+            if look.fruitless:
+                self._note_fruitless(place)
+
+    def _note_fruitless(self, place: Place) -> None:
+        """Empty objects have no blocks by which they would be known."""
+        self._fruitless[place] = None
+        if len(self._fruitless) > FRUITLESS_MAX:
+            self._fruitless.popitem(last=False)
 
     def pending(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> bool:
         """Whether somebody looks at these bytes now."""

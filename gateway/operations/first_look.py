@@ -56,6 +56,7 @@ async def first_look(
         answer = FirstAnswer(look, response, wanted)
         try:
             head = _understood(exchange, answer)
+            look.fruitless = head is None
             if head is not None:
                 catalog = exchange.services.catalog
                 catalog.learned(head, exchange.slot, since, headers=headers, with_checksums=whole)

@@ -311,8 +311,8 @@ def test_a_fill_harmed_in_memory_is_found_when_it_is_over(tmp_path: Path) -> Non
         version = stored(origin, "k", MIB)
         pace = PacedOrigin(origin, pause_after=512 * KIB)
         async with open_cache(tmp_path / "c", pace, block_size_bytes=MIB, observer=observer) as cache:
-            reader = await cache.open_range(version, ByteRange(0, 9))
-            assert len(await take(reader)) == 10
+            reader = await cache.open_range(version, ByteRange(0, 256 * KIB - 1))
+            assert len(await take(reader)) == 256 * KIB
             await pace.paused.wait()
             [path] = partial_files(tmp_path / "c")
             with path.open("r+b") as file:

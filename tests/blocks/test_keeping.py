@@ -234,7 +234,7 @@ def test_what_is_kept_is_hit_though_nothing_more_may_be_written(tmp_path: Path) 
     async def scenario() -> None:
         origin, observer = make_origin(), CountingObserver()
         version = stored(origin, "large", 8 * BLOCK)
-        async with open_cache(tmp_path / "c", origin, readahead_blocks=0) as cache:
+        async with open_cache(tmp_path / "c", origin, readahead_bytes=0) as cache:
             for number in (2, 5):
                 await read(cache, version, ByteRange(number * BLOCK, (number + 1) * BLOCK - 1))
             await cache.settle()

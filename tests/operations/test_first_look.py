@@ -143,6 +143,21 @@ def test_an_empty_object_and_ranges_behind_the_end(tmp_path: Path, headers: dict
     asyncio.run(scenario())
 
 
+def test_what_has_no_bytes_is_not_looked_for_twice(tmp_path: Path) -> None:
+    """An empty object has no blocks by which it would be known: from the second time on it costs one HEAD."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path) as gateway:
+            gateway.origin.put("bucket", "k", b"")
+            for _ in range(3):
+                assert (await call(gateway.app, "GET", "/bucket/k")).status == 200
+            assert asked(gateway) == ["GET", "HEAD", "HEAD", "HEAD"]
+            gateway.origin.put("bucket", "k", SMALL)
+            assert (await call(gateway.app, "GET", "/bucket/k")).body == SMALL
+
+    asyncio.run(scenario())
+
+
 def test_a_dead_origin_is_told_once(tmp_path: Path) -> None:
     """No answer to the first look is no answer to the request."""
 
