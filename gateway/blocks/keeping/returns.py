@@ -18,79 +18,89 @@ from typing import Self
 RETURNS_MIN = 16
 """Of fewer, the oldest says too little: until then all is kept."""
 
-_WINDOW = struct.Struct("<QQQQ")
-_UNTIL = struct.Struct("<Q")
+_WINDOW = struct.Struct("<QQQ")
+_ENDS = struct.Struct("<QQ")
 
 
 @dataclass(slots=True)
 class Window:
-    """Blocks that came back between the positions `first_at` and `last_at`, the `oldest` of them last used there.
+    """Blocks that came back: the `oldest` of them, last used there, came at `oldest_at`.
 
     `count` are those in the older half: blocks that come back soon say nothing of those that come back late.
     """
 
     count: int = 0
     oldest: int = 0
-    first_at: int = 0
-    last_at: int = 0
+    oldest_at: int = 0
 
     @property
-    def half_reach(self) -> int:
-        """Half the way from the latest return to the last use of the oldest block, in bytes."""
-        return (self.last_at - self.oldest) // 2
+    def reach(self) -> int:
+        """How long the oldest block was away."""
+        return self.oldest_at - self.oldest
 
     def add(self, position: int, used_at: int) -> None:
-        if not self.count:
-            self.oldest, self.first_at = used_at, position
-        self.oldest, self.last_at = min(self.oldest, used_at), position
-        self.count += used_at <= position - self.half_reach
+        if not self.count or used_at <= self.oldest:
+            self.oldest, self.oldest_at = used_at, position
+        self.count += 2 * (position - used_at) >= self.reach
 
     def tells(self, position: int) -> bool:
-        """Whether it still speaks of what is read at `position`, and not of what was read before."""
-        return self.count > 0 and position - self.last_at <= self.half_reach // 2
+        """Whether it still speaks of what is read at `position`: its oldest came back not half as long ago as it was
+        away. What comes back sooner does not keep old evidence alive."""
+        return self.count > 0 and 2 * (position - self.oldest_at) <= self.reach
+
+    def is_old(self, position: int) -> bool:
+        """Whether it is time to collect anew, while this one still tells."""
+        return 4 * (position - self.oldest_at) >= self.reach
 
 
 @dataclass(slots=True)
 class Returns:
-    """What came back of late, in the present window and the one before. `until`: how long that counts for anything."""
+    """What came back of late, in the present window and the one before.
+
+    `last_at` is where the latest return was, `until` says how long returns count for anything.
+    """
 
     current: Window = field(default_factory=Window)
     previous: Window = field(default_factory=Window)
+    last_at: int = 0
     until: int = 0
 
     def add(self, position: int, used_at: int) -> None:
         """A block is read at `position`, and was read at `used_at` the last time before that."""
-        last_at = max(window.last_at for window in self._windows)
-        if used_at > last_at:  # nothing came back while this was away: what did before is read no more
+        if used_at > self.last_at:  # nothing came back while this was away: what did before is read no more
             self.previous, self.current = Window(), Window()
-        elif position - self.current.first_at >= max(window.half_reach for window in self._windows):
+        elif self._current_is_done(position):
             self.previous, self.current = self.current, Window()
         self.current.add(position, used_at)
-        self.until = position + 2 * max(window.half_reach for window in self._windows)
+        self.last_at = position
+        self.until = position + max(window.reach for window in self._telling(position))
 
     def kept_since(self, position: int) -> int | None:
         """What was used from there on is to be kept; None when nothing has come back for as long as that had taken."""
         if position >= self.until:
             return None
-        windows = [window for window in (self.current, self.previous) if window.tells(position)]
+        windows = self._telling(position)
         count = sum(window.count for window in windows)
         if count < RETURNS_MIN:
             return 0
         oldest = min(window.oldest for window in windows)
         return max(0, oldest - (position - oldest) // count)  # there may be older ones that have not come back yet
 
+    def _current_is_done(self, position: int) -> bool:
+        enough = self.current.count >= RETURNS_MIN and self.current.is_old(position)
+        return enough or not self.current.tells(position)
+
+    def _telling(self, position: int) -> list[Window]:
+        return [window for window in (self.current, self.previous) if window.tells(position)]
+
     def pack(self) -> bytes:
-        windows = (_WINDOW.pack(one.count, one.oldest, one.first_at, one.last_at) for one in self._windows)
-        return b"".join(windows) + _UNTIL.pack(self.until)
+        windows = (_WINDOW.pack(one.count, one.oldest, one.oldest_at) for one in (self.current, self.previous))
+        return b"".join(windows) + _ENDS.pack(self.last_at, self.until)
 
     @classmethod
     def unpack(cls, packed: bytes) -> Self:
         current, previous = (Window(*_WINDOW.unpack_from(packed, number * _WINDOW.size)) for number in range(2))
-        return cls(current, previous, *_UNTIL.unpack_from(packed, 2 * _WINDOW.size))
-
-    @property
-    def _windows(self) -> tuple[Window, Window]:
-        return self.current, self.previous
+        return cls(current, previous, *_ENDS.unpack_from(packed, 2 * _WINDOW.size))
 
 
-RETURNS_BYTES = 2 * _WINDOW.size + _UNTIL.size
+RETURNS_BYTES = 2 * _WINDOW.size + _ENDS.size

@@ -171,3 +171,30 @@ def test_epochs_hit_by_what_fits(capacity: int, times: float, seed: int) -> None
     simulation = SlotSimulation(Eviction.EPOCH, capacity, workers=2)
     found = epochs(simulation, data_set("a", int(capacity * times)), 4, seed)
     assert min(found[1:]) >= (1 - 1 / PASSING_PART - 0.025) / times
+
+
+@pytest.mark.parametrize("told_after", [CAPACITY // 2, CAPACITY])
+def test_hits_may_be_told_of_late(told_after: int) -> None:
+    """What the first data set hit is told of when the second is being read already; that one gets in all the same."""
+    simulation = SlotSimulation(Eviction.EPOCH, CAPACITY, workers=4, told_after=told_after)
+    assert min(epochs(simulation, data_set("a", FITTING_HALF), 3, seed=1)[1:]) >= GOOD
+    assert min(epochs(simulation, data_set("b", FITTING_HALF), 4, seed=2)[2:]) >= GOOD
+
+
+def test_a_few_blocks_read_all_the_time_do_not_keep_the_old_alive() -> None:
+    """An index, beside the epochs: it comes back all the time, and the data set that was given up does not."""
+    simulation, generator = SlotSimulation(Eviction.EPOCH, 1000, workers=4), random.Random(7)
+    index = data_set("index", 10)
+
+    def with_index(blocks: Sequence[str]) -> list[str]:
+        return [
+            name for block in blocks for name in ((block, generator.choice(index)) if block[-1] == "0" else (block,))
+        ]
+
+    found = [
+        simulation.read_all(with_index(epoch))
+        for name in ("a", "b")
+        for epoch in shuffled_epochs(data_set(name, 2000), 4, seed=len(name))
+    ]
+    assert min(found[1:4]) >= GOOD
+    assert found[7] >= GOOD
