@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -177,9 +178,8 @@ def _advance(progress: Progress, task: TaskID, job: dict[str, Any]) -> None:
 
 def _show(found: list[dict[str, Any]]) -> None:
     console = Console()
-    table = Table(
-        Column("job", no_wrap=True, min_width=12), "what", "state", "objects", "bytes", "from the origin", "failed"
-    )
+    columns = ("what", "state", "objects", "bytes", "rate", "left", "from the origin", "failed")
+    table = Table(Column("job", no_wrap=True, min_width=12), *columns)
     for job in found:
         more = "" if job["found_all"] else "+"
         table.add_row(
@@ -188,6 +188,8 @@ def _show(found: list[dict[str, Any]]) -> None:
             job["state"] + (" (cache is full)" if job["full"] else ""),
             f"{job['objects_done']} of {job['objects_found']}{more}",
             f"{_mib(job['bytes_done'])} of {_mib(job['bytes_found'])}{more}" if job["bytes_found"] else "-",
+            "-" if job["bytes_per_second"] is None else f"{_mib(job['bytes_per_second'])}/s",
+            "-" if job["seconds_left"] is None else str(timedelta(seconds=round(job["seconds_left"]))),
             _mib(job["bytes_fetched"]),
             str(job["objects_failed"]),
         )
@@ -197,5 +199,5 @@ def _show(found: list[dict[str, Any]]) -> None:
             console.print(f"{job['id']}: {error}", soft_wrap=True, highlight=False, markup=False)
 
 
-def _mib(size_bytes: int) -> str:
+def _mib(size_bytes: float) -> str:
     return f"{size_bytes / 2**20:,.1f} MiB"

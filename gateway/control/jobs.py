@@ -11,7 +11,7 @@ from starlette.responses import Response
 from gateway.control.answers import json_answer, problem
 from gateway.errors import PinRefused, StoreUnavailable
 from gateway.jobs.manifest import BadManifest
-from gateway.jobs.records import JobKind, to_document
+from gateway.jobs.records import Job, JobKind, to_document
 from gateway.jobs.runner import Jobs, TooManyJobs
 from gateway.policy.prefixes import Prefix
 
@@ -75,7 +75,7 @@ class JobsApi:
     async def list(self, _request: Request) -> Response:
         """Every job, the oldest first."""
         jobs = self._holder.jobs
-        return _not_open() if jobs is None else json_answer({"jobs": [to_document(job) for job in jobs.all()]})
+        return _not_open() if jobs is None else json_answer({"jobs": [_document(jobs, job) for job in jobs.all()]})
 
     async def show(self, request: Request) -> Response:
         """One job."""
@@ -83,7 +83,7 @@ class JobsApi:
         if jobs is None:
             return _not_open()
         job = jobs.get(request.path_params["job_id"])
-        return json_answer(to_document(job)) if job is not None else problem(404, "there is no such job")
+        return json_answer(_document(jobs, job)) if job is not None else problem(404, "there is no such job")
 
     async def cancel(self, request: Request) -> Response:
         """End a job; what it has done stays done."""
@@ -91,7 +91,7 @@ class JobsApi:
         if jobs is None:
             return _not_open()
         job = await jobs.cancel(request.path_params["job_id"])
-        return json_answer(to_document(job)) if job is not None else problem(404, "there is no such job")
+        return json_answer(_document(jobs, job)) if job is not None else problem(404, "there is no such job")
 
     async def _start(self, kind: JobKind, request: Request) -> Response:
         jobs = self._holder.jobs
@@ -116,11 +116,22 @@ class JobsApi:
             return problem(503, str(error))
         except ClientDisconnect:
             return problem(400, "the request broke off")
-        return json_answer(to_document(job), 202)
+        return json_answer(_document(jobs, job), 202)
 
 
 def _content_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _document(jobs: Jobs, job: Job) -> dict[str, Any]:
+    """A job as it is shown: how it stands, and how fast it goes."""
+    rate, left = jobs.rate(job.id), None
+    if rate is not None and job.found_all and not job.manifest:
+        left = rate.seconds_left(max(0, job.bytes_found - job.bytes_done))
+    return to_document(job) | {
+        "bytes_per_second": rate.bytes_per_second if rate is not None else None,
+        "seconds_left": left,
+    }
 
 
 async def _prefix(request: Request) -> str:

@@ -11,6 +11,7 @@ import structlog
 
 from gateway.errors import ForebayError
 from gateway.jobs.manifest import ManifestLines
+from gateway.jobs.rate import Rate
 from gateway.jobs.records import Job, JobKind, JobState
 from gateway.jobs.store import JobStore
 from gateway.jobs.work import Tools, Work
@@ -37,6 +38,7 @@ class Jobs:
         self._ended: dict[str, Job] = {}
         self._works: dict[str, Work] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._rates: dict[str, Rate] = {}
 
     @classmethod
     async def open(cls, tools: Tools, store: JobStore) -> Jobs:
@@ -58,6 +60,10 @@ class Jobs:
         """One job as it stands."""
         work = self._works.get(job_id)
         return work.job if work is not None else self._ended.get(job_id)
+
+    def rate(self, job_id: str) -> Rate | None:
+        """How fast a running job goes."""
+        return self._rates.get(job_id)
 
     async def start(self, kind: JobKind, prefix: str) -> Job:
         """Begin a job about all keys under `prefix`; TooManyJobs, StoreUnavailable, PinRefused."""
@@ -120,7 +126,7 @@ class Jobs:
 
     def _begin(self, job: Job) -> None:
         work = Work(self._tools, job, Worklist(self._store.objects(job.id)))
-        self._works[job.id] = work
+        self._works[job.id], self._rates[job.id] = work, Rate()
         self._tasks[job.id] = asyncio.create_task(self._run(work), name=f"job {job.id}")
 
     async def _run(self, work: Work) -> None:
@@ -155,7 +161,7 @@ class Jobs:
                 await asyncio.to_thread(self._forget_oldest)
         except ForebayError as error:
             _log.warning("a job's end could not be written down", job=job.id, error=str(error))
-        del self._works[job.id], self._tasks[job.id]
+        del self._works[job.id], self._tasks[job.id], self._rates[job.id]
 
     def _forget_oldest(self) -> None:
         for job_id in list(self._ended)[:-ENDED_KEPT]:
@@ -165,6 +171,7 @@ class Jobs:
     async def _save_for_ever(self, work: Work) -> None:
         told = False
         while True:
+            self._rates[work.job.id].note(self._tools.clock.monotonic(), work.job.bytes_done)
             await self._tools.clock.sleep(_SAVE_SECONDS)
             try:
                 await asyncio.to_thread(self._store.save, work.job)
