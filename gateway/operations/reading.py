@@ -21,11 +21,26 @@ _UNDERSTOOD = _SENT_TO_THE_ORIGIN | {
     "x-amzn-trace-id",
 }
 
+_COMMON = _UNDERSTOOD | {
+    "accept",
+    "accept-encoding",
+    "amz-sdk-invocation-id",
+    "amz-sdk-request",
+    "authorization",
+    "connection",
+    "host",
+    "range",
+    "user-agent",
+}
+"""What most requests have: set aside at once, so that few names are left to be looked at one by one."""
+
 HEADERS_OF_NOT_MODIFIED = frozenset({"etag", "last-modified", "cache-control", "expires", "vary", "x-amz-version-id"})
 
 
 def judged_by_the_origin(request: S3Request) -> dict[str, str]:
     """The headers among `_SENT_TO_THE_ORIGIN`; presigning moves them into the query."""
+    if not request.query and _SENT_TO_THE_ORIGIN.isdisjoint(request.headers):
+        return {}
     found = {name: value or "" for name, value in request.query if name in _SENT_TO_THE_ORIGIN}
     found.update((name, value) for name, value in request.headers.items() if name in _SENT_TO_THE_ORIGIN)
     return found
@@ -52,13 +67,15 @@ def needs_the_origin(request: S3Request) -> bool:
         return True
     if "origin" in request.headers:
         return True  # the bucket's CORS rules go by origin and method, and a HEAD is another method
-    return any(name.startswith("x-amz-") and name not in _UNDERSTOOD for name in request.headers)
+    return any(name.startswith("x-amz-") for name in request.headers.keys() - _COMMON)
 
 
 def insists(exchange: Exchange) -> bool:
     """Whether the caller wants the origin to be asked, whatever is remembered: `Cache-Control: no-cache`, signed."""
-    asked = exchange.request.headers.get("cache-control", "").lower()
-    return not exchange.anonymous and "no-cache" in (directive.strip() for directive in asked.split(","))
+    asked = exchange.request.headers.get("cache-control")
+    if asked is None or exchange.anonymous:
+        return False
+    return "no-cache" in (directive.strip() for directive in asked.lower().split(","))
 
 
 async def current_head(exchange: Exchange, headers: dict[str, str], *, look: bool = False) -> ObjectHead:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from gateway.s3.addressing import (
     CopySource,
@@ -33,6 +34,9 @@ __all__ = [
     "parse_copy_source",
     "parse_request",
 ]
+
+_NAME_KEPT_BYTES_MAX = 64
+"""Field names up to this length are kept decoded: the same few come with every request."""
 
 _NEVER_REPEATED = frozenset({"host", "authorization", "x-amz-date", "x-amz-content-sha256", "content-length"})
 
@@ -90,10 +94,17 @@ def parse_request(
     return S3Request(method, raw_path, raw_query, host, fields, bucket, key, query, operation)
 
 
+def _decoded(raw_name: bytes) -> str:
+    return raw_name.decode("latin-1").lower()
+
+
+_field_name = lru_cache(maxsize=1024)(_decoded)
+
+
 def _join_headers(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
     fields: dict[str, str] = {}
     for raw_name, raw_value in headers:
-        name = raw_name.decode("latin-1").lower()
+        name = _field_name(raw_name) if len(raw_name) <= _NAME_KEPT_BYTES_MAX else _decoded(raw_name)
         value = raw_value.decode("latin-1").strip(" \t")
         if name in fields:
             if name in _NEVER_REPEATED:
