@@ -105,7 +105,7 @@ class BlockCache:
             opened.blocks,
             origin,
             Fills(GuardedFiller(filler, isolation), settings.fills_max),
-            FirstLooks(opened.claims, watcher),
+            FirstLooks(opened.claims, watcher, asyncio.Semaphore(settings.fills_max)),
             threads,
             verified,
             Residency(),

@@ -28,11 +28,15 @@ FRUITLESS_MAX = 16_384
 class FirstLook:
     """The right to fetch bytes of an unknown version: as long as somebody holds it, nobody else gets it.
 
+    `turns` bounds how many look at once in a process: one is to be held from the question until a fill has taken the
+    answer, because each answer that waits has some of its body in memory.
+
     To be called `fruitless` where there were none: then the version is asked for first the next time.
     """
 
     claims: Claims
     place: Place
+    turns: asyncio.Semaphore
     fruitless: bool = False
     _holders: int = 1
 
@@ -58,6 +62,7 @@ class FirstLooks:
 
     claims: Claims
     watcher: FileWatcher
+    turns: asyncio.Semaphore
     _looking: dict[Place, asyncio.Event] = field(default_factory=dict)
     _fruitless: OrderedDict[Place, None] = field(default_factory=OrderedDict)
 
@@ -69,7 +74,7 @@ class FirstLooks:
         if taken or self.claims.claim(place) != self.claims.worker:
             yield None
             return
-        over, look = asyncio.Event(), FirstLook(self.claims, place)
+        over, look = asyncio.Event(), FirstLook(self.claims, place, self.turns)
         self._looking[place] = over
         try:
             yield look

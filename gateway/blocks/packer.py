@@ -25,7 +25,7 @@ BATCH_BYTES = 4 * 1024 * 1024
 BATCH_BLOCKS = 256
 """One transaction of about a millisecond."""
 
-WAITING_BYTES_MAX = 32 * 1024 * 1024
+WAITING_BYTES_MAX = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

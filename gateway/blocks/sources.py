@@ -21,8 +21,11 @@ READ_BYTES = 1024 * 1024
 """What a thread reads and verifies in one go: the memory that one reader may hold."""
 
 
-GIVEN_AT_ONCE_BYTES = 128 * 1024
-"""What a reader is given at once of a block that is in memory only: a client that does not take it has a copy of it."""
+GIVEN_AT_ONCE_BYTES = 32 * 1024
+"""Of a block in memory: what the client's socket does not take is copied, for every client that reads slowly."""
+
+GIVEN_TO_THE_END_BYTES = 128 * 1024
+"""So much is given in one piece when it is the last: most small objects leave in one."""
 
 
 class Source(Protocol):
@@ -129,7 +132,8 @@ class FillSource:
         available = await fill.beyond(position)
         count = min(stop - fill.block.offset, available) - position
         if fill.content is not None:
-            return fill.content[position : position + min(count, GIVEN_AT_ONCE_BYTES)]
+            given = count if count <= GIVEN_TO_THE_END_BYTES else GIVEN_AT_ONCE_BYTES
+            return fill.content[position : position + given]
         offset = fill.extent.offset + position
         if self._residency.resident(fill.file.descriptor, offset, count):
             return FileSpan(fill.file.descriptor, offset, count)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from gateway.blocks.first_answer import FirstAnswer
+from gateway.blocks.first_looks import FirstLook
 from gateway.errors import OriginBodyError
 from gateway.metadata.catalog import CHECKSUM_MODE
 from gateway.metadata.head import ObjectHead, object_head_of_get
@@ -50,19 +51,27 @@ async def first_look(
         if look is None:
             yield None
             return
-        since = exchange.services.catalog.now(key)
-        whole = CHECKSUM_MODE in headers and "range" not in exchange.request.headers
-        response = await _ask(exchange, headers, None if whole else wanted)
-        answer = FirstAnswer(look, response, wanted)
-        try:
-            head = _understood(exchange, answer)
-            look.fruitless = head is None
-            if head is not None:
-                catalog = exchange.services.catalog
-                catalog.learned(head, exchange.slot, since, headers=headers, with_checksums=whole)
-            yield (head, answer) if head is not None else None
-        finally:
-            await answer.aclose()
+        async with look.turns, _answered(exchange, headers, look, wanted) as answered:
+            yield answered
+
+
+@asynccontextmanager
+async def _answered(
+    exchange: Exchange, headers: dict[str, str], look: FirstLook, wanted: ByteRange
+) -> AsyncIterator[tuple[ObjectHead, FirstAnswer] | None]:
+    catalog = exchange.services.catalog
+    since = catalog.now(exchange.object_key)
+    whole = CHECKSUM_MODE in headers and "range" not in exchange.request.headers
+    response = await _ask(exchange, headers, None if whole else wanted)
+    answer = FirstAnswer(look, response, wanted)
+    try:
+        head = _understood(exchange, answer)
+        look.fruitless = head is None
+        if head is not None:
+            catalog.learned(head, exchange.slot, since, headers=headers, with_checksums=whole)
+        yield (head, answer) if head is not None else None
+    finally:
+        await answer.aclose()
 
 
 def _asked(request: S3Request) -> tuple[int, int | None] | None:

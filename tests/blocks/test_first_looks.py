@@ -29,7 +29,7 @@ def two_workers(directory: Path) -> Iterator[tuple[FirstLooks, FirstLooks]]:
     watcher = FileWatcher()
     one, other = Claims(directory, 0), Claims(directory, 1)
     try:
-        yield FirstLooks(one, watcher), FirstLooks(other, watcher)
+        yield FirstLooks(one, watcher, asyncio.Semaphore(8)), FirstLooks(other, watcher, asyncio.Semaphore(8))
     finally:
         watcher.close()
         other.close()
@@ -108,7 +108,7 @@ def test_nobody_waits_for_the_dead(tmp_path: Path) -> None:
         (directory / "slots").mkdir(parents=True)
         watcher = FileWatcher()
         dead, living = Claims(directory, 0), Claims(directory, 1)
-        looks = FirstLooks(living, watcher)
+        looks = FirstLooks(living, watcher, asyncio.Semaphore(8))
         assert dead.claim(first_looks._place(KEY, 0, {})) == 0
         waiting = asyncio.create_task(looks.settled(KEY, 0, {}))
         await asyncio.sleep(0)

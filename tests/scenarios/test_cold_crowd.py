@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -25,6 +26,7 @@ CHUNK_BYTES = 64 * 1024
 ORIGIN_BYTES_PER_SECOND = 4e6
 """Per connection: a block takes two seconds."""
 
+BEGUN_BYTES = 4 * CHUNK_BYTES
 SEED = 20261121
 
 
@@ -101,10 +103,17 @@ def test_5_3_a_cold_object_crosses_once_for_all_clients(running: tuple[GatewayPr
 
 
 def leading_worker(gateway: GatewayProcess) -> int:
-    """A worker that fills a block right now."""
-    while not (led := list(gateway.directory.rglob("partial/w*/*"))):
+    """A worker that fills a block right now, and has written some of it."""
+    while not (led := [path for path in gateway.directory.rglob("partial/w*/*") if _size_bytes(path) > BEGUN_BYTES]):
         threading.Event().wait(0.01)
     return int(led[0].parent.name.removeprefix("w"))
+
+
+def _size_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 @pytest.mark.slow

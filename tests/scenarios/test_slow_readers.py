@@ -18,7 +18,8 @@ from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, Strict
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 READERS = 1000
-RSS_BYTES_MAX = 200 * 1024**2
+RSS_BYTES_MAX = 288 * 1024**2
+"""About 180 MiB on an idle machine (loadtests/many_ranges.py holds it to 200); readers that cost a MiB each took 520."""
 THREADS_MAX = 40
 BUCKET = "bucket"
 SIP_BYTES = 4096
