@@ -9,14 +9,13 @@ _FILE_MODE = 0o600
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Replace a file."""
+    """Replace a file; OSError when the disk does not take all of it, and then the file is as it was."""
     new = path.with_name(path.name + ".new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _FILE_MODE)
-    try:
-        os.write(descriptor, content)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    with os.fdopen(os.open(new, flags, _FILE_MODE), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
     os.rename(new, path)
     sync_directory(path.parent)
 

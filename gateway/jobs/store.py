@@ -6,16 +6,14 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
-from io import BufferedWriter
 from pathlib import Path
 
+from gateway.blocks.durable import write_durably
 from gateway.errors import StoreUnavailable
 from gateway.jobs.records import Job, pack, unpack
 
 _DIRECTORY_MODE = 0o700
-_FILE_MODE = 0o600
 
 
 class JobStore:
@@ -35,15 +33,8 @@ class JobStore:
 
     def save(self, job: Job) -> None:
         """Replace what is kept of a job; after a crash it is there whole, as it is now or as it was before."""
-        path = self._record(job.id)
-        new = path.with_suffix(".new")
         try:
-            with _create(new) as file:
-                file.write(pack(job))
-                file.flush()
-                os.fsync(file.fileno())
-            os.rename(new, path)
-            self._sync()
+            write_durably(self._record(job.id), pack(job))
         except OSError as error:
             raise StoreUnavailable(f"a job cannot be written down: {error}") from error
 
@@ -70,15 +61,3 @@ class JobStore:
             return unpack(path.read_bytes())
         except OSError:
             return None
-
-    def _sync(self) -> None:
-        descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _create(path: Path) -> BufferedWriter:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    return os.fdopen(os.open(path, flags, _FILE_MODE), "wb")
