@@ -304,8 +304,8 @@ class SmallAnswerMetrics:
 class RequestMetrics:
     """Counts the requests of one process's S3 port (the methods of `edge.asgi.RequestObserver`)."""
 
-    def began(self) -> None:
-        REQUESTS_IN_FLIGHT.add(1)
+    def in_flight(self, change: int) -> None:
+        REQUESTS_IN_FLIGHT.add(change)
 
     def ended(
         self,
@@ -317,11 +317,11 @@ class RequestMetrics:
         sent_bytes: int,
         received_bytes: int,
     ) -> None:
-        REQUESTS_IN_FLIGHT.add(-1)
         REQUESTS.add(1, operation, slot, status, cache or "none")
         REQUEST_SECONDS.observe(seconds, operation)
         SENT_BYTES.add(sent_bytes, operation, slot)
-        RECEIVED_BYTES.add(received_bytes, operation, slot)
+        if received_bytes:
+            RECEIVED_BYTES.add(received_bytes, operation, slot)
 
 
 class OriginAttempt(Protocol):

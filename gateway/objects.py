@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -60,6 +61,22 @@ class FileSpan:
     descriptor: int
     offset: int
     count: int
+
+
+class HeldSpan(ABC):
+    """A whole response body as it lies in one file, which stays open until `close`."""
+
+    __slots__ = ("span",)
+
+    span: FileSpan
+
+    @abstractmethod
+    def failed(self, error: Exception) -> None:
+        """The span could not be sent to its end, and not because the client left."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the file, sent or not. Idempotent."""
 
 
 BodyPiece = bytes | memoryview | FileSpan

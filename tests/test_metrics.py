@@ -58,15 +58,15 @@ def test_every_metric_has_a_name_of_its_own_by_prometheus_rules() -> None:
 def test_a_request_is_counted_in_every_way_it_is_asked_about() -> None:
     """By operation, status and cache outcome; its bytes; and no longer as in flight."""
     requests = WorkerMetrics(1000).requests
-    requests.began()
+    requests.in_flight(1)
     assert metrics.REQUESTS_IN_FLIGHT.value() == 1
     requests.ended("GetObject", "imagenet", "200", "hit", 0.01, 300, 0)
-    requests.began()
     requests.ended("PutObject", "default", "200", None, 0.01, 0, 500)
     assert metrics.REQUESTS.value("GetObject", "imagenet", "200", "hit") == 1
     assert metrics.REQUESTS.value("PutObject", "default", "200", "none") == 1
     assert metrics.SENT_BYTES.value("GetObject", "imagenet") == 300
     assert metrics.RECEIVED_BYTES.value("PutObject", "default") == 500
+    requests.in_flight(-1)
     assert metrics.REQUESTS_IN_FLIGHT.value() == 0
 
 

@@ -42,6 +42,7 @@ from gateway.blocks.small_fills import SmallFiller
 from gateway.blocks.survey import survey
 from gateway.blocks.threads import DiskThreads
 from gateway.blocks.verification import VerifiedMemory
+from gateway.blocks.warm import WarmSpan, warm_span
 from gateway.blocks.watching import FileWatcher
 from gateway.clock import Clock
 from gateway.errors import BlockError, StoreUnavailable
@@ -141,6 +142,10 @@ class BlockCache:
         reader = RangeReader(self._tools, version, byte_range, slot, headers, answer=answer)
         await reader.start()
         return reader
+
+    def warm_span(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> WarmSpan | None:
+        """The bytes of a range, where nothing has to be waited for; None: `open_range` is to be asked."""
+        return warm_span(self._tools, version, byte_range, slot)
 
     def first_fetched(self, first: int, last: int | None, slot: str) -> ByteRange:
         """What a read of bytes `first` to `last` (None: the end) begins with where nothing is known of the object."""

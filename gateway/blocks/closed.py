@@ -15,7 +15,7 @@ from gateway.blocks.pinned_get import PinnedGet
 from gateway.blocks.reader import Outcome, RangeReader
 from gateway.blocks.sources import OriginSource
 from gateway.clock import Clock
-from gateway.objects import BodyStream, ByteRange, FileSpan, ObjectKey, ObjectVersion
+from gateway.objects import BodyStream, ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, Purpose
 
 RETRIES = 3
@@ -53,6 +53,9 @@ class ClosedCache:
             raise
         return OriginReader(get, byte_range, slot, self._observer)
 
+    def warm_span(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> None:
+        """Nothing is here."""
+
     def first_fetched(self, first: int, last: int | None, slot: str) -> ByteRange:
         """The byte that a read begins with: nothing is asked for by it, as there is no first look."""
         return ByteRange(first, first)
@@ -81,9 +84,8 @@ class OriginReader:
         self._slot = slot
         self._observer = observer
 
-    def whole(self) -> FileSpan | None:
+    def whole(self) -> None:
         """It lies in no file."""
-        return None
 
     def file_failed(self, error: Exception) -> None:
         """There is none."""

@@ -39,6 +39,7 @@ MAGIC_BYTES = len(_MAGIC)
 _FIXED = struct.Struct("<8sIIIQQQIII")
 _CRC = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
+_RANGE = struct.Struct("<QQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +75,12 @@ def chunk_count(length: int) -> int:
 
 def block_ids(version: ObjectVersion) -> hashlib.blake2b:
     """The hash state that every block id of a version starts from."""
-    state = hashlib.blake2b(digest_size=32, person=b"forebay block v1")
-    for text in (version.key.bucket, version.key.key, version.etag):
-        encoded = _encode(text)
-        state.update(_LENGTH.pack(len(encoded)))
-        state.update(encoded)
-    state.update(_LENGTH.pack(version.size_bytes))
-    return state
+    key, size, pack = version.key, len, _LENGTH.pack
+    bucket, name, etag = _encode(key.bucket), _encode(key.key), _encode(version.etag)
+    hashed = b"".join(
+        (pack(size(bucket)), bucket, pack(size(name)), name, pack(size(etag)), etag, pack(version.size_bytes))
+    )
+    return hashlib.blake2b(hashed, digest_size=32, person=b"forebay block v1")
 
 
 def object_id(key: ObjectKey) -> bytes:
@@ -99,6 +99,14 @@ def block_at(version: ObjectVersion, number: int, block_size_bytes: int, ids: ha
     state.update(_LENGTH.pack(offset))
     state.update(_LENGTH.pack(length))
     return Block(state.digest(), version, offset, length)
+
+
+def block_id(version: ObjectVersion, number: int, block_size_bytes: int) -> bytes:
+    """The id of block `number` of a version, without the block."""
+    offset = number * block_size_bytes
+    state = block_ids(version)
+    state.update(_RANGE.pack(offset, min(block_size_bytes, version.size_bytes - offset)))
+    return state.digest()
 
 
 def block_numbers(byte_range: ByteRange, block_size_bytes: int) -> range:

@@ -45,6 +45,9 @@ class AheadMarks:
     def __bool__(self) -> bool:
         return bool(self._blocks)
 
+    def __contains__(self, block_id: bytes) -> bool:
+        return block_id in self._blocks
+
     def add(self, block_id: bytes) -> None:
         self._blocks[block_id] = None
         if len(self._blocks) > _MARKS_MAX:

@@ -23,6 +23,7 @@ from gateway.blocks.readahead import Readahead, window_blocks_max
 from gateway.blocks.reading_tools import ReadingTools
 from gateway.blocks.sources import BlockSource, FillSource, OriginSource, Source
 from gateway.blocks.verification import Fingerprint, fingerprint
+from gateway.blocks.warm import WarmSpan
 from gateway.errors import BlockDamaged, NotKept, StoreUnavailable
 from gateway.objects import BodyPiece, BodyStream, ByteRange, FileSpan, ObjectVersion
 from gateway.origin.client import Purpose
@@ -115,18 +116,21 @@ class RangeReader:
             with suppress(StoreUnavailable):
                 self._fill_ahead(self._range.first)
 
-    def whole(self) -> FileSpan | None:
+    def whole(self) -> WarmSpan | None:
         """The whole range as it lies in one file, where it does, verified and in memory; None otherwise.
 
-        Whoever takes it does without `body`. It is good until `aclose`.
+        Whoever takes it, and closes it, does without this reader.
         """
         source = self._source
         if not isinstance(source, BlockSource) or self._source_stop < self._range.stop:
             return None
         span = source.span(self._range.first, self._range.stop)
-        if span is not None:
-            self._given = span.count
-        return span
+        if span is None:
+            return None
+        self._source = None
+        return WarmSpan(
+            self._tools, source.block.id, source.extent, source.take_file(), span, self._slot, cached=source.cached
+        )
 
     async def body(self) -> BodyStream:
         """The bytes of the range, in order; all of them, or an exception."""
@@ -142,7 +146,7 @@ class RangeReader:
             await self.aclose()
 
     def file_failed(self, error: Exception) -> None:
-        """What `whole` or `body` gave as it lies in a file could not be sent from there: it is not believed again."""
+        """What `body` gave as it lies in a file could not be sent from there: it is not believed again."""
         if isinstance(self._source, BlockSource):
             self._tools.verified.forget(self._source.block.id)
             self._tools.segments.drop(self._source.extent.file)

@@ -77,6 +77,10 @@ class BlockSource:
         piece = min(count, READ_BYTES - position % READ_BYTES)
         return self._span(position, piece) or await self._read(position, piece, count - piece)
 
+    def take_file(self) -> OpenFile:
+        """The block's file, for the caller to release: this source is over."""
+        return self._file
+
     async def close(self) -> None:
         self._file.release()
 

@@ -2,48 +2,44 @@
 
     scope → s3.requests → authentication → authorisation → operations.dispatch → Reply → send
 
-One function call per step, no middleware. Whatever goes wrong before the head of the answer is out becomes an S3 error;
-afterwards the connection is closed, because a short body is the only way to tell the client.
+One function call per step, no middleware, and no await before an operation has to wait for something. Whatever goes
+wrong before the head of the answer is out becomes an S3 error; afterwards the connection is closed, because a short
+body is the only way to tell the client.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
-import os
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import structlog
 from structlog.typing import FilteringBoundLogger
 
-from gateway.edge.authentication import Authenticator
+from gateway.edge.authentication import Authenticator, Caller
 from gateway.edge.authorisation import authorise
 from gateway.edge.body import AsgiRequestBody, Receive
 from gateway.edge.failures import reply_to
 from gateway.edge.foreign_services import foreign_service_reply
-from gateway.edge.replies import send_reply
-from gateway.errors import ClientDisconnected
+from gateway.edge.replies import own_fields, ready_lines, send_reply
+from gateway.edge.server.immediate import BEGUN, ImmediateResponse
+from gateway.edge.visit import BROKEN_OFF, CLIENT_LEFT, NO_BODY, Visit
+from gateway.errors import ClientDisconnected, S3Error
+from gateway.objects import HeldSpan
 from gateway.operations.dispatch import perform
 from gateway.operations.exchange import Exchange, Services
-from gateway.operations.reply import Reply
+from gateway.operations.reply import Answer, Reply
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import S3Request, another_service, parse_request
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Fields = Sequence[tuple[bytes, bytes]]
 
 HOP_HEADER = "x-forebay-hop"
-
-CLIENT_LEFT = "client-left"
-BROKEN_OFF = "broken-off"
-"""Ends without a status: the client left before its answer was complete, or the answer failed behind its head."""
-
-NO_SLOT = "none"
-"""The slot of requests that were refused before it was looked up."""
 
 
 def _bound_log() -> FilteringBoundLogger:
@@ -55,8 +51,8 @@ def _bound_log() -> FilteringBoundLogger:
 class RequestObserver(Protocol):
     """What happens to requests, for metrics."""
 
-    def began(self) -> None:
-        """A request head has arrived."""
+    def in_flight(self, change: int) -> None:
+        """A request waits for its answer from now on (1), or no more (-1). What is answered at once never does."""
 
     def ended(
         self,
@@ -74,7 +70,7 @@ class RequestObserver(Protocol):
 class SilentRequestObserver:
     """Counts nothing."""
 
-    def began(self) -> None:
+    def in_flight(self, change: int) -> None:
         return
 
     def ended(
@@ -107,16 +103,50 @@ class S3App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"the S3 port speaks HTTP only, not {scope['type']}")
-        visit = _Visit(scope)
-        self.observer.began()
+        visit = scope.get(BEGUN) or self._begin_with(scope, receive)
+        self.observer.in_flight(1)
         try:
-            await self._answer(visit, receive, send)
+            await self._answer(visit, scope, send)
         except ClientDisconnected:
             visit.status = CLIENT_LEFT
         finally:
+            self.observer.in_flight(-1)
             self._report(visit)
 
-    def _report(self, visit: _Visit) -> None:
+    # What our own server asks before it starts a task for a request that has no body (server/immediate.py).
+
+    def begin(self, method: str, raw_path: bytes, raw_query: bytes, headers: Fields) -> Visit:
+        """Take a request as far as it goes without waiting; given `BEGUN` in its scope, `__call__` goes on."""
+        visit = Visit(raw_path, NO_BODY)
+        self._begin(visit, method, raw_query, headers)
+        return visit
+
+    def immediate(self, visit: Visit) -> ImmediateResponse | None:
+        """The whole response, if it can be sent now; then it counts as sent, and `end` must be called."""
+        reply = visit.answer
+        if not isinstance(reply, Reply) or not isinstance(reply.body, (bytes, HeldSpan)):
+            return None
+        visit.status, visit.cache = str(reply.status), reply.cache
+        body = reply.body if isinstance(reply.body, bytes) else reply.body.span
+        return ImmediateResponse(
+            reply.status, own_fields(reply, close=False), ready_lines(reply, visit.request_id), body
+        )
+
+    def end(self, visit: Visit, sent_bytes: int, error: Exception | None = None) -> None:
+        """An immediate response is over: `error` is what kept it from being sent to its end."""
+        reply = visit.answer
+        if not isinstance(reply, Reply):
+            raise RuntimeError("only an immediate response ends so")
+        visit.sent_bytes = sent_bytes
+        if isinstance(error, ClientDisconnected):
+            visit.status = CLIENT_LEFT
+        elif error is not None:
+            self._broken_off(visit, reply, error)
+        if isinstance(reply.body, HeldSpan):
+            reply.body.close()
+        self._report(visit)
+
+    def _report(self, visit: Visit) -> None:
         seconds = time.perf_counter() - visit.started
         received_bytes = visit.body.received_bytes if visit.body is not None else 0
         self.observer.ended(
@@ -136,86 +166,81 @@ class S3App:
             received_bytes=received_bytes,
         )
 
-    async def _answer(self, visit: _Visit, receive: Receive, send: Send) -> None:
-        try:
-            reply = await self._perform(visit, receive)
-        except ClientDisconnected:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever happened, the client gets an answer and the log a line
-            reply = reply_to(error, visit.request_id, visit.path)
+    async def _answer(self, visit: Visit, scope: Scope, send: Send) -> None:
+        reply = await self._reply(visit)
         visit.status, visit.cache = str(reply.status), reply.cache
         try:
             visit.sent_bytes = await send_reply(
-                reply, visit.scope, send, request_id=visit.request_id, close=not visit.body_complete
+                reply, scope, send, request_id=visit.request_id, close=not visit.body_complete
             )
         except ClientDisconnected:
             raise
-        except Exception as error:
-            # The head is out: all that can still be said is a body that ends early, so the connection is closed.
-            visit.status = BROKEN_OFF
-            reply.failed(error)
-            self.log.warning("answer broken off", request_id=visit.request_id, exc_info=error)
+        except Exception as error:  # noqa: BLE001 - it is logged, and the client sees a body that ends early
+            self._broken_off(visit, reply, error)
         finally:
             await reply.aclose()
 
-    async def _perform(self, visit: _Visit, receive: Receive) -> Reply:
-        scope = visit.scope
-        request = parse_request(
-            scope["method"], scope["raw_path"], scope["query_string"], scope["headers"], self.base_domains
-        )
-        visit.body = AsgiRequestBody(receive, request.headers)
+    async def _reply(self, visit: Visit) -> Reply:
+        if isinstance(visit.answer, Reply):
+            return visit.answer
+        try:
+            return await visit.answer
+        except ClientDisconnected:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever happened, the client gets an answer and the log a line
+            return reply_to(error, visit.request_id, visit.path)
+
+    def _broken_off(self, visit: Visit, reply: Reply, error: Exception) -> None:
+        """The head is out: all that can still be said is a body that ends early, so the connection is closed."""
+        visit.status = BROKEN_OFF
+        reply.failed(error)
+        self.log.warning("answer broken off", request_id=visit.request_id, exc_info=error)
+
+    def _begin_with(self, scope: Scope, receive: Receive) -> Visit:
+        visit = Visit(scope["raw_path"], None)
+        self._begin(visit, scope["method"], scope["query_string"], scope["headers"], receive)
+        return visit
+
+    def _begin(
+        self, visit: Visit, method: str, raw_query: bytes, headers: Fields, receive: Receive | None = None
+    ) -> None:
+        try:
+            visit.answer = self._perform(visit, method, raw_query, headers, receive)
+        except Exception as error:  # noqa: BLE001 - whatever happened, the client gets an answer and the log a line
+            visit.answer = reply_to(error, visit.request_id, visit.path)
+
+    def _perform(self, visit: Visit, method: str, raw_query: bytes, headers: Fields, receive: Receive | None) -> Answer:
+        request = parse_request(method, visit.raw_path, raw_query, headers, self.base_domains)
+        body = visit.body
+        if body is None:
+            body = visit.body = AsgiRequestBody(receive, request.headers) if receive is not None else NO_BODY
         visit.operation = request.operation.value
         if self.instance_id in request.headers.get(HOP_HEADER, ""):
             raise s3_error("LoopDetected")
-        service = another_service(request)
-        if service is not None:
-            return foreign_service_reply(request, service)
-        caller = self.authenticator.authenticate(request)
+        caller = self._caller(request)
+        if not isinstance(caller, Caller):
+            return caller
         authorise(request, caller.grant, self.services.slots)
         slot = self._slot(request)
         visit.slot = slot.name
-        exchange = Exchange(
-            self.services, request, visit.body, caller.grant, caller.seed, slot, anonymous=caller.anonymous
-        )
-        return await perform(exchange)
+        exchange = Exchange(self.services, request, body, caller.grant, caller.seed, slot, anonymous=caller.anonymous)
+        return perform(exchange)
+
+    def _caller(self, request: S3Request) -> Caller | Reply:
+        """Who sent the request, or what to answer to one that was meant for another service than S3."""
+        if request.bucket is not None:
+            try:
+                return self.authenticator.authenticate(request)
+            except S3Error:
+                service = another_service(request)
+                if service is None:
+                    raise
+                return foreign_service_reply(request, service)
+        service = another_service(request)
+        if service is not None:
+            return foreign_service_reply(request, service)
+        return self.authenticator.authenticate(request)
 
     def _slot(self, request: S3Request) -> Slot:
         named = request.key if request.key is not None else request.parameter("prefix")
         return self.services.slots.find(request.bucket or "", named or "")
-
-
-_request_numbers = itertools.count(int.from_bytes(os.urandom(8), "big"))
-_SPREAD = 0x9E3779B97F4A7C15
-"""2**64 over the golden ratio, odd: multiplied by it, no two of 2**64 numbers in a row give the same id."""
-
-
-def _next_request_id() -> str:
-    """16 hexadecimal digits, another for every request: a system call for each would cost more than all the rest."""
-    return f"{next(_request_numbers) * _SPREAD & 0xFFFFFFFFFFFFFFFF:016X}"
-
-
-class _Visit:
-    """One request while it is here: what the log line, the metrics and the error answer need to know of it."""
-
-    __slots__ = ("body", "cache", "operation", "request_id", "scope", "sent_bytes", "slot", "started", "status")
-
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
-        self.request_id = _next_request_id()
-        self.operation = "Unknown"
-        self.slot = NO_SLOT
-        self.status = BROKEN_OFF
-        self.started = time.perf_counter()
-        self.sent_bytes = 0
-        self.cache: str | None = None
-        self.body: AsgiRequestBody | None = None
-
-    @property
-    def path(self) -> str:
-        raw_path: bytes = self.scope["raw_path"]
-        return raw_path.decode("latin-1")
-
-    @property
-    def body_complete(self) -> bool:
-        """Whether the connection can carry another request. A head that could not be parsed settles nothing."""
-        return self.body is not None and self.body.complete

@@ -7,7 +7,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
-from gateway.objects import BodyStream, FileSpan
+from gateway.objects import BodyStream, FileSpan, HeldSpan
 from gateway.operations.reply import Reply
 
 ZERO_COPY = "http.response.zerocopysend"
@@ -19,43 +19,66 @@ READ_SIZE_BYTES = 1024**2
 """How much of a file is read at once where zero-copy sending is not to be had (TLS, other servers)."""
 
 _SERVER = (b"server", b"Forebay")
+_IDENTITY = b"server: Forebay\r\nx-amz-request-id: %b\r\nx-amz-id-2: forebay/%b\r\n"
+_CACHE = {
+    name: b"x-forebay-cache: %b\r\n" % name.encode() for name in ("hit", "partial", "miss", "bypass", "forwarded")
+}
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 async def send_reply(reply: Reply, scope: MutableMapping[str, Any], send: Send, *, request_id: str, close: bool) -> int:
     """Send the whole answer; returns the number of body bytes sent. The caller closes the reply."""
-    headers = _head(reply, request_id, close=close)
+    headers = own_fields(reply, close=close)
     extensions = scope.get("extensions") or {}
     start = {"type": "http.response.start", "status": reply.status, "headers": headers}
     if HEADER_LINES in extensions:
-        start[HEADER_LINES] = reply.encoded.lines
+        start[HEADER_LINES] = ready_lines(reply, request_id)
     else:
-        headers += reply.encoded.pairs
+        headers += _ready_pairs(reply, request_id)
     await send(start)
     if isinstance(reply.body, bytes):
         body = b"" if scope["method"] == "HEAD" else reply.body
         await send({"type": "http.response.body", "body": body})
         return len(body)
     zero_copy = ZERO_COPY in extensions
-    if isinstance(reply.body, FileSpan):
+    if isinstance(reply.body, HeldSpan):
+        span = reply.body.span
         if zero_copy:
-            await _send_span(reply.body, send, more_body=False)
-            return reply.body.count
-        await _send_span_through_memory(reply.body, send)
-        sent_bytes = reply.body.count
+            await _send_span(span, send, more_body=False)
+            return span.count
+        await _send_span_through_memory(span, send)
+        sent_bytes = span.count
     else:
         sent_bytes = await _send_stream(reply.body, send, zero_copy=zero_copy)
     await send({"type": "http.response.body", "body": b""})
     return sent_bytes
 
 
-def _head(reply: Reply, request_id: str, *, close: bool) -> list[tuple[bytes, bytes]]:
-    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
+def ready_lines(reply: Reply, request_id: str) -> bytes:
+    """The fields of an answer's head that a server need not look at, as lines."""
     encoded_id = request_id.encode()
-    headers += (_SERVER, (b"x-amz-request-id", encoded_id), (b"x-amz-id-2", b"forebay/" + encoded_id))
+    cache = _CACHE[reply.cache] if reply.cache is not None else b""
+    return b"".join((reply.encoded.lines, _IDENTITY % (encoded_id, encoded_id), cache))
+
+
+def _ready_pairs(reply: Reply, request_id: str) -> list[tuple[bytes, bytes]]:
+    """The same as pairs."""
+    encoded_id = request_id.encode()
+    pairs = [
+        *reply.encoded.pairs,
+        _SERVER,
+        (b"x-amz-request-id", encoded_id),
+        (b"x-amz-id-2", b"forebay/" + encoded_id),
+    ]
     if reply.cache is not None:
-        headers.append((b"x-forebay-cache", reply.cache.encode()))
+        pairs.append((b"x-forebay-cache", reply.cache.encode()))
+    return pairs
+
+
+def own_fields(reply: Reply, *, close: bool) -> list[tuple[bytes, bytes]]:
+    """The fields that belong to this answer alone, its length among them."""
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
     if isinstance(reply.body, bytes) and reply.status not in (204, 304):
         names = {name for name, _ in reply.headers}
         if "content-length" not in names:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 
 from gateway.operations.bucket_answers import bucket_answer
 from gateway.operations.copy_object import copy_object, upload_part_copy
@@ -13,10 +13,10 @@ from gateway.operations.head_object import head_object
 from gateway.operations.multipart_upload import complete_multipart_upload
 from gateway.operations.passthrough import forward, passthrough
 from gateway.operations.put_object import put_object, upload_part
-from gateway.operations.reply import Reply
+from gateway.operations.reply import Answer
 from gateway.s3.requests import Operation
 
-Handler = Callable[[Exchange], Awaitable[Reply]]
+Handler = Callable[[Exchange], Answer]
 
 HANDLERS: Mapping[Operation, Handler] = {
     Operation.LIST_BUCKETS: forward,
@@ -45,6 +45,6 @@ HANDLERS: Mapping[Operation, Handler] = {
 }
 
 
-async def perform(exchange: Exchange) -> Reply:
-    """Carry out the operation that the request asks for."""
-    return await HANDLERS[exchange.request.operation](exchange)
+def perform(exchange: Exchange) -> Answer:
+    """Carry out the operation that the request asks for: what needs no waiting now, the rest when it is awaited."""
+    return HANDLERS[exchange.request.operation](exchange)

@@ -32,7 +32,7 @@ class Services:
     buffers: Buffers = field(default_factory=Buffers)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Exchange:
     """One authenticated request on its way to an answer.
 

@@ -2,6 +2,7 @@
 
     which version is current? → may it be served? → which bytes? → blocks on disk, filled from the origin when missing
 
+What is known, fresh and in memory is answered in the call itself; the rest is waited for.
 Of an object of which nothing is known, the origin gives version and bytes in one answer (first_look.py).
 A version that changed since the catalog learned of it answers 412 to the fill; then the origin is asked, and all is
 made again. Once the first byte is out, a change can only end the connection: bytes of two versions are never mixed.
@@ -16,7 +17,7 @@ from contextlib import aclosing
 from gateway.blocks.first_answer import FirstAnswer
 from gateway.errors import OriginAnswered, OriginBodyError
 from gateway.metadata.catalog import ObjectHead, is_remembered
-from gateway.objects import BodyStream, ByteRange, FileSpan
+from gateway.objects import BodyStream, ByteRange
 from gateway.operations.exchange import Exchange
 from gateway.operations.first_look import Refused, first_look
 from gateway.operations.passthrough import forward, onward_request, streamed_reply
@@ -29,7 +30,7 @@ from gateway.operations.reading import (
     remembered_head,
     towards_blocks,
 )
-from gateway.operations.reply import Reply
+from gateway.operations.reply import Answer, Reply
 from gateway.s3.conditions import evaluate_read, if_range_holds
 from gateway.s3.error_codes import s3_error
 from gateway.s3.forwarding import EncodedHeaders, towards_client, without
@@ -57,24 +58,31 @@ _NO_HEADER_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]|[^\x00-\xff]")
 _ARCHIVED = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 
 
-async def get_object(exchange: Exchange) -> Reply:
+def get_object(exchange: Exchange) -> Answer:
     """Answer a GET from blocks; what they cannot answer is read from the origin (`x-forebay-cache: bypass`)."""
     overrides = _response_overrides(exchange)
     if needs_the_origin(exchange.request):
-        return await forward(exchange, cache="bypass")
+        return forward(exchange, cache="bypass")
     headers = judged_by_the_origin(exchange.request)
     try:
         known = remembered_head(exchange, headers)
     except OriginAnswered:
-        return await _refused(exchange)
+        return _refused(exchange)
     if known is None:
-        try:
-            reply = await _at_first_look(exchange, headers, overrides)
-        except Refused:
-            return await _refused(exchange)
+        return _of_unknown(exchange, headers, overrides)
+    if _fit_for_blocks(exchange.request, known):
+        reply = _at_once(exchange, known, overrides)
         if reply is not None:
             return reply
-    return await _from_blocks(exchange, headers, overrides, known)
+    return _from_blocks(exchange, headers, overrides, known)
+
+
+async def _of_unknown(exchange: Exchange, headers: dict[str, str], overrides: Mapping[str, str]) -> Reply:
+    try:
+        reply = await _at_first_look(exchange, headers, overrides)
+    except Refused:
+        return await _refused(exchange)
+    return reply or await _from_blocks(exchange, headers, overrides, None)
 
 
 async def _at_first_look(exchange: Exchange, headers: dict[str, str], overrides: Mapping[str, str]) -> Reply | None:
@@ -163,6 +171,24 @@ async def _serve(
     overrides: Mapping[str, str],
     answer: FirstAnswer | None = None,
 ) -> Reply:
+    reply = _at_once(exchange, head, overrides)
+    if reply is not None:
+        return reply
+    asked = head.part or _asked_range(exchange.request, head)
+    byte_range = asked or ByteRange(0, head.version.size_bytes - 1)
+    reader = await exchange.services.blocks.open_range(
+        head.version, byte_range, slot=exchange.slot.name, headers=towards_blocks(headers), answer=answer
+    )
+    status, lengths, encoded = 206 if asked else 200, _lengths(head, asked), _encoded(head, asked, overrides)
+    span = reader.whole()
+    if span is not None:
+        return Reply(status, lengths, span, reader.outcome, None, encoded, span.failed)
+    body = _forgetting_changes(exchange, reader.body()) if head.remembered else reader.body()
+    return Reply(status, lengths, body, reader.outcome, reader, encoded, reader.file_failed)
+
+
+def _at_once(exchange: Exchange, head: ObjectHead, overrides: Mapping[str, str]) -> Reply | None:
+    """The answer that needs no byte of the object, or bytes that are warm; None: they are to be waited for."""
     request, version = exchange.request, head.version
     now = exchange.services.clock.now()
     if evaluate_read(request.headers, etag=version.etag, last_modified=head.last_modified, now=now) == "not-modified":
@@ -172,21 +198,11 @@ async def _serve(
     if version.size_bytes == 0:
         return Reply(200, _lengths(head, None), b"", cache="hit", encoded=_encoded(head, None, overrides))
     byte_range = asked or ByteRange(0, version.size_bytes - 1)
-    reader = await exchange.services.blocks.open_range(
-        version, byte_range, slot=exchange.slot.name, headers=towards_blocks(headers), answer=answer
-    )
-    body: FileSpan | BodyStream | None = reader.whole()
-    if body is None:
-        body = _forgetting_changes(exchange, reader.body()) if head.remembered else reader.body()
-    return Reply(
-        206 if asked else 200,
-        _lengths(head, asked),
-        body,
-        reader.outcome,
-        reader,
-        _encoded(head, asked, overrides),
-        reader.file_failed,
-    )
+    span = exchange.services.blocks.warm_span(version, byte_range, slot=exchange.slot.name)
+    if span is None:
+        return None
+    status, lengths, encoded = 206 if asked else 200, _lengths(head, asked), _encoded(head, asked, overrides)
+    return Reply(status, lengths, span, "hit", None, encoded, span.failed)
 
 
 async def _forgetting_changes(exchange: Exchange, body: BodyStream) -> BodyStream:

@@ -11,25 +11,38 @@ from gateway.operations.reading import (
     current_head,
     judged_by_the_origin,
     needs_the_origin,
+    remembered_head,
 )
-from gateway.operations.reply import Reply
+from gateway.operations.reply import Answer, Reply
 from gateway.s3.conditions import evaluate_read
 from gateway.s3.forwarding import towards_client
 from gateway.s3.requests import S3Request
 
 
-async def head_object(exchange: Exchange) -> Reply:
+def head_object(exchange: Exchange) -> Answer:
     """Answer a HEAD from what is remembered, or ask and remember; conditions are judged here."""
     headers = judged_by_the_origin(exchange.request)
     if not is_remembered(exchange.slot, headers) or _is_special(exchange.request):
-        return await forward(exchange)
+        return forward(exchange)
+    try:
+        head = remembered_head(exchange, headers)
+    except OriginAnswered as answer:
+        return _refusal(answer)
+    return _reply(exchange, head) if head is not None else _asked(exchange, headers)
+
+
+async def _asked(exchange: Exchange, headers: dict[str, str]) -> Reply:
     try:
         head = await current_head(exchange, headers)
     except OriginAnswered as answer:
-        return Reply(answer.status, towards_client(dict(answer.headers)), no_body())
+        return _refusal(answer)
     except OriginBodyError:
         return await forward(exchange)
     return _reply(exchange, head)
+
+
+def _refusal(answer: OriginAnswered) -> Reply:
+    return Reply(answer.status, towards_client(dict(answer.headers)), no_body())
 
 
 def _is_special(request: S3Request) -> bool:
@@ -45,4 +58,4 @@ def _reply(exchange: Exchange, head: ObjectHead) -> Reply:
     headers, cache = towards_client(head.headers), "hit" if head.remembered else "miss"
     if judged == "not-modified":
         return Reply(304, [pair for pair in headers if pair[0] in HEADERS_OF_NOT_MODIFIED], cache=cache)
-    return Reply(200, headers, no_body(), cache)
+    return Reply(200, headers, b"", cache)

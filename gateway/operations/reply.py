@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
-from gateway.objects import BodyStream, FileSpan
+from gateway.objects import BodyStream, HeldSpan
 from gateway.s3.forwarding import NO_HEADERS, EncodedHeaders
 
 
@@ -24,14 +24,14 @@ class Reply:
     `headers` are lower-case (name, value) pairs, values latin-1 decoded; the edge adds date, server, request ids and
     the content length of a `bytes` body. `encoded` are more of them, as they go onto the wire. A streamed body brings
     its own `content-length` header, or is sent in HTTP chunks; one that lies in a file whole can be given as its
-    `FileSpan`. `cache` becomes the `x-forebay-cache` header: hit, partial, miss, bypass or forwarded. `resource` is
-    closed after the body: a stream that was never started could not give it back by itself, and a file belongs to it.
+    `HeldSpan`. `cache` becomes the `x-forebay-cache` header: hit, partial, miss, bypass or forwarded. `resource` is
+    closed after the body: a stream that was never started could not give it back by itself.
     `on_failure` is told why the body could not be sent to its end, unless the client left.
     """
 
     status: int
     headers: Sequence[tuple[str, str]] = field(default_factory=list)
-    body: bytes | FileSpan | BodyStream = b""
+    body: bytes | HeldSpan | BodyStream = b""
     cache: str | None = None
     resource: Closable | None = None
     encoded: EncodedHeaders = NO_HEADERS
@@ -44,7 +44,13 @@ class Reply:
 
     async def aclose(self) -> None:
         """Give back all that the body holds, sent or not."""
-        if not isinstance(self.body, (bytes, FileSpan)):
+        if isinstance(self.body, HeldSpan):
+            self.body.close()
+        elif not isinstance(self.body, bytes):
             await self.body.aclose()
         if self.resource is not None:
             await self.resource.aclose()
+
+
+Answer: TypeAlias = Reply | Coroutine[Any, Any, Reply]
+"""What a handler returns: the reply itself where nothing had to be waited for, else who brings it."""

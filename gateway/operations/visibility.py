@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 
-from gateway.objects import BodyStream, FileSpan, ObjectKey
+from gateway.objects import BodyStream, HeldSpan, ObjectKey
 from gateway.operations.exchange import Exchange
 from gateway.operations.reply import Reply
 
@@ -28,7 +28,7 @@ async def visible(forget: Forget, write: Awaitable[Reply]) -> Reply:
         reply = await write
     finally:
         forget()
-    if not isinstance(reply.body, (bytes, FileSpan)):
+    if not isinstance(reply.body, (bytes, HeldSpan)):
         reply.body = _forgetting(reply.body, forget)
     return reply
 

@@ -14,9 +14,15 @@ class EncodedHeaders(NamedTuple):
 
     @classmethod
     def of(cls, headers: Iterable[tuple[str, str]]) -> EncodedHeaders:
-        """Of lower-case names and latin-1 values, none of them about the body's length or the connection."""
+        """Of lower-case names and latin-1 values, none of them about the body's length or the connection.
+
+        ValueError when a value has a line break or NUL in it: it could forge an answer.
+        """
         pairs = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in headers)
-        return cls(pairs, b"".join(b"%b: %b\r\n" % pair for pair in pairs))
+        lines = b"".join(b"%b: %b\r\n" % pair for pair in pairs)
+        if lines.count(b"\r") != len(pairs) or lines.count(b"\n") != len(pairs) or b"\0" in lines:
+            raise ValueError("a header field has a line break or NUL in it")
+        return cls(pairs, lines)
 
 
 NO_HEADERS = EncodedHeaders((), b"")

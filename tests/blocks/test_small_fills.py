@@ -80,11 +80,12 @@ def test_a_warm_small_object_goes_out_of_its_segment_without_a_copy(tmp_path: Pa
                 await cache.settle()
             for version in versions:
                 reader = await cache.open_range(version, whole(version))
-                span = reader.whole()
-                assert span is not None
+                held = reader.whole()
+                assert held is not None
+                span = held.span
                 descriptors.add(span.descriptor)
                 assert os.pread(span.descriptor, span.count, span.offset) == content_of(origin, version)
-                await reader.aclose()
+                held.close()
             assert len(descriptors) == len(block_files(tmp_path / "c")) == 1
 
     asyncio.run(scenario())

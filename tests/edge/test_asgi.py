@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from gateway.clock import SystemClock
-from gateway.edge.asgi import BROKEN_OFF, CLIENT_LEFT, S3App
+from gateway.edge.asgi import S3App
+from gateway.edge.visit import BROKEN_OFF, CLIENT_LEFT
 from gateway.errors import ClientDisconnected
 from gateway.origin.client import OriginRequest
 from gateway.origin.memory import MemoryOrigin
@@ -32,12 +33,12 @@ class RecordingObserver:
     """Remembers how requests ended."""
 
     def __init__(self) -> None:
-        self.in_flight = 0
+        self.flying = 0
         self.slots: list[str] = []
         self.ends: list[tuple[str, str, str | None, int, int]] = []
 
-    def began(self) -> None:
-        self.in_flight += 1
+    def in_flight(self, change: int) -> None:
+        self.flying += change
 
     def ended(
         self,
@@ -49,7 +50,6 @@ class RecordingObserver:
         sent_bytes: int,
         received_bytes: int,
     ) -> None:
-        self.in_flight -= 1
         self.slots.append(slot)
         self.ends.append((operation, status, cache, sent_bytes, received_bytes))
 
@@ -130,7 +130,7 @@ def test_an_answer_that_fails_behind_its_head_stays_incomplete(tmp_path: Path) -
             gateway.origin.inject(on(Operation.GET_OBJECT), CutBody(70_000), times=None)
             answer = await call(app, "GET", "/bucket/k?versionId=null")
             assert not answer.complete
-            assert (observer.ends[-1][1], observer.in_flight) == (BROKEN_OFF, 0)
+            assert (observer.ends[-1][1], observer.flying) == (BROKEN_OFF, 0)
 
     asyncio.run(scenario())
 
@@ -192,7 +192,7 @@ def test_a_client_that_leaves_gives_everything_back(tmp_path: Path, pieces: int)
                     "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
                 }
                 await app(scope, client.receive, client.send)
-                assert (observer.ends[-1][1], observer.in_flight) == (CLIENT_LEFT, 0)
+                assert (observer.ends[-1][1], observer.flying) == (CLIENT_LEFT, 0)
             assert set(os.listdir("/proc/self/fd")) == before
 
     asyncio.run(scenario())

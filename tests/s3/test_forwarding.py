@@ -1,4 +1,6 @@
-from gateway.s3.forwarding import towards_client, towards_origin
+import pytest
+
+from gateway.s3.forwarding import EncodedHeaders, towards_client, towards_origin
 
 
 def test_headers_that_nobody_knows_go_along() -> None:
@@ -46,3 +48,11 @@ def test_connection_names_no_header_that_the_origin_goes_by() -> None:
         "x-forebay-hop": "another",
     }
     assert towards_origin(kept | {"connection": ", ".join([*kept, "x-private"]), "x-private": "hop"}) == kept
+
+
+@pytest.mark.parametrize("value", ["a\r\nb: c", "a\nb", "a\rb", "a\0b"])
+def test_encoded_headers_have_no_value_that_could_forge_an_answer(value: str) -> None:
+    """They are written as they are, many times: each is one line."""
+    with pytest.raises(ValueError, match="line break"):
+        EncodedHeaders.of([("etag", '"e"'), ("x-amz-meta-a", value)])
+    assert EncodedHeaders.of([("etag", '"e"')]).lines == b'etag: "e"\r\n'

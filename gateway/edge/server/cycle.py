@@ -23,8 +23,9 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from gateway.edge.server.body_queue import BodyQueue
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.refusals import refusal
-from gateway.edge.server.response_head import Header, response_head
+from gateway.edge.server.response_head import Header, ResponseFraming, response_head
 from gateway.edge.server.response_writer import ResponseWriter
+from gateway.edge.server.sendfile import FileSender
 from gateway.errors import ClientDisconnected
 from gateway.s3.error_codes import s3_error
 
@@ -238,6 +239,15 @@ class S3Cycle(RequestResponseCycle):
         self.keep_alive = framing.keep_alive
         self.waiting_for_100_continue = False
         self.response_started = True
+
+    def take_over(self, writer: ResponseWriter, framing: ResponseFraming) -> None:
+        """Go on with a response whose head is out, and whose body is a file on its way."""
+        self.writer, self.keep_alive, self.response_started = writer, framing.keep_alive, True
+
+    async def finish_file(self, sender: FileSender) -> None:
+        """Send the rest of the body that was taken over. Raises ClientDisconnected as `send` does."""
+        await self.writer.finish_file(sender)
+        self._complete()
 
     async def _send_file(self, message: Message, *, more_body: bool) -> None:
         if ZERO_COPY_EXTENSION not in (self.scope.get("extensions") or {}):

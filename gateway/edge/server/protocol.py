@@ -32,10 +32,14 @@ from gateway.clock import Clock, SystemClock
 from gateway.edge.server.body_queue import BodyQueue
 from gateway.edge.server.cycle import HEADER_LINES_EXTENSION, ZERO_COPY_EXTENSION, S3Cycle
 from gateway.edge.server.head_parser import HeadParser, RequestHead
+from gateway.edge.server.immediate import BEGUN, ImmediateApp, ImmediateResponse, immediate_app
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.refusals import refusal_bytes
 from gateway.edge.server.request_head import HEAD_END, check_incomplete_head
-from gateway.errors import S3Error
+from gateway.edge.server.response_head import ResponseFraming, response_head
+from gateway.edge.server.response_writer import ResponseWriter
+from gateway.edge.server.sendfile import FileSender
+from gateway.errors import ClientDisconnected, S3Error
 from gateway.s3.error_codes import s3_error
 
 if TYPE_CHECKING:
@@ -97,6 +101,7 @@ class S3Protocol(HttpToolsProtocol):
         self._write_progress_at = 0.0
         self._wire: socket.socket | None = None
         self._extensions: dict[str, dict[object, object]] = {HEADER_LINES_EXTENSION: {}}
+        self._immediate = immediate_app(self.app)
         self._heads = HeadParser(max_bytes=self._limits.max_header_bytes, max_headers=self._limits.max_headers)
         self.parser = None
 
@@ -189,9 +194,33 @@ class S3Protocol(HttpToolsProtocol):
             self._deadline = self._now() + self._limits.head_timeout_seconds
 
     def _begin_request(self, head: bytes) -> None:
-        self.cycle = cycle = self._cycle_for(self._heads.parse(head))
+        parsed, begun = self._heads.parse(head), None
         self._fresh = self._head_deadline_set = False
         self._deadline = None
+        if self._immediate is not None and self._can_answer_now(parsed):
+            begun = self._immediate.begin(
+                parsed.method, parsed.target.raw_path, parsed.target.raw_query, parsed.headers
+            )
+            response = self._immediate.immediate(begun)
+            if response is not None:
+                self._answer_now(parsed, begun, response)
+                return
+        self._start_cycle(parsed, begun)
+
+    def _can_answer_now(self, head: RequestHead) -> bool:
+        """Whether nothing has to be waited for on the connection's side: no body, no successor, nothing unsent."""
+        return (
+            head.body_length == 0
+            and not head.expects_continue
+            and not self._received
+            and not self.flow.write_paused
+            and self._wire is not None
+        )
+
+    def _start_cycle(self, head: RequestHead, begun: object) -> None:
+        self.cycle = cycle = self._cycle_for(head)
+        if begun is not None:
+            cast("dict[str, object]", cycle.scope)[BEGUN] = begun
         self._start_asgi_task(cycle, self.app)
         if cycle.request_body.complete:
             self._input = _Input.SUCCESSOR
@@ -201,6 +230,72 @@ class S3Protocol(HttpToolsProtocol):
         begun, self._received = self._received, b""
         if begun:
             self._feed_body(begun)
+
+    # Answers without a task (immediate.py)
+
+    def _answer_now(self, head: RequestHead, begun: object, response: ImmediateResponse) -> None:
+        app, body = cast("ImmediateApp", self._immediate), response.body
+        writer = ResponseWriter(self.transport, self.flow, self._wire)
+        rest = None
+        try:
+            framing = self._start_response(writer, head, response)
+            if isinstance(body, bytes):
+                writer.write_bytes(body, more_body=False)
+            else:
+                rest = writer.begin_file(body.descriptor, body.offset, body.count, more_body=False)
+        except Exception as error:  # noqa: BLE001 - the application hears of it, and the client of what it can
+            app.end(begun, writer.sent_bytes, error)
+            self._give_up(head, writer)
+            return
+        if rest is not None:
+            self._finish_in_task(head, begun, writer, rest, framing)
+            return
+        app.end(begun, writer.sent_bytes)
+        self._after_response(framing.keep_alive)
+
+    def _start_response(
+        self, writer: ResponseWriter, head: RequestHead, response: ImmediateResponse
+    ) -> ResponseFraming:
+        start, framing = response_head(
+            response.status,
+            [*self.server_state.default_headers, *response.headers],
+            method=head.method,
+            http_version=head.version,
+            keep_alive=head.keep_alive and not self._draining,
+            lines=response.lines,
+        )
+        writer.start(start, framing)
+        return framing
+
+    def _give_up(self, head: RequestHead, writer: ResponseWriter) -> None:
+        """An answer failed: InternalError while that can still be said, else a broken connection."""
+        if writer.on_the_wire:
+            self.transport.abort()
+        else:
+            self._refuse(s3_error("InternalError"), to_head=head.method == "HEAD")
+
+    def _finish_in_task(
+        self, head: RequestHead, begun: object, writer: ResponseWriter, rest: FileSender, framing: ResponseFraming
+    ) -> None:
+        """The client takes no more for now."""
+        app = cast("ImmediateApp", self._immediate)
+        self.cycle = cycle = self._cycle_for(head)
+        cycle.take_over(writer, framing)
+
+        async def finish(*_: object) -> None:
+            failure: Exception | None = ClientDisconnected("the request was cut off")
+            try:
+                await cycle.finish_file(rest)
+                failure = None
+            except ClientDisconnected:
+                raise
+            except Exception as error:  # noqa: BLE001 - the application reports it
+                failure = error  # and `run_asgi` ends the connection, as the response is not complete
+            finally:
+                app.end(begun, writer.sent_bytes, failure)
+
+        self._start_asgi_task(cycle, finish)
+        self._input = _Input.SUCCESSOR
 
     def _cycle_for(self, head: RequestHead) -> S3Cycle:
         return S3Cycle(
@@ -266,13 +361,15 @@ class S3Protocol(HttpToolsProtocol):
     # The end of a response, of a connection
 
     def on_response_complete(self) -> None:
-        self.server_state.total_requests += 1
         cycle = self._current()
+        self._after_response(cycle.keep_alive, body_complete=cycle.request_body.complete)
+
+    def _after_response(self, keep_alive: bool, *, body_complete: bool = True) -> None:
         if self.transport.is_closing():
             return
-        if cycle.keep_alive:
+        if keep_alive:
             self._next_request()
-        elif cycle.request_body.complete and not self._received:
+        elif body_complete and not self._received:
             self.transport.close()
         else:
             self._linger()

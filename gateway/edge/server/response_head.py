@@ -63,7 +63,7 @@ def response_head(
     if not framing.keep_alive:
         parts.append(b"connection: close\r\n")
     parts.append(b"\r\n")
-    return _checked(b"".join(parts)), framing
+    return _checked(b"".join(parts), len(parts) - 1 + lines.count(b"\r\n")), framing
 
 
 def _length(value: bytes, earlier: int | None) -> int:
@@ -81,11 +81,11 @@ def _framing(status: int, length: int | None, method: str, http_version: str, ke
     return framing
 
 
-def _checked(head: bytes) -> bytes:
-    lines = head.count(b"\r\n")
-    # One empty line, at the end; every CR and LF is part of a line end.
+def _checked(head: bytes, lines: int) -> bytes:
+    # As many lines as were meant, one of them empty, at the end; every CR and LF is part of a line end.
     if (
-        head.count(b"\n") != lines
+        head.count(b"\r\n") != lines
+        or head.count(b"\n") != lines
         or head.count(b"\r") != lines
         or b"\0" in head
         or head.find(b"\r\n\r\n") != len(head) - 4

@@ -68,20 +68,45 @@ class ResponseWriter:
 
     async def write_file(self, descriptor: int, offset: int, count: int, *, more_body: bool) -> None:
         """`count` bytes of a file, without copying. Raises as `write_bytes` and `FileSender.send` do."""
+        rest = self.begin_file(descriptor, offset, count, more_body=more_body)
+        if rest is not None:
+            await self.finish_file(rest)
+        if self._framing is not None and self._framing.chunked and count:
+            self._transport.write(b"\r\n" if more_body else b"\r\n0\r\n\r\n")
+
+    def begin_file(self, descriptor: int, offset: int, count: int, *, more_body: bool) -> FileSender | None:
+        """Give the kernel what it takes of a file now; what is left is for `finish_file`. Raises as `write_bytes` and
+        `FileSender.push` do."""
         if not count or (self._framing is not None and self._framing.bodiless):
             self.write_bytes(b"", more_body=more_body)
-            return
-        if self._wire is None:
+            return None
+        wire = self._wire
+        if wire is None:
             raise RuntimeError("this connection is encrypted: it cannot send a file without copying")
         framing = self._checked_framing(count, more_body=more_body)
-        prefix, suffix = self._take_head(), b""
+        prefix = self._take_head()
         if framing.chunked:
-            prefix, suffix = prefix + b"%x\r\n" % count, b"\r\n" if more_body else b"\r\n0\r\n\r\n"
-        if prefix:
-            await self._write_ahead(self._wire, prefix)
-        await self._write_file(FileSender(self._wire.fileno(), descriptor, offset, count))
-        if suffix:
-            self._transport.write(suffix)
+            prefix += b"%x\r\n" % count
+        sender = FileSender(wire.fileno(), descriptor, offset, count)
+        if prefix and not self._write_ahead(wire, prefix):
+            self._sender = sender
+        elif sender.push():
+            self._sent_bytes += count
+        else:
+            self._sender = sender
+        return self._sender
+
+    async def finish_file(self, sender: FileSender) -> None:
+        """Wait until the kernel has taken the rest. Raises as `FileSender.send` does."""
+        try:
+            if self._flow.write_paused:
+                await self._flow.drain()
+            if self._transport.is_closing():
+                raise ClientDisconnected("the client left before a file could be sent to it")
+            await sender.send()
+        finally:
+            self._sender = None
+            self._sent_bytes += sender.sent_bytes
 
     def abandon(self) -> None:
         """The connection is lost: a file on its way stops."""
@@ -96,8 +121,11 @@ class ResponseWriter:
             raise RuntimeError("the response body is shorter than its Content-Length")
         return self._framing
 
-    async def _write_ahead(self, wire: socket.socket, prefix: bytes) -> None:
-        """Give the kernel what goes before a file; it waits for the file's first bytes and leaves with them."""
+    def _write_ahead(self, wire: socket.socket, prefix: bytes) -> bool:
+        """Give the kernel what goes before a file: it waits for the file's first bytes and leaves with them.
+
+        False when it does not take all of it now.
+        """
         try:
             sent = wire.send(prefix, socket.MSG_MORE)
         except (BlockingIOError, InterruptedError):
@@ -105,20 +133,9 @@ class ResponseWriter:
         except (ConnectionError, TimeoutError) as error:
             raise ClientDisconnected("the client left before a file could be sent to it") from error
         if sent == len(prefix):
-            return
+            return True
         self._transport.write(prefix[sent:])
-        if self._flow.write_paused:
-            await self._flow.drain()
-        if self._transport.is_closing():
-            raise ClientDisconnected("the client left before a file could be sent to it")
-
-    async def _write_file(self, sender: FileSender) -> None:
-        self._sender = sender
-        try:
-            await sender.send()
-        finally:
-            self._sender = None
-            self._sent_bytes += sender.sent_bytes
+        return False
 
     def _take_head(self) -> bytes:
         head, self._head = self._head, b""

@@ -36,7 +36,7 @@ class FileSender:
         Raises ClientDisconnected when the peer is gone, BlockDamaged when the file ends early, OSError when it cannot
         be read.
         """
-        if self._push():
+        if self.push():
             return
         loop = asyncio.get_running_loop()
         # The loop lets nobody else wait on a transport's descriptor: a second one for the same socket may.
@@ -58,13 +58,13 @@ class FileSender:
         if self._finished is None or self._finished.done():
             return
         try:
-            if self._push():
+            if self.push():
                 self._finished.set_result(None)
         except Exception as error:  # noqa: BLE001 - it is raised in the task that waits in `send`
             self._finished.set_exception(error)
 
-    def _push(self) -> bool:
-        """One step; true when all is sent."""
+    def push(self) -> bool:
+        """Hand over as much as the kernel takes now, one step at most; true when all is sent. Raises as `send`."""
         if not self._left:
             return True
         try:

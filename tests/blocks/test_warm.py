@@ -1,0 +1,132 @@
+"""The short way to bytes that are here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.blocks.cache import BlockCache
+from gateway.errors import BlockDamaged
+from gateway.objects import ByteRange, HeldSpan, ObjectVersion
+from tests.support.blocks import BLOCK, CountingObserver, content_of, make_origin, open_cache, read, stored, whole
+
+SLOT = "default"
+
+
+def span_of(cache: BlockCache, version: ObjectVersion, byte_range: ByteRange | None = None) -> HeldSpan | None:
+    return cache.warm_span(version, byte_range or whole(version), slot=SLOT)
+
+
+def bytes_of(held: HeldSpan) -> bytes:
+    return os.pread(held.span.descriptor, held.span.count, held.span.offset)
+
+
+@pytest.mark.parametrize("packed_bytes_max", [0, BLOCK])
+def test_bytes_that_were_read_a_moment_ago_are_given_at_once(tmp_path: Path, packed_bytes_max: int) -> None:
+    """All of a block and any part of it, counted as hits when they are let go of; the file is closed then."""
+
+    async def scenario() -> None:
+        origin, observer = make_origin(), CountingObserver()
+        version = stored(origin, "k", BLOCK)
+        async with open_cache(tmp_path / "c", origin, packed_bytes_max=packed_bytes_max, observer=observer) as cache:
+            for _ in range(2):  # filled, then read and verified
+                await read(cache, version)
+                await cache.settle()
+            open_before, hits = set(os.listdir("/proc/self/fd")), observer.hits
+            for wanted in (whole(version), ByteRange(5, 9), ByteRange(BLOCK - 1, BLOCK - 1)):
+                held = span_of(cache, version, wanted)
+                assert held is not None
+                assert bytes_of(held) == content_of(origin, version, wanted)
+                held.close()
+                held.close()
+                hits += wanted.length
+                assert observer.hits == hits
+            assert set(os.listdir("/proc/self/fd")) == open_before
+
+    asyncio.run(scenario())
+
+
+def test_what_must_be_waited_for_is_none(tmp_path: Path) -> None:
+    """Not there; there and not verified yet; verified in part; in two blocks; another version."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        version = stored(origin, "k", 2 * BLOCK)
+        async with open_cache(tmp_path / "c", origin) as cache:
+            first = ByteRange(0, BLOCK - 1)
+            assert span_of(cache, version, first) is None
+            await read(cache, version)
+            await cache.settle()
+            assert span_of(cache, version, first) is None
+            await read(cache, version, ByteRange(0, 0))
+            assert span_of(cache, version, ByteRange(0, 9)) is not None
+            assert span_of(cache, version, first) is None
+            await read(cache, version)
+            assert span_of(cache, version, first) is not None
+            assert span_of(cache, version) is None
+            other = ObjectVersion(version.key, '"other"', version.size_bytes)
+            assert span_of(cache, other, first) is None
+
+    asyncio.run(scenario())
+
+
+def test_a_file_that_was_changed_is_not_believed(tmp_path: Path) -> None:
+    """What was verified was verified of the file as it was."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        version = stored(origin, "k", BLOCK)
+        async with open_cache(tmp_path / "c", origin) as cache:
+            for _ in range(2):
+                await read(cache, version)
+                await cache.settle()
+            held = span_of(cache, version)
+            assert held is not None
+            os.utime(f"/proc/self/fd/{held.span.descriptor}")
+            held.close()
+            assert span_of(cache, version) is None
+
+    asyncio.run(scenario())
+
+
+def test_a_span_that_could_not_be_sent_is_verified_again(tmp_path: Path) -> None:
+    """The next reader looks at every byte."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        version = stored(origin, "k", BLOCK)
+        async with open_cache(tmp_path / "c", origin) as cache:
+            for _ in range(2):
+                await read(cache, version)
+                await cache.settle()
+            held = span_of(cache, version)
+            assert held is not None
+            held.failed(BlockDamaged("the file ended early"))
+            held.close()
+            assert span_of(cache, version) is None
+            assert await read(cache, version) == content_of(origin, version)
+
+    asyncio.run(scenario())
+
+
+def test_an_unreadable_directory_gives_nothing(tmp_path: Path) -> None:
+    """The origin serves until the directory has proved itself again."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        version = stored(origin, "k", BLOCK)
+        async with open_cache(tmp_path / "c", origin) as cache:
+            for _ in range(2):
+                await read(cache, version)
+                await cache.settle()
+            held = span_of(cache, version)
+            assert held is not None
+            held.failed(OSError(5, "Input/output error"))
+            held.close()
+            assert not cache.isolation.readable
+            assert span_of(cache, version) is None
+
+    asyncio.run(scenario())

@@ -1,0 +1,231 @@
+"""Requests that are answered without a task: over real sockets, with an application that has the methods for it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.edge.server.immediate import BEGUN, ImmediateResponse
+from gateway.edge.server.s3_server import Receive, Scope, Send
+from gateway.errors import BlockDamaged, ClientDisconnected
+from gateway.objects import FileSpan
+from tests.edge.server.apps import read_body, respond
+from tests.support.serving import request, serving, until
+
+LENGTH = b"content-length"
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(test)
+
+
+class Application:
+    """Answers `/now` at once with what it was given, everything else in a task; notes what the server asks of it."""
+
+    def __init__(self, response: ImmediateResponse | None = None) -> None:
+        self.response = response or ImmediateResponse(200, [(LENGTH, b"3")], b"x-made: once\r\n", b"now")
+        self.begun: list[bytes] = []
+        self.ends: list[tuple[object, int, Exception | None]] = []
+
+    def begin(self, method: str, raw_path: bytes, raw_query: bytes, headers: Sequence[tuple[bytes, bytes]]) -> object:
+        self.begun.append(raw_path)
+        return raw_path
+
+    def immediate(self, begun: object) -> ImmediateResponse | None:
+        return self.response if begun == b"/now" else None
+
+    def end(self, begun: object, sent_bytes: int, error: Exception | None = None) -> None:
+        self.ends.append((begun, sent_bytes, error))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(receive)
+        await respond(send, b"later " + scope.get(BEGUN, b"-") + body)
+
+
+def of_file(path: Path, descriptor: int, *, claimed_bytes: int | None = None) -> ImmediateResponse:
+    """A response whose body is a file."""
+    count = path.stat().st_size if claimed_bytes is None else claimed_bytes
+    return ImmediateResponse(200, [(LENGTH, str(count).encode())], b"", FileSpan(descriptor, 0, count))
+
+
+LARGE = os.urandom(12 * 1024**2 + 17)
+"""More than a socket's buffers take at once."""
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    path = tmp_path / "large"
+    path.write_bytes(LARGE)
+    return path
+
+
+def test_what_is_there_is_sent_without_a_task() -> None:
+    """The response is whole, with the server's own fields, and the connection goes on."""
+
+    async def scenario() -> None:
+        app = Application()
+        async with serving(app) as port:
+            wire = await port.connect()
+            for _ in range(3):
+                await wire.say(request("GET", "/now"))
+                answer = await wire.answer()
+                assert (answer.status, answer.body, answer.headers["x-made"]) == (200, b"now", "once")
+                assert "date" in answer.headers
+            await wire.close()
+        assert app.ends == [(b"/now", 3, None)] * 3
+
+    run(scenario())
+
+
+def test_what_must_be_waited_for_goes_on_in_a_task_from_where_it_was() -> None:
+    """The application finds in the scope what it has begun, and begins nothing twice."""
+
+    async def scenario() -> None:
+        app = Application()
+        async with serving(app) as port:
+            wire = await port.connect()
+            await wire.say(request("GET", "/slow"))
+            assert (await wire.answer()).body == b"later /slow"
+            await wire.say(request("GET", "/now"))
+            assert (await wire.answer()).body == b"now"
+            await wire.close()
+        assert (app.begun, app.ends) == ([b"/slow", b"/now"], [(b"/now", 3, None)])
+
+    run(scenario())
+
+
+def test_requests_with_a_body_and_pipelined_ones_are_left_to_tasks() -> None:
+    """Their bytes must be waited for, or others' answers come first; all are answered in order."""
+
+    async def scenario() -> None:
+        app = Application()
+        async with serving(app) as port:
+            wire = await port.connect()
+            await wire.say(request("PUT", "/now", b"body") + request("GET", "/now") + request("GET", "/now"))
+            bodies = [(await wire.answer()).body for _ in range(3)]
+            await wire.close()
+        assert bodies == [b"later -body", b"later -", b"now"]
+
+    run(scenario())
+
+
+def test_an_answer_to_head_has_no_body() -> None:
+    """RFC 9110, 9.3.2."""
+
+    async def scenario() -> None:
+        app = Application()
+        async with serving(app) as port:
+            wire = await port.connect()
+            await wire.say(request("HEAD", "/now"))
+            answer = await wire.answer(to_head=True)
+            assert (answer.body, answer.headers["content-length"]) == (b"", "3")
+            await wire.say(request("GET", "/now"))
+            assert (await wire.answer()).body == b"now"
+            await wire.close()
+
+    run(scenario())
+
+
+def test_a_client_that_wants_to_close_is_closed_on() -> None:
+    """RFC 9112, 9.6."""
+
+    async def scenario() -> None:
+        async with serving(Application()) as port:
+            wire = await port.connect()
+            await wire.say(request("GET", "/now", b"", "connection: close"))
+            answer = await wire.answer()
+            assert (answer.body, answer.headers["connection"]) == (b"now", "close")
+            assert await wire.rest() == b""
+
+    run(scenario())
+
+
+def test_a_file_that_the_client_takes_slowly_is_sent_to_its_end(large: Path) -> None:
+    """What the socket does not take at once follows in a task, and the next request is answered behind it."""
+
+    async def scenario() -> None:
+        with large.open("rb") as file:
+            app = Application(of_file(large, file.fileno()))
+            async with serving(app) as port:
+                wire = await port.connect()
+                for _ in range(2):
+                    await wire.say(request("GET", "/now"))
+                    assert (await wire.answer()).body == LARGE
+                await wire.close()
+            assert app.ends == [(b"/now", len(LARGE), None)] * 2
+
+    run(scenario())
+
+
+def test_a_file_that_ends_early_ends_the_connection(large: Path) -> None:
+    """1.3 Never a short body that looks whole; the application hears of it."""
+
+    async def scenario() -> None:
+        with large.open("rb") as file:
+            app = Application(of_file(large, file.fileno(), claimed_bytes=len(LARGE) + 1))
+            async with serving(app) as port:
+                wire = await port.connect()
+                await wire.say(request("GET", "/now"))
+                with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                    await wire.answer()
+        [(_, sent_bytes, error)] = app.ends
+        assert sent_bytes == len(LARGE)
+        assert isinstance(error, BlockDamaged)
+
+    run(scenario())
+
+
+def test_a_file_that_is_gone_before_the_first_byte_ends_the_connection(tmp_path: Path) -> None:
+    """The head is out: nothing else can be said."""
+
+    async def scenario() -> None:
+        empty = tmp_path / "empty"
+        empty.write_bytes(b"")
+        with empty.open("rb") as file:
+            app = Application(of_file(empty, file.fileno(), claimed_bytes=10))
+            async with serving(app) as port:
+                wire = await port.connect()
+                await wire.say(request("GET", "/now"))
+                with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                    await wire.answer()
+        assert isinstance(app.ends[0][2], BlockDamaged)
+
+    run(scenario())
+
+
+def test_a_client_that_leaves_in_the_midst_of_a_file_is_told_of(large: Path) -> None:
+    """The application gives back what it holds for the answer."""
+
+    async def scenario() -> None:
+        with large.open("rb") as file:
+            app = Application(of_file(large, file.fileno()))
+            async with serving(app) as port:
+                wire = await port.connect()
+                await wire.say(request("GET", "/now"))
+                await wire.close()
+                await until(lambda: bool(app.ends))
+        [(_, sent_bytes, error)] = app.ends
+        assert sent_bytes < len(LARGE)
+        assert isinstance(error, ClientDisconnected)
+
+    run(scenario())
+
+
+def test_a_head_that_cannot_be_sent_is_an_internal_error() -> None:
+    """No value may forge a response; the application hears why."""
+
+    async def scenario() -> None:
+        app = Application(ImmediateResponse(200, [(LENGTH, b"3"), (b"x-bad", b"a\r\nb: c")], b"", b"now"))
+        async with serving(app) as port:
+            wire = await port.connect()
+            await wire.say(request("GET", "/now"))
+            answer = await wire.answer()
+            assert answer.status == 500
+        assert isinstance(app.ends[0][2], RuntimeError)
+
+    run(scenario())
