@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Literal, TypeAlias
 
 from gateway.blocks import layout
+from gateway.blocks.ahead_verification import hint_beginning
 from gateway.blocks.coalescing import FillUnneeded
 from gateway.blocks.first_answer import FirstAnswer
 from gateway.blocks.layout import Block, Extent
@@ -71,6 +72,7 @@ class RangeReader:
         self._source: Source | None = None
         self._source_stop = 0
         self._given = 0
+        self._hinted_stop = 0
         self._damages = 0
 
     def is_cached(self) -> bool:
@@ -179,10 +181,22 @@ class RangeReader:
         """The bytes at a position; None when their block was found damaged, and dropped."""
         try:
             source = await self._source_at(position)
-            return await source.read(position, min(self._source_stop, self._range.stop))
+            piece = await source.read(position, min(self._source_stop, self._range.stop))
+            if isinstance(source, BlockSource) and source.from_device:
+                self._hint_next_block()
+            return piece
         except BlockDamaged:
             await self._drop_damaged()
             return None
+
+    def _hint_next_block(self) -> None:
+        """This block comes from the device: have it go on with the next one, if that is here."""
+        if self._hinted_stop == self._source_stop or self._source_stop >= self._range.stop:
+            return
+        self._hinted_stop = self._source_stop
+        extent = self._tools.directory.index.lookup(self._block(self._source_stop // self._block_size_bytes).id)
+        if extent is not None:
+            self._tools.threads.hint(hint_beginning, self._tools.directory.store, extent)
 
     async def _source_at(self, position: int) -> Source:
         if self._source is None or position >= self._source_stop:

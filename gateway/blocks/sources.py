@@ -5,16 +5,16 @@ A source gives one piece at a time, never empty. A piece that is a `FileSpan` is
 
 from __future__ import annotations
 
-import os
 from typing import Protocol
 
+from gateway.blocks.ahead_verification import AheadVerifier
 from gateway.blocks.coalescing import Fill
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.open_file import OpenFile
 from gateway.blocks.pinned_get import PinnedGet
 from gateway.blocks.residency import Residency
 from gateway.blocks.threads import DiskThreads
-from gateway.blocks.verification import VERIFY_STEP_BYTES, Verified, read_verified, verify
+from gateway.blocks.verification import Verified, read_verified
 from gateway.objects import BodyPiece, FileSpan
 
 READ_BYTES = 1024 * 1024
@@ -63,6 +63,7 @@ class BlockSource:
         self._verified = verified
         self._residency = residency
         self._threads = threads
+        self._pieces = AheadVerifier(file, extent, verified, residency, threads)
         self._spans = True
 
     def span(self, first: int, stop: int) -> FileSpan | None:
@@ -81,7 +82,13 @@ class BlockSource:
         """The block's file, for the caller to release: this source is over."""
         return self._file
 
+    @property
+    def from_device(self) -> bool:
+        """Whether any of its bytes were not in memory."""
+        return self._pieces.from_device
+
     async def close(self) -> None:
+        self._pieces.stop()
         self._file.release()
 
     def _span(self, position: int, count: int) -> FileSpan | None:
@@ -94,28 +101,17 @@ class BlockSource:
         return None
 
     async def _read(self, position: int, count: int, wanted_after: int) -> BodyPiece:
-        descriptor, coming = self._file.descriptor, 0
-        if not self._residency.resident(descriptor, self.extent.offset + position, count):
-            self._verified.clear()  # what has left memory comes from the device again, here or in another process
-            coming = count + min(wanted_after, READ_BYTES)
         if self._spans:
-            arguments = descriptor, self.extent, position, count, coming
-            await self._threads.disk_holding(self._file, _verify_with_hint, *arguments)
-            self._verified.add(position, count)
+            await self._pieces.verify(position, count, wanted_after)
             span = self._span(position, count)
             if span is not None:
+                if wanted_after:
+                    next_count = min(wanted_after, READ_BYTES)
+                    self._pieces.go_on(position + count, next_count, wanted_after - next_count)
                 return span
             self._spans = False
-        content = await self._threads.disk_holding(self._file, read_verified, descriptor, self.extent, position, count)
-        self._verified.add(position, count)
-        return content
-
-
-def _verify_with_hint(descriptor: int, extent: Extent, position: int, count: int, coming: int) -> None:
-    """Have the device fetch `coming` bytes, this piece and the next, while this one is read, checked and sent."""
-    if coming > VERIFY_STEP_BYTES:
-        os.posix_fadvise(descriptor, extent.offset + position, coming, os.POSIX_FADV_WILLNEED)
-    verify(descriptor, extent, position, count)
+        descriptor = self._file.descriptor
+        return await self._threads.disk_holding(self._file, read_verified, descriptor, self.extent, position, count)
 
 
 class FillSource:

@@ -60,6 +60,10 @@ class DiskThreads:
         future.add_done_callback(lambda _: file.release())
         return await self._outcome(future)
 
+    def hint(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> None:
+        """Run what only makes later reads faster: whatever is wrong, they find out."""
+        self._disk.submit(function, *arguments, **keywords)
+
     async def _outcome(self, future: Future[R], on_error: Callable[[BlockError], None] | None = None) -> R:
         try:
             return await asyncio.wrap_future(future)

@@ -90,25 +90,32 @@ def read_verified(descriptor: int, extent: Extent, position: int, count: int) ->
     """
     first = position // CHUNK_BYTES * CHUNK_BYTES
     last = min(-(-(position + count) // CHUNK_BYTES) * CHUNK_BYTES, extent.length)
-    content = _read_whole(descriptor, extent.offset + first, last - first)
-    for start in range(0, len(content), CHUNK_BYTES):
-        expected = _CRC.unpack_from(extent.checksums, (first + start) // CHUNK_BYTES * _CRC.size)[0]
-        if crt.crc32c(content[start : start + CHUNK_BYTES]) != expected:
-            raise BlockDamaged(f"the checksum of chunk {(first + start) // CHUNK_BYTES} differs")
+    content = memoryview(bytearray(last - first))
+    _read_chunks(descriptor, extent, first, content)
     return content[position - first : position - first + count]
 
 
 def verify(descriptor: int, extent: Extent, position: int, count: int) -> None:
     """Read and check as `read_verified`, a little at a time, and keep nothing. Blocks; BlockDamaged."""
-    stop = position + count
-    for start in range(position // CHUNK_BYTES * CHUNK_BYTES, stop, VERIFY_STEP_BYTES):
-        read_verified(descriptor, extent, start, min(VERIFY_STEP_BYTES, stop - start))
+    first = position // CHUNK_BYTES * CHUNK_BYTES
+    last = min(-(-(position + count) // CHUNK_BYTES) * CHUNK_BYTES, extent.length)
+    buffer = memoryview(bytearray(min(VERIFY_STEP_BYTES, last - first)))
+    for start in range(first, last, VERIFY_STEP_BYTES):
+        _read_chunks(descriptor, extent, start, buffer[: last - start])
 
 
-def _read_whole(descriptor: int, offset: int, count: int) -> memoryview:
-    content = memoryview(bytearray(count))
+def _read_chunks(descriptor: int, extent: Extent, first: int, content: memoryview) -> None:
+    """Fill `content` with the block's bytes from `first` on, where a chunk begins, and check them."""
+    _read_whole(descriptor, extent.offset + first, content)
+    for start in range(0, len(content), CHUNK_BYTES):
+        expected = _CRC.unpack_from(extent.checksums, (first + start) // CHUNK_BYTES * _CRC.size)[0]
+        if crt.crc32c(content[start : start + CHUNK_BYTES]) != expected:
+            raise BlockDamaged(f"the checksum of chunk {(first + start) // CHUNK_BYTES} differs")
+
+
+def _read_whole(descriptor: int, offset: int, content: memoryview) -> None:
     done = 0
-    while done < count:
+    while done < len(content):
         try:
             got = os.preadv(descriptor, [content[done:]], offset + done)
         except OSError as error:
@@ -116,7 +123,6 @@ def _read_whole(descriptor: int, offset: int, count: int) -> memoryview:
         if got == 0:
             raise BlockDamaged("the block's file is shorter than the block")
         done += got
-    return content
 
 
 class ChunkChecksums:

@@ -274,7 +274,7 @@ def test_bytes_that_left_memory_are_checked_again_whoever_fetched_them_back(
         verify(descriptor, extent, position, count)
         checked.append((position, count))
 
-    monkeypatch.setattr("gateway.blocks.sources.verify", verify_and_tell)
+    monkeypatch.setattr("gateway.blocks.ahead_verification.verify", verify_and_tell)
 
     async def checks_of(cache: BlockCache, version: ObjectVersion, asked: ByteRange) -> int:
         """How many pieces were read and checked; all of them left as they lie in the file."""
