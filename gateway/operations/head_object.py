@@ -55,7 +55,9 @@ def _is_special(request: S3Request) -> bool:
 def _reply(exchange: Exchange, head: ObjectHead) -> Reply:
     now = exchange.services.clock.now()
     judged = evaluate_read(exchange.request.headers, etag=head.version.etag, last_modified=head.last_modified, now=now)
-    headers, cache = towards_client(head.headers), "hit" if head.remembered else "miss"
+    cache = "hit" if head.remembered else "miss"
     if judged == "not-modified":
+        headers = towards_client(head.headers)
         return Reply(304, [pair for pair in headers if pair[0] in HEADERS_OF_NOT_MODIFIED], cache=cache)
-    return Reply(200, headers, b"", cache)
+    lengths = [("content-length", str(head.version.size_bytes))]
+    return Reply(200, lengths, b"", cache, encoded=head.of_whole)
