@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from gateway.errors import S3Error
 from gateway.s3.checksums import ALGORITHMS, PREFIX, Checksum, decode_checksum
 
+_HEADERS = frozenset(PREFIX + algorithm for algorithm in ALGORITHMS)
+
 
 class BodyCheck:
     """Sees the bytes of a whole object in order, and says in the end whether they are those that were promised."""
@@ -19,7 +21,7 @@ class BodyCheck:
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> BodyCheck | None:
         """The check that an answer's headers allow, if any. A checksum of checksums of parts is none."""
-        if headers.get("x-amz-checksum-type", "FULL_OBJECT").upper() != "FULL_OBJECT":
+        if _HEADERS.isdisjoint(headers) or headers.get("x-amz-checksum-type", "FULL_OBJECT").upper() != "FULL_OBJECT":
             return None
         for algorithm in ALGORITHMS:
             value = headers.get(PREFIX + algorithm)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from contextlib import aclosing
 from types import MappingProxyType
 
 import lmdb
@@ -17,6 +17,7 @@ import structlog
 from gateway.blocks import layout, patches
 from gateway.blocks.access_log import AccessLog
 from gateway.blocks.adoption import OfferedFile, describe
+from gateway.blocks.arrived import arrived
 from gateway.blocks.coalescing import Fills
 from gateway.blocks.fill import BlockFiller
 from gateway.blocks.filling import Filler
@@ -101,11 +102,12 @@ class BlockCache:
         probe = DirectoryProbe(opened.blocks, threads, clock, observer, settings.block_size_bytes)
         isolation = Isolation(settings.directory, probe, clock, observer)
         threads.on_error = isolation.note
+        guarded = GuardedFiller(filler, isolation)
         tools = ReadingTools(
             settings,
             opened.blocks,
             origin,
-            Fills(GuardedFiller(filler, isolation), settings.fills_max),
+            Fills(guarded, settings.fills_max, guarded.at_once),
             FirstLooks(opened.claims, watcher, asyncio.Semaphore(settings.fills_max)),
             threads,
             verified,
@@ -147,22 +149,35 @@ class BlockCache:
         """The bytes of a range, where nothing has to be waited for; None: `open_range` is to be asked."""
         return warm_span(self._tools, version, byte_range, slot)
 
+    def arrived(
+        self,
+        version: ObjectVersion,
+        byte_range: ByteRange,
+        *,
+        slot: str,
+        headers: Mapping[str, str],
+        answer: FirstAnswer,
+    ) -> memoryview | None:
+        """The bytes of a range of a small object, where the first answer has brought all of it; else None: `open_range`
+        is to be asked.
+        """
+        return arrived(self._tools, version, byte_range, slot, headers, answer)
+
     def first_fetched(self, first: int, last: int | None, slot: str) -> ByteRange:
         """What a read of bytes `first` to `last` (None: the end) begins with where nothing is known of the object."""
         return patches.first_fetched(first, last, self._tools.settings.block_size_of(slot))
 
-    def first_look(
-        self, key: ObjectKey, offset: int, headers: Mapping[str, str]
-    ) -> AbstractContextManager[FirstLook | None]:
-        """The right to ask the origin for version and bytes at once, while this lasts (first_looks.py).
+    def first_look(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> FirstLook | None:
+        """The right to ask the origin for version and bytes at once, to be entered (first_looks.py).
 
         None when somebody does, and when blocks of the object are here.
         """
+        object_id = layout.object_id(key)
         try:
-            known = self._tools.directory.index.has_object(layout.object_id(key))
+            known = self._tools.directory.index.has_object(object_id)
         except StoreUnavailable:
             known = True
-        return nullcontext() if known else self._tools.looks.begin(key, offset, headers)
+        return None if known else self._tools.looks.begin(object_id, offset, headers)
 
     def pieces(self, version: ObjectVersion, slot: str) -> Iterator[ByteRange]:
         """The ranges of an object of a slot that lie in one block each: what `fetch` is best given."""

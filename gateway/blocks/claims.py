@@ -1,8 +1,8 @@
 """Who fetches a small block: a table of claims in memory that all processes share.
 
 A fill of its own row and file in the index, as large blocks have, would cost more than fetching 100 KB. So a process
-claims a cell, which the block's fill key chooses, and whoever finds it claimed waits at the claimant's bell until it is
-free, then looks into the index. The claimant rings only where somebody has said that he waits.
+claims a cell, which the object and the place in it choose, and whoever finds it claimed waits at the claimant's bell
+until it is free, then looks into the index. The claimant rings only where somebody has said that he waits.
 
     cell   u64: 0, or 1 bit somebody waits, 15 bits worker slot + 1, 48 bits tag of the fill key
     count  u64, one for each worker slot behind the cells: how many claims it has, written by its process alone
@@ -18,11 +18,14 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.blocks import layout
+from gateway.blocks.audience import audience
+from gateway.blocks.layout import Block
 from gateway.blocks.store import FILE_MODE
 from gateway.errors import StoreUnavailable
 
@@ -33,11 +36,13 @@ FILE_BYTES = (CELLS + WORKERS_MAX) * _CELL_BYTES
 _TAG_BITS = 48
 _TAG = (1 << _TAG_BITS) - 1
 _AWAITED = 1 << 63
+_SPREAD = 40_503
+"""65,536 over the golden ratio: neighbouring parts of an object have cells far from each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The cell that a fill key chooses, and what tells it from others there."""
+    """A cell, and what tells a fill from others there."""
 
     cell: int
     tag: int
@@ -47,10 +52,30 @@ class Place:
         return (worker + 1) << _TAG_BITS | self.tag
 
 
-def place_of(fill_key: bytes) -> Place:
-    """Of a block's id and its audience (shared_fills.fill_key)."""
-    mixed = int.from_bytes(fill_key[:8], "little") ^ int.from_bytes(fill_key[-8:], "little")
-    return Place(int.from_bytes(fill_key[8:12], "little") % CELLS, mixed & _TAG)
+def place_of_fill(block: Block, headers: Mapping[str, str], cell: int | None = None) -> Place:
+    """Where it is claimed that a block is fetched for all whose requests have these headers. `cell`: if it is known."""
+    readers = audience(headers)
+    if cell is None:
+        cell = _cell(layout.object_id(block.version.key), block.offset, readers)
+    return Place(cell, (_number(block.id) ^ _number(readers)) & _TAG)
+
+
+def place_of_look(object_id: bytes, offset: int, headers: Mapping[str, str]) -> Place:
+    """Where it is claimed that somebody finds out of which block an object's bytes from `offset` on are.
+
+    In the cell in which the fill of that block is to be claimed, whichever it is.
+    """
+    readers = audience(headers)
+    tag = _number(object_id[8:]) ^ offset ^ _number(readers)
+    return Place(_cell(object_id, offset, readers), tag & _TAG)
+
+
+def _cell(object_id: bytes, offset: int, readers: bytes) -> int:
+    return (_number(object_id) + offset // layout.CHUNK_BYTES * _SPREAD + _number(readers[8:])) % CELLS
+
+
+def _number(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "little")
 
 
 class Claims:
@@ -80,7 +105,8 @@ class Claims:
 
         `dead` had the claim and was seen dead.
         """
-        with self._locked(place.cell):
+        self._lock(place.cell)
+        try:
             held = self._cells[place.cell] & ~_AWAITED
             holder = (held >> _TAG_BITS) - 1
             if held and held & _TAG != place.tag and holder != dead:
@@ -91,6 +117,8 @@ class Claims:
                 self._cells[place.cell] = place.held_by(self.worker) | (self._cells[place.cell] & _AWAITED)
                 self._cells[CELLS + self.worker] += 1
             return self.worker
+        finally:
+            self._unlock(place.cell)
 
     def holder(self, place: Place) -> int | None:
         """The worker that has a claim now, dead or alive; None: nobody."""
@@ -99,12 +127,15 @@ class Claims:
 
     def await_release(self, place: Place, holder: int) -> bool:
         """Say that somebody waits for a claim; False when it is there no more."""
-        with self._locked(place.cell):
+        self._lock(place.cell)
+        try:
             held = self._cells[place.cell]
             if held & ~_AWAITED != place.held_by(holder):
                 return False
             self._cells[place.cell] = held | _AWAITED
             return True
+        finally:
+            self._unlock(place.cell)
 
     def release(self, place: Place) -> None:
         """Give a claim back, and tell those who wait."""
@@ -115,13 +146,16 @@ class Claims:
         self._replace(place, other.held_by(self.worker))
 
     def _replace(self, place: Place, content: int) -> None:
-        with self._locked(place.cell):
+        self._lock(place.cell)
+        try:
             held = self._cells[place.cell]
             if held & ~_AWAITED != place.held_by(self.worker):
                 return
             self._cells[place.cell] = content
             if not content:
                 self._cells[CELLS + self.worker] -= 1
+        finally:
+            self._unlock(place.cell)
         if held & _AWAITED:
             self._ring(self.worker)
 
@@ -131,9 +165,12 @@ class Claims:
         self._cells[CELLS + worker] = 0
         claimed = [cell for cell, held in enumerate(self._cells[:CELLS].tolist()) if held]
         for cell in claimed:
-            with self._locked(cell):
+            self._lock(cell)
+            try:
                 if (self._cells[cell] & ~_AWAITED) >> _TAG_BITS == held_by:
                     self._cells[cell] = 0
+            finally:
+                self._unlock(cell)
         self._ring(worker)
 
     def others_claim(self) -> bool:
@@ -169,13 +206,11 @@ class Claims:
         with suppress(OSError, StoreUnavailable):
             os.utime(self.bell(worker))
 
-    @contextmanager
-    def _locked(self, cell: int) -> Iterator[None]:
+    def _lock(self, cell: int) -> None:
         fcntl.lockf(self._table, fcntl.LOCK_EX, _CELL_BYTES, cell * _CELL_BYTES)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._table, fcntl.LOCK_UN, _CELL_BYTES, cell * _CELL_BYTES)
+
+    def _unlock(self, cell: int) -> None:
+        fcntl.lockf(self._table, fcntl.LOCK_UN, _CELL_BYTES, cell * _CELL_BYTES)
 
 
 def _open_table(path: Path) -> int:

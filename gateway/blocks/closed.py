@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import TypeAlias
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.first_answer import FirstAnswer
-from gateway.blocks.first_looks import FirstLook
 from gateway.blocks.observer import CacheObserver
 from gateway.blocks.pinned_get import PinnedGet
 from gateway.blocks.reader import Outcome, RangeReader
@@ -56,15 +54,23 @@ class ClosedCache:
     def warm_span(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> None:
         """Nothing is here."""
 
+    def arrived(
+        self,
+        version: ObjectVersion,
+        byte_range: ByteRange,
+        *,
+        slot: str,
+        headers: Mapping[str, str],
+        answer: FirstAnswer,
+    ) -> None:
+        """There are no first answers."""
+
     def first_fetched(self, first: int, last: int | None, slot: str) -> ByteRange:
         """The byte that a read begins with: nothing is asked for by it, as there is no first look."""
         return ByteRange(first, first)
 
-    def first_look(
-        self, key: ObjectKey, offset: int, headers: Mapping[str, str]
-    ) -> AbstractContextManager[FirstLook | None]:
-        """None: who may ask for what is agreed on in the directory."""
-        return nullcontext()
+    def first_look(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> None:
+        """Who may ask for what is agreed on in the directory."""
 
     async def invalidate(self, key: ObjectKey) -> None:
         """Nothing is kept."""

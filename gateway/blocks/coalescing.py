@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TypeAlias
 
 from gateway.blocks.first_answer import FirstAnswer
@@ -48,6 +49,7 @@ class Fill:
         answer: FirstAnswer | None = None,
     ) -> None:
         self.block = block
+        self.key: FillKey = (block.id, frozenset(headers.items()))
         self.slot = slot
         self.headers = headers
         self.purpose = purpose
@@ -64,10 +66,6 @@ class Fill:
         self._users = 0
         self._running = True
         self._changed = asyncio.Event()
-
-    @property
-    def key(self) -> FillKey:
-        return self.block.id, frozenset(self.headers.items())
 
     @property
     def all_arrived(self) -> bool:
@@ -167,10 +165,20 @@ class Fill:
 
 
 class Fills:
-    """The fills of this process: at most `fills_max` run, the others wait their turn in order."""
+    """The fills of this process: at most `fills_max` run, the others wait their turn in order.
 
-    def __init__(self, work: Callable[[Fill], Awaitable[None]], fills_max: int) -> None:
+    `at_once` is given a fill first: True when nothing was left to wait for but the disk, which is `landed` then.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Fill], Awaitable[None]],
+        fills_max: int,
+        at_once: Callable[[Fill], bool] = lambda _: False,
+    ) -> None:
         self._work = work
+        self._at_once = at_once
+        self._landing: set[asyncio.Future[bool]] = set()
         self._turns = asyncio.Semaphore(fills_max)
         self._ahead_max = fills_max // 2
         self._ahead = 0
@@ -210,6 +218,20 @@ class Fills:
         self._start(fill)
         return fill
 
+    def start_at_once(
+        self, block: Block, slot: str, headers: Mapping[str, str], answer: FirstAnswer
+    ) -> memoryview | None:
+        """A new fill that has all it needs, for nobody to wait for; its content. None where it is no such one."""
+        fill = Fill(block, slot, headers, Purpose.LIVE, None, answer)
+        if fill.key in self._fills:
+            return None
+        answer.look.hold()
+        self._fills[fill.key] = fill
+        if not self._is_done_at_once(fill):
+            del self._fills[fill.key]
+            answer.look.let_go()
+        return fill.content
+
     def start_ahead(self, block: Block, slot: str, headers: Mapping[str, str], reader: object) -> bool:
         """Begin a block that a reader will come to; False when others need the room more."""
         fill = Fill(block, slot, headers, Purpose.READAHEAD, reader)
@@ -223,16 +245,18 @@ class Fills:
 
     async def settle(self) -> None:
         """Wait for the fills that are running or waiting now."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._landing, return_exceptions=True)
 
     async def close(self) -> None:
-        """Cancel every fill and wait for its task."""
+        """Cancel every fill and wait for its task. What has arrived still goes to disk."""
         for task in self._tasks:
             task.cancel()
-        await self.settle()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _start(self, fill: Fill) -> None:
         self._fills[fill.key] = fill
+        if self._is_done_at_once(fill):
+            return
         task = asyncio.create_task(self._run(fill), name="block fill")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -250,10 +274,26 @@ class Fills:
             failure = error
             raise
         finally:
-            del self._fills[fill.key]
-            fill.end(failure)
-            if fill.answer is not None:
-                fill.answer.look.let_go()
+            self._end(fill, failure)
+
+    def _is_done_at_once(self, fill: Fill) -> bool:
+        if not self._at_once(fill):
+            return False
+        assert fill.landed is not None  # noqa: S101 - that it has said
+        self._landing.add(fill.landed)
+        fill.landed.add_done_callback(partial(self._landed, fill))
+        return True
+
+    def _landed(self, fill: Fill, landed: asyncio.Future[bool]) -> None:
+        self._landing.discard(landed)
+        fill.kept = not landed.cancelled() and landed.result()
+        self._end(fill, None)
+
+    def _end(self, fill: Fill, failure: BaseException | None) -> None:
+        del self._fills[fill.key]
+        fill.end(failure)
+        if fill.answer is not None:
+            fill.answer.look.let_go()
 
     async def _take_turn(self, fill: Fill) -> None:
         try:

@@ -11,7 +11,7 @@ from gateway.blocks.small_fills import SmallFiller
 
 @dataclass(frozen=True, slots=True)
 class Filler:
-    """Does the work of every `Fill`."""
+    """Does the work of every `Fill`; `at_once` what can be done of it without waiting, as of SmallFiller."""
 
     large: BlockFiller
     small: SmallFiller
@@ -19,3 +19,6 @@ class Filler:
 
     async def __call__(self, fill: Fill) -> None:
         await (self.small(fill) if fill.block.length <= self.packed_bytes_max else self.large(fill))
+
+    def at_once(self, fill: Fill) -> bool:
+        return fill.block.length <= self.packed_bytes_max and self.small.at_once(fill)

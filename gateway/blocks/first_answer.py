@@ -28,6 +28,16 @@ class FirstAnswer:
         self._taken = True
         return self.response
 
+    def whole(self, wanted: ByteRange) -> memoryview | None:
+        """The bytes wanted, if the body begins with them and all of it is here; to be asked for once, before `take`."""
+        if self._taken or self.range.first != wanted.first or self.range.stop < wanted.stop:
+            return None
+        body = self.response.whole()
+        if body is None or len(body) != self.range.length:
+            return None
+        self._taken = True  # a body that is here whole leaves nothing to be closed
+        return body[: wanted.length]
+
     async def aclose(self) -> None:
         """Give the connection back, unless the response was taken. Idempotent."""
         if not self._taken:

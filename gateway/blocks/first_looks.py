@@ -9,14 +9,14 @@ first: others ask for the version, and share the fill.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
 
 from gateway.blocks import layout
-from gateway.blocks.claims import Claims, Place, place_of
+from gateway.blocks.claims import Claims, Place, place_of_look
 from gateway.blocks.watching import FileWatcher
 from gateway.objects import ObjectKey
 
@@ -28,8 +28,9 @@ FRUITLESS_MAX = 16_384
 class FirstLook:
     """The right to fetch bytes of an unknown version: as long as somebody holds it, nobody else gets it.
 
-    `turns` bounds how many look at once in a process: one is to be held from the question until a fill has taken the
-    answer, because each answer that waits has some of its body in memory.
+    A context manager: the look lasts as long as its body. `turns` bounds how many look at once in a process: one is to
+    be held from the question until a fill has taken the answer, because each answer that waits has some of its body in
+    memory.
 
     To be called `fruitless` where there were none: then the version is asked for first the next time.
     """
@@ -37,8 +38,18 @@ class FirstLook:
     claims: Claims
     place: Place
     turns: asyncio.Semaphore
+    on_end: Callable[[FirstLook], None]
     fruitless: bool = False
     _holders: int = 1
+    _known: bool = False
+
+    def __enter__(self) -> FirstLook:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.on_end(self)
 
     def hold(self) -> None:
         self._holders += 1
@@ -48,11 +59,21 @@ class FirstLook:
         if self._holders == 0:
             self.claims.release(self.place)
 
+    def becomes(self, fill: Place) -> bool:
+        """Have a fill's claim take the place of this one, until it is let go of; False when it is not of these bytes.
+
+        The version is known then: who waits for that goes on.
+        """
+        if self._known or fill.cell != self.place.cell:
+            return self.place == fill
+        looking, self.place, self._known = self.place, fill, True
+        self.claims.exchange(looking, fill)
+        return True
+
     def is_over(self) -> None:
-        """The version is known. Who waits for that goes on; nobody else looks first before the fill has ended."""
-        if self._holders > 1:
-            looking, self.place = self.place, _fetched(self.place)
-            self.claims.exchange(looking, self.place)
+        """Who waits for the version goes on; nobody else looks first before the fill has ended, if there is one."""
+        if self._holders > 1 and not self._known:
+            self.becomes(_fetched(self.place))
         self.let_go()
 
 
@@ -66,24 +87,21 @@ class FirstLooks:
     _looking: dict[Place, asyncio.Event] = field(default_factory=dict)
     _fruitless: OrderedDict[Place, None] = field(default_factory=OrderedDict)
 
-    @contextmanager
-    def begin(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> Iterator[FirstLook | None]:
-        """The caller, and nobody else, looks at the bytes from `offset` on while this lasts; None: somebody does."""
-        place = _place(key, offset, headers)
+    def begin(self, object_id: bytes, offset: int, headers: Mapping[str, str]) -> FirstLook | None:
+        """The caller, and nobody else, looks at the bytes from `offset` on; None: somebody does. To be entered."""
+        place = place_of_look(object_id, offset, headers)
         taken = place in self._fruitless or place in self._looking
         if taken or self.claims.claim(place) != self.claims.worker:
-            yield None
-            return
-        over, look = asyncio.Event(), FirstLook(self.claims, place, self.turns)
-        self._looking[place] = over
-        try:
-            yield look
-        finally:
-            del self._looking[place]
-            look.is_over()
-            over.set()
-            if look.fruitless:
-                self._note_fruitless(place)
+            return None
+        self._looking[place] = asyncio.Event()
+        return FirstLook(self.claims, place, self.turns, partial(self._end, place))
+
+    def _end(self, place: Place, look: FirstLook) -> None:
+        over = self._looking.pop(place)
+        look.is_over()
+        over.set()
+        if look.fruitless:
+            self._note_fruitless(place)
 
     def _note_fruitless(self, place: Place) -> None:
         """Empty objects have no blocks by which they would be known."""
@@ -93,12 +111,12 @@ class FirstLooks:
 
     def pending(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> bool:
         """Whether somebody looks at these bytes now."""
-        place = _place(key, offset, headers)
+        place = place_of_look(layout.object_id(key), offset, headers)
         return place in self._looking or self._looks_elsewhere(place) is not None
 
     async def settled(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> bool:
         """Wait until nobody looks at these bytes; whether there was anybody."""
-        place = _place(key, offset, headers)
+        place = place_of_look(layout.object_id(key), offset, headers)
         own = self._looking.get(place)
         if own is not None:
             await own.wait()
@@ -119,15 +137,6 @@ class FirstLooks:
                 if not self.claims.lives(holder):
                     return False
                 await watch.changed()
-
-
-def _place(key: ObjectKey, offset: int, headers: Mapping[str, str]) -> Place:
-    """Where it is claimed that bytes are looked at."""
-    state = hashlib.blake2b(layout.object_id(key), digest_size=48, person=b"forebay look 1")
-    state.update(offset.to_bytes(8, "little"))
-    for name, value in sorted(headers.items()):
-        state.update(f"{name}:{value}\n".encode("utf-8", "surrogatepass"))
-    return place_of(state.digest())
 
 
 def _fetched(place: Place) -> Place:

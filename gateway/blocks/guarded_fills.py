@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from gateway.blocks.coalescing import Fill
+from gateway.blocks.filling import Filler
 from gateway.blocks.isolation import Isolation
 
 
@@ -13,10 +13,13 @@ from gateway.blocks.isolation import Isolation
 class GuardedFiller:
     """Does the work of every `Fill` as long as that makes sense; else StoreUnavailable: readers go past the cache."""
 
-    filler: Callable[[Fill], Awaitable[None]]
+    filler: Filler
     isolation: Isolation
 
     async def __call__(self, fill: Fill) -> None:
         if not self.isolation.writable:
             raise self.isolation.refuse_writing()
         await self.filler(fill)
+
+    def at_once(self, fill: Fill) -> bool:
+        return self.isolation.writable and self.filler.at_once(fill)

@@ -84,8 +84,11 @@ class BlockIndex:
 
     def has_object(self, object_id: bytes) -> bool:
         """Whether there is a block of any version of an object."""
-        with self._read() as ledger:
-            return next(tables.keys(ledger.transaction, self._tables.objects, object_id), None) is not None
+        try:  # as in `lookup`: this is asked for every object of which nothing is remembered
+            with self._environment.begin() as transaction:
+                return tables.has_prefix(transaction, self._tables.objects, object_id)
+        except lmdb.Error as error:
+            raise StoreUnavailable(f"the block index cannot be read: {error}") from error
 
     def holder(self, fill_key: bytes) -> FillHolder | None:
         """Who leads a fill, or led it when it was killed."""

@@ -65,9 +65,17 @@ class Packer:
 
     async def put(self, small: SmallBlock, slot: str, started: float, *, wanted: bool = False) -> asyncio.Future[bool]:
         """Have a block written, in good time; returns once there is room in memory for it to wait."""
-        while self.waiting_bytes and self.waiting_bytes + small.block.length > self._waiting_bytes_max:
+        while not self.has_room(small.block.length):
             self._eased.clear()
             await self._eased.wait()
+        return self.put_now(small, slot, started, wanted=wanted)
+
+    def has_room(self, count: int) -> bool:
+        """Whether a block of `count` bytes may wait in memory now."""
+        return not self.waiting_bytes or self.waiting_bytes + count <= self._waiting_bytes_max
+
+    def put_now(self, small: SmallBlock, slot: str, started: float, *, wanted: bool = False) -> asyncio.Future[bool]:
+        """The same where there is room."""
         waiting = Waiting(small, slot, wanted, started, asyncio.get_running_loop().create_future())
         self.waiting_bytes += small.block.length
         self._waiting.append(waiting)

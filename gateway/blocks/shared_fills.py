@@ -9,12 +9,12 @@ belongs on the index thread or a disk thread.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.blocks import layout
+from gateway.blocks.audience import audience
 from gateway.blocks.directory import BlockDirectory, Evicted, FillFile
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, Extent
 from gateway.blocks.open_file import OpenFile
@@ -47,12 +47,7 @@ class OwnFill:
 
 def fill_key(block: Block, headers: Mapping[str, str]) -> bytes:
     """What fills that may be shared have in common: the block, and what goes to the origin along with the request."""
-    state = hashlib.blake2b(digest_size=16, person=b"forebay fill 1")
-    for name, value in sorted(headers.items()):
-        for text in (name.encode(), value.encode("utf-8", "surrogatepass")):
-            state.update(len(text).to_bytes(8, "little"))
-            state.update(text)
-    return block.id + state.digest()
+    return block.id + audience(headers)
 
 
 def lead_or_find(

@@ -9,14 +9,16 @@ from __future__ import annotations
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from gateway.blocks.claims import Claims, Place, place_of
+from gateway.blocks.body_checks import BodyCheck
+from gateway.blocks.claims import Claims, Place, place_of_fill
 from gateway.blocks.coalescing import Fill, FillUnneeded
+from gateway.blocks.first_answer import FirstAnswer
 from gateway.blocks.index import BlockIndex
+from gateway.blocks.layout import Block
 from gateway.blocks.observer import CacheObserver
 from gateway.blocks.packer import Packer
 from gateway.blocks.pinned_get import PinnedGet
 from gateway.blocks.segments import SmallBlock
-from gateway.blocks.shared_fills import fill_key
 from gateway.blocks.watching import FileWatcher
 from gateway.clock import Clock
 from gateway.errors import ForebayError
@@ -41,11 +43,31 @@ class SmallFiller:
     observer: CacheObserver
     retries: int
 
+    def at_once(self, fill: Fill) -> bool:
+        """Do it here and now, if the first answer has brought all of the block, as promised, and memory has room.
+
+        Then nothing is left but that it be written. The first look's claim, which nobody else can have had meanwhile,
+        becomes the fill's, and ends with it.
+        """
+        answer, block = fill.answer, fill.block
+        if answer is None or not self.packer.has_room(block.length):
+            return False
+        content = answer.whole(block.range)
+        if content is None or not _is_promised(content, answer, block):
+            return False
+        answer.look.becomes(place_of_fill(block, fill.headers, answer.look.place.cell))
+        fill.give(content, block.length)
+        wanted = fill.purpose is Purpose.WARM
+        fill.landed = self.packer.put_now(SmallBlock(block, content), fill.slot, self.clock.monotonic(), wanted=wanted)
+        return True
+
     async def __call__(self, fill: Fill) -> None:
         """FillUnneeded when another process has kept the block meanwhile; else what made the fill fail."""
-        place = place_of(fill_key(fill.block, fill.headers))
+        place = place_of_fill(fill.block, fill.headers)
+        claimed = fill.answer is not None and fill.answer.look.becomes(place)
         try:
-            await self._claim(fill, place)
+            if not claimed:
+                await self._claim(fill, place)
             if not fill.forsaken:
                 await self._fill(fill)
         except FillUnneeded:
@@ -54,7 +76,8 @@ class SmallFiller:
             self.observer.fill_failed(fill.slot)
             raise
         finally:
-            self._release_when_landed(fill, place)
+            if not claimed:
+                self._release_when_landed(fill, place)
 
     async def _claim(self, fill: Fill, place: Place) -> None:
         """Wait until no other process fetches the block, or nobody waits for the fill any more."""
@@ -116,3 +139,12 @@ class SmallFiller:
                     fill.give(content, received)
                     since = self.clock.monotonic()
         fill.give(content, received)
+
+
+def _is_promised(content: memoryview, answer: FirstAnswer, block: Block) -> bool:
+    """Whether a block that is a whole object has the checksum that came with it, if one did."""
+    check = BodyCheck.of(answer.response.headers) if block.length == block.version.size_bytes else None
+    if check is None:
+        return True
+    check.update(content)
+    return check.holds()

@@ -79,6 +79,12 @@ def keys(transaction: lmdb.Transaction, table: Table, prefix: bytes = b"", after
         yield key
 
 
+def has_prefix(transaction: lmdb.Transaction, table: Table, prefix: bytes) -> bool:
+    """Whether there is a key that begins with `prefix`."""
+    cursor = transaction.cursor(db=table)
+    return bool(cursor.set_range(prefix)) and cast(bytes, cursor.key()).startswith(prefix)
+
+
 def clear_prefix(transaction: lmdb.Transaction, table: Table, prefix: bytes) -> None:
     for key in list(keys(transaction, table, prefix)):
         transaction.delete(key, db=table)

@@ -37,7 +37,7 @@ async def send_reply(reply: Reply, scope: MutableMapping[str, Any], send: Send, 
     else:
         headers += _ready_pairs(reply, request_id)
     await send(start)
-    if isinstance(reply.body, bytes):
+    if isinstance(reply.body, (bytes, memoryview)):
         body = b"" if scope["method"] == "HEAD" else reply.body
         await send({"type": "http.response.body", "body": body})
         return len(body)
@@ -79,7 +79,7 @@ def _ready_pairs(reply: Reply, request_id: str) -> list[tuple[bytes, bytes]]:
 def own_fields(reply: Reply, *, close: bool) -> list[tuple[bytes, bytes]]:
     """The fields that belong to this answer alone, its length among them."""
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
-    if isinstance(reply.body, bytes) and reply.status not in (204, 304):
+    if isinstance(reply.body, (bytes, memoryview)) and reply.status not in (204, 304):
         names = {name for name, _ in reply.headers}
         if "content-length" not in names:
             headers.append((b"content-length", str(len(reply.body)).encode()))

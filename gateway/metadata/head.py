@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from gateway.errors import OriginBodyError
@@ -57,9 +57,10 @@ def object_head_of_get(key: ObjectKey, status: int, headers: Mapping[str, str]) 
         return head, ByteRange(0, size_bytes - 1) if size_bytes else None
     if headers["content-length"] != str(body.length):
         raise OriginBodyError("the origin's Content-Length is not that of its Content-Range")
-    whole = {name: value for name, value in headers.items() if name != "content-range"}
+    whole = dict(headers)
+    del whole["content-range"]
     whole["content-length"] = str(size_bytes)
-    return replace(head, headers=whole, part=None), body
+    return ObjectHead(head.version, whole, head.last_modified), body
 
 
 def object_head(key: ObjectKey, headers: Mapping[str, str], *, is_part: bool = False) -> ObjectHead:

@@ -16,6 +16,10 @@ WAITING_MAX = 4096
 """Fills that wait at most; further ones are not kept, and their objects are asked for again."""
 
 
+GATHERING_SECONDS = 0.01
+"""Between two transactions: what comes meanwhile is written together. Who comes alone does not wait."""
+
+
 class Landing:
     """One process's queue. Nobody waits for a fill to land: until then its object is asked for again."""
 
@@ -49,5 +53,7 @@ class Landing:
                     await asyncio.to_thread(self._store.land, batch)
                 except lmdb.Error:
                     self._observer.not_kept(len(batch))
+                if len(self._waiting) < LANDED_PER_TRANSACTION:
+                    await asyncio.sleep(GATHERING_SECONDS)  # not of the clock: no promise hangs on it
         finally:
             self._writing = None

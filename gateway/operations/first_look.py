@@ -6,18 +6,18 @@ smoothly is not judged here: the usual way, a HEAD first, then finds out what to
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from gateway.blocks.first_answer import FirstAnswer
 from gateway.blocks.first_looks import FirstLook
 from gateway.errors import OriginBodyError
 from gateway.metadata.catalog import CHECKSUM_MODE
 from gateway.metadata.head import ObjectHead, object_head_of_get
-from gateway.objects import ByteRange
+from gateway.objects import ByteRange, ObjectKey
 from gateway.operations.exchange import Exchange
 from gateway.operations.reading import towards_blocks
-from gateway.origin.client import OriginRequest, OriginResponse, Purpose
+from gateway.origin.client import OriginRequest, Purpose
 from gateway.s3.ranges import first_and_last
 from gateway.s3.requests import S3Request
 
@@ -31,47 +31,46 @@ class Refused(Exception):
     """The origin has answered the GET with an error."""
 
 
-@asynccontextmanager
-async def first_look(
-    exchange: Exchange, headers: dict[str, str]
-) -> AsyncIterator[tuple[ObjectHead, FirstAnswer] | None]:
-    """Ask for the bytes that the request begins with; None when the version is to be asked for first.
+class Seen(NamedTuple):
+    """What a first look has brought: `head` None when that makes no sense by itself. The answer is to be closed."""
 
-    What the answer says of the object is remembered where it may be; its body is still to be read.
+    head: ObjectHead | None
+    answer: FirstAnswer
 
-    Raises Refused, and OriginUnreachable. While this lasts, others wait for the same bytes.
+
+def begin(exchange: Exchange, headers: Mapping[str, str]) -> tuple[FirstLook, ByteRange] | None:
+    """The right to ask for the bytes that the request begins with, and which these are; None when the version is to be
+    asked for first. While the look lasts, others wait for the same bytes.
     """
     asked = _asked(exchange.request)
     if asked is None:
-        yield None
-        return
-    blocks, key = exchange.services.blocks, exchange.object_key
+        return None
+    blocks = exchange.services.blocks
     wanted = blocks.first_fetched(*asked, exchange.slot.name)
-    with blocks.first_look(key, wanted.first, towards_blocks(headers)) as look:
-        if look is None:
-            yield None
-            return
-        async with look.turns, _answered(exchange, headers, look, wanted) as answered:
-            yield answered
+    look = blocks.first_look(exchange.object_key, wanted.first, towards_blocks(headers))
+    return (look, wanted) if look is not None else None
 
 
-@asynccontextmanager
-async def _answered(
-    exchange: Exchange, headers: dict[str, str], look: FirstLook, wanted: ByteRange
-) -> AsyncIterator[tuple[ObjectHead, FirstAnswer] | None]:
-    catalog = exchange.services.catalog
-    since = catalog.now(exchange.object_key)
+async def ask(exchange: Exchange, headers: dict[str, str], look: FirstLook, wanted: ByteRange) -> Seen:
+    """Ask for the bytes. What the answer says of the object is remembered where it may be.
+
+    Raises Refused, and OriginUnreachable.
+    """
+    catalog, key = exchange.services.catalog, exchange.object_key
+    since = catalog.now(key)
     whole = CHECKSUM_MODE in headers and "range" not in exchange.request.headers
-    response = await _ask(exchange, headers, None if whole else wanted)
+    request = _request(key, exchange.slot.name, headers, None if whole else wanted)
+    response = await exchange.services.origin.send(request)
     answer = FirstAnswer(look, response, wanted)
     try:
-        head = _understood(exchange, answer)
+        head = _understood(key, answer)
         look.fruitless = head is None
         if head is not None:
             catalog.learned(head, exchange.slot, since, headers=headers, with_checksums=whole)
-        yield (head, answer) if head is not None else None
-    finally:
+        return Seen(head, answer)
+    except BaseException:
         await answer.aclose()
+        raise
 
 
 def _asked(request: S3Request) -> tuple[int, int | None] | None:
@@ -82,17 +81,15 @@ def _asked(request: S3Request) -> tuple[int, int | None] | None:
     return asked if asked is not None and asked[0] < _NO_OBJECT_BYTES else None
 
 
-async def _ask(exchange: Exchange, headers: Mapping[str, str], wanted: ByteRange | None) -> OriginResponse:
+def _request(key: ObjectKey, slot: str, headers: Mapping[str, str], wanted: ByteRange | None) -> OriginRequest:
     """The whole object is asked for where its checksums are, which do not come with a part of it."""
     onward = {**headers, "accept-encoding": "identity"}
     if wanted is not None:
         onward["range"] = f"bytes={wanted.first}-{wanted.last}"
-    key = exchange.object_key
-    request = OriginRequest("GET", key.bucket, key.key, headers=onward, purpose=Purpose.LIVE, slot=exchange.slot.name)
-    return await exchange.services.origin.send(request)
+    return OriginRequest("GET", key.bucket, key.key, headers=onward, purpose=Purpose.LIVE, slot=slot)
 
 
-def _understood(exchange: Exchange, answer: FirstAnswer) -> ObjectHead | None:
+def _understood(key: ObjectKey, answer: FirstAnswer) -> ObjectHead | None:
     """What the answer says; its range is then that of its body."""
     response, first = answer.response, answer.range.first
     if response.status == 416:
@@ -100,7 +97,7 @@ def _understood(exchange: Exchange, answer: FirstAnswer) -> ObjectHead | None:
     if response.status not in (200, 206):
         raise Refused
     try:
-        head, body = object_head_of_get(exchange.object_key, response.status, response.headers)
+        head, body = object_head_of_get(key, response.status, response.headers)
     except OriginBodyError:
         return None
     if body is None or not body.first <= first < body.stop:

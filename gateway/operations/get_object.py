@@ -18,8 +18,9 @@ from gateway.blocks.first_answer import FirstAnswer
 from gateway.errors import OriginAnswered, OriginBodyError
 from gateway.metadata.catalog import ObjectHead, is_remembered
 from gateway.objects import BodyStream, ByteRange
+from gateway.operations import first_look
 from gateway.operations.exchange import Exchange
-from gateway.operations.first_look import Refused, first_look
+from gateway.operations.first_look import Refused
 from gateway.operations.passthrough import forward, onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
 from gateway.operations.reading import (
@@ -87,16 +88,27 @@ async def _of_unknown(exchange: Exchange, headers: dict[str, str], overrides: Ma
 
 async def _at_first_look(exchange: Exchange, headers: dict[str, str], overrides: Mapping[str, str]) -> Reply | None:
     """The answer where the origin gives version and bytes at once; None: the version is to be asked for."""
-    async with first_look(exchange, headers) as look:
-        if look is None or not _fit_for_blocks(exchange.request, look[0]):
-            return None
-        try:
-            return await _serve(exchange, look[0], headers, overrides, look[1])
-        except OriginAnswered as error:
-            if not _is_another_version(error, look[0]):
-                raise
-            await _forget_version(exchange)
-            return None
+    begun = first_look.begin(exchange, headers)
+    if begun is None:
+        return None
+    look, wanted = begun
+    with look:
+        async with look.turns:
+            head, answer = await first_look.ask(exchange, headers, look, wanted)
+            try:
+                if head is None or not _fit_for_blocks(exchange.request, head):
+                    return None
+                reply = _arrived(exchange, head, headers, overrides, answer)
+                if reply is not None:
+                    return reply
+                return await _serve(exchange, head, headers, overrides, answer)
+            except OriginAnswered as error:
+                if head is None or not _is_another_version(error, head):
+                    raise
+                await _forget_version(exchange)
+                return None
+            finally:
+                await answer.aclose()
 
 
 async def _from_blocks(
@@ -203,6 +215,26 @@ def _at_once(exchange: Exchange, head: ObjectHead, overrides: Mapping[str, str])
         return None
     status, lengths, encoded = 206 if asked else 200, _lengths(head, asked), _encoded(head, asked, overrides)
     return Reply(status, lengths, span, "hit", None, encoded, span.failed)
+
+
+def _arrived(
+    exchange: Exchange, head: ObjectHead, headers: Mapping[str, str], overrides: Mapping[str, str], answer: FirstAnswer
+) -> Reply | None:
+    """The answer to a first look at a small object, all of which has come."""
+    version, asked = head.version, _asked_range(exchange.request, head)
+    if version.size_bytes == 0:
+        return None
+    body = exchange.services.blocks.arrived(
+        version,
+        asked or ByteRange(0, version.size_bytes - 1),
+        slot=exchange.slot.name,
+        headers=towards_blocks(headers),
+        answer=answer,
+    )
+    if body is None:
+        return None
+    lengths, encoded = _lengths(head, asked), _encoded(head, asked, overrides)
+    return Reply(206 if asked else 200, lengths, body, "miss", encoded=encoded)
 
 
 async def _forgetting_changes(exchange: Exchange, body: BodyStream) -> BodyStream:

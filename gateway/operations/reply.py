@@ -22,7 +22,7 @@ class Reply:
     """An HTTP answer. Whoever receives one calls `aclose` in the end.
 
     `headers` are lower-case (name, value) pairs, values latin-1 decoded; the edge adds date, server, request ids and
-    the content length of a `bytes` body. `encoded` are more of them, as they go onto the wire. A streamed body brings
+    the content length of a body in memory. `encoded` are more of them, as they go onto the wire. A streamed body brings
     its own `content-length` header, or is sent in HTTP chunks; one that lies in a file whole can be given as its
     `HeldSpan`. `cache` becomes the `x-forebay-cache` header: hit, partial, miss, bypass or forwarded. `resource` is
     closed after the body: a stream that was never started could not give it back by itself.
@@ -31,7 +31,7 @@ class Reply:
 
     status: int
     headers: Sequence[tuple[str, str]] = field(default_factory=list)
-    body: bytes | HeldSpan | BodyStream = b""
+    body: bytes | memoryview | HeldSpan | BodyStream = b""
     cache: str | None = None
     resource: Closable | None = None
     encoded: EncodedHeaders = NO_HEADERS
@@ -46,7 +46,7 @@ class Reply:
         """Give back all that the body holds, sent or not."""
         if isinstance(self.body, HeldSpan):
             self.body.close()
-        elif not isinstance(self.body, bytes):
+        elif not isinstance(self.body, (bytes, memoryview)):
             await self.body.aclose()
         if self.resource is not None:
             await self.resource.aclose()

@@ -28,7 +28,7 @@ async def visible(forget: Forget, write: Awaitable[Reply]) -> Reply:
         reply = await write
     finally:
         forget()
-    if not isinstance(reply.body, (bytes, HeldSpan)):
+    if not isinstance(reply.body, (bytes, memoryview, HeldSpan)):
         reply.body = _forgetting(reply.body, forget)
     return reply
 

@@ -85,6 +85,12 @@ class OriginResponse(Protocol):
     def stream(self) -> AsyncIterator[bytes]:
         """The body in pieces as they arrive. A body shorter than its Content-Length raises OriginBodyError."""
 
+    def whole(self) -> memoryview | None:
+        """The whole body where it is small, has arrived and may pass at once: then nothing else may be asked for.
+
+        To be asked for once, before anything else is.
+        """
+
     async def read(self, limit_bytes: int) -> bytes:
         """The whole body; OriginBodyError when it is longer than `limit_bytes` or cut short."""
 

@@ -22,6 +22,9 @@ class Gate(Protocol):
     async def take(self, count: int) -> float:
         """Wait until `count` bytes may pass; returns the seconds waited. Who is cancelled has taken nothing."""
 
+    def passes(self, count: int) -> bool:
+        """Let `count` bytes pass if they need not wait; False, and nothing taken, when they would."""
+
     def charge(self, count: int) -> None:
         """`count` bytes pass without waiting, on account of what comes behind them."""
 
@@ -91,6 +94,13 @@ class Account:
     def count(self, count: int) -> None:
         """A piece passes."""
         self._observer.origin_bytes(self._direction, self._slot, self._purpose, count)
+
+    def passes(self, count: int) -> bool:
+        """Whether a piece of `count` bytes passes without waiting; it is counted then."""
+        if self._gate is not None and not self._gate.passes(count):
+            return False
+        self.count(count)
+        return True
 
     async def wait(self, count: int) -> None:
         """Until a piece of `count` bytes may pass."""
@@ -167,6 +177,10 @@ class _MeteredResponse:
         finally:
             if isinstance(pieces, AsyncGenerator):
                 await pieces.aclose()
+
+    def whole(self) -> memoryview | None:
+        body = self._response.whole()
+        return body if body is not None and self._account.passes(len(body)) else None
 
     async def read(self, limit_bytes: int) -> bytes:
         body = await self._response.read(limit_bytes)

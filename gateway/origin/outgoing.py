@@ -41,7 +41,12 @@ def outgoing_body(request: OriginRequest, stall_timeout_seconds: float) -> Outgo
     return _in_memory(request.method, request.body)
 
 
+_NONE = OutgoingBody(EMPTY_SHA256, {}, {}, None)
+
+
 def _in_memory(method: str, body: bytes) -> OutgoingBody:
+    if not body and method not in _WITH_BODY:
+        return _NONE
     payload_hash = hashlib.sha256(body).hexdigest() if body else EMPTY_SHA256
     framing = {"content-length": str(len(body))} if body or method in _WITH_BODY else {}
     return OutgoingBody(payload_hash, {}, framing, BytesUpload(body) if body else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Self
@@ -25,18 +26,17 @@ _HOP_BY_HOP = frozenset(
 )
 
 
-class HttpResponse:
-    """`OriginResponse` over one aiohttp response; it holds the connection until its body is over or it is closed."""
+class HttpResponse(ABC):
+    """`OriginResponse` over a connection, which it holds until its body is over or it is closed."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-        self._headers = _end_to_end(response.raw_headers)
+    def __init__(self, status: int, headers: Mapping[str, str]) -> None:
+        self._status = status
+        self._headers = headers
         self._prefix = b""
-        self._complete = False
 
     @property
     def status(self) -> int:
-        return self._response.status
+        return self._status
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -48,6 +48,9 @@ class HttpResponse:
             yield prefix
         while piece := await self._next():
             yield piece
+
+    def whole(self) -> memoryview | None:
+        return None
 
     async def read(self, limit_bytes: int) -> bytes:
         pieces: list[bytes] = []
@@ -69,8 +72,8 @@ class HttpResponse:
         self._prefix = b"".join(pieces)
         return self._prefix
 
-    async def aclose(self) -> None:
-        self._response.release()
+    @abstractmethod
+    async def aclose(self) -> None: ...
 
     async def __aenter__(self) -> Self:
         return self
@@ -80,8 +83,23 @@ class HttpResponse:
     ) -> None:
         await self.aclose()
 
+    @abstractmethod
     async def _next(self) -> bytes:
-        """The next piece; empty at the end of the body."""
+        """The next piece; empty at the end of the body. OriginBodyError when it ended early."""
+
+
+class AiohttpResponse(HttpResponse):
+    """One that came over aiohttp."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        super().__init__(response.status, _end_to_end(response.raw_headers))
+        self._response = response
+        self._complete = False
+
+    async def aclose(self) -> None:
+        self._response.release()
+
+    async def _next(self) -> bytes:
         if self._complete:
             return b""
         content = self._response.content

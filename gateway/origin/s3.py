@@ -53,7 +53,9 @@ class _Sending:
 
     request: OriginRequest
     target: Target
-    series: RetrySeries
+    breaker: CircuitBreaker
+    started: float
+    series: RetrySeries | None = None
     attempts: int = 0
     region_corrected: bool = False
     time_corrected: bool = False
@@ -85,7 +87,7 @@ class S3Origin:
     async def send(self, request: OriginRequest) -> OriginResponse:
         """As `Origin.send`. A redirect is an answer like any other: it is never followed, to no host."""
         target = self._addressing.target(request.bucket, request.key, request.query)
-        sending = _Sending(request, target, self._policy.new_series(self._budget, self._clock.monotonic()))
+        sending = _Sending(request, target, self._breaker(target.host), self._clock.monotonic())
         while True:
             body = outgoing_body(request, self._settings.read_timeout_seconds)
             try:
@@ -106,16 +108,15 @@ class S3Origin:
         await self._transport.aclose()
 
     async def _attempt(self, sending: _Sending, body: OutgoingBody) -> HttpResponse:
-        request, target = sending.request, sending.target
+        request, target, breaker = sending.request, sending.target, sending.breaker
         headers = await self._signer.headers(request, target, body)
-        breaker = self._breaker(target.host)
         admission = breaker.admit()
         if admission is None:
             raise OriginUnreachable("the origin has not answered lately; trying again in a moment")
         sending.attempts += 1
         started = self._clock.monotonic()
         try:
-            response = await self._transport.exchange(request.method, target.url, headers, body.upload)
+            response = await self._transport.exchange(request.method, target, headers, body.upload)
         except OriginUnreachable:
             breaker.unanswered(admission)
             self._report(sending, None, started)
@@ -130,7 +131,7 @@ class S3Origin:
     async def _delay_after(self, sending: _Sending, body: OutgoingBody, response: HttpResponse) -> float | None:
         """Seconds until the next attempt; None: this answer is the one to return."""
         if response.status < 300 or response.status in (304, 404, 412):
-            sending.series.succeeded()
+            self._succeeded(sending)
             return None
         try:
             document = await error_document(response)
@@ -144,9 +145,20 @@ class S3Origin:
         return self._delay(sending, body, Failure(answered=True, retry_after_seconds=wait))
 
     def _delay(self, sending: _Sending, body: OutgoingBody, failure: Failure) -> float | None:
-        if not body.can_be_sent_again or self._breaker(sending.target.host).is_open:
+        if not body.can_be_sent_again or sending.breaker.is_open:
             return None
-        return sending.series.delay_before_next(failure, self._clock.monotonic())
+        return self._series(sending).delay_before_next(failure, self._clock.monotonic())
+
+    def _succeeded(self, sending: _Sending) -> None:
+        if sending.series is None:
+            self._budget.give_back(1)  # as a series without a retry does
+        else:
+            sending.series.succeeded()
+
+    def _series(self, sending: _Sending) -> RetrySeries:
+        if sending.series is None:
+            sending.series = self._policy.new_series(self._budget, sending.started)
+        return sending.series
 
     def _correct(self, sending: _Sending, response: HttpResponse, document: str) -> bool:
         """Learn from a refusal what was wrong with the signature; True: send again, at most once for each cause."""

@@ -50,9 +50,11 @@ class RequestSigner:
     async def headers(self, request: OriginRequest, target: Target, body: OutgoingBody) -> dict[str, str]:
         """Every header of one attempt, signature and framing included."""
         pair = await self._credentials.current()
-        kept = {name: value for name, value in request.headers.items() if name not in _SENT_BY_US}
-        kept[HOP_HEADER] = f"{kept[HOP_HEADER]}, {self._instance_id}" if HOP_HEADER in kept else self._instance_id
-        headers = {"host": target.host, **kept, **body.signed_headers}
+        headers = {"host": target.host}
+        headers.update([field for field in request.headers.items() if field[0] not in _SENT_BY_US])
+        hops = headers.get(HOP_HEADER)
+        headers[HOP_HEADER] = self._instance_id if hops is None else f"{hops}, {self._instance_id}"
+        headers.update(body.signed_headers)
         signature = sign_headers(
             request.method,
             target.path,
@@ -65,7 +67,9 @@ class RequestSigner:
             region=self.region_of(request.bucket),
             now=self._clock.now() + self._clock_offset,
         )
-        return {**headers, **signature, **body.framing_headers}
+        headers.update(signature)
+        headers.update(body.framing_headers)
+        return headers
 
     def learn_region(self, bucket: str | None, region: str | None) -> bool:
         """Sign for `region` from now on; False when that is what was signed for already."""

@@ -78,10 +78,9 @@ class Gate:
 
     async def take(self, count: int) -> float:
         """Wait until `count` bytes may pass; returns the seconds waited. Who is cancelled has taken nothing."""
-        link, now = self._link, self._link.clock.monotonic()
-        if not link.anybody_waits and self.delay_seconds(now) <= 0:
-            self.charge(count)
+        if self.passes(count):
             return 0.0
+        link, now = self._link, self._link.clock.monotonic()
         waiter = link.enqueue(self, count)
         try:
             await waiter.passed
@@ -89,6 +88,13 @@ class Gate:
             link.leave(self, waiter)
             raise
         return link.clock.monotonic() - now
+
+    def passes(self, count: int) -> bool:
+        """Let `count` bytes pass if nothing keeps them; False, and nothing taken, when they must wait."""
+        if self._link.anybody_waits or self.delay_seconds(self._link.clock.monotonic()) > 0:
+            return False
+        self.charge(count)
+        return True
 
     def charge(self, count: int) -> None:
         """`count` bytes pass without having waited: those behind them wait for both."""

@@ -20,6 +20,7 @@ KEY_SIZE_BYTES_MAX = 1024
 
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _BUCKET = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:\-]{1,255}")
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9\-._~/]*")
 _PORT = re.compile(r":\d*\Z")
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
 
@@ -121,7 +122,7 @@ def parse_query(raw_query: bytes) -> list[tuple[str, str | None]]:
 
 def encode_key(key: str) -> str:
     """A key as S3 percent-encodes it: everything but letters, digits, `-_.~` and `/`."""
-    return quote(key, safe="/-_.~")
+    return key if _PLAIN_KEY.fullmatch(key) else quote(key, safe="/-_.~")
 
 
 def encode_path(bucket: str | None, key: str | None) -> str:
@@ -131,8 +132,13 @@ def encode_path(bucket: str | None, key: str | None) -> str:
     """
     if bucket is None:
         return "/"
-    path = "/" + quote(bucket, safe="-_.~")
+    path = "/" + _encode_bucket(bucket)
     return path if key is None else f"{path}/{encode_key(key)}"
+
+
+@lru_cache(maxsize=1024)
+def _encode_bucket(bucket: str) -> str:
+    return quote(bucket, safe="-_.~")
 
 
 def encode_query(pairs: Iterable[tuple[str, str | None]]) -> str:

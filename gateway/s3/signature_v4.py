@@ -6,6 +6,7 @@ Source: "Authenticating Requests (AWS Signature Version 4)" of the S3 API; canon
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -29,6 +30,9 @@ from gateway.s3.payload_mode import payload_mode
 from gateway.s3.requests import S3Request
 
 CLOCK_SKEW_SECONDS_MAX = 15 * 60
+
+_MAY_NEED_TRIMMING = re.compile("\t|  |: | \n| $")
+"""White space where canonical_value would take some away; between header lines."""
 
 _SIGNED_WHEN_PRESENT = frozenset({"host", "content-type", "content-md5", "range"})
 
@@ -240,15 +244,14 @@ def sign_headers(
     added = {"x-amz-date": timestamp, "x-amz-content-sha256": payload_hash}
     if session_token is not None:
         added["x-amz-security-token"] = session_token
-    signed = {name: value for name, value in headers.items() if name in _SIGNED_WHEN_PRESENT or name[:6] == "x-amz-"}
-    signed.update(added)
-    names = sorted(signed)
-    lines = [method, path_encoded, _outgoing_query(query)]
-    lines += [f"{name}:{canonical_value(signed[name])}" for name in names]
-    joined_names = ";".join(names)
-    lines += ["", joined_names, payload_hash]
+    values = {**headers, **added}
+    names, joined_names = _signed_names(tuple(values))
+    fields = "\n".join([f"{name}:{values[name]}" for name in names])
+    if _MAY_NEED_TRIMMING.search(fields):
+        fields = "\n".join([f"{name}:{canonical_value(values[name])}" for name in names])
+    canonical = f"{method}\n{path_encoded}\n{_outgoing_query(query)}\n{fields}\n\n{joined_names}\n{payload_hash}"
     scope = f"{timestamp[:8]}/{region}/s3/aws4_request"
-    text = string_to_sign(timestamp, scope, "\n".join(lines).encode("latin-1"))
+    text = string_to_sign(timestamp, scope, canonical.encode("latin-1"))
     signature = sign(signing_key(secret, timestamp[:8], region), text)
     added["authorization"] = (
         f"{ALGORITHM} Credential={access_key_id}/{scope}, SignedHeaders={joined_names}, Signature={signature}"
@@ -256,6 +259,15 @@ def sign_headers(
     return added
 
 
+@lru_cache(maxsize=1024)
+def _signed_names(names: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+    """Those of a request's headers that are signed, in order, and the same joined: few kinds of requests are sent."""
+    signed = sorted(name for name in names if name in _SIGNED_WHEN_PRESENT or name.startswith("x-amz-"))
+    return tuple(signed), ";".join(signed)
+
+
 def _outgoing_query(query: Iterable[tuple[str, str | None]]) -> str:
+    if not query:
+        return ""
     pairs = sorted([(quote(name, safe="-_.~"), quote(value or "", safe="-_.~")) for name, value in query])
     return "&".join([f"{name}={value}" for name, value in pairs])

@@ -12,8 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.blocks.claims import Claims, Place, place_of
+from gateway.blocks.claims import Claims, Place, place_of_fill, place_of_look
+from gateway.blocks.layout import block_at, object_id
 from gateway.blocks.watching import FileWatcher
+from gateway.objects import ObjectKey, ObjectVersion
 
 WORKERS = 3
 PLACES = [Place(5, 1), Place(5, 2), Place(6, 1)]
@@ -154,6 +156,21 @@ def test_who_waits_is_woken_at_once(tmp_path: Path, end: str) -> None:
 
 
 def test_places_spread_and_tell_audiences_apart() -> None:
-    """Keys that differ in block or audience hardly ever share cell and tag."""
-    keys = [bytes([block]) * 32 + bytes([audience]) * 16 for block in range(64) for audience in range(4)]
-    assert len({place_of(key) for key in keys}) == len(keys)
+    """Blocks that differ in object, version, place or audience hardly ever share cell and tag."""
+    versions = [ObjectVersion(ObjectKey("bucket", f"k{key}"), etag, 2**30) for key in range(16) for etag in ("a", "b")]
+    blocks = [block_at(version, number, 2**20) for version in versions for number in range(8)]
+    places = {place_of_fill(block, headers) for block in blocks for headers in ({}, {"x-amz-request-payer": "a"})}
+    assert len(places) == 2 * len(blocks)
+    assert len({place.cell for place in places}) > len(places) * 0.4
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-amz-request-payer": "requester"}])
+@pytest.mark.parametrize("number", [0, 1, 77])
+def test_a_look_lies_where_the_fill_that_it_leads_to_will(headers: dict[str, str], number: int) -> None:
+    """Whichever version it finds: one claim takes the other's place, and one of another fill keeps the look out."""
+    key = ObjectKey("bucket", "k")
+    blocks = [block_at(ObjectVersion(key, etag, 2**30), number, 2**20) for etag in ("a", "b")]
+    look = place_of_look(object_id(key), blocks[0].offset, headers)
+    fills = {place_of_fill(block, headers) for block in blocks}
+    assert {fill.cell for fill in fills} == {look.cell}
+    assert len({look.tag} | {fill.tag for fill in fills}) == 3

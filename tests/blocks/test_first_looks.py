@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
-from gateway.blocks import first_looks
-from gateway.blocks.claims import Claims
-from gateway.blocks.first_looks import FirstLooks
+from gateway.blocks.claims import Claims, place_of_look
+from gateway.blocks.first_looks import FirstLook, FirstLooks
+from gateway.blocks.layout import object_id
 from gateway.blocks.watching import FileWatcher
 from gateway.objects import ObjectKey
 
@@ -36,6 +36,14 @@ def two_workers(directory: Path) -> Iterator[tuple[FirstLooks, FirstLooks]]:
         one.close()
 
 
+@contextmanager
+def looking(looks: FirstLooks, key: ObjectKey, offset: int, headers: dict[str, str]) -> Iterator[FirstLook | None]:
+    """A first look, where one is to be had, while this lasts."""
+    look = looks.begin(object_id(key), offset, headers)
+    with look or nullcontext():
+        yield look
+
+
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_one_looks_at_a_time(tmp_path: Path, elsewhere: bool) -> None:
     """While somebody looks, nobody else does, in the same process or in another; other bytes are nobody's concern."""
@@ -43,17 +51,17 @@ def test_one_looks_at_a_time(tmp_path: Path, elsewhere: bool) -> None:
     async def scenario() -> None:
         with two_workers(tmp_path / "c") as (one, two):
             asking = two if elsewhere else one
-            with one.begin(KEY, 0, {}) as look:
+            with looking(one, KEY, 0, {}) as look:
                 assert look is not None
                 assert asking.pending(KEY, 0, {})
-                with asking.begin(KEY, 0, {}) as second:
+                with looking(asking, KEY, 0, {}) as second:
                     assert second is None
                 for key, offset, headers in OTHERS:
                     assert not asking.pending(key, offset, headers)
-                    with asking.begin(key, offset, headers) as free:
+                    with looking(asking, key, offset, headers) as free:
                         assert free is not None
             assert not asking.pending(KEY, 0, {})
-            with asking.begin(KEY, 0, {}) as next_look:
+            with looking(asking, KEY, 0, {}) as next_look:
                 assert next_look is not None
 
     asyncio.run(scenario())
@@ -66,7 +74,7 @@ def test_a_look_that_is_over_keeps_others_out_while_its_fill_runs(tmp_path: Path
     async def scenario() -> None:
         with two_workers(tmp_path / "c") as (one, two):
             asking = two if elsewhere else one
-            with one.begin(KEY, 0, {}) as look:
+            with looking(one, KEY, 0, {}) as look:
                 assert look is not None
                 look.hold()
                 waiting = asyncio.create_task(asking.settled(KEY, 0, {}))
@@ -75,10 +83,10 @@ def test_a_look_that_is_over_keeps_others_out_while_its_fill_runs(tmp_path: Path
             assert await waiting
             assert not asking.pending(KEY, 0, {})
             assert not await asking.settled(KEY, 0, {})
-            with asking.begin(KEY, 0, {}) as second:
+            with looking(asking, KEY, 0, {}) as second:
                 assert second is None
             look.let_go()
-            with asking.begin(KEY, 0, {}) as third:
+            with looking(asking, KEY, 0, {}) as third:
                 assert third is not None
 
     asyncio.run(scenario())
@@ -89,12 +97,12 @@ def test_a_fill_that_ends_before_its_look_leaves_nothing(tmp_path: Path) -> None
 
     async def scenario() -> None:
         with two_workers(tmp_path / "c") as (one, two):
-            with one.begin(KEY, 0, {}) as look:
+            with looking(one, KEY, 0, {}) as look:
                 assert look is not None
                 look.hold()
                 look.let_go()
                 assert two.pending(KEY, 0, {})
-            with two.begin(KEY, 0, {}) as second:
+            with looking(two, KEY, 0, {}) as second:
                 assert second is not None
 
     asyncio.run(scenario())
@@ -109,7 +117,7 @@ def test_nobody_waits_for_the_dead(tmp_path: Path) -> None:
         watcher = FileWatcher()
         dead, living = Claims(directory, 0), Claims(directory, 1)
         looks = FirstLooks(living, watcher, asyncio.Semaphore(8))
-        assert dead.claim(first_looks._place(KEY, 0, {})) == 0
+        assert dead.claim(place_of_look(object_id(KEY), 0, {})) == 0
         waiting = asyncio.create_task(looks.settled(KEY, 0, {}))
         await asyncio.sleep(0)
         assert not waiting.done()

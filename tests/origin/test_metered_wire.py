@@ -34,6 +34,9 @@ class Held:
         await asyncio.sleep(HELD_SECONDS)
         return HELD_SECONDS
 
+    def passes(self, count: int) -> bool:
+        return False
+
     def charge(self, count: int) -> None:
         raise AssertionError("nothing is sent again here")
 

@@ -171,6 +171,9 @@ class PacedResponse:
                 given += len(piece)
                 yield piece
 
+    def whole(self) -> memoryview | None:
+        return None
+
     async def read(self, limit_bytes: int) -> bytes:
         return await self.response.read(limit_bytes)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gateway.edge.server.response_head import ResponseFraming
@@ -146,6 +147,17 @@ class ResponseWriter:
         if len(body) <= _JOINED_BODY_BYTES:
             self._transport.write(b"".join((prefix, body, suffix)))
             return
-        self._transport.write(prefix)
-        self._transport.write(body)
-        self._transport.write(suffix)
+        sent = self._send_now((prefix, body, suffix))
+        for part in (prefix, body, suffix):
+            if sent < len(part):
+                self._transport.write(memoryview(part)[sent:] if sent else part)
+            sent = max(0, sent - len(part))
+
+    def _send_now(self, parts: Sequence[bytes | memoryview]) -> int:
+        """Give the kernel what it takes of all parts at once, where nothing waits before them; how many bytes."""
+        if self._wire is None or self._transport.is_closing() or self._transport.get_write_buffer_size():
+            return 0
+        try:
+            return self._wire.sendmsg(parts)
+        except OSError:  # full, or broken: the transport finds out, and knows what to do
+            return 0

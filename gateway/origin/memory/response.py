@@ -38,6 +38,9 @@ class MemoryResponse:
         if stop < end:
             raise OriginBodyError(f"the origin's answer broke off after {stop} of {end} bytes")
 
+    def whole(self) -> memoryview | None:
+        return None  # bodies come piece by piece here
+
     async def read(self, limit_bytes: int) -> bytes:
         pieces: list[bytes] = []
         size = 0

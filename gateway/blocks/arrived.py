@@ -1,0 +1,38 @@
+"""The short way to a small object of which nothing was known: its first answer has brought all of it already.
+
+The bytes are given from memory while they go to disk. Whatever else there may be to wait for, or to fetch besides, is
+the range reader's (reader.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.blocks import layout
+from gateway.blocks.first_answer import FirstAnswer
+from gateway.blocks.reading_tools import ReadingTools
+from gateway.blocks.sources import GIVEN_TO_THE_END_BYTES
+from gateway.objects import ByteRange, ObjectVersion
+
+
+def arrived(
+    tools: ReadingTools,
+    version: ObjectVersion,
+    byte_range: ByteRange,
+    slot: str,
+    headers: Mapping[str, str],
+    answer: FirstAnswer,
+) -> memoryview | None:
+    """The bytes of a range, and their block's fill begun that lacks nothing but the disk; None: open a reader."""
+    size_bytes, settings = version.size_bytes, tools.settings
+    if answer.range.length != size_bytes or size_bytes > min(GIVEN_TO_THE_END_BYTES, settings.block_size_of(slot)):
+        return None
+    size_max = settings.kept_object_bytes_max_of(slot)
+    if (size_max is not None and size_bytes > size_max) or not tools.isolation.readable:
+        return None
+    block = layout.block_at(version, 0, size_bytes)
+    content = tools.fills.start_at_once(block, slot, headers, answer)
+    if content is None:
+        return None
+    tools.observer.miss_bytes(slot, byte_range.length)
+    return content[byte_range.first : byte_range.stop]
