@@ -13,23 +13,23 @@ from gateway.origin.client import OriginResponse
 class FirstAnswer:
     """A good answer to a GET without `If-Match`; `range` are the bytes of the object that its body holds.
 
-    Whoever has it made closes it in the end; a fill takes the response before that, if it needs it.
+    Whoever has it made closes it in the end; a fill takes the response before that, if it needs it. A reader may have
+    it for long after: it holds the response, with what has come of its body, no longer than it is of use.
     """
 
     look: FirstLook
-    response: OriginResponse
     range: ByteRange
-    _taken: bool = False
+    _response: OriginResponse | None
 
     def take(self, wanted: ByteRange) -> OriginResponse | None:
         """The response, once, if its body begins with the bytes wanted and holds all of them; the taker closes it."""
-        if self._taken or self.range.first != wanted.first or self.range.stop < wanted.stop:
+        if self.range.first != wanted.first or self.range.stop < wanted.stop:
             return None
-        self._taken = True
-        return self.response
+        response, self._response = self._response, None
+        return response
 
     async def aclose(self) -> None:
         """Give the connection back, unless the response was taken. Idempotent."""
-        if not self._taken:
-            self._taken = True
-            await self.response.aclose()
+        response, self._response = self._response, None
+        if response is not None:
+            await response.aclose()

@@ -63,9 +63,9 @@ async def _answered(
     since = catalog.now(exchange.object_key)
     whole = CHECKSUM_MODE in headers and "range" not in exchange.request.headers
     response = await _ask(exchange, headers, None if whole else wanted)
-    answer = FirstAnswer(look, response, wanted)
+    answer = FirstAnswer(look, wanted, response)
     try:
-        head = _understood(exchange, answer)
+        head = _understood(exchange, response, answer)
         look.fruitless = head is None
         if head is not None:
             catalog.learned(head, exchange.slot, since, headers=headers, with_checksums=whole)
@@ -92,9 +92,9 @@ async def _ask(exchange: Exchange, headers: Mapping[str, str], wanted: ByteRange
     return await exchange.services.origin.send(request)
 
 
-def _understood(exchange: Exchange, answer: FirstAnswer) -> ObjectHead | None:
-    """What the answer says; its range is then that of its body."""
-    response, first = answer.response, answer.range.first
+def _understood(exchange: Exchange, response: OriginResponse, answer: FirstAnswer) -> ObjectHead | None:
+    """What the response says; the answer's range is then that of its body."""
+    first = answer.range.first
     if response.status == 416:
         return None  # of an empty object, or behind the end: HEAD tells which
     if response.status not in (200, 206):
