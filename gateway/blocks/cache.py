@@ -90,12 +90,12 @@ class BlockCache:
             raise
         opened.evicted_at_open.tell(observer)
         verified = VerifiedMemory()
-        watcher = FileWatcher()
+        watcher, segments = FileWatcher(), OpenSegments()
         retries = settings.fill_retries
         packer = Packer(SegmentAppender(opened.blocks), threads, clock, observer)
         filler = Filler(
             BlockFiller(opened.blocks, origin, threads, Follower(threads, watcher), clock, observer, retries),
-            SmallFiller(opened.blocks.index, opened.claims, packer, watcher, origin, clock, observer, retries),
+            SmallFiller(opened.blocks, segments, opened.claims, packer, watcher, origin, clock, observer, retries),
             settings.packed_bytes_max,
         )
         probe = DirectoryProbe(opened.blocks, threads, clock, observer, settings.block_size_bytes)
@@ -112,7 +112,7 @@ class BlockCache:
             Residency(),
             AheadMarks(),
             AccessLog(),
-            OpenSegments(),
+            segments,
             isolation,
             clock,
             observer,

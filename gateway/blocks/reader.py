@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 from gateway.blocks import layout
 from gateway.blocks.ahead_verification import hint_beginning
-from gateway.blocks.coalescing import FillUnneeded
+from gateway.blocks.coalescing import FillLanded, FillUnneeded
 from gateway.blocks.first_answer import FirstAnswer
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.open_file import OpenFile
@@ -23,7 +23,7 @@ from gateway.blocks.pinned_get import PinnedGet
 from gateway.blocks.readahead import Readahead, window_blocks_max
 from gateway.blocks.reading_tools import ReadingTools
 from gateway.blocks.sources import BlockSource, FillSource, OriginSource, Source
-from gateway.blocks.verification import Fingerprint, fingerprint
+from gateway.blocks.verification import fingerprint
 from gateway.blocks.warm import WarmSpan
 from gateway.errors import BlockDamaged, NotKept, StoreUnavailable
 from gateway.objects import BodyPiece, BodyStream, ByteRange, FileSpan, ObjectVersion
@@ -178,13 +178,16 @@ class RangeReader:
                     return piece
 
     async def _read(self, position: int) -> BodyPiece | None:
-        """The bytes at a position; None when their block was found damaged, and dropped."""
+        """The bytes at a position; None: look again, their block was found damaged, and dropped, or has moved."""
         try:
             source = await self._source_at(position)
             piece = await source.read(position, min(self._source_stop, self._range.stop))
             if isinstance(source, BlockSource) and source.from_device:
                 self._hint_next_block()
             return piece
+        except FillLanded as landed:
+            await self._go_on_in_file(landed)
+            return None
         except BlockDamaged:
             await self._drop_damaged()
             return None
@@ -260,10 +263,25 @@ class RangeReader:
             await self._drop(block, extent)
             return None
         tools.accesses.note(extent.file)
-        verified = tools.verified.of(block.id, _fingerprint(file))
         ahead = self._patches if self._patched else self._readahead
-        cached = ahead is None or block.id not in ahead.fetched
+        return self._block_source(block, extent, file, cached=ahead is None or block.id not in ahead.fetched)
+
+    def _block_source(self, block: Block, extent: Extent, file: OpenFile, *, cached: bool) -> BlockSource:
+        tools = self._tools
+        try:
+            verified = tools.verified.of(block.id, fingerprint(file.descriptor))
+        except OSError as error:
+            file.release()
+            raise StoreUnavailable(f"a block file cannot be looked at: {error}") from error
         return BlockSource(block, extent, file, verified, tools.residency, tools.threads, cached=cached)
+
+    async def _go_on_in_file(self, landed: FillLanded) -> None:
+        """Read the rest of a small block, that was in memory, like any other; it is the same use of it."""
+        fill = self._source
+        assert isinstance(fill, FillSource)  # noqa: S101 - no other source raises it
+        landed.file.hold()
+        self._source = self._block_source(fill.block, landed.extent, landed.file, cached=fill.cached)
+        await fill.close()
 
     async def _open_file(self, block: Block, extent: Extent) -> OpenFile:
         tools = self._tools
@@ -405,10 +423,3 @@ class RangeReader:
 
     def _block(self, number: int) -> Block:
         return layout.block_at(self._version, number, self._block_size_bytes, self._ids)
-
-
-def _fingerprint(file: OpenFile) -> Fingerprint:
-    try:
-        return fingerprint(file.descriptor)
-    except OSError as error:
-        raise StoreUnavailable(f"a block file cannot be looked at: {error}") from error

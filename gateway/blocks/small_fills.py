@@ -1,25 +1,29 @@
 """Filling a small block: fetched into memory, given to its readers from there, then packed.
 
 One process fetches it at a time (claims.py). Nobody waits for the disk but the other processes, which find the block
-in the index once it is written. A disk that does not take it costs its readers nothing.
+in the index once it is written, and slow readers, who go on from there. A disk that does not take it costs its readers
+nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from gateway.blocks.claims import Claims, Place, place_of
 from gateway.blocks.coalescing import Fill, FillUnneeded
-from gateway.blocks.index import BlockIndex
+from gateway.blocks.directory import BlockDirectory
 from gateway.blocks.observer import CacheObserver
+from gateway.blocks.open_segments import OpenSegments
 from gateway.blocks.packer import Packer
 from gateway.blocks.pinned_get import PinnedGet
 from gateway.blocks.segments import SmallBlock
 from gateway.blocks.shared_fills import fill_key
 from gateway.blocks.watching import FileWatcher
 from gateway.clock import Clock
-from gateway.errors import ForebayError
+from gateway.errors import BlockDamaged, ForebayError, StoreUnavailable
 from gateway.objects import ByteRange
 from gateway.origin.client import Origin, Purpose
 
@@ -32,7 +36,8 @@ GATHERING_SECONDS_MAX = 0.1
 class SmallFiller:
     """Does the work of a small block's `Fill`: called once for each, in the fill's own task."""
 
-    index: BlockIndex
+    directory: BlockDirectory
+    segments: OpenSegments
     claims: Claims
     packer: Packer
     watcher: FileWatcher
@@ -54,7 +59,10 @@ class SmallFiller:
             self.observer.fill_failed(fill.slot)
             raise
         finally:
-            self._release_when_landed(fill, place)
+            if fill.landed is None:
+                self.claims.release(place)
+            else:
+                fill.landed.add_done_callback(partial(self._landed, fill, place))
 
     async def _claim(self, fill: Fill, place: Place) -> None:
         """Wait until no other process fetches the block, or nobody waits for the fill any more."""
@@ -62,7 +70,7 @@ class SmallFiller:
         while not fill.forsaken:
             holder = self.claims.claim(place, dead)
             # Looked up again under the claim: whoever had it before has entered the block before giving it back.
-            if self.index.lookup(fill.block.id) is not None:
+            if self.directory.index.lookup(fill.block.id) is not None:
                 raise FillUnneeded("another process has kept the block")
             if holder is None or holder == self.claims.worker:
                 return
@@ -82,12 +90,6 @@ class SmallFiller:
                     return holder
                 await watch.changed()
         return None
-
-    def _release_when_landed(self, fill: Fill, place: Place) -> None:
-        if fill.landed is None:
-            self.claims.release(place)
-        else:
-            fill.landed.add_done_callback(lambda _: self.claims.release(place))
 
     async def _fill(self, fill: Fill) -> None:
         started, block = self.clock.monotonic(), fill.block
@@ -116,3 +118,20 @@ class SmallFiller:
                     fill.give(content, received)
                     since = self.clock.monotonic()
         fill.give(content, received)
+
+    def _landed(self, fill: Fill, place: Place, landed: asyncio.Future[bool]) -> None:
+        self.claims.release(place)
+        if fill.users and not landed.cancelled() and landed.result():
+            self._move(fill)
+
+    def _move(self, fill: Fill) -> None:
+        """Have those who still read a block go on from its file; where that cannot be, it stays in memory for them."""
+        try:
+            extent = self.directory.index.lookup(fill.block.id)
+            # Opened here and now: a file that has just been written costs no look at the disk.
+            file = self.segments.opened(extent, self.directory.store) if extent is not None else None
+        except (BlockDamaged, StoreUnavailable):  # evicted already, or the disk fails: who fills next will meet it
+            return
+        if extent is not None and file is not None:
+            fill.move(file, extent)
+            file.release()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from gateway.blocks.ahead_verification import AheadVerifier
-from gateway.blocks.coalescing import Fill
+from gateway.blocks.coalescing import Fill, FillLanded
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.open_file import OpenFile
 from gateway.blocks.pinned_get import PinnedGet
@@ -115,13 +115,14 @@ class BlockSource:
 
 
 class FillSource:
-    """A block that is being filled: its bytes as they arrive. Raises what makes the fill fail.
+    """A block that is being filled: its bytes as they arrive. Raises what makes the fill fail, and FillLanded.
 
     One that another reader began, and whose bytes have all arrived, counts as cached.
     """
 
     def __init__(self, fill: Fill, residency: Residency, threads: DiskThreads, *, reader: object) -> None:
         self.cached = fill.all_arrived and fill.started_by is not reader
+        self.block = fill.block
         self._fill = fill
         self._residency = residency
         self._threads = threads
@@ -134,6 +135,8 @@ class FillSource:
         if fill.content is not None:
             given = count if count <= GIVEN_TO_THE_END_BYTES else GIVEN_AT_ONCE_BYTES
             return fill.content[position : position + given]
+        if fill.moved_to is not None:
+            raise FillLanded(fill.moved_to, fill.file)
         offset = fill.extent.offset + position
         if self._residency.resident(fill.file.descriptor, offset, count):
             return FileSpan(fill.file.descriptor, offset, count)
