@@ -26,7 +26,7 @@ from gateway.blocks.sources import BlockSource, FillSource, OriginSource, Source
 from gateway.blocks.verification import fingerprint
 from gateway.blocks.warm import WarmSpan
 from gateway.errors import BlockDamaged, NotKept, StoreUnavailable
-from gateway.objects import BodyPiece, BodyStream, ByteRange, FileSpan, ObjectVersion
+from gateway.objects import BodyPiece, BodyStream, ByteRange, FileSpan, LentBytes, ObjectVersion
 from gateway.origin.client import Purpose
 
 Outcome: TypeAlias = Literal["hit", "partial", "miss"]
@@ -140,10 +140,15 @@ class RangeReader:
         try:
             while position < self._range.stop:
                 piece = await self._next(position)
-                size = piece.count if isinstance(piece, FileSpan) else len(piece)
+                if isinstance(piece, LentBytes):
+                    yield piece
+                    size = piece.taken
+                    self._given += size
+                else:
+                    size = piece.count if isinstance(piece, FileSpan) else len(piece)
+                    self._given += size
+                    yield piece
                 position += size
-                self._given += size
-                yield piece
         finally:
             await self.aclose()
 

@@ -15,17 +15,10 @@ from gateway.blocks.pinned_get import PinnedGet
 from gateway.blocks.residency import Residency
 from gateway.blocks.threads import DiskThreads
 from gateway.blocks.verification import Verified, read_verified
-from gateway.objects import BodyPiece, FileSpan
+from gateway.objects import BodyPiece, FileSpan, LentBytes
 
 READ_BYTES = 1024 * 1024
 """What a thread reads and verifies in one go: the memory that one reader may hold."""
-
-
-GIVEN_AT_ONCE_BYTES = 32 * 1024
-"""Of a block in memory: what the client's socket does not take is copied, for every client that reads slowly."""
-
-GIVEN_TO_THE_END_BYTES = 128 * 1024
-"""So much is given in one piece when it is the last: most small objects leave in one."""
 
 
 class Source(Protocol):
@@ -133,8 +126,7 @@ class FillSource:
         available = await fill.beyond(position)
         count = min(stop - fill.block.offset, available) - position
         if fill.content is not None:
-            given = count if count <= GIVEN_TO_THE_END_BYTES else GIVEN_AT_ONCE_BYTES
-            return fill.content[position : position + given]
+            return LentBytes(fill.content[position : position + count])
         if fill.moved_to is not None:
             raise FillLanded(fill.moved_to, fill.file)
         offset = fill.extent.offset + position
