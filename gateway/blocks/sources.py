@@ -25,6 +25,9 @@ class Source(Protocol):
     cached: bool
     """Whether the bytes count as hits."""
 
+    stop: int
+    """The first byte of the object behind those that it has."""
+
     async def read(self, first: int, stop: int) -> BodyPiece:
         """Bytes of the object from `first` on, one at least, none at or behind `stop`."""
 
@@ -50,6 +53,7 @@ class BlockSource:
         cached: bool,
     ) -> None:
         self.cached = cached
+        self.stop = block.offset + block.length
         self.block = block
         self.extent = extent
         self._file = file
@@ -115,6 +119,7 @@ class FillSource:
 
     def __init__(self, fill: Fill, residency: Residency, threads: DiskThreads, *, reader: object) -> None:
         self.cached = fill.all_arrived and fill.started_by is not reader
+        self.stop = fill.block.offset + fill.block.length
         self.block = fill.block
         self._fill = fill
         self._residency = residency
@@ -148,6 +153,7 @@ class OriginSource:
     cached = False
 
     def __init__(self, get: PinnedGet) -> None:
+        self.stop = get.range.stop
         self._get = get
         self._pieces = get.pieces()
 
