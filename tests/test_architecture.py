@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 LEAVES = {"objects", "errors", "clock"}
 SETTINGS = {"config"}
-COUNTING = {"metric_kinds", "metrics", "logs"}
+COUNTING = {"metric_kinds", "metrics", "counting", "logs"}
 BASE = LEAVES | {"s3"}
 
 ALLOWED: Mapping[str, set[str]] = {
