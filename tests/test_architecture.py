@@ -14,7 +14,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-LEAVES = {"objects", "errors", "clock"}
+LEAVES = {"objects", "errors", "clock", "durable"}
 SETTINGS = {"config"}
 COUNTING = {"metric_kinds", "metrics", "counting", "logs"}
 BASE = LEAVES | {"s3"}

@@ -22,13 +22,13 @@ import lmdb
 from gateway.blocks import leftovers, survey_marks
 from gateway.blocks.claims import Claims
 from gateway.blocks.directory import BlockDirectory, Evicted
-from gateway.blocks.durable import sync_directory, write_durably
 from gateway.blocks.index import BlockIndex
 from gateway.blocks.pins import Pins
 from gateway.blocks.settings import BlockSettings
 from gateway.blocks.shares import capacity_of, fingerprint_of
 from gateway.blocks.slots import SlotLocks
 from gateway.blocks.store import DIRECTORIES, DIRECTORY_MODE, BlockStore
+from gateway.durable import sync_directory, write_durably
 from gateway.errors import BlockError, StartupError, StoreUnavailable, opening_failure
 
 FORMAT = b"forebay blocks 5\n"
