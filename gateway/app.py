@@ -15,6 +15,7 @@ from gateway.blocks.scrubbing import Scrubber, ScrubSettings
 from gateway.blocks.settings import BlockSettings
 from gateway.clock import Clock, SystemClock
 from gateway.config import Settings
+from gateway.counting import WorkerMetrics
 from gateway.edge.asgi import S3App
 from gateway.edge.authentication import Authenticator
 from gateway.edge.keyring import ConfiguredKeyring, Key, Keyring, OriginKeyring
@@ -25,7 +26,6 @@ from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS, disbelieve
 from gateway.metadata.small_answers import SmallAnswers
 from gateway.metering import origin_meter
-from gateway.metrics import WorkerMetrics
 from gateway.operations.exchange import Services
 from gateway.origin.credentials import ChainCredentials, KeyPair, OriginCredentials, StaticCredentials
 from gateway.origin.metered import MeteredOrigin

@@ -9,7 +9,7 @@ from socket import socket
 
 from gateway.clock import Clock
 from gateway.config import OriginSettings, Settings, SlotSettings
-from gateway.metrics import WorkerMetrics
+from gateway.counting import WorkerMetrics
 from gateway.origin.metered import OriginMeter
 from gateway.policy.bandwidth import Bandwidth, Ceiling
 from gateway.policy.lease_channel import LeaseHolder, LeaseServer, channel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,22 @@ class HeldSpan(ABC):
         """Let go of the file, sent or not. Idempotent."""
 
 
-BodyPiece = bytes | memoryview | FileSpan
+@dataclass(slots=True)
+class LentBytes:
+    """Bytes in memory that are lent to whoever sends them, until the next piece is asked for.
+
+    Who cannot send them all at once says in `taken` how many he has sent, all if he says nothing, and lets go of them:
+    the rest comes again with the next piece, from wherever it lies by then.
+    """
+
+    content: memoryview
+    taken: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.taken = len(self.content)
+
+
+BodyPiece = bytes | memoryview | FileSpan | LentBytes
 """A piece of a response body: bytes in memory, or bytes of a file that need not pass through memory."""
 
 BodyStream = AsyncGenerator[BodyPiece, None]

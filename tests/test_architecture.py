@@ -14,9 +14,9 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-LEAVES = {"objects", "errors", "clock"}
+LEAVES = {"objects", "errors", "clock", "durable"}
 SETTINGS = {"config"}
-COUNTING = {"metric_kinds", "metric_values", "metrics", "logs"}
+COUNTING = {"metric_kinds", "metric_values", "metrics", "counting", "logs"}
 BASE = LEAVES | {"s3"}
 
 ALLOWED: Mapping[str, set[str]] = {

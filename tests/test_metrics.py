@@ -14,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway import metric_kinds, metrics
 from gateway.blocks.shares import SlotUsage
-from gateway.metrics import DECLARED, WorkerMetrics
+from gateway.counting import WorkerMetrics
+from gateway.metrics import DECLARED
 
 
 @pytest.fixture(autouse=True)

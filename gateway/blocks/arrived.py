@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from gateway.blocks import layout
 from gateway.blocks.first_answer import FirstAnswer
 from gateway.blocks.reading_tools import ReadingTools
-from gateway.blocks.sources import GIVEN_TO_THE_END_BYTES
 from gateway.objects import ByteRange, ObjectVersion
+
+GIVEN_BYTES_MAX = 128 * 1024
+"""What the client's socket does not take of them is copied, for every client that reads slowly."""
 
 
 def arrived(
@@ -25,10 +27,9 @@ def arrived(
 ) -> memoryview | None:
     """The bytes of a range, and their block's fill begun that lacks nothing but the disk; None: open a reader."""
     size_bytes, settings = version.size_bytes, tools.settings
-    if answer.range.length != size_bytes or size_bytes > min(GIVEN_TO_THE_END_BYTES, settings.block_size_of(slot)):
+    if answer.range.length != size_bytes or size_bytes > min(GIVEN_BYTES_MAX, settings.block_size_of(slot)):
         return None
-    size_max = settings.kept_object_bytes_max_of(slot)
-    if (size_max is not None and size_bytes > size_max) or not tools.isolation.readable:
+    if not (settings.keeps(slot, size_bytes) and tools.isolation.readable):
         return None
     block = layout.block_at(version, 0, size_bytes)
     content = tools.fills.start_at_once(block, slot, headers, answer)

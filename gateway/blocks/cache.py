@@ -8,43 +8,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from contextlib import aclosing
 from types import MappingProxyType
 
 import lmdb
 import structlog
 
-from gateway.blocks import layout, patches
-from gateway.blocks.access_log import AccessLog
+from gateway.blocks import fetching, layout, patches
 from gateway.blocks.adoption import OfferedFile, describe
 from gateway.blocks.arrived import arrived
-from gateway.blocks.coalescing import Fills
-from gateway.blocks.fill import BlockFiller
-from gateway.blocks.filling import Filler
+from gateway.blocks.assembly import Parts, assemble
 from gateway.blocks.first_answer import FirstAnswer
-from gateway.blocks.first_looks import FirstLook, FirstLooks
-from gateway.blocks.following import Follower
-from gateway.blocks.guarded_fills import GuardedFiller
-from gateway.blocks.index import TOUCHES_PER_TRANSACTION, Usage
+from gateway.blocks.first_looks import FirstLook
+from gateway.blocks.index import Usage
 from gateway.blocks.isolation import Isolation
 from gateway.blocks.observer import CacheObserver
-from gateway.blocks.open_segments import OpenSegments
-from gateway.blocks.opening import OpenDirectory, open_directory
-from gateway.blocks.packer import Packer
-from gateway.blocks.packing import SegmentAppender
-from gateway.blocks.probe import DirectoryProbe
-from gateway.blocks.readahead import AheadMarks
+from gateway.blocks.opening import open_directory
 from gateway.blocks.reader import RangeReader
-from gateway.blocks.reading_tools import ReadingTools
-from gateway.blocks.residency import Residency
 from gateway.blocks.scrubbing import Scrubber, ScrubSettings
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.small_fills import SmallFiller
 from gateway.blocks.survey import survey
 from gateway.blocks.threads import DiskThreads
-from gateway.blocks.verification import VerifiedMemory
+from gateway.blocks.upkeep import Upkeep
 from gateway.blocks.warm import WarmSpan, warm_span
-from gateway.blocks.watching import FileWatcher
 from gateway.clock import Clock
 from gateway.errors import BlockError, StoreUnavailable
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
@@ -58,20 +43,13 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 class BlockCache:
     """One worker process's cache over the shared directory. Use `open`, and `close` at the end."""
 
-    def __init__(
-        self,
-        tools: ReadingTools,
-        opened: OpenDirectory,
-        watcher: FileWatcher,
-        packer: Packer,
-        probe: DirectoryProbe,
-    ) -> None:
-        self._tools = tools
-        self._packer = packer
-        self._probe = probe
-        self._watcher = watcher
-        self._opened = opened
-        self._flushing = asyncio.create_task(self._flush_for_ever(), name="block index upkeep")
+    def __init__(self, parts: Parts) -> None:
+        self._tools = parts.tools
+        self._packer = parts.packer
+        self._watcher = parts.watcher
+        self._opened = parts.opened
+        self._upkeep = Upkeep(parts.tools, parts.probe)
+        self._keeping_up = asyncio.create_task(self._upkeep.go_on(), name="block index upkeep")
 
     @classmethod
     async def open(
@@ -90,36 +68,7 @@ class BlockCache:
             threads.shut_down()
             raise
         opened.evicted_at_open.tell(observer)
-        verified = VerifiedMemory()
-        watcher = FileWatcher()
-        retries = settings.fill_retries
-        packer = Packer(SegmentAppender(opened.blocks), threads, clock, observer)
-        filler = Filler(
-            BlockFiller(opened.blocks, origin, threads, Follower(threads, watcher), clock, observer, retries),
-            SmallFiller(opened.blocks.index, opened.claims, packer, watcher, origin, clock, observer, retries),
-            settings.packed_bytes_max,
-        )
-        probe = DirectoryProbe(opened.blocks, threads, clock, observer, settings.block_size_bytes)
-        isolation = Isolation(settings.directory, probe, clock, observer)
-        threads.on_error = isolation.note
-        guarded = GuardedFiller(filler, isolation)
-        tools = ReadingTools(
-            settings,
-            opened.blocks,
-            origin,
-            Fills(guarded, settings.fills_max, guarded.at_once),
-            FirstLooks(opened.claims, watcher, asyncio.Semaphore(settings.fills_max)),
-            threads,
-            verified,
-            Residency(),
-            AheadMarks(),
-            AccessLog(),
-            OpenSegments(),
-            isolation,
-            clock,
-            observer,
-        )
-        return cls(tools, opened, watcher, packer, probe)
+        return cls(assemble(settings, opened, threads, origin, clock, observer))
 
     async def open_range(
         self,
@@ -191,33 +140,7 @@ class BlockCache:
 
         Raises as `open_range` and its reader do. False: the directory could not take it, and nothing was read on.
         """
-        reader = RangeReader(self._tools, version, piece, slot, _NO_HEADERS, purpose)
-        if reader.is_cached():
-            return 0, True
-        try:
-            await reader.start()
-            async with aclosing(reader.body()) as body:
-                async for _ in body:
-                    if reader.past_the_cache:
-                        return 0, False
-        finally:
-            await reader.aclose()
-        return piece.length, await self._published(version, piece, slot)
-
-    async def _published(self, version: ObjectVersion, piece: ByteRange, slot: str) -> bool:
-        """Wait until no fill of a piece runs here: what has arrived only is lost when the process ends.
-
-        False when one has ended whose bytes the directory could not take.
-        """
-        kept = True
-        for block in layout.blocks_of(version, piece, self._tools.settings.block_size_of(slot)):
-            if (fill := self._tools.fills.join(block, _NO_HEADERS)) is not None:
-                try:
-                    await fill.over()
-                finally:
-                    fill.leave()
-                kept = kept and fill.kept
-        return kept
+        return await fetching.fetch(self._tools, version, piece, slot, purpose)
 
     def others_fill(self) -> bool:
         """Whether other processes fill blocks now: for readers, then, who wait for them."""
@@ -326,8 +249,8 @@ class BlockCache:
 
     async def close(self) -> None:
         """Break off the fills, write down what was used, and leave the directory in order. Readers must be gone."""
-        self._flushing.cancel()
-        await asyncio.gather(self._flushing, return_exceptions=True)
+        self._keeping_up.cancel()
+        await asyncio.gather(self._keeping_up, return_exceptions=True)
         await self._tools.isolation.close()
         await self._tools.fills.close()
         await self._packer.drain()
@@ -338,30 +261,7 @@ class BlockCache:
 
     async def flush_accesses(self) -> None:
         """Tell the index which files were used, a short transaction at a time."""
-        tools = self._tools
-        while tools.isolation.writable and (noted := tools.accesses.take(TOUCHES_PER_TRANSACTION)):
-            try:
-                await tools.threads.index(tools.directory.index.touch, noted)
-            except StoreUnavailable:
-                tools.observer.store_unavailable()
-
-    async def _flush_for_ever(self) -> None:
-        while True:
-            self._report_usage()
-            self._probe.grow_when_due()
-            await self._tools.clock.sleep(self._tools.settings.access_flush_seconds)
-            self._tools.segments.drop_unlinked()
-            await self.flush_accesses()
-
-    def _report_usage(self) -> None:
-        if not self._tools.isolation.readable:
-            return
-        try:
-            usage, written_bytes = self.usage(), self._tools.directory.written_today_bytes()
-        except StoreUnavailable as error:
-            self._tools.isolation.note(error)
-        else:
-            self._tools.observer.usage(usage.slots, usage.unsurveyed_bytes, written_bytes)
+        await self._upkeep.flush_accesses()
 
     def _close_directory(self) -> None:
         self._tools.threads.shut_down()

@@ -10,7 +10,8 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.first_answer import FirstAnswer
 from gateway.blocks.observer import CacheObserver
 from gateway.blocks.pinned_get import PinnedGet
-from gateway.blocks.reader import Outcome, RangeReader
+from gateway.blocks.reader import RangeReader
+from gateway.blocks.source_opening import Outcome
 from gateway.blocks.sources import OriginSource
 from gateway.clock import Clock
 from gateway.objects import BodyStream, ByteRange, ObjectKey, ObjectVersion

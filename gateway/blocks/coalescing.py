@@ -28,6 +28,15 @@ class FillUnneeded(ForebayError):
     """Another process has published the block meanwhile: it is in the index."""
 
 
+class FillLanded(Exception):
+    """The block that was being read from memory lies in a file now: go on there. Whoever goes on holds the file."""
+
+    def __init__(self, extent: Extent, file: OpenFile) -> None:
+        super().__init__()
+        self.extent = extent
+        self.file = file
+
+
 FillKey: TypeAlias = tuple[bytes, frozenset[tuple[str, str]]]
 
 
@@ -36,7 +45,7 @@ class Fill:
 
     They lie in `content`, of a small block; else in `file`. Whoever got it from `Fills` is a user of it until `leave`:
     the file stays open that long. A small block still goes to disk when all is here: when `landed` is done; `kept`
-    says whether the disk took it.
+    says whether the disk took it. Then it may `move` to its file, so that slow readers do not keep it in memory.
     """
 
     def __init__(
@@ -59,6 +68,7 @@ class Fill:
         self.content: memoryview | None = None
         self.landed: asyncio.Future[bool] | None = None
         self.kept = True
+        self.moved_to: Extent | None = None
         self._checksums = ChunkChecksums(block.length)
         self._files: list[OpenFile] = []
         self._begun = False
@@ -78,7 +88,7 @@ class Fill:
 
     @property
     def file(self) -> OpenFile:
-        """The growing file; only once `begun` has returned."""
+        """The growing file, once `begun` has returned, or the one that a small block has moved to."""
         return self._files[-1]
 
     @property
@@ -147,6 +157,12 @@ class Fill:
         """So much of a small block is here."""
         self.content, self.available, self._begun = content, available, True
         self._notify()
+
+    def move(self, file: OpenFile, extent: Extent) -> None:
+        """The small block lies in a file: that is held for those who still read it, whatever becomes of the block."""
+        file.hold()
+        self._files.append(file)
+        self.moved_to, self.content = extent, None
 
     def end(self, failure: BaseException | None) -> None:
         self._failure = failure

@@ -184,15 +184,6 @@ class BlockDirectory:
             if self._settle(step) or not step.doomed:
                 return tally.evicted(self.index)
 
-    def recover(self, worker: int) -> None:
-        """Clear up after a worker slot whose process is gone."""
-        for file in self.index.leftovers(worker):
-            self.store.unlink(file)
-        for file in self.index.appended(worker):
-            self.index.settle(worker, file, self.store.disk_bytes(file))
-        self.store.clean_slot(worker)
-        self.index.forget_worker(worker)
-
     def count_appended(self, file: str) -> None:
         """Give back what this worker has reserved to append to a file, whatever part of it was written."""
         self.index.settle(self.index.worker, file, self.store.disk_bytes(file))

@@ -33,8 +33,6 @@ MAP_BYTES = 64 * 1024**3
 
 TOUCHES_PER_TRANSACTION = 64
 
-_FINGERPRINT = b"slots"
-
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -258,60 +256,6 @@ class BlockIndex:
         with self._write() as ledger:
             for file in files:
                 ledger.transaction.delete(records.worker_key(self.worker, file.encode()), db=self._tables.doomed)
-
-    def leftovers(self, worker: int) -> list[str]:
-        """The files that a dead worker's slot may have left: fills begun, and doomed files not yet unlinked.
-
-        A file that a block lies in is none of them.
-        """
-        with self._read() as ledger:
-            doomed = list(ledger.files_of(self._tables.doomed, worker))
-            reserved = [file for file in ledger.files_of(self._tables.reserved, worker) if ledger.file(file) is None]
-        return doomed + reserved
-
-    def appended(self, worker: int) -> list[str]:
-        """The files with blocks in them to which a dead worker's slot was about to append more."""
-        with self._read() as ledger:
-            reserved = ledger.files_of(self._tables.reserved, worker)
-            return [file for file in reserved if ledger.file(file) is not None]
-
-    def forget_worker(self, worker: int) -> None:
-        """Drop a dead worker's reservations and doomed files, after what `leftovers` named is gone from the disk."""
-        with self._write() as ledger:
-            for table in (self._tables.reserved, self._tables.doomed):
-                tables.clear_prefix(ledger.transaction, table, records.worker_key(worker))
-            for fill_key, packed in list(tables.items(ledger.transaction, self._tables.fills)):
-                if records.unpack_holder(packed).worker == worker:
-                    ledger.transaction.delete(fill_key, db=self._tables.fills)
-
-    # The survey (survey.py). Index thread only.
-
-    def slots_are(self, fingerprint: bytes) -> bool:
-        """Whether files are on the accounts that slots with this fingerprint give them, or will be after a survey."""
-        with self._read() as ledger:
-            return tables.get(ledger.transaction, self._tables.counters, _FINGERPRINT) == fingerprint
-
-    def begin_survey(self, fingerprint: bytes, unknown_bytes: Mapping[int, int], first_tick: int = 0) -> None:
-        """Have directories surveyed; `unknown_bytes` says of each what lies in it beside what the index knows.
-
-        One that waits for a survey already keeps what was said of it.
-        """
-        with self._write() as ledger:
-            for number, count in unknown_bytes.items():
-                packed = records.pack_counter(count)
-                ledger.transaction.put(bytes([number]), packed, db=self._tables.survey, overwrite=False)
-            ledger.transaction.put(_FINGERPRINT, fingerprint, db=self._tables.counters)
-            ledger.begin_ticks_at(max(first_tick, ledger.next_tick(0)))
-
-    def unsurveyed(self) -> list[int]:
-        """The directories of data files that are still to be surveyed."""
-        with self._read() as ledger:
-            return [key[0] for key in tables.keys(ledger.transaction, self._tables.survey)]
-
-    def surveyed(self, directory: int) -> None:
-        """A directory holds nothing that the index does not know."""
-        with self._write() as ledger:
-            ledger.transaction.delete(bytes([directory]), db=self._tables.survey)
 
     @contextmanager
     def reading(self) -> Iterator[Ledger]:

@@ -10,8 +10,10 @@ import os
 import resource
 from collections import OrderedDict
 
+from gateway.blocks.layout import Extent
 from gateway.blocks.open_file import OpenFile
 from gateway.blocks.segments import is_segment
+from gateway.blocks.store import BlockStore
 
 SEGMENTS_OPEN_MAX = 512
 """8 GiB of small objects."""
@@ -30,6 +32,14 @@ class OpenSegments:
         if opened is not None:
             self._files.move_to_end(file)
             opened.hold()
+        return opened
+
+    def opened(self, extent: Extent, store: BlockStore) -> OpenFile:
+        """The file of an extent, with one more user. Raises, and where it opens it blocks, as `open_published`."""
+        opened = self.get(extent.file)
+        if opened is None:
+            opened = store.open_published(extent)
+            self.keep(extent.file, opened)
         return opened
 
     def keep(self, file: str, opened: OpenFile) -> None:

@@ -19,15 +19,16 @@ from pathlib import Path
 
 import lmdb
 
+from gateway.blocks import leftovers, survey_marks
 from gateway.blocks.claims import Claims
 from gateway.blocks.directory import BlockDirectory, Evicted
-from gateway.blocks.durable import sync_directory, write_durably
 from gateway.blocks.index import BlockIndex
 from gateway.blocks.pins import Pins
 from gateway.blocks.settings import BlockSettings
 from gateway.blocks.shares import capacity_of, fingerprint_of
 from gateway.blocks.slots import SlotLocks
 from gateway.blocks.store import DIRECTORIES, DIRECTORY_MODE, BlockStore
+from gateway.durable import sync_directory, write_durably
 from gateway.errors import BlockError, StartupError, StoreUnavailable, opening_failure
 
 FORMAT = b"forebay blocks 5\n"
@@ -52,7 +53,7 @@ class OpenDirectory:
     def close(self) -> None:
         """Leave nothing of this slot behind; the last process to close makes the index durable and says so."""
         with self._slots.opening():
-            self.blocks.recover(self._worker)
+            leftovers.clear_up(self.blocks, self._worker)
             self.claims.forget(self._worker)
             self.claims.close()
             alone = self._slots.alone()
@@ -110,7 +111,7 @@ def _clear_up(blocks: BlockDirectory, slots: SlotLocks, path: Path, worker: int)
         blocks.pins.recover()
         claims = Claims(path, worker)
         for slot in (worker, *slots.dead_slots()):
-            blocks.recover(slot)
+            leftovers.clear_up(blocks, slot)
             claims.forget(slot)
         return OpenDirectory(blocks, claims, slots, path, blocks.shrink(), worker)
     except BaseException:
@@ -167,7 +168,7 @@ def _open_index(settings: BlockSettings, store: BlockStore, slots: SlotLocks, wo
         if not slots.alone():
             raise StartupError(f"the index of {path} cannot be read while other processes use it: stop them first")
         index = _begin_anew(path, store, fingerprint, worker)
-    elif not index.slots_are(fingerprint):
+    elif not survey_marks.slots_are(index, fingerprint):
         _move_between_slots(index, slots, fingerprint)
     if _read(path / "BOOT") != boot:
         write_durably(path / "BOOT", boot)
@@ -193,7 +194,7 @@ def _begin_anew(path: Path, store: BlockStore, fingerprint: bytes, worker: int) 
     unknown_bytes = {number: store.bytes_on_disk(number) for number in range(DIRECTORIES)}
     index = BlockIndex(path / "index", worker)
     # Ticks begin after every file's time, by which the survey orders what it finds.
-    index.begin_survey(fingerprint, _not_empty(unknown_bytes), first_tick=time.time_ns())
+    survey_marks.begin_survey(index, fingerprint, _not_empty(unknown_bytes), first_tick=time.time_ns())
     return index
 
 
@@ -206,7 +207,7 @@ def _move_between_slots(index: BlockIndex, slots: SlotLocks, fingerprint: bytes)
     if not slots.alone():
         index.close()
         raise StartupError("other processes use the cache directory with other slots: stop them first")
-    index.begin_survey(fingerprint, dict.fromkeys(range(DIRECTORIES), 0))
+    survey_marks.begin_survey(index, fingerprint, dict.fromkeys(range(DIRECTORIES), 0))
 
 
 def _read(path: Path) -> bytes | None:

@@ -8,16 +8,14 @@ then fetched once more: a quarter of a block at most.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gateway.blocks import layout
 from gateway.blocks.coalescing import Fills
-from gateway.blocks.first_answer import FirstAnswer
 from gateway.blocks.index import BlockIndex
 from gateway.blocks.layout import Block
-from gateway.objects import ByteRange, ObjectVersion
+from gateway.blocks.wanted import Wanted
+from gateway.objects import ByteRange
 
 PATCH_BYTES = 128 * 1024
 """Two chunks: what a read of a few KiB costs the origin, and a 64 KiB read that lies across a boundary."""
@@ -53,19 +51,12 @@ def is_much(skipped_bytes: int, wanted_bytes: int, block_bytes: int) -> bool:
 
 @dataclass(slots=True)
 class Patches:
-    """Those of one reader's range, in blocks that `are_used` for. `before` gives the block before a block."""
+    """Those of one reader's range, in blocks that `are_used` for. Those that it has fetched ahead go to `fetched`."""
 
     index: BlockIndex
     fills: Fills
-    version: ObjectVersion
-    wanted: ByteRange
-    ids: hashlib.blake2b
-    slot: str
-    headers: Mapping[str, str]
-    reader: object
-    answer: FirstAnswer | None
-    before: Callable[[Block], Block]
-    fetched: set[bytes] = field(default_factory=set)
+    wanted: Wanted
+    fetched: set[bytes]
     _judged: bytes = b""
     _whole: bool = False
 
@@ -84,7 +75,7 @@ class Patches:
 
     def hold(self, block: Block) -> bool:
         """Whether all that the range wants of a block is there in patches."""
-        wanted = self._wanted_of(block)
+        wanted = self.wanted.part_in(block)
         return wanted != block.range and all(self._present(layout.block_numbers(wanted, PATCH_BYTES)))
 
     def _is_filled_whole(self, block: Block) -> bool:
@@ -93,8 +84,8 @@ class Patches:
         return self._whole
 
     def _judge(self, block: Block) -> bool:
-        wanted, answer = self._wanted_of(block), self.answer
-        if answer is not None and wanted.first == self.wanted.first:
+        wanted, answer = self.wanted.part_in(block), self.wanted.answer
+        if answer is not None and wanted.first == self.wanted.range.first:
             return answer.range.first == block.offset and answer.range.stop >= block.range.stop
         skipped = wanted.first - block.offset
         if block.length <= 2 * PATCH_BYTES or is_much(skipped, wanted.length, block.length):
@@ -102,7 +93,7 @@ class Patches:
         numbers = layout.block_numbers(block.range, PATCH_BYTES)
         present = self._present(numbers)
         at = skipped // PATCH_BYTES
-        if at == 0 and block.offset and self._is_coming(self.before(block)):
+        if at == 0 and block.offset and self._is_coming(self.wanted.block_before(block)):
             return True
         if at >= _RUN_PATCHES and all(present[at - _RUN_PATCHES : at]):
             return True
@@ -110,20 +101,17 @@ class Patches:
 
     def _fetch_behind(self, patch: Block, block: Block) -> None:
         """Have the patches behind this one on their way that the range wants too."""
-        for number in layout.block_numbers(self._wanted_of(block), PATCH_BYTES):
+        for number in layout.block_numbers(self.wanted.part_in(block), PATCH_BYTES):
             other = self._patch(number)
             if other.offset > patch.offset and self.index.lookup(other.id) is None:
                 self.fetched.add(other.id)
-                self.fills.start_ahead(other, self.slot, self.headers, self.reader)
-
-    def _wanted_of(self, block: Block) -> ByteRange:
-        return ByteRange(max(self.wanted.first, block.offset), min(self.wanted.last, block.range.last))
+                self.fills.start_ahead(other, self.wanted.slot, self.wanted.headers, self.wanted)
 
     def _present(self, numbers: range) -> list[bool]:
         return self.index.present(self._patch(number).id for number in numbers)
 
     def _is_coming(self, block: Block) -> bool:
-        return self.index.lookup(block.id) is not None or self.fills.has(block, self.headers)
+        return self.index.lookup(block.id) is not None or self.fills.has(block, self.wanted.headers)
 
     def _patch(self, number: int) -> Block:
-        return layout.block_at(self.version, number, PATCH_BYTES, self.ids)
+        return layout.block_at(self.wanted.version, number, PATCH_BYTES, self.wanted.ids)

@@ -15,11 +15,11 @@ from pathlib import Path
 import orjson
 
 from gateway.blocks import records, tables
-from gateway.blocks.durable import write_durably
 from gateway.blocks.index import BlockIndex
 from gateway.blocks.ledger import Ledger
 from gateway.blocks.room import pins_fit
 from gateway.blocks.shares import Capacity
+from gateway.durable import write_durably
 from gateway.errors import PinRefused, StoreUnavailable
 from gateway.objects import ObjectKey
 from gateway.policy.prefixes import Prefix

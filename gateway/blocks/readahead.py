@@ -11,14 +11,13 @@ disk, and nothing is begun ahead while others need the room (coalescing.py).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gateway.blocks.coalescing import Fills
 from gateway.blocks.first_looks import FirstLooks
 from gateway.blocks.index import BlockIndex
-from gateway.blocks.layout import Block
 from gateway.blocks.shared_fills import fill_key
+from gateway.blocks.wanted import Wanted
 
 FIRST_WINDOW_BYTES = 32 * 1024 * 1024
 """What whoever asks for a large object and goes away at once has cost at most."""
@@ -67,25 +66,19 @@ def window_blocks_max(readahead_bytes: int, block_size_bytes: int, obtainable_by
 
 @dataclass(slots=True)
 class Readahead:
-    """Of one reader. `wanted` are the numbers of its range's blocks, `blocks` counts all of the object's.
+    """Of one reader. With `beyond` it goes on behind the range where there is a run.
 
-    With `beyond` it goes on behind the range where there is a run.
+    What it fetches of the range goes to `fetched`, what it fetches behind it to `marks`.
     """
 
     index: BlockIndex
     fills: Fills
     looks: FirstLooks
     marks: AheadMarks
-    block: Callable[[int], Block]
-    wanted: range
-    blocks: int
-    slot: str
-    headers: Mapping[str, str]
-    reader: object
-    block_size_bytes: int
+    wanted: Wanted
     window_max: int
+    fetched: set[bytes]
     beyond: bool = False
-    fetched: set[bytes] = field(default_factory=set)
     _done: int = -1
     _refused: int = -1
     _run_before: int | None = None
@@ -106,43 +99,44 @@ class Readahead:
             self._done += 1
 
     def _begin(self, number: int) -> bool:
-        block = self.block(number)
+        wanted, block = self.wanted, self.wanted.block(number)
         if self.index.lookup(block.id) is not None:
             return True
-        if self.looks.pending(block.version.key, block.offset, self.headers):
+        if self.looks.pending(block.version.key, block.offset, wanted.headers):
             return True
-        if not self.fills.start_ahead(block, self.slot, self.headers, self.reader):
+        if not self.fills.start_ahead(block, wanted.slot, wanted.headers, wanted):
             return False
-        if number < self.wanted.stop:
+        if number < wanted.numbers.stop:
             self.fetched.add(block.id)
         else:
             self.marks.add(block.id)
         return True
 
     def _stop_after(self, number: int, read_bytes: int) -> int:
-        window = (FIRST_WINDOW_BYTES + GROWTH * read_bytes) // self.block_size_bytes
-        stop = number + 1 + min(max(1, window), self.window_max)
-        if stop <= self.wanted.stop:
+        window = (FIRST_WINDOW_BYTES + GROWTH * read_bytes) // self.wanted.block_size_bytes
+        stop, end = number + 1 + min(max(1, window), self.window_max), self.wanted.numbers.stop
+        if stop <= end:
             return stop
-        return max(self.wanted.stop, min(self.blocks, number + 1 + self._window_beyond(number)))
+        return max(end, min(self.wanted.blocks_of_object, number + 1 + self._window_beyond(number)))
 
     def _window_beyond(self, number: int) -> int:
-        if not self.beyond or self.wanted.stop == self.blocks:
+        wanted = self.wanted
+        if not self.beyond or wanted.numbers.stop == wanted.blocks_of_object:
             return 0
         before = self._run_before_range()
-        return min(before + number - self.wanted.start, self.window_max) if before >= RUN_MIN_BLOCKS else 0
+        return min(before + number - wanted.numbers.start, self.window_max) if before >= RUN_MIN_BLOCKS else 0
 
     def _run_before_range(self) -> int:
         """How many blocks in a row before the range are there or on their way, as far as that matters."""
         if self._run_before is None:
-            first, length = self.wanted.start, 0
+            first, length = self.wanted.numbers.start, 0
             while length < min(first, self.window_max) and self._is_coming(first - length - 1):
                 length += 1
             self._run_before = length
         return self._run_before
 
     def _is_coming(self, number: int) -> bool:
-        block = self.block(number)
-        if self.index.lookup(block.id) is not None or self.fills.has(block, self.headers):
+        block, headers = self.wanted.block(number), self.wanted.headers
+        if self.index.lookup(block.id) is not None or self.fills.has(block, headers):
             return True
-        return self.index.holder(fill_key(block, self.headers)) is not None
+        return self.index.holder(fill_key(block, headers)) is not None

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from gateway.blocks.store import FILE_MODE
+from gateway.durable import write_durably
 from gateway.errors import StoreUnavailable
 
 
@@ -49,13 +47,7 @@ def load(path: Path) -> ScrubPass | None:
 
 def save(path: Path, record: ScrubPass) -> None:
     """Write a pass down; StoreUnavailable when the disk does not take it. Blocks."""
-    new = path.with_name(path.name + ".new")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        with os.fdopen(os.open(new, flags, FILE_MODE), "wb") as file:
-            file.write(orjson.dumps(asdict(record)))
-        os.rename(new, path)
+        write_durably(path, orjson.dumps(asdict(record)))
     except OSError as error:
-        with suppress(OSError):
-            new.unlink()
         raise StoreUnavailable(f"the scrubber's place cannot be written down: {error}") from error

@@ -45,9 +45,10 @@ class BlockSettings:
         """The size of the blocks of a slot's objects."""
         return self._block_sizes.get(slot, self.block_size_bytes)
 
-    def kept_object_bytes_max_of(self, slot: str) -> int | None:
-        """The size of the largest objects of a slot that are kept; None: all are."""
-        return self._kept_object_bytes_max.get(slot)
+    def keeps(self, slot: str, size_bytes: int) -> bool:
+        """Whether objects of this size are kept in a slot."""
+        size_max = self._kept_object_bytes_max.get(slot)
+        return size_max is None or size_bytes <= size_max
 
     def __post_init__(self) -> None:
         for slot in self.slots:

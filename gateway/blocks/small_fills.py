@@ -1,27 +1,31 @@
 """Filling a small block: fetched into memory, given to its readers from there, then packed.
 
 One process fetches it at a time (claims.py). Nobody waits for the disk but the other processes, which find the block
-in the index once it is written. A disk that does not take it costs its readers nothing.
+in the index once it is written, and slow readers, who go on from there. A disk that does not take it costs its readers
+nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from gateway.blocks.body_checks import BodyCheck
 from gateway.blocks.claims import Claims, Place, place_of_fill
 from gateway.blocks.coalescing import Fill, FillUnneeded
-from gateway.blocks.first_answer import FirstAnswer
-from gateway.blocks.index import BlockIndex
+from gateway.blocks.directory import BlockDirectory
 from gateway.blocks.layout import Block
 from gateway.blocks.observer import CacheObserver
+from gateway.blocks.open_segments import OpenSegments
 from gateway.blocks.packer import Packer
 from gateway.blocks.pinned_get import PinnedGet
 from gateway.blocks.segments import SmallBlock
 from gateway.blocks.watching import FileWatcher
 from gateway.clock import Clock
-from gateway.errors import ForebayError
+from gateway.errors import BlockDamaged, ForebayError, StoreUnavailable
 from gateway.objects import ByteRange
 from gateway.origin.client import Origin, Purpose
 
@@ -34,7 +38,8 @@ GATHERING_SECONDS_MAX = 0.1
 class SmallFiller:
     """Does the work of a small block's `Fill`: called once for each, in the fill's own task."""
 
-    index: BlockIndex
+    directory: BlockDirectory
+    segments: OpenSegments
     claims: Claims
     packer: Packer
     watcher: FileWatcher
@@ -52,13 +57,14 @@ class SmallFiller:
         answer, block = fill.answer, fill.block
         if answer is None or not self.packer.has_room(block.length):
             return False
-        content = answer.whole(block.range)
-        if content is None or not _is_promised(content, answer, block):
+        headers, content = answer.headers, answer.whole(block.range)
+        if content is None or not _is_promised(content, headers, block):
             return False
         answer.look.becomes(place_of_fill(block, fill.headers, answer.look.place.cell))
         fill.give(content, block.length)
         wanted = fill.purpose is Purpose.WARM
         fill.landed = self.packer.put_now(SmallBlock(block, content), fill.slot, self.clock.monotonic(), wanted=wanted)
+        fill.landed.add_done_callback(partial(self._landed, fill, None))
         return True
 
     async def __call__(self, fill: Fill) -> None:
@@ -76,8 +82,10 @@ class SmallFiller:
             self.observer.fill_failed(fill.slot)
             raise
         finally:
-            if not claimed:
-                self._release_when_landed(fill, place)
+            if fill.landed is not None:
+                fill.landed.add_done_callback(partial(self._landed, fill, None if claimed else place))
+            elif not claimed:
+                self.claims.release(place)
 
     async def _claim(self, fill: Fill, place: Place) -> None:
         """Wait until no other process fetches the block, or nobody waits for the fill any more."""
@@ -85,7 +93,7 @@ class SmallFiller:
         while not fill.forsaken:
             holder = self.claims.claim(place, dead)
             # Looked up again under the claim: whoever had it before has entered the block before giving it back.
-            if self.index.lookup(fill.block.id) is not None:
+            if self.directory.index.lookup(fill.block.id) is not None:
                 raise FillUnneeded("another process has kept the block")
             if holder is None or holder == self.claims.worker:
                 return
@@ -105,12 +113,6 @@ class SmallFiller:
                     return holder
                 await watch.changed()
         return None
-
-    def _release_when_landed(self, fill: Fill, place: Place) -> None:
-        if fill.landed is None:
-            self.claims.release(place)
-        else:
-            fill.landed.add_done_callback(lambda _: self.claims.release(place))
 
     async def _fill(self, fill: Fill) -> None:
         started, block = self.clock.monotonic(), fill.block
@@ -140,10 +142,29 @@ class SmallFiller:
                     since = self.clock.monotonic()
         fill.give(content, received)
 
+    def _landed(self, fill: Fill, place: Place | None, landed: asyncio.Future[bool]) -> None:
+        """`place`: the claim that ends with the fill, unless it is the first look's."""
+        if place is not None:
+            self.claims.release(place)
+        if fill.users and not landed.cancelled() and landed.result():
+            self._move(fill)
 
-def _is_promised(content: memoryview, answer: FirstAnswer, block: Block) -> bool:
+    def _move(self, fill: Fill) -> None:
+        """Have those who still read a block go on from its file; where that cannot be, it stays in memory for them."""
+        try:
+            extent = self.directory.index.lookup(fill.block.id)
+            # Opened here and now: a file that has just been written costs no look at the disk.
+            file = self.segments.opened(extent, self.directory.store) if extent is not None else None
+        except (BlockDamaged, StoreUnavailable):  # evicted already, or the disk fails: who fills next will meet it
+            return
+        if extent is not None and file is not None:
+            fill.move(file, extent)
+            file.release()
+
+
+def _is_promised(content: memoryview, headers: Mapping[str, str], block: Block) -> bool:
     """Whether a block that is a whole object has the checksum that came with it, if one did."""
-    check = BodyCheck.of(answer.response.headers) if block.length == block.version.size_bytes else None
+    check = BodyCheck.of(headers) if block.length == block.version.size_bytes else None
     if check is None:
         return True
     check.update(content)

@@ -8,29 +8,25 @@ from __future__ import annotations
 from typing import Protocol
 
 from gateway.blocks.ahead_verification import AheadVerifier
-from gateway.blocks.coalescing import Fill
+from gateway.blocks.coalescing import Fill, FillLanded
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.open_file import OpenFile
 from gateway.blocks.pinned_get import PinnedGet
 from gateway.blocks.residency import Residency
 from gateway.blocks.threads import DiskThreads
 from gateway.blocks.verification import Verified, read_verified
-from gateway.objects import BodyPiece, FileSpan
+from gateway.objects import BodyPiece, FileSpan, LentBytes
 
 READ_BYTES = 1024 * 1024
 """What a thread reads and verifies in one go: the memory that one reader may hold."""
 
 
-GIVEN_AT_ONCE_BYTES = 32 * 1024
-"""Of a block in memory: what the client's socket does not take is copied, for every client that reads slowly."""
-
-GIVEN_TO_THE_END_BYTES = 128 * 1024
-"""So much is given in one piece when it is the last: most small objects leave in one."""
-
-
 class Source(Protocol):
     cached: bool
     """Whether the bytes count as hits."""
+
+    stop: int
+    """The first byte of the object behind those that it has."""
 
     async def read(self, first: int, stop: int) -> BodyPiece:
         """Bytes of the object from `first` on, one at least, none at or behind `stop`."""
@@ -57,6 +53,7 @@ class BlockSource:
         cached: bool,
     ) -> None:
         self.cached = cached
+        self.stop = block.offset + block.length
         self.block = block
         self.extent = extent
         self._file = file
@@ -115,13 +112,15 @@ class BlockSource:
 
 
 class FillSource:
-    """A block that is being filled: its bytes as they arrive. Raises what makes the fill fail.
+    """A block that is being filled: its bytes as they arrive. Raises what makes the fill fail, and FillLanded.
 
     One that another reader began, and whose bytes have all arrived, counts as cached.
     """
 
     def __init__(self, fill: Fill, residency: Residency, threads: DiskThreads, *, reader: object) -> None:
         self.cached = fill.all_arrived and fill.started_by is not reader
+        self.stop = fill.block.offset + fill.block.length
+        self.block = fill.block
         self._fill = fill
         self._residency = residency
         self._threads = threads
@@ -132,8 +131,9 @@ class FillSource:
         available = await fill.beyond(position)
         count = min(stop - fill.block.offset, available) - position
         if fill.content is not None:
-            given = count if count <= GIVEN_TO_THE_END_BYTES else GIVEN_AT_ONCE_BYTES
-            return fill.content[position : position + given]
+            return LentBytes(fill.content[position : position + count])
+        if fill.moved_to is not None:
+            raise FillLanded(fill.moved_to, fill.file)
         offset = fill.extent.offset + position
         if self._residency.resident(fill.file.descriptor, offset, count):
             return FileSpan(fill.file.descriptor, offset, count)
@@ -153,6 +153,7 @@ class OriginSource:
     cached = False
 
     def __init__(self, get: PinnedGet) -> None:
+        self.stop = get.range.stop
         self._get = get
         self._pieces = get.pieces()
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from gateway.blocks import layout
+from gateway.blocks import layout, survey_marks
 from gateway.blocks.directory import BlockDirectory
 from gateway.blocks.keeping.book import Queue
 from gateway.blocks.ledger import Ledger
@@ -28,14 +28,14 @@ def survey(directory: BlockDirectory, slots: Slots) -> Iterator[None]:
 
     Ends when the index knows every file, each on the account of the slot that its key belongs to.
     """
-    for number in directory.index.unsurveyed():
+    for number in survey_marks.unsurveyed(directory.index):
         names = iter(directory.store.listing(number))
         while batch := list(islice(names, FILES_PER_STEP)):
             found = [file for name in batch if (file := directory.store.describe(name)) is not None]
             for few in _few_blocks(found):
                 directory.unlink_doomed(_Step(directory, slots, number).take_in(few))
                 yield
-        directory.index.surveyed(number)
+        survey_marks.surveyed(directory.index, number)
         directory.shrink()
         yield
 

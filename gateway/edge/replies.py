@@ -7,13 +7,19 @@ import os
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
-from gateway.objects import BodyStream, FileSpan, HeldSpan
+from gateway.objects import BodyStream, FileSpan, HeldSpan, LentBytes
 from gateway.operations.reply import Reply
 
 ZERO_COPY = "http.response.zerocopysend"
 
 HEADER_LINES = "forebay.header_lines"
 """Our own server's: header lines that are ready to be sent, in the message that starts a response."""
+
+LENT = "forebay.lent_bytes"
+"""Our own server's: it takes what the client takes of bytes that are lent (server/cycle.py)."""
+
+COPIED_BYTES = 64 * 1024
+"""What is sent at once of lent bytes where `LENT` is not to be had: a client that reads slowly keeps a copy of it."""
 
 READ_SIZE_BYTES = 1024**2
 """How much of a file is read at once where zero-copy sending is not to be had (TLS, other servers)."""
@@ -41,7 +47,7 @@ async def send_reply(reply: Reply, scope: MutableMapping[str, Any], send: Send, 
         body = b"" if scope["method"] == "HEAD" else reply.body
         await send({"type": "http.response.body", "body": body})
         return len(body)
-    zero_copy = ZERO_COPY in extensions
+    zero_copy, lending = ZERO_COPY in extensions, LENT in extensions
     if isinstance(reply.body, HeldSpan):
         span = reply.body.span
         if zero_copy:
@@ -50,7 +56,7 @@ async def send_reply(reply: Reply, scope: MutableMapping[str, Any], send: Send, 
         await _send_span_through_memory(span, send)
         sent_bytes = span.count
     else:
-        sent_bytes = await _send_stream(reply.body, send, zero_copy=zero_copy)
+        sent_bytes = await _send_stream(reply.body, send, zero_copy=zero_copy, lending=lending)
     await send({"type": "http.response.body", "body": b""})
     return sent_bytes
 
@@ -88,9 +94,13 @@ def own_fields(reply: Reply, *, close: bool) -> list[tuple[bytes, bytes]]:
     return headers
 
 
-async def _send_stream(stream: BodyStream, send: Send, *, zero_copy: bool) -> int:
+async def _send_stream(stream: BodyStream, send: Send, *, zero_copy: bool, lending: bool) -> int:
     sent_bytes = 0
     async for piece in stream:
+        if isinstance(piece, LentBytes):
+            await (_send_lent(piece, send) if lending else _send_copied(piece, send))
+            sent_bytes += piece.taken
+            continue
         if not isinstance(piece, FileSpan):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             sent_bytes += len(piece)
@@ -101,6 +111,17 @@ async def _send_stream(stream: BodyStream, send: Send, *, zero_copy: bool) -> in
             await _send_span_through_memory(piece, send)
         sent_bytes += piece.count
     return sent_bytes
+
+
+async def _send_lent(lent: LentBytes, send: Send) -> None:
+    await send({"type": LENT, "bytes": lent})
+
+
+async def _send_copied(lent: LentBytes, send: Send) -> None:
+    copied = bytes(lent.content[:COPIED_BYTES])
+    lent.taken = len(copied)
+    lent.content.release()
+    await send({"type": "http.response.body", "body": copied, "more_body": True})
 
 
 async def _send_span(span: FileSpan, send: Send, *, more_body: bool) -> None:

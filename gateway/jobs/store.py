@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from gateway.blocks.durable import write_durably
+from gateway.durable import write_durably
 from gateway.errors import StoreUnavailable
 from gateway.jobs.records import Job, pack, unpack
 

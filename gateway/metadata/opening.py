@@ -25,6 +25,7 @@ from pathlib import Path
 
 import lmdb
 
+from gateway.durable import write_durably
 from gateway.errors import StartupError, StoreUnavailable, opening_failure
 from gateway.metadata import generations
 from gateway.metadata.generations import WriteGenerations
@@ -55,7 +56,7 @@ class OpenCatalog:
             self.store.close(sync=alone)
             if alone:
                 self.generations.sync()
-                _write_durably(self._path / "CLEAN", b"")
+                write_durably(self._path / "CLEAN", b"")
             self.generations.close()
             os.close(self._users)
 
@@ -123,7 +124,7 @@ def _try_open_files(path: Path, size_bytes_max: int) -> tuple[WriteGenerations, 
 def _refuse_other_formats(path: Path) -> None:
     found = _read(path / "FORMAT")
     if found is None:
-        _write_durably(path / "FORMAT", FORMAT)
+        write_durably(path / "FORMAT", FORMAT)
     elif found != FORMAT:
         raise StartupError(
             f"{path} has the catalog format {found[:40]!r}, this version reads {FORMAT!r}: "
@@ -169,7 +170,7 @@ def _opening(path: Path) -> Iterator[None]:
 
 def _keep(path: Path, content: bytes) -> None:
     if _read(path) != content:
-        _write_durably(path, content)
+        write_durably(path, content)
 
 
 def _read(path: Path) -> bytes | None:
@@ -177,20 +178,3 @@ def _read(path: Path) -> bytes | None:
         return path.read_bytes()
     except FileNotFoundError:
         return None
-
-
-def _write_durably(path: Path, content: bytes) -> None:
-    """Replace a file so that after a power cut it is there whole, or as it was before."""
-    new = path.with_name(path.name + ".new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, content)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.rename(new, path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -17,7 +17,7 @@ from gateway.metadata.head import ObjectHead, object_head_of_get
 from gateway.objects import ByteRange, ObjectKey
 from gateway.operations.exchange import Exchange
 from gateway.operations.reading import towards_blocks
-from gateway.origin.client import OriginRequest, Purpose
+from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.s3.ranges import first_and_last
 from gateway.s3.requests import S3Request
 
@@ -61,9 +61,9 @@ async def ask(exchange: Exchange, headers: dict[str, str], look: FirstLook, want
     whole = CHECKSUM_MODE in headers and "range" not in exchange.request.headers
     request = _request(key, exchange.slot.name, headers, None if whole else wanted)
     response = await exchange.services.origin.send(request)
-    answer = FirstAnswer(look, response, wanted)
+    answer = FirstAnswer(look, wanted, response)
     try:
-        head = _understood(key, answer)
+        head = _understood(key, response, answer)
         look.fruitless = head is None
         if head is not None:
             catalog.learned(head, exchange.slot, since, headers=headers, with_checksums=whole)
@@ -89,9 +89,9 @@ def _request(key: ObjectKey, slot: str, headers: Mapping[str, str], wanted: Byte
     return OriginRequest("GET", key.bucket, key.key, headers=onward, purpose=Purpose.LIVE, slot=slot)
 
 
-def _understood(key: ObjectKey, answer: FirstAnswer) -> ObjectHead | None:
-    """What the answer says; its range is then that of its body."""
-    response, first = answer.response, answer.range.first
+def _understood(key: ObjectKey, response: OriginResponse, answer: FirstAnswer) -> ObjectHead | None:
+    """What the response says; the answer's range is then that of its body."""
+    first = answer.range.first
     if response.status == 416:
         return None  # of an empty object, or behind the end: HEAD tells which
     if response.status not in (200, 206):

@@ -26,6 +26,7 @@ from tests.support.blocks import (
     PacedOrigin,
     TestClock,
     block_files,
+    bytes_of,
     content_of,
     drop_page_cache,
     make_origin,
@@ -151,10 +152,7 @@ def test_damage_in_the_middle_of_a_read_is_mended_where_the_reader_stands(tmp_pa
                 async for piece in body:
                     if not taken:
                         os.truncate(path, 2 * MIB)
-                    if isinstance(piece, FileSpan):
-                        taken += os.pread(piece.descriptor, piece.count, piece.offset)
-                    else:
-                        taken += piece
+                    taken += bytes_of(piece)
             assert (reader.outcome, bytes(taken)) == ("hit", content_of(origin, version))
             assert observer.damaged_blocks == 1
             await cache.settle()

@@ -18,7 +18,7 @@ from gateway.blocks.reader import RangeReader
 from gateway.blocks.settings import BlockSettings
 from gateway.blocks.shares import SlotUsage
 from gateway.clock import Clock, SystemClock
-from gateway.objects import ByteRange, FileSpan, ObjectKey, ObjectVersion
+from gateway.objects import BodyPiece, ByteRange, FileSpan, LentBytes, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
 from gateway.origin.memory import MemoryOrigin
 
@@ -239,15 +239,21 @@ async def take(reader: RangeReader, spans: list[FileSpan] | None = None) -> byte
     taken = bytearray()
     async with aclosing(reader.body()) as body:
         async for piece in body:
-            if isinstance(piece, FileSpan):
-                if spans is not None:
-                    spans.append(piece)
-                content = os.pread(piece.descriptor, piece.count, piece.offset)
-                assert len(content) == piece.count
-                taken += content
-            else:
-                taken += piece
+            if isinstance(piece, FileSpan) and spans is not None:
+                spans.append(piece)
+            taken += bytes_of(piece)
     return bytes(taken)
+
+
+def bytes_of(piece: BodyPiece) -> bytes:
+    """What a client would get."""
+    if isinstance(piece, LentBytes):
+        return bytes(piece.content)
+    if not isinstance(piece, FileSpan):
+        return bytes(piece)
+    content = os.pread(piece.descriptor, piece.count, piece.offset)
+    assert len(content) == piece.count
+    return content
 
 
 async def read(cache: BlockCache, version: ObjectVersion, byte_range: ByteRange | None = None) -> bytes:

@@ -25,7 +25,7 @@ from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.refusals import refusal
 from gateway.edge.server.response_head import Header, ResponseFraming, response_head
 from gateway.edge.server.response_writer import ResponseWriter
-from gateway.edge.server.sendfile import FileSender
+from gateway.edge.server.sending import Sender
 from gateway.errors import ClientDisconnected
 from gateway.s3.error_codes import s3_error
 
@@ -38,6 +38,9 @@ Message = MutableMapping[str, Any]
 ZERO_COPY_EXTENSION = "http.response.zerocopysend"
 HEADER_LINES_EXTENSION = "forebay.header_lines"
 """Header lines made once for many responses; none of them may be about the body's length or the connection."""
+
+LENT_EXTENSION = "forebay.lent_bytes"
+"""A message with `bytes` that are a LentBytes: the connection takes as many as go out at once. More must follow it."""
 
 _logger = logging.getLogger(__name__)
 _access_logger = logging.getLogger("uvicorn.access")
@@ -212,6 +215,9 @@ class S3Cycle(RequestResponseCycle):
             self.writer.write_bytes(message.get("body", b""), more_body=more_body)
         elif kind == ZERO_COPY_EXTENSION:
             await self._send_file(message, more_body=more_body)
+        elif kind == LENT_EXTENSION:
+            more_body = True
+            await self.writer.write_lent(message["bytes"])
         else:
             raise RuntimeError(f"unknown message {kind}")
         if not more_body:
@@ -244,9 +250,9 @@ class S3Cycle(RequestResponseCycle):
         """Go on with a response whose head is out, and whose body is a file on its way."""
         self.writer, self.keep_alive, self.response_started = writer, framing.keep_alive, True
 
-    async def finish_file(self, sender: FileSender) -> None:
+    async def finish_file(self, sender: Sender) -> None:
         """Send the rest of the body that was taken over. Raises ClientDisconnected as `send` does."""
-        await self.writer.finish_file(sender)
+        await self.writer.finish(sender)
         self._complete()
 
     async def _send_file(self, message: Message, *, more_body: bool) -> None:

@@ -30,7 +30,7 @@ from uvicorn.server import ServerState
 
 from gateway.clock import Clock, SystemClock
 from gateway.edge.server.body_queue import BodyQueue
-from gateway.edge.server.cycle import HEADER_LINES_EXTENSION, ZERO_COPY_EXTENSION, S3Cycle
+from gateway.edge.server.cycle import HEADER_LINES_EXTENSION, LENT_EXTENSION, ZERO_COPY_EXTENSION, S3Cycle
 from gateway.edge.server.head_parser import HeadParser, RequestHead
 from gateway.edge.server.immediate import BEGUN, ImmediateApp, ImmediateResponse, immediate_app
 from gateway.edge.server.limits import ServerLimits
@@ -38,7 +38,7 @@ from gateway.edge.server.refusals import refusal_bytes
 from gateway.edge.server.request_head import HEAD_END, check_incomplete_head
 from gateway.edge.server.response_head import ResponseFraming, response_head
 from gateway.edge.server.response_writer import ResponseWriter
-from gateway.edge.server.sendfile import FileSender
+from gateway.edge.server.sending import Sender
 from gateway.errors import ClientDisconnected, S3Error
 from gateway.s3.error_codes import s3_error
 
@@ -112,7 +112,7 @@ class S3Protocol(HttpToolsProtocol):
         if self.scheme == "http":
             # Nothing is queued behind the kernel's own buffer, so "not paused" means that a file may be sent now.
             transport.set_write_buffer_limits(high=0)
-            self._extensions[ZERO_COPY_EXTENSION] = {}
+            self._extensions |= {ZERO_COPY_EXTENSION: {}, LENT_EXTENSION: {}}
             shown = transport.get_extra_info("socket")
             self._wire = socket.socket(shown.family, shown.type, shown.proto, shown.fileno())
         self._deadline = self._now() + self._limits.head_timeout_seconds
@@ -275,7 +275,7 @@ class S3Protocol(HttpToolsProtocol):
             self._refuse(s3_error("InternalError"), to_head=head.method == "HEAD")
 
     def _finish_in_task(
-        self, head: RequestHead, begun: object, writer: ResponseWriter, rest: FileSender, framing: ResponseFraming
+        self, head: RequestHead, begun: object, writer: ResponseWriter, rest: Sender, framing: ResponseFraming
     ) -> None:
         """The client takes no more for now."""
         app = cast("ImmediateApp", self._immediate)
@@ -433,7 +433,7 @@ class S3Protocol(HttpToolsProtocol):
     def _write_stalled(self, now: float) -> bool:
         writer = self.cycle.writer if self.cycle is not None else None
         unsent_bytes = self.transport.get_write_buffer_size()
-        if not unsent_bytes and (writer is None or not writer.sending_file):
+        if not unsent_bytes and (writer is None or not writer.sending):
             self._write_progress = None
             return False
         progress = (unsent_bytes, writer.sent_bytes if writer is not None else 0)

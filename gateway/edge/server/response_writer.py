@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gateway.edge.server.response_head import ResponseFraming
+from gateway.edge.server.send_lent import LentSender
 from gateway.edge.server.sendfile import FileSender
+from gateway.edge.server.sending import Sender
 from gateway.errors import ClientDisconnected
+from gateway.objects import LentBytes
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.flow_control import FlowControl
@@ -21,8 +24,8 @@ _JOINED_BODY_BYTES = 64 * 1024
 class ResponseWriter:
     """Writes one response. The head waits for the first piece of the body and leaves with it.
 
-    A file needs a transport that has nothing queued (its write buffer limit is 0 and the caller has drained it), and
-    `wire`, the transport's own socket; there is none where the connection is encrypted.
+    Files and lent bytes need a transport that has nothing queued (its write buffer limit is 0 and the caller has
+    drained it), and `wire`, the transport's own socket; there is none where the connection is encrypted.
     """
 
     def __init__(self, transport: asyncio.Transport, flow: FlowControl, wire: socket.socket | None) -> None:
@@ -31,16 +34,17 @@ class ResponseWriter:
         self._flow = flow
         self._head = b""
         self._framing: ResponseFraming | None = None
-        self._sender: FileSender | None = None
+        self._sender: Sender | None = None
         self._sent_bytes = 0
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of the body that the transport or the kernel has taken; grows while a file is sent."""
+        """Bytes of the body that the transport or the kernel has taken; grows while a `Sender` is at work."""
         return self._sent_bytes + (self._sender.sent_bytes if self._sender is not None else 0)
 
     @property
-    def sending_file(self) -> bool:
+    def sending(self) -> bool:
+        """Whether something is on its way past the transport."""
         return self._sender is not None
 
     @property
@@ -71,12 +75,12 @@ class ResponseWriter:
         """`count` bytes of a file, without copying. Raises as `write_bytes` and `FileSender.send` do."""
         rest = self.begin_file(descriptor, offset, count, more_body=more_body)
         if rest is not None:
-            await self.finish_file(rest)
+            await self.finish(rest)
         if self._framing is not None and self._framing.chunked and count:
             self._transport.write(b"\r\n" if more_body else b"\r\n0\r\n\r\n")
 
-    def begin_file(self, descriptor: int, offset: int, count: int, *, more_body: bool) -> FileSender | None:
-        """Give the kernel what it takes of a file now; what is left is for `finish_file`. Raises as `write_bytes` and
+    def begin_file(self, descriptor: int, offset: int, count: int, *, more_body: bool) -> Sender | None:
+        """Give the kernel what it takes of a file now; what is left is for `finish`. Raises as `write_bytes` and
         `FileSender.push` do."""
         if not count or (self._framing is not None and self._framing.bodiless):
             self.write_bytes(b"", more_body=more_body)
@@ -97,20 +101,35 @@ class ResponseWriter:
             self._sender = sender
         return self._sender
 
-    async def finish_file(self, sender: FileSender) -> None:
-        """Wait until the kernel has taken the rest. Raises as `FileSender.send` does."""
+    async def finish(self, sender: Sender) -> None:
+        """Wait until a sender is done. Raises as its `send` does."""
         try:
             if self._flow.write_paused:
                 await self._flow.drain()
             if self._transport.is_closing():
-                raise ClientDisconnected("the client left before a file could be sent to it")
+                raise ClientDisconnected("the client left before its answer could be sent")
             await sender.send()
         finally:
             self._sender = None
             self._sent_bytes += sender.sent_bytes
 
+    async def write_lent(self, lent: LentBytes) -> None:
+        """As many of the bytes as the kernel takes now; returns when it can take more. More of the body must follow.
+
+        Raises as `write_bytes`, and ClientDisconnected.
+        """
+        framing = self._framing
+        if self._wire is None or framing is None or framing.chunked or framing.bodiless:
+            self.write_bytes(lent.content, more_body=True)
+            return
+        if framing.left_bytes is not None and len(lent.content) > framing.left_bytes:
+            raise RuntimeError("the response body is longer than its Content-Length")
+        self._sender = sender = LentSender(self._wire.fileno(), self._take_head(), lent)
+        await self.finish(sender)
+        framing.account(lent.taken)
+
     def abandon(self) -> None:
-        """The connection is lost: a file on its way stops."""
+        """The connection is lost: what is on its way stops."""
         if self._sender is not None:
             self._sender.abandon()
 

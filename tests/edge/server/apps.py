@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from gateway.edge.server.cycle import LENT_EXTENSION
 from gateway.edge.server.s3_server import ASGIApp, Receive, Scope, Send
+from gateway.objects import LentBytes
 
 
 async def respond(send: Send, body: bytes = b"", status: int = 200, *headers: tuple[bytes, bytes]) -> None:
@@ -77,5 +79,23 @@ def file_app(path: Path, *, pieces: int = 1, length: int | None = None) -> ASGIA
                         "more_body": stop < size,
                     }
                 )
+
+    return app
+
+
+def lending_app(content: bytes | bytearray, lents: list[LentBytes] | None = None) -> ASGIApp:
+    """Lends a body from memory, what is left of it again and again; `lents` gets everything that it lends."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        size, taken = len(content), 0
+        headers = [(b"content-length", str(size).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        while taken < size:
+            lent = LentBytes(memoryview(content)[taken:])
+            if lents is not None:
+                lents.append(lent)
+            await send({"type": LENT_EXTENSION, "bytes": lent})
+            taken += lent.taken
+        await send({"type": "http.response.body", "body": b""})
 
     return app

@@ -12,7 +12,7 @@ import pytest
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.s3_server import ASGIApp, Message, Receive, Scope, Send
 from gateway.errors import ClientDisconnected
-from tests.edge.server.apps import file_app, respond, unread
+from tests.edge.server.apps import file_app, lending_app, respond, unread
 from tests.support.manual_clock import ManualClock
 from tests.support.serving import Serving, Wire, request, serving
 
@@ -64,10 +64,17 @@ async def endless(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.body", "body": bytes(65536), "more_body": True})
 
 
-@pytest.mark.parametrize("kind", ["bytes", "file"])
+def sending(kind: str, large: Path) -> ASGIApp:
+    """An application that sends more than a client takes, from memory, from a file, or lent from memory."""
+    if kind == "bytes":
+        return endless
+    return file_app(large) if kind == "file" else lending_app(bytes(LARGE_BYTES))
+
+
+@pytest.mark.parametrize("kind", ["bytes", "file", "lent"])
 def test_a_stream_stops_when_the_client_leaves(kind: str, large: Path) -> None:
     """The application gets ClientDisconnected; nothing is logged as a fault, no descriptor or task stays."""
-    app = endless if kind == "bytes" else file_app(large)
+    app = sending(kind, large)
 
     async def scenario() -> None:
         ends: asyncio.Queue[BaseException | None] = asyncio.Queue()
@@ -168,10 +175,10 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_is_gone() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("kind", ["bytes", "file"])
+@pytest.mark.parametrize("kind", ["bytes", "file", "lent"])
 def test_a_client_that_takes_nothing_is_dropped(kind: str, large: Path) -> None:
     """After the write timeout, and not before."""
-    app = endless if kind == "bytes" else file_app(large)
+    app = sending(kind, large)
 
     async def scenario() -> None:
         clock, ends = ManualClock(), asyncio.Queue[BaseException | None]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 _FILE_MODE = 0o600
@@ -11,13 +12,22 @@ _FILE_MODE = 0o600
 def write_durably(path: Path, content: bytes) -> None:
     """Replace a file; OSError when the disk does not take all of it, and then the file is as it was."""
     new = path.with_name(path.name + ".new")
+    try:
+        _write(new, content)
+        os.rename(new, path)
+    except OSError:
+        with suppress(OSError):
+            new.unlink()
+        raise
+    sync_directory(path.parent)
+
+
+def _write(path: Path, content: bytes) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    with os.fdopen(os.open(new, flags, _FILE_MODE), "wb") as file:
+    with os.fdopen(os.open(path, flags, _FILE_MODE), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    os.rename(new, path)
-    sync_directory(path.parent)
 
 
 def sync_directory(path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.blocks.durable import write_durably
+from gateway.durable import write_durably
 
 ROOM_BYTES = 64 * 1024
 
@@ -24,6 +24,7 @@ def test_a_file_that_is_not_taken_whole_is_not_replaced(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
     write_durably(path, b"after")
     assert path.read_bytes() == b"after"
     assert path.stat().st_mode & 0o777 == 0o600

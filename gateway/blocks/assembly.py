@@ -1,0 +1,82 @@
+"""Putting a block cache together: which part is given which others."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from gateway.blocks.access_log import AccessLog
+from gateway.blocks.coalescing import Fills
+from gateway.blocks.fill import BlockFiller
+from gateway.blocks.filling import Filler
+from gateway.blocks.first_looks import FirstLooks
+from gateway.blocks.following import Follower
+from gateway.blocks.guarded_fills import GuardedFiller
+from gateway.blocks.isolation import Isolation
+from gateway.blocks.observer import CacheObserver
+from gateway.blocks.open_segments import OpenSegments
+from gateway.blocks.opening import OpenDirectory
+from gateway.blocks.packer import Packer
+from gateway.blocks.packing import SegmentAppender
+from gateway.blocks.probe import DirectoryProbe
+from gateway.blocks.readahead import AheadMarks
+from gateway.blocks.reading_tools import ReadingTools
+from gateway.blocks.residency import Residency
+from gateway.blocks.settings import BlockSettings
+from gateway.blocks.small_fills import SmallFiller
+from gateway.blocks.threads import DiskThreads
+from gateway.blocks.verification import VerifiedMemory
+from gateway.blocks.watching import FileWatcher
+from gateway.clock import Clock
+from gateway.origin.client import Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a cache must see to itself, and what its readers share."""
+
+    tools: ReadingTools
+    opened: OpenDirectory
+    watcher: FileWatcher
+    packer: Packer
+    probe: DirectoryProbe
+
+
+def assemble(
+    settings: BlockSettings,
+    opened: OpenDirectory,
+    threads: DiskThreads,
+    origin: Origin,
+    clock: Clock,
+    observer: CacheObserver,
+) -> Parts:
+    """Everything that works on an open directory."""
+    watcher, segments = FileWatcher(), OpenSegments()
+    retries = settings.fill_retries
+    packer = Packer(SegmentAppender(opened.blocks), threads, clock, observer)
+    filler = Filler(
+        BlockFiller(opened.blocks, origin, threads, Follower(threads, watcher), clock, observer, retries),
+        SmallFiller(opened.blocks, segments, opened.claims, packer, watcher, origin, clock, observer, retries),
+        settings.packed_bytes_max,
+    )
+    probe = DirectoryProbe(opened.blocks, threads, clock, observer, settings.block_size_bytes)
+    isolation = Isolation(settings.directory, probe, clock, observer)
+    threads.on_error = isolation.note
+    guarded = GuardedFiller(filler, isolation)
+    tools = ReadingTools(
+        settings,
+        opened.blocks,
+        origin,
+        Fills(guarded, settings.fills_max, guarded.at_once),
+        FirstLooks(opened.claims, watcher, asyncio.Semaphore(settings.fills_max)),
+        threads,
+        VerifiedMemory(),
+        Residency(),
+        AheadMarks(),
+        AccessLog(),
+        segments,
+        isolation,
+        clock,
+        observer,
+    )
+    return Parts(tools, opened, watcher, packer, probe)

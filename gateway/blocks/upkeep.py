@@ -1,0 +1,45 @@
+"""What a cache does now and then: the index learns what was used, metrics what is held, evicted files are let go."""
+
+from __future__ import annotations
+
+from gateway.blocks.index import TOUCHES_PER_TRANSACTION
+from gateway.blocks.probe import DirectoryProbe
+from gateway.blocks.reading_tools import ReadingTools
+from gateway.errors import StoreUnavailable
+
+
+class Upkeep:
+    """Of one process's cache."""
+
+    def __init__(self, tools: ReadingTools, probe: DirectoryProbe) -> None:
+        self._tools = tools
+        self._probe = probe
+
+    async def go_on(self) -> None:
+        """For ever."""
+        while True:
+            self._report_usage()
+            self._probe.grow_when_due()
+            await self._tools.clock.sleep(self._tools.settings.access_flush_seconds)
+            self._tools.segments.drop_unlinked()
+            await self.flush_accesses()
+
+    async def flush_accesses(self) -> None:
+        """Tell the index which files were used, a short transaction at a time."""
+        tools = self._tools
+        while tools.isolation.writable and (noted := tools.accesses.take(TOUCHES_PER_TRANSACTION)):
+            try:
+                await tools.threads.index(tools.directory.index.touch, noted)
+            except StoreUnavailable:
+                tools.observer.store_unavailable()
+
+    def _report_usage(self) -> None:
+        tools = self._tools
+        if not tools.isolation.readable:
+            return
+        try:
+            usage, written_bytes = tools.directory.index.usage(), tools.directory.written_today_bytes()
+        except StoreUnavailable as error:
+            tools.isolation.note(error)
+        else:
+            tools.observer.usage(usage.slots, usage.unsurveyed_bytes, written_bytes)

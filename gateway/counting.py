@@ -1,0 +1,205 @@
+"""What one worker counts: the events of its parts, as they tell of them, in the metrics (metrics.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from gateway.metrics import (
+    BANDWIDTH_LEASED,
+    BANDWIDTH_WAIT_SECONDS,
+    CACHE_CAPACITY_BYTES,
+    CACHE_COALESCED,
+    CACHE_DAMAGED,
+    CACHE_DISK_ERRORS,
+    CACHE_DISK_STATE,
+    CACHE_EVICTED_BLOCKS,
+    CACHE_EVICTED_BYTES,
+    CACHE_FILL_SECONDS,
+    CACHE_FILLED_BYTES,
+    CACHE_FILLS,
+    CACHE_HIT_BYTES,
+    CACHE_MISS_BYTES,
+    CACHE_NOT_KEPT,
+    CACHE_PINNED_BYTES,
+    CACHE_RESERVED_BYTES,
+    CACHE_STORE_UNAVAILABLE,
+    CACHE_UNSURVEYED_BYTES,
+    CACHE_USAGE_BYTES,
+    CACHE_WRITTEN_TODAY_BYTES,
+    CATALOG_LOOKUPS,
+    CATALOG_NOT_KEPT,
+    DISK_STATES,
+    ORIGIN_BYTES,
+    ORIGIN_REQUEST_SECONDS,
+    ORIGIN_REQUESTS,
+    RECEIVED_BYTES,
+    REQUEST_SECONDS,
+    REQUESTS,
+    REQUESTS_IN_FLIGHT,
+    SCRUB_BLOCKS,
+    SCRUB_BYTES,
+    SCRUB_PASSES,
+    SENT_BYTES,
+    SMALL_ANSWER_TROUBLES,
+    SMALL_ANSWERS,
+)
+
+
+class SlotBytes(Protocol):
+    """What one slot has on disk and set aside (`blocks.shares.SlotUsage`)."""
+
+    @property
+    def used_bytes(self) -> int: ...
+
+    @property
+    def reserved_bytes(self) -> int: ...
+
+    @property
+    def pinned_bytes(self) -> int: ...
+
+
+class CacheMetrics:
+    """Counts the events of one process's block cache (the methods of `blocks.observer.CacheObserver`)."""
+
+    def hit_bytes(self, slot: str, count: int) -> None:
+        CACHE_HIT_BYTES.add(count, slot)
+
+    def miss_bytes(self, slot: str, count: int) -> None:
+        CACHE_MISS_BYTES.add(count, slot)
+
+    def coalesced(self, slot: str) -> None:
+        CACHE_COALESCED.add(1, slot)
+
+    def evicted(self, slot: str, blocks: int, size_bytes: int) -> None:
+        CACHE_EVICTED_BLOCKS.add(blocks, slot)
+        CACHE_EVICTED_BYTES.add(size_bytes, slot)
+
+    def damaged(self, slot: str) -> None:
+        CACHE_DAMAGED.add(1, slot)
+
+    def fill_finished(self, slot: str, seconds: float, size_bytes: int) -> None:
+        CACHE_FILLS.add(1, slot, "filled")
+        CACHE_FILL_SECONDS.observe(seconds)
+        CACHE_FILLED_BYTES.add(size_bytes, slot)
+
+    def fill_failed(self, slot: str) -> None:
+        CACHE_FILLS.add(1, slot, "failed")
+
+    def not_kept(self, slot: str, reason: str, blocks: int) -> None:
+        CACHE_NOT_KEPT.add(blocks, slot, reason)
+
+    def store_unavailable(self) -> None:
+        CACHE_STORE_UNAVAILABLE.add(1)
+
+    def scrubbed(self, size_bytes: int) -> None:
+        SCRUB_BLOCKS.add(1)
+        SCRUB_BYTES.add(size_bytes)
+
+    def scrubbed_all(self) -> None:
+        SCRUB_PASSES.add(1)
+
+    def disk_error(self, trouble: str) -> None:
+        CACHE_DISK_ERRORS.add(1, trouble)
+
+    def disk_state(self, state: str) -> None:
+        for one in DISK_STATES:
+            CACHE_DISK_STATE.set(int(one == state), one)
+
+    def usage(self, slots: Mapping[str, SlotBytes], unsurveyed_bytes: int, written_today_bytes: int) -> None:
+        for slot, usage in slots.items():
+            CACHE_USAGE_BYTES.set(usage.used_bytes, slot)
+            CACHE_RESERVED_BYTES.set(usage.reserved_bytes, slot)
+            CACHE_PINNED_BYTES.set(usage.pinned_bytes, slot)
+        CACHE_UNSURVEYED_BYTES.set(unsurveyed_bytes)
+        CACHE_WRITTEN_TODAY_BYTES.set(written_today_bytes)
+
+
+class CatalogMetrics:
+    """Counts the events of one process's catalog (the methods of `metadata.observer.CatalogObserver`)."""
+
+    def looked_up(self, slot: str, outcome: str) -> None:
+        CATALOG_LOOKUPS.add(1, slot, outcome)
+
+    def not_kept(self, count: int) -> None:
+        CATALOG_NOT_KEPT.add(count)
+
+
+class SmallAnswerMetrics:
+    """Counts the events of one process's small answers (the methods of `metadata.observer.AnswersObserver`)."""
+
+    def answered(self, operation: str, outcome: str) -> None:
+        SMALL_ANSWERS.add(1, operation, outcome)
+
+    def trouble(self, kind: str) -> None:
+        SMALL_ANSWER_TROUBLES.add(1, kind)
+
+
+class RequestMetrics:
+    """Counts the requests of one process's S3 port (the methods of `edge.asgi.RequestObserver`)."""
+
+    def in_flight(self, change: int) -> None:
+        REQUESTS_IN_FLIGHT.add(change)
+
+    def ended(
+        self,
+        operation: str,
+        slot: str,
+        status: str,
+        cache: str | None,
+        seconds: float,
+        sent_bytes: int,
+        received_bytes: int,
+    ) -> None:
+        REQUESTS.add(1, operation, slot, status, cache or "none")
+        REQUEST_SECONDS.observe(seconds, operation)
+        SENT_BYTES.add(sent_bytes, operation, slot)
+        if received_bytes:
+            RECEIVED_BYTES.add(received_bytes, operation, slot)
+
+
+class OriginAttempt(Protocol):
+    """One try of a request to the origin that is over; `status` None is no answer (`origin.s3.Attempt`)."""
+
+    @property
+    def slot(self) -> str: ...
+
+    @property
+    def purpose(self) -> str: ...
+
+    @property
+    def method(self) -> str: ...
+
+    @property
+    def status(self) -> int | None: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+
+class WorkerMetrics:
+    """What one S3 worker counts."""
+
+    def __init__(self, cache_capacity_bytes: int) -> None:
+        CACHE_CAPACITY_BYTES.set(cache_capacity_bytes)
+        self.requests = RequestMetrics()
+        self.cache = CacheMetrics()
+        self.catalog = CatalogMetrics()
+        self.answers = SmallAnswerMetrics()
+
+    def origin_attempt(self, attempt: OriginAttempt) -> None:
+        status = "unreachable" if attempt.status is None else str(attempt.status)
+        ORIGIN_REQUESTS.add(1, attempt.method, status, str(attempt.purpose), attempt.slot)
+        ORIGIN_REQUEST_SECONDS.observe(attempt.seconds, str(attempt.purpose))
+
+    def origin_bytes(self, direction: str, slot: str, purpose: str, count: int) -> None:
+        """Bytes of a body moved; `direction` is read or write."""
+        ORIGIN_BYTES.add(count, direction, purpose, slot)
+
+    def origin_waited(self, direction: str, slot: str, seconds: float) -> None:
+        """A piece of a body was held back."""
+        BANDWIDTH_WAIT_SECONDS.add(seconds, direction, slot)
+
+    def bandwidth_leased(self, leased: bool) -> None:
+        """Whether leases are in force in this process."""
+        BANDWIDTH_LEASED.set(int(leased))

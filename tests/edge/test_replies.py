@@ -1,0 +1,37 @@
+"""Replies on other servers than our own, and on encrypted connections."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import MutableMapping
+from typing import Any
+
+from gateway.edge.replies import COPIED_BYTES, send_reply
+from gateway.objects import BodyStream, LentBytes
+from gateway.operations.reply import Reply
+
+CONTENT = os.urandom(3 * COPIED_BYTES + 5)
+
+
+async def lending() -> BodyStream:
+    position = 0
+    while position < len(CONTENT):
+        lent = LentBytes(memoryview(CONTENT)[position:])
+        yield lent
+        position += lent.taken
+
+
+def test_lent_bytes_are_copied_a_little_at_a_time() -> None:
+    """A server that holds what it has not sent yet holds that for every slow client: it gets no more than a little."""
+    messages = list[MutableMapping[str, Any]]()
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        messages.append(message)
+
+    reply = Reply(200, [("content-length", str(len(CONTENT)))], lending())
+    sent = asyncio.run(send_reply(reply, {"method": "GET"}, send, request_id="1", close=False))
+    bodies = [message["body"] for message in messages[1:]]
+    assert (sent, b"".join(bodies)) == (len(CONTENT), CONTENT)
+    assert max(len(body) for body in bodies) == COPIED_BYTES
+    assert [message.get("more_body", False) for message in messages[1:]] == [True] * 4 + [False]
