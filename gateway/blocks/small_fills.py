@@ -63,7 +63,8 @@ class SmallFiller:
         answer.look.becomes(place_of_fill(block, fill.headers, answer.look.place.cell))
         fill.give(content, block.length)
         wanted = fill.purpose is Purpose.WARM
-        fill.landed = self.packer.put_now(SmallBlock(block, content), fill.slot, self.clock.monotonic(), wanted=wanted)
+        self.packer.hold(block.length)
+        fill.landed = self.packer.put(SmallBlock(block, content), fill.slot, self.clock.monotonic(), wanted=wanted)
         fill.landed.add_done_callback(partial(self._landed, fill, None))
         return True
 
@@ -116,7 +117,6 @@ class SmallFiller:
 
     async def _fill(self, fill: Fill) -> None:
         started, block = self.clock.monotonic(), fill.block
-        content = memoryview(bytearray(block.length))
         whole = ByteRange(block.offset, block.range.last)
         get = PinnedGet(
             self.origin, block.version, whole, fill.headers, fill.purpose, fill.slot, self.clock, self.retries
@@ -124,13 +124,23 @@ class SmallFiller:
         get.begin_with(fill.answer)
         try:
             await get.start()
-            await self._receive(fill, get, content)
+            small = SmallBlock(block, await self._receive(fill, get))
+            fill.landed = self.packer.put(small, fill.slot, started, wanted=fill.purpose is Purpose.WARM)
         finally:
             await get.aclose()
-        wanted = fill.purpose is Purpose.WARM
-        fill.landed = await self.packer.put(SmallBlock(block, content), fill.slot, started, wanted=wanted)
 
-    async def _receive(self, fill: Fill, get: PinnedGet, content: memoryview) -> None:
+    async def _receive(self, fill: Fill, get: PinnedGet) -> memoryview:
+        """The block's bytes, for which room has been taken: only now, as an origin may take long to answer."""
+        await self.packer.take_room(fill.block.length)
+        try:
+            content = memoryview(bytearray(fill.block.length))
+            await self._receive_into(fill, get, content)
+        except BaseException:
+            self.packer.give_back(fill.block.length)
+            raise
+        return content
+
+    async def _receive_into(self, fill: Fill, get: PinnedGet, content: memoryview) -> None:
         received, since = 0, self.clock.monotonic()
         async with aclosing(get.pieces()) as pieces:
             async for piece in pieces:

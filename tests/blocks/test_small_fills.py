@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gateway.blocks.packer import WAITING_BYTES_MAX
+from gateway.blocks.packer import HELD_BYTES_MAX
 from gateway.objects import FileSpan
 from gateway.origin.client import Purpose
 from gateway.policy.prefixes import Prefix
@@ -271,18 +271,18 @@ def test_what_waits_for_the_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.
         async with open_cache(tmp_path / "c", origin, fills_max=32, **settings) as cache:
             monkeypatch.setattr(os, "pwritev", stands_still)
             reading = [asyncio.create_task(read(cache, version)) for version in versions]
-            in_memory = WAITING_BYTES_MAX // MIB + 32
-            await until(lambda: standing.is_set() and origin.count() >= in_memory)
+            asked = HELD_BYTES_MAX // MIB + 32  # those that lie in memory, and those that wait for room
+            await until(lambda: standing.is_set() and origin.count() >= asked)
             for _ in range(1000):  # whatever could go on without the disk goes on
                 await asyncio.sleep(0)
-            assert 0 < cache._packer.waiting_bytes <= WAITING_BYTES_MAX
-            assert origin.count() <= in_memory + 1
+            assert HELD_BYTES_MAX - MIB <= cache._packer.held_bytes <= HELD_BYTES_MAX
+            assert origin.count() == asked
             assert not all(reader.done() for reader in reading)
             go.set()
             for reader, version in zip(reading, versions, strict=True):
                 assert await reader == content_of(origin, version)
             await cache.settle()
-            assert cache.usage().blocks == len(versions)
+            assert (cache.usage().blocks, cache._packer.held_bytes) == (len(versions), 0)
 
     asyncio.run(scenario())
 
