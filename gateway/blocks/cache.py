@@ -95,7 +95,7 @@ class BlockCache:
         retries = settings.fill_retries
         packer = Packer(SegmentAppender(opened.blocks), threads, clock, observer)
         filler = Filler(
-            BlockFiller(opened.blocks, origin, threads, Follower(threads, watcher), clock, observer, retries),
+            BlockFiller(opened.blocks, origin, threads, Follower(threads, watcher), verified, clock, observer, retries),
             SmallFiller(opened.blocks.index, opened.claims, packer, watcher, origin, clock, observer, retries),
             settings.packed_bytes_max,
         )

@@ -57,6 +57,7 @@ def test_the_window_of_a_long_range_grows(tmp_path: Path, monkeypatch: pytest.Mo
                 released.set()
                 windows = set[int]()
                 async for piece in body:
+                    await cache.settle()
                     windows.add(max(blocks_asked(origin)) - read_bytes // BLOCK)
                     read_bytes += size_of(piece)
             assert blocks_asked(origin) == list(range(64))
