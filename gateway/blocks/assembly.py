@@ -51,11 +51,11 @@ def assemble(
     observer: CacheObserver,
 ) -> Parts:
     """Everything that works on an open directory."""
-    watcher, segments = FileWatcher(), OpenSegments()
+    watcher, segments, verified = FileWatcher(), OpenSegments(), VerifiedMemory()
     retries = settings.fill_retries
     packer = Packer(SegmentAppender(opened.blocks), threads, clock, observer)
     filler = Filler(
-        BlockFiller(opened.blocks, origin, threads, Follower(threads, watcher), clock, observer, retries),
+        BlockFiller(opened.blocks, origin, threads, Follower(threads, watcher), verified, clock, observer, retries),
         SmallFiller(opened.blocks, segments, opened.claims, packer, watcher, origin, clock, observer, retries),
         settings.packed_bytes_max,
     )
@@ -70,7 +70,7 @@ def assemble(
         Fills(guarded, settings.fills_max, guarded.at_once),
         FirstLooks(opened.claims, watcher, asyncio.Semaphore(settings.fills_max)),
         threads,
-        VerifiedMemory(),
+        verified,
         Residency(),
         AheadMarks(),
         AccessLog(),

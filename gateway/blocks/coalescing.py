@@ -196,7 +196,7 @@ class Fills:
         self._at_once = at_once
         self._landing: set[asyncio.Future[bool]] = set()
         self._turns = asyncio.Semaphore(fills_max)
-        self._ahead_max = fills_max // 2
+        self._ahead_max = fills_max * 2 // 3
         self._ahead = 0
         self._fills: dict[FillKey, Fill] = {}
         self._tasks: set[asyncio.Task[None]] = set()

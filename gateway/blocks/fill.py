@@ -6,12 +6,13 @@ only what is missing is asked of the origin.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from gateway.blocks.buffers import Buffers
 from gateway.blocks.coalescing import Fill, FillUnneeded
 from gateway.blocks.directory import BlockDirectory, FillFile
+from gateway.blocks.fill_writer import FillWriter
 from gateway.blocks.following import Follower
 from gateway.blocks.layout import CHUNK_BYTES, Extent
 from gateway.blocks.observer import CacheObserver
@@ -19,20 +20,18 @@ from gateway.blocks.open_file import OpenFile
 from gateway.blocks.pinned_get import PinnedGet
 from gateway.blocks.shared_fills import OwnFill, fill_key, lead_or_find
 from gateway.blocks.threads import DiskThreads
-from gateway.blocks.verification import ChunkChecksums, read_verified
+from gateway.blocks.verification import VerifiedMemory, read_verified
 from gateway.clock import Clock
 from gateway.errors import BlockDamaged, ForebayError, NotKept, StoreUnavailable
 from gateway.objects import ByteRange
 from gateway.origin.client import Origin, Purpose
+from gateway.origin.landing import Landing
 
-GATHERED_BYTES = 256 * 1024
-"""What one trip to a disk thread writes; while it is written, no more is taken from the origin."""
+FOLLOWED_BYTES = 256 * 1024
+"""What is written in one go while readers wait for it: the trip to a disk thread costs as much as the writing."""
 
-GATHERED_AHEAD_BYTES = 1024 * 1024
-"""The same while nobody waits for the bytes: a trip costs as much as writing 256 KiB."""
-
-GATHERING_SECONDS_MAX = 0.1
-"""A slow origin's bytes are not kept from their readers longer than this once the next ones come."""
+AHEAD_BYTES = 1024 * 1024
+"""The same where nobody waits yet: a buffer of this size for each fill, of which there are fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +42,11 @@ class BlockFiller:
     origin: Origin
     threads: DiskThreads
     follower: Follower
+    verified: VerifiedMemory
     clock: Clock
     observer: CacheObserver
     retries: int
+    buffers: Buffers = field(default_factory=Buffers)
 
     async def __call__(self, fill: Fill) -> None:
         """FillUnneeded when another process has published the block meanwhile, NotKept when it is not to be kept; else
@@ -86,40 +87,28 @@ class BlockFiller:
 
     async def _lead(self, fill: Fill, own: OwnFill) -> None:
         own.evicted.tell(self.observer)
-        filled, checksums = own.filled, ChunkChecksums(fill.block.length)
+        filled, writer = own.filled, FillWriter(self.directory, own.filled)
         try:
-            await self._inherit(fill, filled, checksums)
-            fill.attach(filled.file, checksums)
-            if not checksums.complete:
-                await self._fetch(fill, filled, checksums)
-            await self._publish(filled, checksums)
+            await self._inherit(fill, writer)
+            fill.attach(filled.file, writer.checksums)
+            if not writer.checksums.complete:
+                await self._fetch(fill, writer)
+            await self._publish(writer)
         except Exception:
             await self._abandon(filled)
             raise
         finally:
             filled.file.release()
 
-    async def _inherit(self, fill: Fill, filled: FillFile, checksums: ChunkChecksums) -> None:
+    async def _inherit(self, fill: Fill, writer: FillWriter) -> None:
         """Take over what a dead leader had written as far as this fill has verified it."""
         if fill.available:
-            arguments = fill.file, fill.extent, fill.available, filled, checksums
-            await self.threads.disk_holding(fill.file, self._copy_now, *arguments)
+            await self.threads.disk_holding(fill.file, _copy, fill.file, fill.extent, fill.available, writer)
 
-    def _copy_now(
-        self, source: OpenFile, extent: Extent, count: int, filled: FillFile, checksums: ChunkChecksums
-    ) -> None:
-        try:
-            for position in range(0, count, GATHERED_BYTES):
-                size = min(GATHERED_BYTES, count - position)
-                content = read_verified(source.descriptor, extent, position, size)
-                self._write_now(filled, checksums, [content], filled.data_offset + position)
-        except BlockDamaged as error:
-            raise StoreUnavailable(f"what a dead process has filled does not come back: {error}") from error
-
-    async def _fetch(self, fill: Fill, filled: FillFile, checksums: ChunkChecksums) -> None:
+    async def _fetch(self, fill: Fill, writer: FillWriter) -> None:
         """What is missing, from the origin."""
         block = fill.block
-        missing = ByteRange(block.offset + checksums.complete_bytes, block.range.last)
+        missing = ByteRange(block.offset + writer.checksums.complete_bytes, block.range.last)
         get = PinnedGet(
             self.origin, block.version, missing, fill.headers, fill.purpose, fill.slot, self.clock, self.retries
         )
@@ -127,46 +116,26 @@ class BlockFiller:
         try:
             await get.start()
             fill.begin()
-            await self._receive(fill, get, filled, checksums)
+            await self._receive(fill, get, writer)
         finally:
             await get.aclose()
 
-    async def _receive(self, fill: Fill, get: PinnedGet, filled: FillFile, checksums: ChunkChecksums) -> None:
-        gathered, size_bytes, since = list[bytes](), 0, self.clock.monotonic()
-        offset = filled.data_offset + checksums.complete_bytes
-        async with aclosing(get.pieces()) as pieces:
+    async def _receive(self, fill: Fill, get: PinnedGet, writer: FillWriter) -> None:
+        """While a piece is written, no more is taken from the origin."""
+        buffer = self.buffers.take(FOLLOWED_BYTES if fill.purpose is Purpose.LIVE else AHEAD_BYTES)
+        landing = Landing(buffer, _worth_writing(fill))
+        async with aclosing(get.pieces(landing)) as pieces:
             async for piece in pieces:
-                gathered.append(piece)
-                size_bytes += len(piece)
-                enough = size_bytes >= _worth_writing(fill)
-                if not enough and self.clock.monotonic() - since < GATHERING_SECONDS_MAX:
-                    continue
-                await self._write(fill, filled, checksums, gathered, offset)
-                offset += size_bytes
-                gathered, size_bytes, since = [], 0, self.clock.monotonic()
-        if gathered:
-            await self._write(fill, filled, checksums, gathered, offset)
+                await self.threads.disk_holding(writer.filled.file, writer.write, piece)
+                fill.advance()
+                landing.enough_bytes = _worth_writing(fill)
+        self.buffers.give_back(buffer)  # not after a failure: a thread may still be writing it
 
-    async def _write(
-        self, fill: Fill, filled: FillFile, checksums: ChunkChecksums, pieces: Sequence[bytes], offset: int
-    ) -> None:
-        await self.threads.disk_holding(filled.file, self._write_now, filled, checksums, pieces, offset)
-        fill.advance()
-
-    def _write_now(
-        self, filled: FillFile, checksums: ChunkChecksums, pieces: Sequence[bytes | memoryview], offset: int
-    ) -> None:
-        recorded = len(checksums.packed)
-        for piece in pieces:
-            checksums.update(piece)
-        self.directory.record_checksums(filled, checksums.packed, recorded)
-        for piece in pieces:
-            self.directory.store.write(filled.file, piece, offset)
-            offset += len(piece)
-
-    async def _publish(self, filled: FillFile, checksums: ChunkChecksums) -> None:
-        """Nothing of the block counts as verified then: nobody has looked whether the file holds what was written."""
-        await self.threads.index(self.directory.finish, filled, bytes(checksums.packed))
+    async def _publish(self, writer: FillWriter) -> None:
+        """The checksums are of what was written: while that stays in memory, the block counts as verified."""
+        file = await self.threads.index(writer.publish)
+        if file is not None:
+            self.verified.of(writer.filled.block.id, file).add(0, writer.filled.block.length)
 
     async def _abandon(self, filled: FillFile) -> None:
         try:
@@ -175,7 +144,16 @@ class BlockFiller:
             self.observer.store_unavailable()
 
 
+def _copy(source: OpenFile, extent: Extent, count: int, writer: FillWriter) -> None:
+    try:
+        for position in range(0, count, FOLLOWED_BYTES):
+            size = min(FOLLOWED_BYTES, count - position)
+            writer.write(read_verified(source.descriptor, extent, position, size))
+    except BlockDamaged as error:
+        raise StoreUnavailable(f"what a dead process has filled does not come back: {error}") from error
+
+
 def _worth_writing(fill: Fill) -> int:
     if not fill.users:
-        return GATHERED_AHEAD_BYTES
-    return GATHERED_BYTES if fill.available else CHUNK_BYTES
+        return AHEAD_BYTES
+    return FOLLOWED_BYTES if fill.available else CHUNK_BYTES

@@ -6,6 +6,7 @@ written), or nobody's (files that a survey has not come to).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -67,20 +68,20 @@ class Ledger:
 
     def usage(self) -> dict[int, SlotUsage]:
         """What each slot has, by its number."""
-        usage = {slot: self._used(slot) for slot in self.slots().values()}
+        reserved = Counter[int]()
         for _, packed in tables.items(self.transaction, self.tables.reserved):
             disk_bytes, slot = records.unpack_reservation(packed)
-            usage[slot] = replace(usage[slot], reserved_bytes=usage[slot].reserved_bytes + disk_bytes)
-        return usage
+            reserved[slot] += disk_bytes
+        return {slot: self._used(slot, reserved[slot]) for slot in self.slots().values()}
 
     def unsurveyed_bytes(self) -> int:
         """What lies on disk without being in the index yet."""
         found = tables.items(self.transaction, self.tables.survey)
         return sum(records.unpack_counter(packed) for _, packed in found)
 
-    def _used(self, slot: int) -> SlotUsage:
+    def _used(self, slot: int, reserved_bytes: int) -> SlotUsage:
         state = self.book(slot).state
-        return SlotUsage(state.blocks, state.used_bytes, pinned_bytes=state.queue_bytes[Queue.PINNED])
+        return SlotUsage(state.blocks, state.used_bytes, reserved_bytes, pinned_bytes=state.queue_bytes[Queue.PINNED])
 
     # Blocks and files.
 

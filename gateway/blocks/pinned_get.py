@@ -12,6 +12,7 @@ from gateway.clock import Clock
 from gateway.errors import OriginAnswered, OriginBodyError, OriginError
 from gateway.objects import ByteRange, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
+from gateway.origin.landing import Landing
 
 ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 RETRY_PAUSE_SECONDS = 0.1
@@ -74,14 +75,14 @@ class PinnedGet:
         check_head(self._response, self.version, asked)
         self._check = self._check_of(self._response, asked)
 
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """The bytes in order, all of them or an exception."""
+    async def pieces(self, landing: Landing | None = None) -> AsyncGenerator[bytes | memoryview, None]:
+        """The bytes in order, all of them or an exception. With a landing as `OriginResponse.stream`."""
         retries_left = self.retries
         while True:
             try:
                 if self._response is None:
                     await self.start()
-                async with aclosing(self._body()) as body:
+                async with aclosing(self._body(landing)) as body:
                     async for piece in body:
                         yield piece
                 return
@@ -98,9 +99,9 @@ class PinnedGet:
         if response is not None:
             await response.aclose()
 
-    async def _body(self) -> AsyncGenerator[bytes, None]:
+    async def _body(self, landing: Landing | None) -> AsyncGenerator[bytes | memoryview, None]:
         assert self._response is not None  # noqa: S101 - `pieces` has just started it
-        async with _closing(self._response.stream()) as stream:
+        async with _closing(self._response.stream(landing)) as stream:
             async for piece in stream:
                 left = self.range.length - self._received
                 if len(piece) > left and not self._unpinned:
@@ -118,7 +119,7 @@ class PinnedGet:
     def _check_of(self, response: OriginResponse, asked: ByteRange) -> BodyCheck | None:
         return BodyCheck.of(response.headers) if asked.length == self.version.size_bytes else None
 
-    def _check_piece(self, check: BodyCheck, piece: bytes) -> None:
+    def _check_piece(self, check: BodyCheck, piece: bytes | memoryview) -> None:
         """WrongAnswer instead of the last piece, when the whole is not what the origin says it is."""
         check.update(piece)
         if self._received == self.range.length and not check.holds():
@@ -145,7 +146,9 @@ def check_head(response: OriginResponse, version: ObjectVersion, asked: ByteRang
 
 
 @asynccontextmanager
-async def _closing(stream: AsyncIterator[bytes]) -> AsyncIterator[AsyncIterator[bytes]]:
+async def _closing(
+    stream: AsyncIterator[bytes | memoryview],
+) -> AsyncIterator[AsyncIterator[bytes | memoryview]]:
     """Close what is a generator here and now, not when the garbage collector comes to it."""
     try:
         yield stream

@@ -22,7 +22,7 @@ from gateway.blocks.wanted import Wanted
 FIRST_WINDOW_BYTES = 32 * 1024 * 1024
 """What whoever asks for a large object and goes away at once has cost at most."""
 
-GROWTH = 16
+GROWTH = 32
 """By how many bytes the window grows for each byte read."""
 
 RUN_MIN_BLOCKS = 2

@@ -21,7 +21,7 @@ class BlockSettings:
 
     `capacity_bytes` bounds the block files on disk, headers included, fills in progress included; `slots` says who may
     take how much of it, and in blocks of which size where that is not `block_size_bytes`. `fills_max` bounds the fills
-    of one process that run at the same time; readahead takes at most half of them, so that a reader that waits for its
+    of one process that run at the same time; readahead takes at most two of three, so that a reader that waits for its
     first byte never queues behind bytes that nobody has asked for yet. Blocks of at most `packed_bytes_max`, short last
     ones and whole small objects among them, are packed together in segments; the others have a file of their own.
     Fills write at most `daily_writes_bytes` a day (UTC), all processes together; None: as much as comes.

@@ -157,7 +157,7 @@ class OriginSource:
         self._get = get
         self._pieces = get.pieces()
 
-    async def read(self, first: int, stop: int) -> bytes:
+    async def read(self, first: int, stop: int) -> bytes | memoryview:
         while True:
             piece = await anext(self._pieces)
             if piece:

@@ -132,7 +132,7 @@ async def _learned(exchange: Exchange, question: Question, asked: Learned, respo
     return Reply(response.status, headers, body, "miss")
 
 
-async def _continued(begun: bytes, pieces: AsyncIterator[bytes]) -> BodyStream:
+async def _continued(begun: bytes, pieces: AsyncIterator[bytes | memoryview]) -> BodyStream:
     yield begun
     async for piece in pieces:
         yield piece

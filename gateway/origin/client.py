@@ -13,6 +13,8 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
+from gateway.origin.landing import Landing
+
 UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
 
 
@@ -82,8 +84,11 @@ class OriginResponse(Protocol):
     def headers(self) -> Mapping[str, str]:
         """Lower-case name → value. Hop-by-hop headers are gone; repeated ones are joined by `, `."""
 
-    def stream(self) -> AsyncIterator[bytes]:
-        """The body in pieces as they arrive. A body shorter than its Content-Length raises OriginBodyError."""
+    def stream(self, landing: Landing | None = None) -> AsyncIterator[bytes | memoryview]:
+        """The body in pieces as they arrive. A body shorter than its Content-Length raises OriginBodyError.
+
+        With a landing, pieces may be views of its buffer: good until the next one is asked for.
+        """
 
     def whole(self) -> memoryview | None:
         """The whole body where it is small, has arrived and may pass at once: then nothing else may be asked for.

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from gateway.origin.client import Direction, Origin, OriginRequest, OriginResponse, StreamedBody
+from gateway.origin.landing import Landing
 from gateway.origin.s3 import Attempt
 
 
@@ -166,8 +167,8 @@ class _MeteredResponse:
     def headers(self) -> Mapping[str, str]:
         return self._response.headers
 
-    async def stream(self) -> AsyncIterator[bytes]:
-        pieces, account = self._response.stream(), self._account
+    async def stream(self, landing: Landing | None = None) -> AsyncIterator[bytes | memoryview]:
+        pieces, account = self._response.stream(landing), self._account
         try:
             async for piece in pieces:
                 account.count(len(piece))

@@ -10,6 +10,7 @@ from typing import Self
 import aiohttp
 
 from gateway.errors import OriginBodyError
+from gateway.origin.landing import Landing, landed
 
 _HOP_BY_HOP = frozenset(
     {
@@ -42,12 +43,8 @@ class HttpResponse(ABC):
     def headers(self) -> Mapping[str, str]:
         return self._headers
 
-    async def stream(self) -> AsyncIterator[bytes]:
-        if self._prefix:
-            prefix, self._prefix = self._prefix, b""
-            yield prefix
-        while piece := await self._next():
-            yield piece
+    def stream(self, landing: Landing | None = None) -> AsyncIterator[bytes | memoryview]:
+        return self._pieces() if landing is None else self._landed(landing)
 
     def whole(self) -> memoryview | None:
         return None
@@ -55,7 +52,7 @@ class HttpResponse(ABC):
     async def read(self, limit_bytes: int) -> bytes:
         pieces: list[bytes] = []
         size = 0
-        async for piece in self.stream():
+        async for piece in self._pieces():
             size += len(piece)
             if size > limit_bytes:
                 raise OriginBodyError(f"the origin's answer is longer than {limit_bytes} bytes")
@@ -82,6 +79,16 @@ class HttpResponse(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        if self._prefix:
+            prefix, self._prefix = self._prefix, b""
+            yield prefix
+        while piece := await self._next():
+            yield piece
+
+    def _landed(self, landing: Landing) -> AsyncIterator[memoryview]:
+        return landed(self._pieces(), landing)
 
     @abstractmethod
     async def _next(self) -> bytes:

@@ -288,6 +288,8 @@ def test_bytes_that_left_memory_are_checked_again_whoever_fetched_them_back(
         async with open_cache(tmp_path / "c", origin, block_size_bytes=4 * MIB) as cache:
             await read(cache, version)
             await cache.settle()
+            assert await checks_of(cache, version, ByteRange(0, 4 * MIB - 1)) == 0, "checked before it was written"
+        async with open_cache(tmp_path / "c", origin, block_size_bytes=4 * MIB) as cache:
             [path] = block_files(tmp_path / "c")
             assert await checks_of(cache, version, ByteRange(0, 4 * MIB - 1)) == 4
             assert await checks_of(cache, version, ByteRange(0, 4 * MIB - 1)) == 0

@@ -60,6 +60,8 @@ def test_what_must_be_waited_for_is_none(tmp_path: Path) -> None:
             assert span_of(cache, version, first) is None
             await read(cache, version)
             await cache.settle()
+            assert span_of(cache, version, first) is not None
+        async with open_cache(tmp_path / "c", origin) as cache:
             assert span_of(cache, version, first) is None
             await read(cache, version, ByteRange(0, 0))
             assert span_of(cache, version, ByteRange(0, 9)) is not None

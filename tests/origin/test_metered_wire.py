@@ -11,6 +11,7 @@ import pytest
 from gateway.clock import SystemClock
 from gateway.origin.client import Direction, OriginRequest, StreamedBody
 from gateway.origin.credentials import StaticCredentials
+from gateway.origin.landing import Landing
 from gateway.origin.memory.faults import Answer, on
 from gateway.origin.metered import MeteredOrigin, OriginMeter
 from gateway.origin.s3 import Attempt, S3Origin
@@ -59,7 +60,12 @@ def held_origin(strict: StrictOrigin) -> MeteredOrigin:
 
 
 @pytest.mark.parametrize("size_bytes", [100 * 1024, MEBIBYTE + 1], ids=["all arrived", "more to come"])
-def test_time_spent_waiting_to_read_is_no_silence_of_the_origin(strict: StrictOrigin, size_bytes: int) -> None:
+@pytest.mark.parametrize(
+    "landing", [None, Landing(memoryview(bytearray(MEBIBYTE)), MEBIBYTE)], ids=["as it comes", "landing"]
+)
+def test_time_spent_waiting_to_read_is_no_silence_of_the_origin(
+    strict: StrictOrigin, size_bytes: int, landing: Landing | None
+) -> None:
     """10.3 Whether the rest of the body already lies here or is still to be sent."""
     strict.model.put("bucket", "big", bytes(size_bytes))
 
@@ -67,7 +73,7 @@ def test_time_spent_waiting_to_read_is_no_silence_of_the_origin(strict: StrictOr
         origin = held_origin(strict)
         try:
             async with await origin.send(OriginRequest("GET", "bucket", "big")) as response:
-                assert sum([len(piece) async for piece in response.stream()]) == size_bytes
+                assert sum([len(piece) async for piece in response.stream(landing)]) == size_bytes
         finally:
             await origin.aclose()
 

@@ -20,6 +20,7 @@ from gateway.blocks.shares import SlotUsage
 from gateway.clock import Clock, SystemClock
 from gateway.objects import BodyPiece, ByteRange, FileSpan, LentBytes, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
+from gateway.origin.landing import Landing
 from gateway.origin.memory import MemoryOrigin
 
 KIB = 1024
@@ -160,9 +161,9 @@ class PacedResponse:
     def headers(self) -> Mapping[str, str]:
         return self.response.headers
 
-    async def stream(self) -> AsyncIterator[bytes]:
+    async def stream(self, landing: Landing | None = None) -> AsyncIterator[bytes | memoryview]:
         given = 0
-        async for whole in self.response.stream():
+        async for whole in self.response.stream(landing):
             for start in range(0, len(whole), self.pace.piece_bytes):
                 if given >= self.pace.pause_after:
                     self.pace.paused.set()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from gateway.origin.wire.bodies import PiecedBody, WholeBody
+from gateway.origin.landing import GATHERING_SECONDS_MAX, Landing
+from gateway.origin.wire.bodies import LandedBody, PiecedBody, WholeBody
 from gateway.origin.wire.heads import HEAD_BYTES_MAX, HEAD_END, AnswerHead, AnswerParser, MalformedAnswer
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Answer:
         self._bodiless = bodiless
         self._begun: asyncio.Future[None] = loop.create_future()
         self._start = bytearray()
-        self._body: WholeBody | PiecedBody | None = None
+        self._body: WholeBody | PiecedBody | LandedBody | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._failure = ""
@@ -63,7 +64,7 @@ class Answer:
     async def piece(self) -> bytes:
         """The next bytes of the body, empty at its end. Broken when it ended early."""
         while True:
-            if self._body is not None and (piece := self._body.take()):
+            if isinstance(self._body, WholeBody | PiecedBody) and (piece := self._body.take()):
                 if self._connection is not None:
                     self._connection.go_on()
                 return piece
@@ -73,6 +74,43 @@ class Answer:
                 return b""
             self._waiter = self._loop.create_future()
             await self._waiter
+
+    @property
+    def can_land(self) -> bool:
+        """Whether the rest of the body can be received in landings; it comes in no other way then."""
+        if isinstance(self._body, PiecedBody) and (body := self._body.landing()) is not None:
+            self._body = body
+        return isinstance(self._body, LandedBody)
+
+    async def land(self, landing: Landing) -> memoryview:
+        """The next piece of a body that can land, empty at its end. Broken when it ended early, behind what came.
+
+        Between two pieces nothing is received. Who is cancelled has lost bytes, and closes the answer.
+        """
+        assert isinstance(self._body, LandedBody)  # noqa: S101 - it can land
+        self._body.want(landing)
+        if not self._body.has_enough and self._connection is not None:
+            await self._land(self._body, self._connection)
+        piece = self._body.take()
+        if self._connection is not None:
+            self._connection.hold()
+        if self._failure and not piece:
+            raise Broken(self._failure)
+        return piece
+
+    async def _land(self, body: LandedBody, connection: Connection) -> None:
+        self._waiter = self._loop.create_future()
+        late = self._loop.call_later(GATHERING_SECONDS_MAX, self._hurry, body)
+        connection.go_on()
+        try:
+            await self._waiter
+        finally:
+            late.cancel()
+
+    def _hurry(self, body: LandedBody) -> None:
+        body.hurry()
+        if body.has_enough:
+            self._tell()
 
     def close(self) -> None:
         """Want no more of it: a connection with the rest of a body on it is of no use. Idempotent."""
@@ -86,20 +124,24 @@ class Answer:
     @property
     def landing(self) -> memoryview | None:
         """Where the next bytes are to be received, if anywhere in particular."""
-        return self._body.rest if isinstance(self._body, WholeBody) else None
+        return self._body.rest if isinstance(self._body, WholeBody | LandedBody) else None
 
     @property
     def is_much(self) -> bool:
         """Whether enough lies here unread."""
+        if isinstance(self._body, LandedBody):
+            return self._body.has_enough
         return isinstance(self._body, PiecedBody) and self._body.is_much
 
     @property
     def is_little(self) -> bool:
+        if isinstance(self._body, LandedBody):
+            return not self._body.has_enough
         return not isinstance(self._body, PiecedBody) or self._body.is_little
 
     def landed(self, count: int) -> None:
         """Bytes were received at `landing`."""
-        assert isinstance(self._body, WholeBody)  # noqa: S101 - it has said where
+        assert isinstance(self._body, WholeBody | LandedBody)  # noqa: S101 - it has said where
         self._body.landed(count)
         self._has_come(0)
 
@@ -159,7 +201,7 @@ class Answer:
         elif isinstance(body, WholeBody) and not self._begun.done():
             if self._timer is None:
                 self._timer = self._loop.call_later(WHOLE_SECONDS_MAX, self._tell)
-        else:
+        elif not isinstance(body, LandedBody) or body.has_enough:
             self._tell()
 
     def _tell(self) -> None:

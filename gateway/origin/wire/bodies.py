@@ -1,9 +1,10 @@
-"""Bodies on their way from a connection to whoever asked, held in memory until they are taken."""
+"""Bodies on their way from a connection to whoever asked, held in memory until they are taken, or received there."""
 
 from __future__ import annotations
 
 from collections import deque
 
+from gateway.origin.landing import Landing
 from gateway.origin.wire.heads import AnswerParser
 
 UNREAD_BYTES_MAX = 512 * 1024
@@ -94,6 +95,66 @@ class PiecedBody:
         self._unread_bytes -= len(piece)
         return piece
 
+    def landing(self) -> LandedBody | None:
+        """The same body, from here on received in landings; None where its length is not known."""
+        return None if self._left_bytes is None else LandedBody(self._pieces, self._left_bytes)
+
     def _add(self, piece: bytes) -> None:
         self._pieces.append(piece)
         self._unread_bytes += len(piece)
+
+
+class LandedBody:
+    """A large body of known length, received in the landings of who wants it: piece by piece, when that is wanted."""
+
+    __slots__ = ("_begun", "_enough_bytes", "_filled_bytes", "_landing", "_left_bytes")
+
+    def __init__(self, begun: deque[bytes], left_bytes: int) -> None:
+        """`begun` has come already, behind it come `left_bytes`."""
+        self._begun = begun
+        self._left_bytes = left_bytes
+        self._landing: Landing | None = None
+        self._filled_bytes = 0
+        self._enough_bytes = 0
+
+    @property
+    def complete(self) -> bool:
+        return not self._left_bytes
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether there is a piece to be taken, or none is wanted."""
+        return self._landing is None or self._filled_bytes >= self._enough_bytes
+
+    @property
+    def rest(self) -> memoryview:
+        """Where the next bytes belong, and not one behind the last."""
+        if self._landing is None:
+            return _NOTHING
+        return self._landing.buffer[self._filled_bytes : self._filled_bytes + self._left_bytes]
+
+    def landed(self, count: int) -> None:
+        """So many of the next bytes are there."""
+        self._filled_bytes += count
+        self._left_bytes -= count
+
+    def want(self, landing: Landing) -> None:
+        """Have the next piece in a landing."""
+        self._landing, self._filled_bytes = landing, 0
+        self._enough_bytes = min(landing.enough_bytes, len(landing.buffer))
+        while self._begun and (room := len(landing.buffer) - self._filled_bytes):
+            piece = self._begun.popleft()
+            if len(piece) > room:
+                self._begun.appendleft(piece[room:])
+                piece = piece[:room]
+            landing.buffer[self._filled_bytes : self._filled_bytes + len(piece)] = piece
+            self._filled_bytes += len(piece)
+
+    def hurry(self) -> None:
+        """Any byte is enough."""
+        self._enough_bytes = 1
+
+    def take(self) -> memoryview:
+        """What has come of the piece; no more is wanted for now."""
+        landing, self._landing = self._landing, None
+        return _NOTHING if landing is None else landing.buffer[: self._filled_bytes]

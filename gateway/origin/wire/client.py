@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 
 from yarl import URL
 
 from gateway.errors import OriginBodyError, OriginUnreachable
 from gateway.origin.addressing import Target
+from gateway.origin.landing import Landing, landed
 from gateway.origin.response import HttpResponse
 from gateway.origin.settings import OriginSettings
 from gateway.origin.wire.answer import Answer, Broken
@@ -78,11 +79,26 @@ class WireResponse(HttpResponse):
     async def aclose(self) -> None:
         self._answer.close()
 
+    async def _landed(self, landing: Landing) -> AsyncIterator[memoryview]:
+        if self._prefix or not self._answer.can_land:
+            async for view in landed(self._pieces(), landing):
+                yield view
+            return
+        try:
+            while view := await self._answer.land(landing):
+                yield view
+        except Broken as error:
+            raise _broke_off(error) from error
+
     async def _next(self) -> bytes:
         try:
             return await self._answer.piece()
         except Broken as error:
-            raise OriginBodyError(f"the origin's answer broke off: {error}") from error
+            raise _broke_off(error) from error
+
+
+def _broke_off(error: Broken) -> OriginBodyError:
+    return OriginBodyError(f"the origin's answer broke off: {error}")
 
 
 def request_head(method: str, target: Target, headers: Mapping[str, str]) -> bytes:

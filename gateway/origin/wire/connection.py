@@ -66,6 +66,12 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self.close()
 
+    def hold(self) -> None:
+        """Nobody reads just now: what comes stays with the kernel."""
+        if not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+
     def go_on(self) -> None:
         """Somebody has read. That nobody did was no silence of the origin."""
         if self._paused and (self._answer is None or self._answer.is_little):
@@ -91,14 +97,16 @@ class Connection(asyncio.BufferedProtocol):
         self._heard_at = self._loop.time()
         if answer.landing is not None:
             answer.landed(nbytes)
-            return
+        else:
+            self._receive(answer, nbytes)
+        if self._answer is answer and answer.is_much:
+            self.hold()
+
+    def _receive(self, answer: Answer, count: int) -> None:
         try:
-            answer.received(self._buffer, nbytes)
+            answer.received(self._buffer, count)
         except MalformedAnswer as error:
             self._fail(str(error))
-        if self._answer is answer and answer.is_much and not self._paused:
-            self._paused = True
-            self._transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.usable = False
