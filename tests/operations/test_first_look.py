@@ -1,20 +1,31 @@
-"""The first look at an object: one request for version and bytes, and the same answers as with a HEAD first."""
+"""The first look at an object: one request for version and bytes, and the same answers as with a HEAD first.
+
+All of it for bodies that come in pieces behind their heads, and for small ones that have come whole.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
+from gateway.clock import SystemClock
 from gateway.objects import ObjectKey
+from gateway.origin.client import Origin
+from gateway.origin.memory import MemoryOrigin
 from gateway.origin.memory.faults import AlterHeaders, CutBody, Hold, Unreachable, on
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
 from gateway.s3.requests import Operation
+from tests.support import gateway_app as support
 from tests.support.asgi import Answer, call
 from tests.support.blocks import until
-from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
+from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp
+from tests.support.whole_answers import WholeAnswers
 
 SMALL = bytes(range(256)) * 100
 LARGE = bytes(range(251)) * 2000
@@ -26,6 +37,20 @@ SLOTS = {
     "ttl": (Slot("t", Prefix.parse("s3://bucket/"), consistency="ttl"),),
     "immutable": (Slot("i", Prefix.parse("s3://bucket/"), consistency="immutable"),),
 }
+
+
+_front: Callable[[MemoryOrigin], Origin] = WholeAnswers
+
+
+@pytest.fixture(params=[lambda origin: origin, WholeAnswers], ids=["in pieces", "whole"], autouse=True)
+def _arrival(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "_front", request.param)
+
+
+def gateway_app(directory: Path, *, slots: Sequence[Slot] = ()) -> AbstractAsyncContextManager[GatewayApp]:
+    origin = MemoryOrigin(SystemClock())
+    origin.create_bucket("bucket")
+    return support.gateway_app(directory, origin=origin, through=_front(origin), slots=slots)
 
 
 def asked(gateway: GatewayApp) -> list[str]:

@@ -62,7 +62,9 @@ async def gateway_app(
         origin = MemoryOrigin(clock)
         origin.create_bucket("bucket")
     front: Origin = through or origin
-    settings = BlockSettings(directory, capacity_bytes=256 * 1024**2, block_size_bytes=block_size_bytes)
+    settings = BlockSettings(
+        directory, capacity_bytes=256 * 1024**2, block_size_bytes=block_size_bytes, slots=Slots(slots)
+    )
     blocks = await BlockCache.open(settings, front, worker=worker, clock=clock, observer=SilentObserver())
     try:
         catalog = await Catalog.open(
