@@ -155,7 +155,11 @@ def objects(origin: StrictOrigin, count: int, size_bytes: int) -> list[str]:
     return [keys[number % count] for number in range(READERS)]
 
 
-@pytest.mark.parametrize(("count", "size_bytes"), [(50, 3_000_000), (1000, 300_000)], ids=["large", "small"])
+@pytest.mark.parametrize(
+    ("count", "size_bytes"),
+    [(50, 3_000_000), (1000, 300_000), (1000, 100_000)],
+    ids=["large", "small", "small enough to come whole"],
+)
 def test_slow_readers_cold_and_warm(tmp_path: Path, origin: StrictOrigin, count: int, size_bytes: int) -> None:
     """A thousand at once of objects that are not here yet, that are, and that this process has not verified yet."""
     keys = objects(origin, count, size_bytes)

@@ -38,6 +38,7 @@ class AnswerParser:
         self._parser = httptools.HttpResponseParser(self)
         self._fields: list[tuple[bytes, bytes]] = []
         self._pieces: list[bytes] = []
+        self._keep_alive = False
         self.complete = False
         self.ends_with_connection = False
 
@@ -52,8 +53,7 @@ class AnswerParser:
             length = int(headers["content-length"])
         else:
             self.ends_with_connection = not any(name.lower() == b"transfer-encoding" for name, _ in self._fields)
-        keep_alive = self._parser.should_keep_alive() and not _says_close(self._fields)
-        return AnswerHead(status, headers, length, keep_alive)
+        return AnswerHead(status, headers, length, self._keep_alive)
 
     def body(self, data: bytes) -> list[bytes]:
         """What `data` holds of the body; MalformedAnswer. `complete` tells its end."""
@@ -74,6 +74,9 @@ class AnswerParser:
     def on_header(self, name: bytes, value: bytes) -> None:
         self._fields.append((name, value))
 
+    def on_headers_complete(self) -> None:
+        self._keep_alive = self._parser.should_keep_alive()  # it forgets with the end of the answer
+
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
 
@@ -85,11 +88,6 @@ class AnswerParser:
 def _field_name(name: bytes) -> str:
     """Lower case, and the same object for all answers."""
     return name.decode("latin-1").lower()
-
-
-def _says_close(fields: list[tuple[bytes, bytes]]) -> bool:
-    """Whether the connection ends behind the answer: of one without a body the parser has forgotten that already."""
-    return any(name.lower() == b"connection" and b"close" in value.lower() for name, value in fields)
 
 
 def _end_to_end(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
