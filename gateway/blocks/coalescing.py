@@ -176,6 +176,7 @@ class Fill:
 
     def _close_if_unused(self) -> None:
         if self._users == 0 and not self._running:
+            self.content = None
             while self._files:
                 self._files.pop().release()
 

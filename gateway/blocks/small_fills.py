@@ -8,6 +8,7 @@ nothing.
 from __future__ import annotations
 
 import asyncio
+import mmap
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -32,6 +33,10 @@ from gateway.origin.client import Origin, Purpose
 GATHERED_BYTES = 256 * 1024
 GATHERING_SECONDS_MAX = 0.1
 """Readers are told of this much, or of all that has come in this time: mostly once, when the block is complete."""
+
+MAPPED_BYTES_MIN = 256 * 1024
+"""From this size on a buffer is a mapping of its own: freed, it is the kernel's again. malloc keeps what it has
+once got, and with it holes: 45 MiB of them with a thousand readers of blocks of a MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +138,7 @@ class SmallFiller:
         """The block's bytes, for which room has been taken: only now, as an origin may take long to answer."""
         await self.packer.take_room(fill.block.length)
         try:
-            content = memoryview(bytearray(fill.block.length))
+            content = _memory(fill.block.length)
             await self._receive_into(fill, get, content)
         except BaseException:
             self.packer.give_back(fill.block.length)
@@ -179,3 +184,9 @@ def _is_promised(content: memoryview, headers: Mapping[str, str], block: Block) 
         return True
     check.update(content)
     return check.holds()
+
+
+def _memory(count: int) -> memoryview:
+    if count < MAPPED_BYTES_MIN:
+        return memoryview(bytearray(count))
+    return memoryview(mmap.mmap(-1, count, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
