@@ -1,0 +1,78 @@
+"""What the tests of small answers share: answers in a directory, at a moment that the test chooses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gateway.metadata.answer_records import Answer, Question
+from gateway.metadata.opening import ANSWERS
+from gateway.metadata.records import Learned
+from gateway.metadata.small_answers import SmallAnswers
+from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Slot
+
+QUESTION = Question("GetBucketLocation", "bucket")
+ANSWER = Answer(200, [("content-type", "application/xml"), ("x-amz-bucket-region", "eu")], b"<LocationConstraint/>")
+SLOT = Slot("t", Prefix.parse("s3://bucket/"), "read-write", "ttl", 60.0)
+
+
+@dataclass
+class Counting:
+    """An observer that remembers."""
+
+    troubles: list[str] = field(default_factory=list)
+
+    def answered(self, operation: str, outcome: str) -> None:
+        return
+
+    def trouble(self, kind: str) -> None:
+        self.troubles.append(kind)
+
+
+@dataclass
+class World:
+    """Answers in a directory, and the moment that a test is in."""
+
+    directory: Path
+    moment: Learned = field(default_factory=lambda: Learned(7, 1000.0, 1))
+    counting: Counting = field(default_factory=Counting)
+
+    def answers(self, **more: int) -> SmallAnswers:
+        return SmallAnswers(
+            self.directory / ANSWERS, lambda bucket: self.moment, ttl_seconds=60.0, observer=self.counting, **more
+        )
+
+    def pass_seconds(self, seconds: float) -> None:
+        self.moment = replace(self.moment, seconds=self.moment.seconds + seconds)
+
+    @property
+    def database(self) -> Path:
+        return self.directory / ANSWERS / "cache.db"
+
+
+def play(directory: Path, scenario: Callable[[World, SmallAnswers], Awaitable[None]], **more: int) -> World:
+    """Run a scenario with one process's answers."""
+    world = World(directory)
+
+    async def run() -> None:
+        answers = world.answers(**more)
+        try:
+            await scenario(world, answers)
+        finally:
+            await answers.close()
+
+    asyncio.run(run())
+    return world
+
+
+async def keep(answers: SmallAnswers, question: Question = QUESTION, answer: Answer = ANSWER) -> None:
+    answers.keep(question, answers.now(question.bucket), answer)
+    await answers.settle()
+
+
+async def known(answers: SmallAnswers, question: Question = QUESTION) -> Answer | None:
+    found = await answers.recall(question, SLOT)
+    return found.answer if found is not None and found.is_fresh else None
