@@ -1,0 +1,157 @@
+"""Configuration that cannot be: what is refused, and in which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.gateway_process import to_toml
+from tests.support.settings import load, problems
+
+
+def test_all_errors_are_reported_at_once_with_key_value_and_what_is_allowed(tmp_path: Path) -> None:
+    """Nobody should have to start five times to find five mistakes."""
+    found = problems(
+        tmp_path,
+        '[server]\nport = 70000\nworkers = 0\nhead_timeout = "soon"\nprot = 1\n'
+        '[cache]\nblock_size = "3MiB"\n'
+        '[[slots]]\nname = "a"\nprefix = "s3://b/"\n[[slots]]\nname = "b"\nprefix = "train/"\n',
+    )
+    assert found["server.port"] == "server.port = 70000: a whole number 0 to 65535; 0 picks a free port"
+    assert found["server.workers"] == "server.workers = 0: 1 to 256"
+    assert found["server.head_timeout"] == "server.head_timeout = 'soon': 1s to 1h"
+    assert "did you mean port?" in found["server.prot"]
+    assert found["cache.block_size"] == "cache.block_size = '3MiB': a power of two, 64KiB to 64MiB"
+    assert found["slots[1].prefix"].startswith("slots[1].prefix = 'train/': s3://")
+    assert len(found) == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('[server]\nhost = ""\n', "server.host"),
+        ('[server]\nbase_domains = ["S3.Local:9000"]\n', "server.base_domains[0]"),
+        ("[server]\nhead_timeout = 0\n", "server.head_timeout"),
+        ('[server]\nhead_timeout_seconds = "5s"\n', "server.head_timeout_seconds"),
+        ('[server]\ncertificate_file = "/nowhere.pem"\n', "server.key_file"),
+        ('[server]\ncertificate_file = "/dev/null"\nkey_file = "/nowhere.key"\n', "server.key_file"),
+        ('[origin]\nendpoint_url = "s3.example"\n', "origin.endpoint_url"),
+        ('[origin]\nendpoint_url = "http://h/path"\n', "origin.endpoint_url"),
+        ('[origin]\nendpoint_url = "http://h:99999"\n', "origin.endpoint_url"),
+        ('[origin]\naccess_key_id = "a"\n', "origin.secret_access_key"),
+        ('[origin]\nsession_token = "t"\n', "origin.session_token"),
+        ('[origin]\naccess_key_id = "a"\nsecret_access_key = "b"\nprofile = "p"\n', "origin.profile"),
+        ('[origin]\nca_bundle = "/nowhere.pem"\n', "origin.ca_bundle"),
+        ('[origin]\nproxy = "socks://h"\n', "origin.proxy"),
+        ('[origin]\nread_bandwidth = "0B/s"\n', "origin.read_bandwidth"),
+        ('[cache]\nblock_size = "32KiB"\n', "cache.block_size"),
+        ('[cache]\nblock_size = "128MiB"\n', "cache.block_size"),
+        ('[cache]\ncapacity = "16MiB"\n', "cache.capacity"),
+        ('[logging]\nlevel = "loud"\n', "logging.level"),
+        ('[admin]\ntoken = "short"\n', "admin.token"),
+        ("[admin]\nport = 9000\n", "admin.port"),
+        ('[[credentials]]\naccess_key_id = "a"\nsecret_access_key = "b"\n', "credentials[0].allow"),
+        ('[[credentials]]\naccess_key_id = "a"\nsecret_access_key = "b"\nallow = []\n', "credentials[0].allow"),
+        ('[[credentials]]\naccess_key_id = "a"\nallow = ["s3://"]\n', "credentials[0].secret_access_key"),
+        ('[[slots]]\nname = "default"\nprefix = "s3://b/"\n', "slots[0].name"),
+        ('[[slots]]\nname = "a b"\nprefix = "s3://b/"\n', "slots[0].name"),
+        ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nmode = "rw"\n', "slots[0].mode"),
+        ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nweight = 0\n', "slots[0].weight"),
+        (
+            '[cache]\ncapacity = "1GiB"\n[[slots]]\nname = "a"\nprefix = "s3://b/"\ncapacity = "2GiB"\n',
+            "slots[].capacity",
+        ),
+        (
+            '[cache]\ncapacity = "4GiB"\n'
+            '[[slots]]\nname = "a"\nprefix = "s3://b/"\ncapacity = "2GiB"\ncapacity_limit = "1GiB"\n',
+            "slots[0].capacity_limit",
+        ),
+        (
+            '[cache]\ncapacity = "4GiB"\nblock_size = "8MiB"\n'
+            '[[slots]]\nname = "a"\nprefix = "s3://b/"\ncapacity_limit = "60MiB"\n',
+            "slots[0].capacity_limit",
+        ),
+        (
+            '[cache]\ncapacity = "256MiB"\n[[slots]]\nname = "a"\nprefix = "s3://b/"\nblock_size = "64MiB"\n',
+            "cache.capacity",
+        ),
+        ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nblock_size = "3MiB"\n', "slots[0].block_size"),
+        ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nblock_size = "32KiB"\n', "slots[0].block_size"),
+        ('[cache]\npacked_size = "2MiB"\n', "cache.packed_size"),
+        ("server = 5\n", "server"),
+        ("[slots]\n", "slots"),
+        ("not toml", "config"),
+    ],
+)
+def test_what_cannot_be_is_refused_under_its_own_key(tmp_path: Path, text: str, key: str) -> None:
+    """One mistake, one error, naming the key as it stands in the file."""
+    assert list(problems(tmp_path, text)) == [key]
+
+
+def test_names_prefixes_and_key_ids_are_unique(tmp_path: Path) -> None:
+    """Two entries that claim the same are a mistake, not a preference."""
+    slot = '[[slots]]\nname = "a"\nprefix = "s3://b/"\n'
+    credential = '[[credentials]]\naccess_key_id = "k"\nsecret_access_key = "x"\nallow = ["s3://"]\n'
+    found = problems(tmp_path, slot + slot + credential + credential)
+    assert set(found) == {"slots[1].name", "slots[1].prefix", "credentials[1].access_key_id"}
+
+
+def test_write_back_is_refused_until_it_is_there(tmp_path: Path) -> None:
+    """Acknowledging from this disk what is not journaled would lose data; the message says what to use."""
+    found = problems(tmp_path, '[[slots]]\nname = "a"\nprefix = "s3://b/"\nwrite = "back"\n')
+    assert 'use "through"' in found["slots[0].write"]
+
+
+def test_snapshots_are_refused_until_they_are_there(tmp_path: Path) -> None:
+    """Whoever froze a prefix must not be served what changes."""
+    found = problems(tmp_path, '[[slots]]\nname = "a"\nprefix = "s3://b/"\nconsistency = "snapshot"\n')
+    assert 'use "immutable"' in found["slots[0].consistency"]
+
+
+def test_settings_that_are_not_in_force_are_each_warned_of(tmp_path: Path) -> None:
+    """Nothing is silently ignored; what says the same as this version does needs no warning."""
+    text = to_toml(
+        {
+            "origin": {"read_bandwidth": "1GiB/s"},
+            "cache": {"capacity": "1GiB"},
+            "slots": [
+                {
+                    "name": "a",
+                    "prefix": "s3://a/",
+                    "consistency": "immutable",
+                    "metadata_ttl": "60s",
+                    "negative_ttl": "5s",
+                    "capacity": "100MiB",
+                    "capacity_limit": "200MiB",
+                    "eviction": "epoch",
+                    "read_bandwidth": "1GiB/s",
+                    "write_bandwidth": "1GiB/s",
+                    "weight": 4,
+                    "keep_last": 3,
+                },
+                {
+                    "name": "b",
+                    "prefix": "s3://b/",
+                    "mode": "read-only",
+                    "consistency": "strict",
+                    "write": "through",
+                    "weight": 1,
+                    "negative_ttl": "0s",
+                },
+            ],
+        }
+    )
+    warned = [warning.split(" ")[0] for warning in load(tmp_path, text).warnings]
+    assert warned == ["slots[0].weight", "slots[0].keep_last"]
+
+
+@pytest.mark.parametrize("direction", ["read", "write"])
+def test_a_ceiling_too_low_to_work_under_is_refused(tmp_path: Path, direction: str) -> None:
+    """Of the link or of a slot: with its key, its value and what is allowed."""
+    key = f"{direction}_bandwidth"
+    text = f'[origin]\n{key} = "63KiB/s"\n[[slots]]\nname = "a"\nprefix = "s3://a/"\n{key} = 65535\n'
+    found = problems(tmp_path, text)
+    assert found[f"origin.{key}"].startswith(f"origin.{key} = '63KiB/s': at least 64KiB/s")
+    assert found[f"slots[0].{key}"].startswith(f"slots[0].{key} = 65535: at least 64KiB/s")
+    assert load(tmp_path, f'[origin]\n{key} = "64KiB/s"\n').warnings == ()

@@ -1,0 +1,79 @@
+"""Secrets in the configuration: where they come from, and that they show nowhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from gateway.config import Settings, public_settings, settings_from_json, settings_to_json
+from gateway.config.loading import load_settings
+from gateway.config.problems import SettingsError
+from tests.support.settings import SECRET, load, problems
+
+
+def test_secrets_are_read_from_files(tmp_path: Path) -> None:
+    """Without the newline that editors leave; one that is missing or empty is refused."""
+    (tmp_path / "secret").write_text(f"{SECRET}\n")
+    (tmp_path / "empty").write_text("\n")
+    entry = '[[credentials]]\naccess_key_id = "k"\nallow = ["s3://"]\nsecret_access_key_file = "{}"\n'
+    loaded = load(tmp_path, entry.format(tmp_path / "secret") + f'[admin]\ntoken_file = "{tmp_path / "secret"}"\n')
+    assert loaded.settings.credentials[0].secret == SECRET
+    assert loaded.settings.admin.token is not None
+    assert loaded.settings.admin.token.get_secret_value() == SECRET
+    key = "credentials[0].secret_access_key_file"
+    assert list(problems(tmp_path, entry.format(tmp_path / "empty"))) == [key]
+    assert list(problems(tmp_path, entry.format(tmp_path / "missing"))) == [key]
+    assert list(problems(tmp_path, entry.format(tmp_path / "secret") + f'secret_access_key = "{SECRET}"\n')) == [key]
+
+
+def full_of_secrets(tmp_path: Path) -> Settings:
+    text = (
+        f'[admin]\ntoken = "{SECRET}"\n[origin]\naccess_key_id = "id"\nsecret_access_key = "{SECRET}"\n'
+        f'session_token = "{SECRET}"\nproxy = "http://user:{SECRET}@proxy:1"\n'
+        f'[[credentials]]\naccess_key_id = "k"\nsecret_access_key = "{SECRET}"\nallow = ["s3://"]\n'
+    )
+    return load(tmp_path, text).settings
+
+
+def test_secrets_show_nowhere_but_in_the_pipe_to_a_child(tmp_path: Path) -> None:
+    """Not in reprs, not in what check-config prints."""
+    settings = full_of_secrets(tmp_path)
+    assert SECRET not in repr(settings) + str(settings)
+    assert SECRET not in orjson.dumps(public_settings(settings)).decode()
+    assert settings_to_json(settings).count(SECRET.encode()) == 5
+
+
+def test_a_child_process_gets_the_very_same_settings(tmp_path: Path) -> None:
+    """What goes through the pipe comes out equal, secrets and paths included."""
+    settings = full_of_secrets(tmp_path)
+    assert settings_from_json(settings_to_json(settings)) == settings
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'[origin]\nsecret_acces_key = "{SECRET}"\n',
+        f'[origin]\nendpoint_url = "http://user:{SECRET}@host"\n',
+        f'[origin]\nproxy = "ftp://user:{SECRET}@host"\n',
+        f'[admin]\ntoken = ["{SECRET}"]\n',
+        f'credentials = "{SECRET}"\n',
+        f'[credentials]\nsecret_access_key = "{SECRET}"\n',
+        f'[[credentials]]\nsecret_access_key = {{ value = "{SECRET}" }}\n',
+        f'origin = ["{SECRET}"]\n',
+        f'["{SECRET[:6]}]\nsecret_access_key = "{SECRET}"\n',
+    ],
+)
+def test_errors_never_show_a_secret(tmp_path: Path, text: str) -> None:
+    """Misspelt keys, wrong types and broken files included."""
+    assert SECRET not in "".join(problems(tmp_path, text).values())
+
+
+def test_errors_about_variables_never_show_a_secret() -> None:
+    """They come from the same places as secrets do."""
+    variables = {"FOREBAY_ORIGIN__SECRET_ACCES_KEY": SECRET, "FOREBAY_CREDENTIALS": f'["{SECRET}"'}
+    for name, value in variables.items():
+        with pytest.raises(SettingsError) as refused:
+            load_settings(None, {name: value})
+        assert SECRET not in str(refused.value)
