@@ -175,7 +175,7 @@ ORIGIN_REQUEST_SECONDS = Histogram(
     "forebay_origin_request_duration_seconds",
     "seconds",
     ("purpose",),
-    "From sending a request to the origin to the head of its answer.",
+    "From sending a request to the origin to the head of its answer, and to the end of a body of at most 256 KiB.",
 )
 ORIGIN_BYTES = Counter(
     "forebay_origin_bytes_total",

@@ -197,7 +197,13 @@ class OriginSettings(Section):
         ge=0.1,
         le=3600,
     )
-    max_connections: int = setting(128, "Connections to the origin, per worker.", allowed="1 to 10000", ge=1, le=10_000)
+    max_connections: int = setting(
+        128,
+        "Connections to the origin that read, per worker, and as many for all else.",
+        allowed="1 to 10000",
+        ge=1,
+        le=10_000,
+    )
     max_attempts: int = setting(
         4, "Tries of one request that may be repeated, the first included.", allowed="1 to 20", ge=1, le=20
     )
