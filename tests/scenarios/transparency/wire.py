@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import socket
+import time
 from dataclasses import dataclass
 from typing import Self
 from urllib.parse import urlsplit
 
 PATIENCE_SECONDS = 30.0
+
+_IDLE_SECONDS_MAX = 45.0
+"""Half of what the gateway keeps an idle connection for."""
 
 _WITHOUT_BODY = frozenset({204, 304})
 
@@ -27,7 +31,8 @@ class Answer:
 
 
 class Connection:
-    """Requests one after the other; connects again only after the server has said that it closes.
+    """Requests one after the other; connects again only after the server has said that it closes, or might have had
+    enough of an idle connection: on a busy machine, others' tests may take long.
 
     What is left in the connection behind an answer would be read as the next answer and fail there, so each exchange
     also proves that the one before left the connection in order. `awaits_end`: where the server says that it closes,
@@ -40,6 +45,7 @@ class Connection:
         self._awaits_end = awaits_end
         self._socket: socket.socket | None = None
         self._buffer = b""
+        self._used_at = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -53,6 +59,10 @@ class Connection:
         return self.answer(method)
 
     def send(self, data: bytes) -> None:
+        now = time.monotonic()
+        if now - self._used_at > _IDLE_SECONDS_MAX:
+            self.close()
+        self._used_at = now
         if self._socket is None:
             self._socket = socket.create_connection(("127.0.0.1", self._port or 80), PATIENCE_SECONDS)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
