@@ -61,12 +61,12 @@ def known_until(intervals: Iterable[Interval], start: bytes, is_usable: Callable
     return place
 
 
-def is_known_since(intervals: Sequence[Interval], start: bytes, stop: bytes, asked: Learned) -> bool:
-    """Whether all of [start, stop) was learned at the moment `asked` or later."""
+def is_known_better(intervals: Sequence[Interval], start: bytes, stop: bytes, asked: Learned) -> bool:
+    """Whether all of [start, stop) was learned after the moment `asked`."""
 
     def is_younger(learned: Learned) -> bool:
         return (learned.generation, learned.boot) == (asked.generation, asked.boot) and (
-            learned.seconds >= asked.seconds
+            learned.seconds > asked.seconds
         )
 
     return known_until(intervals, start, is_younger) >= stop

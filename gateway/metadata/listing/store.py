@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, cast
 import lmdb
 
 from gateway.metadata.generations import WriteGenerations
-from gateway.metadata.listing.intervals import Interval, including, is_known_since, without
+from gateway.metadata.listing.intervals import Interval, including, is_known_better, without
 from gateway.metadata.listing.marks import Marks
 from gateway.metadata.listing.pages import Listed
 from gateway.metadata.listing.places import END, behind
@@ -170,7 +170,7 @@ class ListingStore:
                 raise RuntimeError("a bucket that was given a number has one")
             view = View(transaction, self._entries, self._ranges, number)
             around = list(_touching(view, batch.start, batch.stop))
-            if is_known_since(around, batch.start, batch.stop, batch.asked.learned):
+            if is_known_better(around, batch.start, batch.stop, batch.asked.learned):
                 return batch.stop, []
             reach, changed = self._land_entries(transaction, view, number, batch, seconds)
             new = Interval(batch.start, reach, batch.asked.learned)
