@@ -59,7 +59,8 @@ QUESTION = st.builds(
     st.one_of(st.just(""), model.KEY),
     st.booleans(),
 )
-WRITE = st.tuples(st.sampled_from(["PUT", "DELETE"]), model.KEY)
+CLASSES = st.sampled_from(["STANDARD", "STANDARD_IA", "GLACIER_IR"])
+WRITE = st.tuples(st.sampled_from(["PUT", "PUT", "DELETE"]), model.KEY, CLASSES)
 
 
 def described(root: Element) -> Any:
@@ -115,8 +116,8 @@ async def compare(gateway: GatewayApp, question: Question) -> list[str]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(model.KEYS, st.lists(st.one_of(QUESTION, WRITE), min_size=1, max_size=8))
-def test_every_page_is_the_origins(keys: set[str], steps: list[Question | tuple[str, str]]) -> None:
+@given(st.dictionaries(model.KEY, CLASSES, max_size=40), st.lists(st.one_of(QUESTION, WRITE), min_size=1, max_size=8))
+def test_every_page_is_the_origins(keys: dict[str, str], steps: list[Question | tuple[str, str, str]]) -> None:
     """From index or origin, learned by whatever was asked before, own writes in between: no page differs.
 
     Listed again from the beginning, a listing that could be learned is the index's.
@@ -125,8 +126,8 @@ def test_every_page_is_the_origins(keys: set[str], steps: list[Question | tuple[
     async def run(directory: Path) -> None:
         clock = ManualClock()
         async with gateway_app(directory, slots=[SLOT], clock=clock, allow_unsigned=True) as gateway:
-            for key in sorted(keys):
-                gateway.origin.put("bucket", key, key.encode())
+            for key, storage_class in keys.items():
+                gateway.origin.put("bucket", key, key.encode(), {"x-amz-storage-class": storage_class})
             for step in steps:
                 if isinstance(step, Question):
                     await compare(gateway, step)
@@ -134,8 +135,10 @@ def test_every_page_is_the_origins(keys: set[str], steps: list[Question | tuple[
                     if not step.delimiter and step.prefix > step.after:
                         assert set(again) == {"hit"}
                 else:
-                    target = f"/bucket/{quote(step[1])}"
-                    assert (await call(gateway.app, step[0], target, sign=False)).status in (200, 204)
+                    method, key, storage_class = step
+                    headers = {"x-amz-storage-class": storage_class} if method == "PUT" else {}
+                    answer = await call(gateway.app, method, f"/bucket/{quote(key)}", headers, sign=False)
+                    assert answer.status in (200, 204)
 
     with tempfile.TemporaryDirectory() as directory:
         asyncio.run(run(Path(directory)))

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from urllib.parse import quote_from_bytes
 
 from gateway.metadata.listing.pages import Listed
-from gateway.metadata.listing.records import FIXED, PARTS_SHIFT, SIZE_MASK, date_text, odd_date_and_etag
+from gateway.metadata.listing.records import (
+    FIXED,
+    PARTS_SHIFT,
+    SIZE_MASK,
+    TWO_DIGITS,
+    minute_text,
+    odd_date_and_etag,
+)
 from gateway.s3.listed import EntryForm
 from gateway.s3.xml_writer import encode_list_key, escape
 
@@ -17,20 +24,22 @@ _NEEDS_NO_XML = bytes(code for code in range(32, 127) if code not in b'&<>"')
 def contents_xml(listed: Sequence[Listed], forms: Sequence[EntryForm], *, url: bool, owner: bool) -> str:
     """All of them; `forms` by number. IndexError when a record names a form that is not there."""
     ends = [_end(form, owner=owner) for form in forms]
-    unpack, fixed_bytes = FIXED.unpack_from, FIXED.size
+    unpack, fixed_bytes, minute = FIXED.unpack_from, FIXED.size, minute_text
     pieces = []
     for text, (_, record) in zip(_key_texts([key for key, _ in listed], url=url), listed, strict=True):
         seconds, milliseconds, number, size, digest = unpack(record)
-        if len(record) != fixed_bytes:
-            date, etag = map(escape, odd_date_and_etag(record))
-        else:
-            date, etag = f"{date_text(seconds)}.{milliseconds:03}Z", f"&quot;{digest.hex()}&quot;"
-            if size > SIZE_MASK:
-                etag = f"{etag[:-6]}-{size >> PARTS_SHIFT}&quot;"
         before, after = ends[number]
+        if len(record) != fixed_bytes:
+            pieces.append(_odd(text, record, before, size, after))
+            continue
+        parts = ""
+        if size > SIZE_MASK:
+            parts, size = f"-{size >> PARTS_SHIFT}", size & SIZE_MASK
+        second = TWO_DIGITS[seconds % 60]
+        fraction = f"{milliseconds:03}" if milliseconds else "000"
         pieces.append(
-            f"<Contents><Key>{text}</Key><LastModified>{date}</LastModified><ETag>{etag}</ETag>"
-            f"{before}<Size>{size & SIZE_MASK}</Size>{after}</Contents>"
+            f"<Contents><Key>{text}</Key><LastModified>{minute(seconds // 60)}{second}.{fraction}Z</LastModified>"
+            f"<ETag>&quot;{digest.hex()}{parts}&quot;</ETag>{before}<Size>{size}</Size>{after}</Contents>"
         )
     return "".join(pieces)
 
@@ -38,6 +47,15 @@ def contents_xml(listed: Sequence[Listed], forms: Sequence[EntryForm], *, url: b
 def encoded(key: bytes, *, url: bool) -> str:
     """One key or common prefix as it stands in a listing."""
     return quote_from_bytes(key, safe="/-_.~") if url else encode_list_key(key.decode("utf-8", "replace"), url=False)
+
+
+def _odd(text: str, record: bytes, before: str, size_bytes: int, after: str) -> str:
+    """One whose date or ETag is not written as most are."""
+    date, etag = map(escape, odd_date_and_etag(record))
+    return (
+        f"<Contents><Key>{text}</Key><LastModified>{date}</LastModified><ETag>{etag}</ETag>"
+        f"{before}<Size>{size_bytes}</Size>{after}</Contents>"
+    )
 
 
 def _end(form: EntryForm, *, owner: bool) -> tuple[str, str]:

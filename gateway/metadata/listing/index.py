@@ -19,7 +19,7 @@ from gateway.metadata.listing.marks import Marks
 from gateway.metadata.listing.overlay import Overlaid
 from gateway.metadata.listing.pages import Page, Record, SortedKeys, Wanted, take
 from gateway.metadata.listing.places import END, behind
-from gateway.metadata.listing.records import form_of, numbered, pack
+from gateway.metadata.listing.records import forms_of, numbered, pack
 from gateway.metadata.listing.store import Asked, Batch, ListingStore, View
 from gateway.metadata.observer import CatalogObserver
 from gateway.metadata.records import Learned
@@ -198,7 +198,7 @@ class ListingIndex:
         self, view: View, wanted: Wanted, until: bytes, written: list[bytes], truths: Mapping[bytes, Truth]
     ) -> Found | Unsettled | None:
         """With the truth of keys that were written in the place of the index's word."""
-        forms = list(self._store.forms(())) if truths else []
+        forms = self._store.all_forms() if truths else []
         known: dict[bytes, Record | None] = {}
         for key, truth in truths.items():
             known[key] = None
@@ -214,10 +214,9 @@ class ListingIndex:
 
     def _with_forms(self, found: Found, *, with_owner: bool) -> Found | None:
         """With the forms of all records; None where owners are wanted and not known."""
-        forms = found.forms or self._store.forms(found.page.keys)
-        if with_owner and any(
-            forms[number].owner is None for number in {form_of(record) for _, record in found.page.keys}
-        ):
+        numbers = forms_of(found.page.keys)
+        forms = found.forms or self._store.forms(numbers)
+        if with_owner and any(forms[number].owner is None for number in numbers):
             return None
         return Found(found.page, forms)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import struct
 from calendar import timegm
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from time import gmtime, strftime
 
@@ -49,6 +49,11 @@ def form_of(record: bytes) -> int:
     return int.from_bytes(record[_FORM_AT : _FORM_AT + 2], "little")
 
 
+def forms_of(listed: Iterable[tuple[bytes, bytes]]) -> set[int]:
+    """The numbers of all forms that records name."""
+    return {int.from_bytes(number, "little") for number in {record[_FORM_AT : _FORM_AT + 2] for _, record in listed}}
+
+
 def odd_date_and_etag(record: bytes) -> tuple[str, str]:
     """Of a record longer than `FIXED`: date and ETag as the origin sent them."""
     date, _, etag = record[FIXED.size :].decode("utf-8", "replace").partition("\n")
@@ -77,18 +82,16 @@ def numbered(entries: Sequence[ListedEntry]) -> tuple[list[tuple[bytes, bytes]],
 
 def date_text(seconds: int) -> str:
     """`2009-10-12T17:50:30`; S3 writes the fraction behind it."""
-    days, rest = divmod(seconds, 86400)
-    minutes, second = divmod(rest, 60)
-    return _day(days) + _MINUTES[minutes] + _TWO_DIGITS[second]
+    return minute_text(seconds // 60) + TWO_DIGITS[seconds % 60]
 
 
-_TWO_DIGITS = [f"{number:02}" for number in range(60)]
-_MINUTES = [f"{hour:02}:{minute:02}:" for hour in range(24) for minute in range(60)]
+TWO_DIGITS = [f"{number:02}" for number in range(60)]
 
 
-@lru_cache(maxsize=4096)
-def _day(days: int) -> str:
-    return strftime("%Y-%m-%dT", gmtime(days * 86400))
+@lru_cache(maxsize=65536)
+def minute_text(minutes: int) -> str:
+    """`2009-10-12T17:50:`, so many minutes after 1970 began: most objects share theirs with others."""
+    return strftime("%Y-%m-%dT%H:%M:", gmtime(minutes * 60))
 
 
 @lru_cache(maxsize=4096)

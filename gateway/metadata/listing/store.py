@@ -12,7 +12,7 @@ asked of the origin again, so that trouble with the disk is a miss.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -142,15 +142,21 @@ class ListingStore:
             number = self._number(transaction, bucket)
             yield None if number is None else View(transaction, self._entries, self._ranges, number)
 
-    def forms(self, listed: Sequence[Listed]) -> list[EntryForm]:
-        """Forms by number, as far as these records need them; IndexError when one is not there."""
-        highest = max((form_of(record) for _, record in listed), default=-1)
+    def forms(self, numbers: Iterable[int]) -> list[EntryForm]:
+        """Forms by number, as far as these are needed; IndexError when one is not there."""
+        highest = max(numbers, default=-1)
         if highest >= len(self._forms):
             with self._environment.begin() as transaction:
                 self._load_forms(transaction)
         if highest >= len(self._forms):
             raise IndexError("a record of the listing index names a form that is not there")
         return self._forms
+
+    def all_forms(self) -> list[EntryForm]:
+        """Every form that there is now, by number."""
+        with self._environment.begin() as transaction:
+            self._load_forms(transaction)
+        return list(self._forms)
 
     def land(self, batch: Batch, seconds: float) -> tuple[bytes, list[bytes]]:
         """Keep what the origin has said of the beginning of a batch. Blocks for about a millisecond.
