@@ -37,7 +37,7 @@ from gateway.metadata.store import SIZE_BYTES_MAX, CatalogStore
 
 FORMAT = b"forebay catalog 2\n"
 FORMAT_BEFORE = b"forebay catalog 1\n"
-"""The same without `listing` and `marks`."""
+"""Without `listing` and `marks`; a catalog of this format is dropped: it is learned again."""
 
 ANSWERS = "answers"
 ENVIRONMENTS = ("index", "listing", "marks")
@@ -131,6 +131,8 @@ def _open(path: Path, origin: bytes, size_bytes_max: int) -> OpenCatalog:
 def _open_files(path: Path, users: int, size_bytes_max: int) -> _Files:
     """Made anew where they are missing, or are not what they should be."""
     try:
+        for name in ENVIRONMENTS:
+            os.stat(path / name / "data.mdb")  # LMDB would make one that is gone anew, and the others be believed
         return _try_open_files(path, size_bytes_max)
     except (*_NOT_AN_INDEX, FileNotFoundError):
         _drop(path, users)
@@ -158,8 +160,7 @@ def _refuse_other_formats(path: Path) -> None:
     if found is None:
         _write_durably(path / "FORMAT", FORMAT)
     elif found == FORMAT_BEFORE:
-        for name in ("listing", "marks"):
-            (path / name).mkdir(mode=0o700, exist_ok=True)
+        disbelieve(path)
         _write_durably(path / "FORMAT", FORMAT)
     elif found != FORMAT:
         raise StartupError(

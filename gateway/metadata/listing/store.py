@@ -23,7 +23,7 @@ import lmdb
 
 from gateway.metadata.generations import WriteGenerations
 from gateway.metadata.listing.intervals import Interval, including, is_known_better, without
-from gateway.metadata.listing.marks import Marks
+from gateway.metadata.listing.marks import PAGE_SECONDS_MAX, Marks
 from gateway.metadata.listing.pages import Listed
 from gateway.metadata.listing.places import END, behind
 from gateway.metadata.listing.records import form_of, pack_form, unpack_form, with_form
@@ -163,10 +163,10 @@ class ListingStore:
 
         Gives up to where it came, to be called again from there, and the keys in it that are not as they were. Keys
         that were written since the origin was asked (marks.py) stay as they are. Nothing is kept, and all of the batch
-        is done, when the bucket was written since. `seconds` is the time now. Raises lmdb.Error when the disk cannot
-        take it.
+        is done, when that is too long ago, or when the bucket was written since, or asked about. `seconds` is the time
+        now. Raises lmdb.Error when the disk cannot take it.
         """
-        if batch.asked.learned.generation != self._generations.of_bucket(batch.bucket):
+        if not self._may_be_kept(batch, seconds):
             return batch.stop, []
         with self._environment.begin(write=True) as transaction:
             if self._size_bytes(transaction) >= self._size_bytes_max:
@@ -191,6 +191,8 @@ class ListingStore:
 
         Blocks; raises lmdb.Error.
         """
+        if not self._may_be_kept(batch, seconds):
+            return
         with self._environment.begin(write=True) as transaction:
             number = self._number(transaction, batch.bucket)
             if number is None:
@@ -232,6 +234,12 @@ class ListingStore:
         if sync:
             self._environment.sync(True)
         self._environment.close()
+
+    def _may_be_kept(self, batch: Batch, seconds: float) -> bool:
+        asked = batch.asked.learned
+        if asked.generation != self._generations.of_bucket(batch.bucket):
+            return False
+        return seconds - asked.seconds <= PAGE_SECONDS_MAX  # marks of writes since then may be gone
 
     def _land_entries(
         self, transaction: lmdb.Transaction, view: View, number: bytes, batch: Batch, seconds: float
