@@ -29,12 +29,16 @@ def test_a_changed_token_is_refused(place: ListPlace, data: st.DataObject) -> No
     at = data.draw(st.integers(0, len(token) - 1))
     other = data.draw(st.sampled_from(string.ascii_letters + string.digits + "-_=+/ é"))
     for changed in (token[:at] + other + token[at + 1 :], token[:at] + token[at + 1 :], token + other):
-        try:
-            found = decode_token(changed)
-        except S3Error as error:
-            assert (error.code, error.status) == ("InvalidArgument", 400)
-        else:
-            assert found == place  # only the unused bits of the last character differ, or padding was added
+        # Padding, and the bits of the last character that stand for nothing, may differ.
+        assert decoded(changed) in ("InvalidArgument", place)
+
+
+def decoded(token: str) -> ListPlace | str:
+    """The place, or the error's code."""
+    try:
+        return decode_token(token)
+    except S3Error as error:
+        return error.code
 
 
 @pytest.mark.parametrize("token", ["1", "2AAAAAGs", "!!!", "1" + "A" * 5000, "1AAAAAAA", "é", "1 "])

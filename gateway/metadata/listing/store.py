@@ -89,6 +89,9 @@ class View:
         end = number + stop
         if count <= 0 or start >= stop or not cursor.set_range(number + start):
             return []
+        if count == 1:
+            place, record = cursor.item()
+            return [(place[_NUMBER_BYTES:], record)] if place < end else []
         rows: list[Listed] = list(islice(cursor, count))
         if rows and rows[-1][0] >= end:
             rows = [row for row in rows if row[0] < end]

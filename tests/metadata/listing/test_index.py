@@ -161,7 +161,7 @@ def test_a_catalog_of_the_format_before_is_taken_over(tmp_path: Path) -> None:
     assert (directory / "FORMAT").read_bytes() == b"forebay catalog 2\n"
 
 
-# --- own writes ---------------------------------------------------------------------------------------------------------
+# --- own writes -------------------------------------------------------------------------------------------------------
 
 
 def test_a_written_key_does_not_count_until_its_truth_is_told(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_another_processs_write_is_seen_though_it_is_killed(tmp_path: Path, step
     play(tmp_path / "c", later)
 
 
-# --- landing ------------------------------------------------------------------------------------------------------------
+# --- landing ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -389,7 +389,7 @@ PLACES = [b"%03d" % number for number in range(400)]
 STEP = st.tuples(
     st.integers(0, len(PLACES) - 1),
     st.integers(1, len(PLACES)),
-    st.dictionaries(st.sampled_from(PLACES), st.integers(1, 9)) | st.just({place: 1 for place in PLACES}),
+    st.dictionaries(st.sampled_from(PLACES), st.integers(1, 9)) | st.just(dict.fromkeys(PLACES, 1)),
     st.booleans(),
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,7 +62,7 @@ def test_each_place_is_known_as_it_was_told_last(steps: list[tuple[bool, Interva
 def test_intervals_are_in_order_apart_and_as_few_as_ages_allow(steps: list[tuple[bool, Interval]]) -> None:
     """Neighbours of one moment are one."""
     known, told = play(steps, 0.0)
-    for one, other in zip(known, known[1:], strict=False):
+    for one, other in pairwise(known):
         assert one.start < one.stop <= other.start < other.stop
         assert one.stop < other.start or one.learned != other.learned
     assert all(of_place(known, place) == told.get(place) for place in PLACES)
@@ -87,7 +89,7 @@ def test_known_until_stops_where_something_may_not_be_used(
 def test_a_chain_of_neighbours_never_grows_younger() -> None:
     """Pages of a long listing become one interval as long as the first is not too old for the last."""
     known: list[Interval] = []
-    for number, (start, stop) in enumerate(zip(PLACES, PLACES[1:], strict=False)):
+    for number, (start, stop) in enumerate(pairwise(PLACES)):
         known = including(known, Interval(start, stop, learned(number)), merge_seconds=3.0)
     assert [(one.start, one.stop, one.learned.seconds) for one in known] == [
         (b"a", b"e", 0),
