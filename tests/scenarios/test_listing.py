@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote_plus
 from xml.etree.ElementTree import Element
 
 from hypothesis import given, settings
@@ -21,6 +22,9 @@ from tests.support import listing_model as model
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
+
+EXAMPLES = int(os.environ.get("FOREBAY_LISTING_EXAMPLES", "15"))
+"""FOREBAY_LISTING_EXAMPLES lengthens a run; each takes some 40 pages."""
 
 SLOT = Slot("i", Prefix.parse("s3://bucket/"), "read-write", "immutable")
 TOKENS = ("ContinuationToken", "NextContinuationToken")
@@ -68,14 +72,8 @@ def described(root: Element) -> Any:
     return [(node.tag, node.text or "", described(node)) for node in root if node.tag not in TOKENS]
 
 
-def sorted_fields(answer: Any) -> Any:
-    return sorted(answer)
-
-
 def following(root: Element, question: Question) -> str | None:
     """What the client asks the next page with, as botocore decodes it."""
-    from urllib.parse import unquote_plus
-
     if root.findtext("IsTruncated") != "true":
         return None
     if question.version == 2:
@@ -107,7 +105,7 @@ async def compare(gateway: GatewayApp, question: Question) -> list[str]:
     ours: str | None = None
     for _ in range(200):
         expected, found = await at_origin(gateway, question, theirs), await through(gateway, question, ours, seen)
-        assert sorted_fields(described(found)) == sorted_fields(described(expected))
+        assert sorted(described(found)) == sorted(described(expected))
         theirs, ours = following(expected, question), following(found, question)
         assert (theirs is None) == (ours is None)
         if theirs is None:
@@ -115,7 +113,7 @@ async def compare(gateway: GatewayApp, question: Question) -> list[str]:
     raise AssertionError("the listing does not end")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.dictionaries(model.KEY, CLASSES, max_size=40), st.lists(st.one_of(QUESTION, WRITE), min_size=1, max_size=8))
 def test_every_page_is_the_origins(keys: dict[str, str], steps: list[Question | tuple[str, str, str]]) -> None:
     """From index or origin, learned by whatever was asked before, own writes in between: no page differs.
