@@ -446,6 +446,10 @@ def test_2_1_writes_under_a_common_prefix_that_is_there_anyway_cost_nothing(tmp_
 
     async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
         await ask(gateway)
+        catalog = gateway.catalog.listing
+        many = [f"a/1{number:03}" for number in range(1000)]
+        await catalog.begin_write("bucket", many)  # as DeleteObjects does
+        await catalog.end_write("bucket", many)
         for number in range(5):
             await write(gateway, "PUT", f"/bucket/a/0{number}", b"")
         answer = await ask(gateway, "/bucket?list-type=2&delimiter=/")

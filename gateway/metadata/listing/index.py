@@ -16,7 +16,7 @@ from gateway.metadata.listing.intervals import known_until
 from gateway.metadata.listing.landing import ListingLanding
 from gateway.metadata.listing.learning import told_by
 from gateway.metadata.listing.marks import Marks
-from gateway.metadata.listing.overlay import Overlaid
+from gateway.metadata.listing.overlay import Overlaid, Written
 from gateway.metadata.listing.pages import Page, Record, SortedKeys, Wanted, take
 from gateway.metadata.listing.places import END, behind
 from gateway.metadata.listing.records import forms_of, numbered, pack
@@ -25,9 +25,6 @@ from gateway.metadata.observer import CatalogObserver
 from gateway.metadata.records import Learned
 from gateway.policy.slots import Slots
 from gateway.s3.listed import EntryForm, ListedEntry, ListedPage
-
-WRITTEN_MAX = 256
-"""Marks that are looked at for one page: with more, what lies behind them counts as not known."""
 
 _SWEEP_EVERY = 64
 
@@ -92,12 +89,20 @@ class ListingIndex:
 
         `truths` are those that an Unsettled has asked for. Never raises: what the disk does not give is not known.
         """
+        found: Found | Unsettled | None
         try:
-            written = self._written(bucket, wanted)  # before the rest: what is settled later is there by then
-            with self._store.view(bucket) as view:
+            # The marks of an earlier moment than the index: what is settled in between is in it already.
+            with self._marks.pending(bucket) as written, self._store.view(bucket) as view:
                 if view is None:
                     return None
-                found = self._page(view, bucket, wanted, bound, written, truths or {}, stale=stale)
+                until = self._known_until(view, bucket, wanted, bound, stale=stale)
+                if until <= wanted.start:
+                    return None
+                if not written(wanted.start, wanted.stop, 1):
+                    page = take(view, wanted, until)
+                    found = None if page is None else Found(page, ())
+                else:
+                    found = self._merged(view, wanted, until, written, truths or {})
             if isinstance(found, Found):
                 return self._with_forms(found, with_owner=with_owner)
             return found
@@ -167,35 +172,14 @@ class ListingIndex:
         await self._landing.close()
         await asyncio.to_thread(self._marking.shutdown)
 
-    def _written(self, bucket: str, wanted: Wanted) -> list[bytes]:
-        return self._marks.pending(bucket, wanted.start, wanted.stop, WRITTEN_MAX)
-
-    def _page(
-        self,
-        view: View,
-        bucket: str,
-        wanted: Wanted,
-        bound: Bound,
-        written: list[bytes],
-        truths: Mapping[bytes, Truth],
-        *,
-        stale: bool,
-    ) -> Found | Unsettled | None:
+    def _known_until(self, view: View, bucket: str, wanted: Wanted, bound: Bound, *, stale: bool) -> bytes:
         now = Learned(self._generations.of_bucket(bucket), self._clock.monotonic(), self._boot)
-        until = known_until(
+        return known_until(
             view.intervals(wanted.start), wanted.start, lambda learned: bound.allows(learned, now, stale=stale)
         )
-        if len(written) == WRITTEN_MAX:
-            until = min(until, written[-1])
-        if until <= wanted.start:
-            return None
-        if not written:
-            page = take(view, wanted, until)
-            return None if page is None else Found(page, ())
-        return self._merged(view, wanted, until, written, truths)
 
     def _merged(
-        self, view: View, wanted: Wanted, until: bytes, written: list[bytes], truths: Mapping[bytes, Truth]
+        self, view: View, wanted: Wanted, until: bytes, written: Written, truths: Mapping[bytes, Truth]
     ) -> Found | Unsettled | None:
         """With the truth of keys that were written in the place of the index's word."""
         forms = self._store.all_forms() if truths else []
@@ -207,7 +191,7 @@ class ListingIndex:
                 forms.append(truth.entry.form)
         keys = Overlaid(view, written, known)
         page = take(keys, wanted, until)
-        if page is None:
+        if page is None or keys.is_unknown:
             return None
         needed = keys.needed(wanted, page)
         return Unsettled(needed) if needed else Found(page, forms)

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import lmdb
 
+from gateway.metadata.listing.overlay import Written
 from gateway.metadata.listing.places import END
 
 PAGE_SECONDS_MAX = 300.0
@@ -88,11 +90,16 @@ class Marks:
                 in_flight, _, _ = self._mark(transaction, place)
                 self._put(transaction, place, max(in_flight - 1, 0), number, seconds)
 
-    def pending(self, bucket: str, start: bytes, stop: bytes, count: int) -> list[bytes]:
-        """The first `count` keys of [start, stop) on which the index's word does not count."""
+    @contextmanager
+    def pending(self, bucket: str) -> Iterator[Written]:
+        """The keys on which the index's word does not count, as they are at one moment."""
         with self._environment.begin() as transaction:
-            found = islice(_rows(transaction, self._pending, bucket, start, stop), count)
-            return [key for key, _ in found]
+
+            def written(start: bytes, stop: bytes, count: int) -> list[bytes]:
+                rows = _rows(transaction, self._pending, bucket, start, stop)
+                return [key for key, _ in islice(rows, count)]
+
+            yield written
 
     def not_told(self, bucket: str, start: bytes, stop: bytes, asked: int, seconds: float) -> set[bytes]:
         """The keys in [start, stop) whose writes the origin may not have known of when it was asked at number `asked`.

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 from gateway.metadata.listing.pages import Keys, Listed, Page, Record, Wanted
 from gateway.metadata.listing.places import behind
 
+WRITTEN_MAX = 256
+"""Written keys between two others: with more, it is not known what lies there."""
+
+
+class Written(Protocol):
+    """Where written keys come from."""
+
+    def __call__(self, start: bytes, stop: bytes, count: int) -> list[bytes]:
+        """The first `count` written keys of [start, stop), in order."""
+
 
 class Overlaid:
-    """`Keys` of which some are not what the index says. `written` are those, in order.
+    """`Keys` of which some are not what the index says: those that were written.
 
     Of a written key the truth counts: its record, or None where there is no such object. Of one whose truth is not
-    there yet it is noted that it was come across, and it is left out.
+    there yet it is noted that it was come across, and it is left out. `is_unknown`: there were too many of them.
     """
 
-    def __init__(self, keys: Keys, written: list[bytes], truths: Mapping[bytes, Record | None]) -> None:
+    def __init__(self, keys: Keys, written: Written, truths: Mapping[bytes, Record | None]) -> None:
         self._keys = keys
         self._written = written
         self._truths = truths
         self._without_truth: dict[bytes, None] = {}
+        self.is_unknown = False
 
     def read(self, start: bytes, stop: bytes, count: int) -> list[Listed]:
         found: list[Listed] = []
@@ -42,8 +53,10 @@ class Overlaid:
         end = behind(page.last) if page.is_truncated else wanted.stop
         return [key for key in self._without_truth if key < end and wanted.rolled_up(key) not in listed]
 
-    def _between(self, start: bytes, stop: bytes) -> Iterable[bytes]:
-        return self._written[bisect_left(self._written, start) : bisect_left(self._written, stop)]
+    def _between(self, start: bytes, stop: bytes) -> list[bytes]:
+        found = self._written(start, stop, WRITTEN_MAX)
+        self.is_unknown |= len(found) == WRITTEN_MAX
+        return found
 
     def _merged(self, below: list[Listed], written: Iterable[bytes]) -> list[Listed]:
         merged = dict(below)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.metadata.listing.learning import told_by
-from gateway.metadata.listing.overlay import Overlaid
+from gateway.metadata.listing.overlay import WRITTEN_MAX, Overlaid, Written
 from gateway.metadata.listing.pages import SortedKeys, Wanted, take
 from gateway.metadata.listing.places import END, behind, behind_all
 from tests.support import listing_model as model
@@ -64,7 +64,7 @@ def test_written_keys_are_merged_before_the_page_is_cut(
     truth = (known - written) | (there & written)
     truths: dict[bytes, bytes | None] = {}
     for _ in range(len(written) + 1):
-        keys = Overlaid(keys_of(known), sorted(written), truths)
+        keys = Overlaid(keys_of(known), among(written), truths)
         found = take(keys, wanted, END)
         assert found is not None
         needed = keys.needed(wanted, found)
@@ -97,6 +97,25 @@ def test_behind_all_is_behind_what_begins_so(prefix: bytes, key: bytes) -> None:
     """And before everything else that is greater."""
     assert (key < behind_all(prefix)) == (key < prefix or key.startswith(prefix))
     assert prefix + b"\xf4\x8f\xbf\xbf" * 3 < behind_all(prefix) <= END
+
+
+def among(written: Iterable[bytes]) -> Written:
+    """As the marks give them."""
+
+    def found(start: bytes, stop: bytes, count: int) -> list[bytes]:
+        return sorted(key for key in written if start <= key < stop)[:count]
+
+    return found
+
+
+def test_too_many_written_keys_in_a_row_are_not_known() -> None:
+    """Looking at all of them would take for ever."""
+    keys = Overlaid(keys_of([b"z"]), among([b"%06d" % number for number in range(WRITTEN_MAX)]), {})
+    assert take(keys, Wanted(), END) is not None
+    assert keys.is_unknown
+    fewer = Overlaid(keys_of([b"z"]), among([b"%06d" % number for number in range(WRITTEN_MAX - 1)]), {})
+    assert take(fewer, Wanted(), END) is not None
+    assert not fewer.is_unknown
 
 
 class Counted:
