@@ -85,6 +85,7 @@ async def _directory(settings: Settings, node: _Node, worker: int) -> AsyncItera
             origin_name=settings.origin.endpoint_url,
             clock=node.clock,
             observer=node.metrics.catalog,
+            slots=node.slots,
         )
         stack.push_async_callback(catalog.close)
         yield blocks, catalog

@@ -30,6 +30,8 @@ from gateway.metrics import (
     CATALOG_LOOKUPS,
     CATALOG_NOT_KEPT,
     DISK_STATES,
+    LISTING_KEYS_NOT_KEPT,
+    LISTING_PAGES,
     ORIGIN_BYTES,
     ORIGIN_REQUEST_SECONDS,
     ORIGIN_REQUESTS,
@@ -123,6 +125,12 @@ class CatalogMetrics:
 
     def not_kept(self, count: int) -> None:
         CATALOG_NOT_KEPT.add(count)
+
+    def listed(self, slot: str, outcome: str) -> None:
+        LISTING_PAGES.add(1, slot, outcome)
+
+    def keys_not_kept(self, count: int) -> None:
+        LISTING_KEYS_NOT_KEPT.add(count)
 
 
 class SmallAnswerMetrics:

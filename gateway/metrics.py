@@ -148,6 +148,20 @@ CATALOG_NOT_KEPT = Counter(
     (),
     "Answers of the origin that the catalog did not keep: too many at once, or the disk could not take them.",
 )
+LISTING_PAGES = Counter(
+    "forebay_listing_pages_total",
+    "pages",
+    ("slot", "outcome"),
+    "Pages of LIST in slots whose consistency is not strict. outcome: hit (the index answered), partial (it did, and "
+    "the origin was asked about keys just written through Forebay), miss (the origin was asked) or stale (it did not "
+    "answer, and the slot allows an older answer).",
+)
+LISTING_KEYS_NOT_KEPT = Counter(
+    "forebay_listing_keys_not_kept_total",
+    "keys",
+    (),
+    "Keys listed by the origin that the listing index did not keep: too many at once, or the disk could not take them.",
+)
 
 SMALL_ANSWERS = Counter(
     "forebay_small_answers_total",

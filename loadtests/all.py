@@ -1,4 +1,4 @@
-"""Every load test of reads, one after another: tables, pictures, and at the end what missed its target.
+"""Every load test of reads and listings, one after another: tables, pictures, and at the end what missed its target.
 
     python -m loadtests.all [--quick] [--record] [--only NAME ...]
 
@@ -15,6 +15,7 @@ from loadtests import (
     cold_epoch,
     cold_large,
     epochs,
+    listing,
     many_ranges,
     one_stream,
     random_reads,
@@ -36,6 +37,7 @@ TESTS: dict[str, tuple[command.Test, Options]] = {
     "random_reads": (random_reads.test, Options(2, 3, 0.3)),
     "single_file": (single_file.test, Options(2, 3, 0.3)),
     "many_ranges": (many_ranges.test, Options(2, 3, 1)),
+    "listing": (listing.test, Options(2, 3, 0.1)),
     "epochs": (epochs.test, Options(2, 2, 1)),
     "training": (training.test, Options(2, 3, 0.5)),
 }

@@ -10,29 +10,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import lmdb
 import structlog
 
 from gateway.clock import Clock
-from gateway.errors import OriginAnswered, OriginUnreachable
-from gateway.metadata.forgetful import NoDirectory
+from gateway.errors import OriginAnswered, OriginUnreachable, StoreUnavailable
+from gateway.metadata.forgetful import ForgetfulListing, NoDirectory
 from gateway.metadata.freshness import Freshness, freshness
 from gateway.metadata.head import ObjectHead, object_head
 from gateway.metadata.landing import Landing
+from gateway.metadata.listing.index import ListingIndex, trim
 from gateway.metadata.observer import CatalogObserver
 from gateway.metadata.opening import OpenCatalog, open_directory
 from gateway.metadata.records import Entry, Learned, without_checksums
 from gateway.metadata.store import Fill
 from gateway.objects import ObjectKey
 from gateway.origin.client import Origin, OriginRequest, Purpose
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
 
 __all__ = ["Catalog", "ObjectHead", "is_remembered"]
 
 _log = structlog.get_logger("forebay.catalog")
 CHECKSUM_MODE = "x-amz-checksum-mode"
+
+Listing: TypeAlias = ListingIndex | ForgetfulListing
 
 
 class Catalog:
@@ -44,18 +48,27 @@ class Catalog:
         self._origin = origin
         self._opened = opened
         self._clock = clock
-        self._observer = observer
+        self.observer = observer
         self._landing = Landing(opened.store, observer)
+        self.listing = _listing(opened, clock, observer)
 
     @classmethod
     async def open(
-        cls, directory: Path, origin: Origin, *, origin_name: str, clock: Clock, observer: CatalogObserver
+        cls,
+        directory: Path,
+        origin: Origin,
+        *,
+        origin_name: str,
+        clock: Clock,
+        observer: CatalogObserver,
+        slots: Slots,
     ) -> Catalog:
         """Open the shared directory. What it holds of another origin than `origin_name` is dropped.
 
+        So is what is listed in slots that are strict now; `slots` are the same in all processes.
         StartupError when it has another format or is a mistake, StoreUnavailable when the disk fails.
         """
-        opened = await asyncio.to_thread(open_directory, directory, origin_name)
+        opened = await asyncio.to_thread(_opened, directory, origin_name, slots)
         return cls(origin, opened, clock, observer)
 
     @classmethod
@@ -92,16 +105,16 @@ class Catalog:
         entry = self._entry(key, with_checksums=CHECKSUM_MODE in headers)
         state = self._freshness(entry, slot)
         if entry is not None and state is Freshness.FRESH and not look:
-            self._observer.looked_up(slot.name, "hit" if entry.head is not None else "absent")
+            self.observer.looked_up(slot.name, "hit" if entry.head is not None else "absent")
             return _answer(key, entry, headers)
         try:
             head = await self._learn(key, slot, headers)
         except (OriginUnreachable, OriginAnswered) as error:
             if entry is None or look or state is not Freshness.STALE or not _is_down(error):
                 raise
-            self._observer.looked_up(slot.name, "stale")
+            self.observer.looked_up(slot.name, "stale")
             return _answer(key, entry, headers)
-        self._observer.looked_up(slot.name, "miss")
+        self.observer.looked_up(slot.name, "miss")
         return head
 
     def remembered(self, key: ObjectKey, slot: Slot, *, headers: Mapping[str, str]) -> ObjectHead | None:
@@ -111,7 +124,7 @@ class Catalog:
         entry = self._entry(key, with_checksums=CHECKSUM_MODE in headers)
         if entry is None or self._freshness(entry, slot) is not Freshness.FRESH:
             return None
-        self._observer.looked_up(slot.name, "hit" if entry.head is not None else "absent")
+        self.observer.looked_up(slot.name, "hit" if entry.head is not None else "absent")
         return _answer(key, entry, headers)
 
     def learned(
@@ -119,7 +132,7 @@ class Catalog:
     ) -> None:
         """What a GET has said, asked then, in answer to a question that the catalog may answer from now on."""
         if is_remembered(slot, headers):
-            self._observer.looked_up(slot.name, "miss")
+            self.observer.looked_up(slot.name, "miss")
             if head.version.etag:
                 self._landing.add(Fill(head.version.key, Entry(asked, head, with_checksums=with_checksums)))
 
@@ -150,10 +163,12 @@ class Catalog:
     async def settle(self) -> None:
         """Wait until what was learned so far is written."""
         await self._landing.settle()
+        await self.listing.settle()
 
     async def close(self) -> None:
         """Write what is left, and leave the directory in order."""
         await self._landing.settle()
+        await self.listing.close()
         try:
             await asyncio.to_thread(self._opened.close)
         except (OSError, lmdb.Error) as error:
@@ -181,6 +196,22 @@ class Catalog:
         if head.version.etag:
             self._landing.add(Fill(key, Entry(asked, head, with_checksums=CHECKSUM_MODE in headers)))
         return head
+
+
+def _opened(directory: Path, origin_name: str, slots: Slots) -> OpenCatalog:
+    opened = open_directory(directory, origin_name)
+    try:
+        trim(opened.listing, slots)
+    except lmdb.Error as error:
+        opened.close()
+        raise StoreUnavailable(f"the catalog {directory} cannot be used: {error}") from error
+    return opened
+
+
+def _listing(opened: OpenCatalog | NoDirectory, clock: Clock, observer: CatalogObserver) -> Listing:
+    if isinstance(opened, NoDirectory):
+        return ForgetfulListing()
+    return ListingIndex(opened.listing, opened.marks, opened.generations, clock, opened.boot, observer)
 
 
 def is_remembered(slot: Slot, headers: Mapping[str, str]) -> bool:

@@ -6,10 +6,16 @@ do without the directory together: one that writes without it could not void wha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from gateway.metadata.listing.bounds import Bound
+from gateway.metadata.listing.index import Truth
+from gateway.metadata.listing.pages import Wanted
+from gateway.metadata.listing.store import Asked
+from gateway.metadata.records import Learned
 from gateway.metadata.store import Fill
 from gateway.objects import ObjectKey
+from gateway.s3.listed import ListedPage
 
 
 class ForgetfulStore:
@@ -38,6 +44,43 @@ class ForgetfulGenerations:
         return
 
     def raise_everything(self) -> None:
+        return
+
+
+class ForgetfulListing:
+    """As `ListingIndex`."""
+
+    def find(
+        self,
+        bucket: str,
+        wanted: Wanted,
+        bound: Bound,
+        *,
+        with_owner: bool,
+        stale: bool = False,
+        truths: Mapping[bytes, Truth] | None = None,
+    ) -> None:
+        return None
+
+    def asked(self, bucket: str) -> Asked:
+        return Asked(Learned(0, 0.0, 0), 0)
+
+    def learn(self, bucket: str, wanted: Wanted, page: ListedPage, asked: Asked, *, merge_seconds: float) -> None:
+        return
+
+    def learn_truth(self, bucket: str, key: bytes, truth: Truth, asked: Asked) -> None:
+        return
+
+    async def begin_write(self, bucket: str, keys: Sequence[str]) -> None:
+        return
+
+    async def end_write(self, bucket: str, keys: Sequence[str]) -> None:
+        return
+
+    async def settle(self) -> None:
+        return
+
+    async def close(self) -> None:
         return
 
 

@@ -18,6 +18,15 @@ class CatalogObserver(Protocol):
     def not_kept(self, count: int) -> None:
         """Answers of the origin that were not remembered: too many at once, or the disk could not take them."""
 
+    def listed(self, slot: str, outcome: str) -> None:
+        """A page of a listing in slots that let the index answer.
+
+        `outcome`: hit, miss or stale, as above; partial: a hit for which the origin was asked about keys just written.
+        """
+
+    def keys_not_kept(self, count: int) -> None:
+        """Keys that the origin has listed and the index has not kept: too many at once, or the disk is in trouble."""
+
 
 class SilentCatalogObserver:
     """Counts nothing."""
@@ -26,6 +35,12 @@ class SilentCatalogObserver:
         return
 
     def not_kept(self, count: int) -> None:
+        return
+
+    def listed(self, slot: str, outcome: str) -> None:
+        return
+
+    def keys_not_kept(self, count: int) -> None:
         return
 
 

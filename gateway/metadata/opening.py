@@ -1,12 +1,14 @@
 """Opening and closing the catalog's directory: its format, and whether what lies there can be believed.
 
-    FORMAT       "forebay catalog 1": any other content is refused, never misread
+    FORMAT       "forebay catalog 2": any other content but that of format 1 is refused, never misread
     ORIGIN       whose objects these are: the catalog of another origin is dropped
     BOOT         the kernel's boot id when the directory was last opened
     CLEAN        there while no process has the directory open and everything is synced to disk
     users.lock   shared by every process that has it open; opening.lock: held while one opens or closes
     generations  write generations (generations.py)
     index/       the records (store.py)
+    listing/     the listing index (listing/store.py)
+    marks/       own writes that it has not caught up with (listing/marks.py)
     answers/     small answers about buckets (answer_file.py): dropped with the generations that they are held against
 
 Nothing is synced while in use, so all of it is dropped under another boot without CLEAN. All of this blocks: it runs in
@@ -20,7 +22,8 @@ import os
 import shutil
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import lmdb
@@ -29,23 +32,48 @@ from gateway.durable import write_durably
 from gateway.errors import StartupError, StoreUnavailable, opening_failure
 from gateway.metadata import generations
 from gateway.metadata.generations import WriteGenerations
+from gateway.metadata.listing.marks import Marks
+from gateway.metadata.listing.store import ListingStore
 from gateway.metadata.store import SIZE_BYTES_MAX, CatalogStore
 
-FORMAT = b"forebay catalog 1\n"
+FORMAT = b"forebay catalog 2\n"
+FORMAT_BEFORE = b"forebay catalog 1\n"
+"""Without `listing` and `marks`; a catalog of this format is dropped: it is learned again."""
+
 ANSWERS = "answers"
+ENVIRONMENTS = ("index", "listing", "marks")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _NOT_AN_INDEX = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError)
 """What LMDB says of files that it did not write, or that have been harmed."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Files:
+    generations: WriteGenerations
+    store: CatalogStore
+    marks: Marks
+    listing: ListingStore
+
+    def close(self, *, sync: bool = False) -> None:
+        self.listing.close(sync=sync)
+        self.marks.close(sync=sync)
+        self.store.close(sync=sync)
+        if sync:
+            self.generations.sync()
+        self.generations.close()
+
+
 class OpenCatalog:
     """The catalog's directory, open. `boot` is the number by which entries know the boot that they are of."""
 
-    def __init__(self, path: Path, store: CatalogStore, shared: WriteGenerations, users: int, boot: int) -> None:
-        self.store = store
-        self.generations = shared
+    def __init__(self, path: Path, files: _Files, users: int, boot: int) -> None:
+        self.store = files.store
+        self.generations = files.generations
+        self.marks = files.marks
+        self.listing = files.listing
         self.boot = boot
+        self._files = files
         self._path = path
         self._users = users
 
@@ -53,11 +81,9 @@ class OpenCatalog:
         """The last process to close makes everything durable and says so. Blocks."""
         with _opening(self._path):
             alone = _is_alone(self._users)
-            self.store.close(sync=alone)
+            self._files.close(sync=alone)
             if alone:
-                self.generations.sync()
                 write_durably(self._path / "CLEAN", b"")
-            self.generations.close()
             os.close(self._users)
 
 
@@ -91,39 +117,51 @@ def _open(path: Path, origin: bytes, size_bytes_max: int) -> OpenCatalog:
         if not _believable(path, origin, boot):
             _drop(path, users)
         (path / "CLEAN").unlink(missing_ok=True)
-        shared, store = _open_files(path, users, size_bytes_max)
+        files = _open_files(path, users, size_bytes_max)
+        if _is_alone(users):
+            files.marks.recover()
         _keep(path / "ORIGIN", origin)
         _keep(path / "BOOT", boot)
         fcntl.flock(users, fcntl.LOCK_SH)
-        return OpenCatalog(path, store, shared, users, zlib.crc32(boot))
+        return OpenCatalog(path, files, users, zlib.crc32(boot))
     except BaseException:
         os.close(users)
         raise
 
 
-def _open_files(path: Path, users: int, size_bytes_max: int) -> tuple[WriteGenerations, CatalogStore]:
+def _open_files(path: Path, users: int, size_bytes_max: int) -> _Files:
     """Made anew where they are missing, or are not what they should be."""
     try:
+        for name in ENVIRONMENTS:
+            os.stat(path / name / "data.mdb")  # LMDB would make one that is gone anew, and the others be believed
         return _try_open_files(path, size_bytes_max)
     except (*_NOT_AN_INDEX, FileNotFoundError):
         _drop(path, users)
-    (path / "index").mkdir(mode=0o700)
+    for name in ENVIRONMENTS:
+        (path / name).mkdir(mode=0o700)
     generations.create(path / "generations")
     return _try_open_files(path, size_bytes_max)
 
 
-def _try_open_files(path: Path, size_bytes_max: int) -> tuple[WriteGenerations, CatalogStore]:
-    shared = WriteGenerations(path / "generations")
-    try:
-        return shared, CatalogStore(path / "index", shared, size_bytes_max=size_bytes_max)
-    except BaseException:
-        shared.close()
-        raise
+def _try_open_files(path: Path, size_bytes_max: int) -> _Files:
+    with ExitStack() as stack:
+        shared = WriteGenerations(path / "generations")
+        stack.callback(shared.close)
+        store = CatalogStore(path / "index", shared, size_bytes_max=size_bytes_max)
+        stack.callback(store.close)
+        marks = Marks(path / "marks")
+        stack.callback(marks.close)
+        listing = ListingStore(path / "listing", shared, marks)
+        stack.pop_all()
+        return _Files(shared, store, marks, listing)
 
 
 def _refuse_other_formats(path: Path) -> None:
     found = _read(path / "FORMAT")
     if found is None:
+        write_durably(path / "FORMAT", FORMAT)
+    elif found == FORMAT_BEFORE:
+        disbelieve(path)
         write_durably(path / "FORMAT", FORMAT)
     elif found != FORMAT:
         raise StartupError(
@@ -146,7 +184,8 @@ def _drop(path: Path, users: int) -> None:
     if (path / ANSWERS).exists():
         shutil.rmtree(path / ANSWERS)  # before the generations, which begin again at 0
     (path / "generations").unlink(missing_ok=True)
-    shutil.rmtree(path / "index", ignore_errors=True)
+    for name in ENVIRONMENTS:
+        shutil.rmtree(path / name, ignore_errors=True)
 
 
 def _is_alone(users: int) -> bool:

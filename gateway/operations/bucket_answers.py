@@ -18,6 +18,7 @@ from gateway.objects import BodyStream
 from gateway.operations.exchange import Exchange
 from gateway.operations.passthrough import forward, no_body, onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_payload
+from gateway.operations.plain import is_plain
 from gateway.operations.reading import insists
 from gateway.operations.reply import Reply
 from gateway.origin.client import OriginResponse
@@ -31,19 +32,6 @@ _NOT_SET: Mapping[Operation, bytes] = {
     Operation.GET_OBJECT_LOCK_CONFIGURATION: b"<Code>ObjectLockConfigurationNotFoundError</Code>",
 }
 """Operations whose normal answer may be 404 → how that is told from a missing bucket."""
-
-_CHANGES_NOTHING = frozenset(
-    {
-        "x-amz-api-version",
-        "x-amz-content-sha256",
-        "x-amz-date",
-        "x-amz-security-token",
-        "x-amz-user-agent",
-        "x-amzn-trace-id",
-        "x-forebay-hop",
-    }
-)
-"""Headers beginning with `x-` that no origin answers differently for; every other one is the origin's to judge."""
 
 _OF_ONE_ANSWER = ("x-forebay-origin-request-id", "x-amzn-requestid", "x-request-id")
 
@@ -68,18 +56,8 @@ async def bucket_answer(exchange: Exchange) -> Reply:
 
 
 def _is_plain(request: S3Request) -> bool:
-    """Whether the answer depends on nothing but operation and bucket; what has a body is for the origin."""
-    if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
-        return False
-    if any(value for name, value in request.query if name in BUCKET_SETTINGS):
-        return False
-    return not any(_is_judged_by_the_origin(name) for name in request.headers)
-
-
-def _is_judged_by_the_origin(header: str) -> bool:
-    if header in ("origin", "range") or header.startswith("if-"):
-        return True  # the bucket's CORS rules, and conditions that servers take seriously or not
-    return header.startswith("x-") and header not in _CHANGES_NOTHING
+    """Whether the answer depends on nothing but operation and bucket."""
+    return is_plain(request) and not any(value for name, value in request.query if name in BUCKET_SETTINGS)
 
 
 async def _ask(exchange: Exchange, question: Question, payload: Payload, *, stale: Answer | None) -> Reply:

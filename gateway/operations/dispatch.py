@@ -10,6 +10,7 @@ from gateway.operations.delete_objects import delete_object, delete_objects
 from gateway.operations.exchange import Exchange
 from gateway.operations.get_object import get_object
 from gateway.operations.head_object import head_object
+from gateway.operations.list_objects import list_objects
 from gateway.operations.multipart_upload import complete_multipart_upload
 from gateway.operations.passthrough import forward, passthrough
 from gateway.operations.put_object import put_object, upload_part
@@ -26,8 +27,8 @@ HANDLERS: Mapping[Operation, Handler] = {
     Operation.GET_BUCKET_ENCRYPTION: bucket_answer,
     Operation.GET_BUCKET_TAGGING: bucket_answer,
     Operation.GET_OBJECT_LOCK_CONFIGURATION: bucket_answer,
-    Operation.LIST_OBJECTS: forward,
-    Operation.LIST_OBJECTS_V2: forward,
+    Operation.LIST_OBJECTS: list_objects,
+    Operation.LIST_OBJECTS_V2: list_objects,
     Operation.LIST_MULTIPART_UPLOADS: forward,
     Operation.LIST_PARTS: forward,
     Operation.HEAD_OBJECT: head_object,

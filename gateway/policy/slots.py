@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,3 +65,14 @@ class Slots:
                 return slot
         every_bucket = self._by_bucket.get("")
         return every_bucket[0] if every_bucket else DEFAULT_SLOT
+
+    def of_bucket(self, bucket: str) -> Sequence[Slot]:
+        """The slots that keys of a bucket may belong to, besides `default`; the first that fits a key has it."""
+        return (*self._by_bucket.get(bucket, ()), *self._by_bucket.get("", ()))
+
+    def under(self, bucket: str, key_prefix: str) -> Iterator[Slot]:
+        """Every slot that a key may belong to which begins with `key_prefix`."""
+        yield self.find(bucket, key_prefix)
+        for slot in self._by_bucket.get(bucket, ()):
+            if len(slot.prefix.key_prefix) > len(key_prefix) and slot.prefix.key_prefix.startswith(key_prefix):
+                yield slot

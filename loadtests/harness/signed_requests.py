@@ -25,22 +25,34 @@ class Signer:
     secret_access_key: str = field(default=ORIGIN_KEYS[1], repr=False)
     _keys: dict[str, bytes] = field(default_factory=dict, repr=False)
 
-    def get(self, path: str, byte_range: str | None = None, *, at: float | None = None, method: str = "GET") -> bytes:
-        """A GET of `path`; `byte_range` is `first-last`; `at` is the time of the signature, now unless given."""
+    def get(
+        self,
+        path: str,
+        byte_range: str | None = None,
+        *,
+        at: float | None = None,
+        method: str = "GET",
+        query: str = "",
+    ) -> bytes:
+        """A GET of `path`; `byte_range` is `first-last`; `at` is the time of the signature, now unless given.
+
+        `query` must be in its canonical form: percent-encoded, sorted by name.
+        """
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at))
         headers = {"host": self.host, "x-amz-content-sha256": _EMPTY, "x-amz-date": moment}
         if byte_range is not None:
             headers["range"] = f"bytes={byte_range}"
         names = ";".join(sorted(headers))
         canonical = "".join(f"{name}:{headers[name]}\n" for name in sorted(headers))
-        request_hash = hashlib.sha256(f"{method}\n{path}\n\n{canonical}\n{names}\n{_EMPTY}".encode()).hexdigest()
+        request_hash = hashlib.sha256(f"{method}\n{path}\n{query}\n{canonical}\n{names}\n{_EMPTY}".encode()).hexdigest()
         scope = f"{moment[:8]}/{_REGION}/s3/aws4_request"
         text = f"AWS4-HMAC-SHA256\n{moment}\n{scope}\n{request_hash}"
         signature = hmac.digest(self._key(moment[:8]), text.encode(), "sha256").hex()
         authorization = (
             f"AWS4-HMAC-SHA256 Credential={self.access_key_id}/{scope}, SignedHeaders={names}, Signature={signature}"
         )
-        lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+        target = f"{path}?{query}" if query else path
+        lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         return "\r\n".join([*lines, f"authorization: {authorization}", "", ""]).encode("ascii")
 
     def _key(self, day: str) -> bytes:

@@ -12,6 +12,7 @@ import pytest
 
 from gateway.metadata import landing
 from gateway.metadata.landing import WAITING_MAX, Landing
+from gateway.metadata.observer import SilentCatalogObserver
 from gateway.metadata.records import Entry, Learned
 from gateway.metadata.store import LANDED_PER_TRANSACTION, CatalogStore, Fill
 from gateway.objects import ObjectKey
@@ -30,7 +31,7 @@ class Store:
         self.batches.append([fill.key.key for fill in fills])
 
 
-class Observer:
+class Observer(SilentCatalogObserver):
     lost = 0
 
     def looked_up(self, slot: str, outcome: str) -> None:

@@ -285,7 +285,7 @@ def test_another_format_is_refused_and_left_alone(tmp_path: Path) -> None:
     """A newer version's catalog is never misread."""
     with opened(tmp_path / "c"):
         pass
-    (tmp_path / "c" / "FORMAT").write_bytes(b"forebay catalog 2\n")
+    (tmp_path / "c" / "FORMAT").write_bytes(b"forebay catalog 3\n")
     with pytest.raises(StartupError, match="run the version that wrote it"):
         open_directory(tmp_path / "c", "origin")
-    assert (tmp_path / "c" / "FORMAT").read_bytes() == b"forebay catalog 2\n"
+    assert (tmp_path / "c" / "FORMAT").read_bytes() == b"forebay catalog 3\n"

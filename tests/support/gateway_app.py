@@ -68,7 +68,12 @@ async def gateway_app(
     blocks = await BlockCache.open(settings, front, worker=worker, clock=clock, observer=SilentObserver())
     try:
         catalog = await Catalog.open(
-            directory / "catalog", front, origin_name="memory", clock=clock, observer=SilentCatalogObserver()
+            directory / "catalog",
+            front,
+            origin_name="memory",
+            clock=clock,
+            observer=SilentCatalogObserver(),
+            slots=Slots(slots),
         )
     except BaseException:
         await blocks.close()

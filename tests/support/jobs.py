@@ -59,7 +59,12 @@ async def job_bench(
         directory / "blocks", front, slots=policy, capacity_bytes=capacity_bytes, readahead_bytes=0
     ) as cache:
         catalog = await Catalog.open(
-            directory / "catalog", front, origin_name="memory", clock=clock, observer=SilentCatalogObserver()
+            directory / "catalog",
+            front,
+            origin_name="memory",
+            clock=clock,
+            observer=SilentCatalogObserver(),
+            slots=policy,
         )
         try:
             jobs = await Jobs.open(Tools(front, catalog, cache, policy, clock), store)

@@ -1,0 +1,240 @@
+"""The listing index as the rest of the gateway has it: it is asked for pages, and told of pages and of own writes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import lmdb
+
+from gateway.clock import Clock
+from gateway.metadata.generations import WriteGenerations
+from gateway.metadata.listing.bounds import Bound, answerable
+from gateway.metadata.listing.intervals import known_until
+from gateway.metadata.listing.landing import ListingLanding
+from gateway.metadata.listing.learning import told_by
+from gateway.metadata.listing.marks import Marks
+from gateway.metadata.listing.overlay import Overlaid, Written
+from gateway.metadata.listing.pages import Page, Record, SortedKeys, Wanted, take
+from gateway.metadata.listing.places import END, behind
+from gateway.metadata.listing.records import forms_of, numbered, pack
+from gateway.metadata.listing.store import Asked, Batch, ListingStore, View
+from gateway.metadata.observer import CatalogObserver
+from gateway.metadata.records import Learned
+from gateway.policy.slots import Slots
+from gateway.s3.listed import EntryForm, ListedEntry, ListedPage
+
+_SWEEP_EVERY = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What the origin says of a key that was written: None is no such object."""
+
+    entry: ListedEntry | None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A page. Records give their forms by places in `forms`."""
+
+    page: Page
+    forms: Sequence[EntryForm]
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """The page is known but for these keys, which were written: their truth must be asked for."""
+
+    keys: list[bytes] = field(default_factory=list)
+
+
+class ListingIndex:
+    """One process's view of the index that all workers share; made by the catalog, which closes it too."""
+
+    def __init__(
+        self,
+        store: ListingStore,
+        marks: Marks,
+        generations: WriteGenerations,
+        clock: Clock,
+        boot: int,
+        observer: CatalogObserver,
+    ) -> None:
+        self._store = store
+        self._marks = marks
+        self._generations = generations
+        self._clock = clock
+        self._boot = boot
+        self._landing = ListingLanding(store, clock, observer.keys_not_kept)
+        self._marking = ThreadPoolExecutor(1, thread_name_prefix="listing-marks")
+        self._ended = 0
+        self.observer = observer
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
+    def find(
+        self,
+        bucket: str,
+        wanted: Wanted,
+        bound: Bound,
+        *,
+        with_owner: bool,
+        stale: bool = False,
+        truths: Mapping[bytes, Truth] | None = None,
+    ) -> Found | Unsettled | None:
+        """A page, where all of it is known and fresh enough, or `stale` enough; None: the origin must be asked.
+
+        `truths` are those that an Unsettled has asked for. Never raises: what the disk does not give is not known.
+        """
+        found: Found | Unsettled | None
+        try:
+            # The marks of an earlier moment than the index: what is settled in between is in it already.
+            with self._marks.pending(bucket) as written, self._store.view(bucket) as view:
+                if view is None:
+                    return None
+                until = self._known_until(view, bucket, wanted, bound, stale=stale)
+                if until <= wanted.start:
+                    return None
+                if not written(wanted.start, wanted.stop, 1):
+                    page = take(view, wanted, until)
+                    found = None if page is None else Found(page, ())
+                else:
+                    found = self._merged(view, wanted, until, written, truths or {})
+            if isinstance(found, Found):
+                return self._with_forms(found, with_owner=with_owner)
+            return found
+        except (lmdb.Error, IndexError, ValueError):
+            return None
+
+    def asked(self, bucket: str) -> Asked:
+        """To be taken before the origin is asked for what `learn` or `learn_truth` is to be told."""
+        learned = Learned(self._generations.of_bucket(bucket), self._clock.monotonic(), self._boot)
+        try:
+            return Asked(learned, self._marks.now())
+        except lmdb.Error:
+            return Asked(learned, 0)
+
+    # --- being told -------------------------------------------------------------------------------------------------
+
+    def learn(self, bucket: str, wanted: Wanted, page: ListedPage, asked: Asked, *, merge_seconds: float) -> None:
+        """The origin has answered this to `wanted`; it is kept in the background."""
+        listed, forms = numbered(page.entries)
+        keys = SortedKeys(listed)
+        told = told_by(wanted, [key for key, _ in listed], page.prefixes, is_last=page.next_token is None)
+        for start, stop in told:
+            part = keys.read(start, stop, len(listed))
+            self._landing.add(Batch(bucket, start, stop, part, forms, asked, merge_seconds))
+
+    def learn_truth(self, bucket: str, key: bytes, truth: Truth, asked: Asked) -> None:
+        """The same of a single key."""
+        listed, forms = numbered([] if truth.entry is None else [truth.entry])
+        batch = Batch(bucket, key, behind(key), listed, forms, asked, 0.0)
+        self._landing.add(batch, is_truth=True)
+
+    async def land(self, batch: Batch) -> list[bytes]:
+        """Keep all that the origin has in a range, now; gives the keys that the index knew otherwise, or not at all.
+
+        For crawls: in transactions of a millisecond, between which other processes come in. Raises lmdb.Error.
+        """
+        return await self._landing.land(batch)
+
+    # --- own writes -------------------------------------------------------------------------------------------------
+
+    async def begin_write(self, bucket: str, keys: Sequence[str]) -> None:
+        """These keys are about to be written: from now on the index's word on them does not count."""
+        encoded = [key.encode() for key in keys]
+        marking = self._marking.submit(self._begin, bucket, encoded)
+        try:
+            is_marked = await asyncio.wrap_future(marking)
+        except asyncio.CancelledError:
+            self._marking.submit(self._end, bucket, encoded)
+            raise
+        if not is_marked:
+            self._generations.raise_bucket(bucket)
+
+    async def end_write(self, bucket: str, keys: Sequence[str]) -> None:
+        """The writes have been answered, or never will be."""
+        marking = self._marking.submit(self._end, bucket, [key.encode() for key in keys])
+        if not await asyncio.shield(asyncio.wrap_future(marking)):
+            self._generations.raise_bucket(bucket)
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    async def settle(self) -> None:
+        """Wait until what was learned so far is kept."""
+        await self._landing.settle()
+
+    async def close(self) -> None:
+        """End the threads; the environments are closed with the catalog's directory."""
+        await self._landing.close()
+        await asyncio.to_thread(self._marking.shutdown)
+
+    def _known_until(self, view: View, bucket: str, wanted: Wanted, bound: Bound, *, stale: bool) -> bytes:
+        now = Learned(self._generations.of_bucket(bucket), self._clock.monotonic(), self._boot)
+        return known_until(
+            view.intervals(wanted.start), wanted.start, lambda learned: bound.allows(learned, now, stale=stale)
+        )
+
+    def _merged(
+        self, view: View, wanted: Wanted, until: bytes, written: Written, truths: Mapping[bytes, Truth]
+    ) -> Found | Unsettled | None:
+        """With the truth of keys that were written in the place of the index's word."""
+        forms = self._store.all_forms() if truths else []
+        known: dict[bytes, Record | None] = {}
+        for key, truth in truths.items():
+            known[key] = None
+            if truth.entry is not None:
+                known[key] = pack(truth.entry, len(forms))
+                forms.append(truth.entry.form)
+        keys = Overlaid(view, written, known)
+        page = take(keys, wanted, until)
+        if page is None or keys.is_unknown:
+            return None
+        needed = keys.needed(wanted, page)
+        return Unsettled(needed) if needed else Found(page, forms)
+
+    def _with_forms(self, found: Found, *, with_owner: bool) -> Found | None:
+        """With the forms of all records; None where owners are wanted and not known."""
+        numbers = forms_of(found.page.keys)
+        forms = found.forms or self._store.forms(numbers)
+        if with_owner and any(forms[number].owner is None for number in numbers):
+            return None
+        return Found(found.page, forms)
+
+    def _begin(self, bucket: str, keys: list[bytes]) -> bool:
+        """Whether marks could be set; else all that is known of the bucket must be given up in their place."""
+        try:
+            return self._marks.begin(bucket, keys, self._clock.monotonic())
+        except lmdb.Error:
+            return False
+
+    def _end(self, bucket: str, keys: list[bytes]) -> bool:
+        seconds = self._clock.monotonic()
+        try:
+            self._marks.end(bucket, keys, seconds)
+            self._ended += 1
+            if self._ended % _SWEEP_EVERY == 0:
+                self._marks.sweep(seconds, self._store.is_known)
+        except lmdb.Error:
+            return False
+        return True
+
+
+def trim(store: ListingStore, slots: Slots) -> None:
+    """Forget what lies in strict slots, where own writes leave no marks. Blocks; raises lmdb.Error."""
+    for bucket in store.buckets():
+        for start, stop in _between(answerable(slots, bucket)):
+            store.forget(bucket, start, stop)
+
+
+def _between(parts: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """What lies between them, and before and behind."""
+    gaps, place = [], b""
+    for start, stop in parts:
+        if place < start:
+            gaps.append((place, start))
+        place = stop
+    return [*gaps, (place, END)] if place < END else gaps

@@ -1,0 +1,114 @@
+"""What the index keeps of an object, packed and unpacked. Pure; docs/on-disk-format.md is the reference.
+
+u32 seconds · u16 milliseconds · u16 number of the form · u48 size · u16 parts · 16 bytes MD5 · what else there is
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from calendar import timegm
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from time import gmtime, strftime
+
+import orjson
+
+from gateway.s3.listed import EntryForm, ListedEntry
+
+FIXED = struct.Struct("<IHHQ16s")
+SIZE_MASK = 2**48 - 1
+PARTS_SHIFT = 48
+
+_FORM_AT = 6
+_MD5_ETAG = re.compile(r'"([0-9a-f]{32})(?:-([1-9][0-9]{0,3}|10000))?"')
+_DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)", re.ASCII)
+_MILLISECONDS = re.compile(r"\.(\d{3})Z", re.ASCII)
+_SECONDS_MAX = 2**32 - 1
+_NO_DIGEST = bytes(16)
+
+
+def pack(entry: ListedEntry, form: int) -> bytes:
+    """The record of an entry whose form has that number."""
+    seconds, milliseconds = _parsed_date(entry.modified)
+    etag = _MD5_ETAG.fullmatch(entry.etag)
+    if seconds is None or etag is None:
+        odd = f"{entry.modified}\n{entry.etag}".encode()
+        return FIXED.pack(0, 0, form, entry.size_bytes, _NO_DIGEST) + odd
+    size_and_parts = entry.size_bytes | int(etag[2] or 0) << PARTS_SHIFT
+    return FIXED.pack(seconds, milliseconds, form, size_and_parts, bytes.fromhex(etag[1]))
+
+
+def with_form(record: bytes, form: int) -> bytes:
+    """The record, its form's number replaced."""
+    return record[:_FORM_AT] + form.to_bytes(2, "little") + record[_FORM_AT + 2 :]
+
+
+def form_of(record: bytes) -> int:
+    """The number of the record's form."""
+    return int.from_bytes(record[_FORM_AT : _FORM_AT + 2], "little")
+
+
+def forms_of(listed: Iterable[tuple[bytes, bytes]]) -> set[int]:
+    """The numbers of all forms that records name."""
+    return {int.from_bytes(number, "little") for number in {record[_FORM_AT : _FORM_AT + 2] for _, record in listed}}
+
+
+def odd_date_and_etag(record: bytes) -> tuple[str, str]:
+    """Of a record longer than `FIXED`: date and ETag as the origin sent them."""
+    date, _, etag = record[FIXED.size :].decode("utf-8", "replace").partition("\n")
+    return date, etag
+
+
+def pack_form(form: EntryForm) -> bytes:
+    """A form as it lies in the index."""
+    return orjson.dumps(list(form))
+
+
+def unpack_form(packed: bytes) -> EntryForm:
+    """ValueError when these bytes are no form."""
+    parts = orjson.loads(packed)
+    if not isinstance(parts, list) or len(parts) != 3:
+        raise ValueError("not a form of entries")
+    return EntryForm(*parts)
+
+
+def numbered(entries: Sequence[ListedEntry]) -> tuple[list[tuple[bytes, bytes]], list[EntryForm]]:
+    """Keys and records with numbers into the list of forms that comes along, before the index has given any."""
+    forms: dict[EntryForm, int] = {}
+    listed = [(entry.key, pack(entry, forms.setdefault(entry.form, len(forms)))) for entry in entries]
+    return listed, list(forms)
+
+
+def date_text(seconds: int) -> str:
+    """`2009-10-12T17:50:30`; S3 writes the fraction behind it."""
+    return minute_text(seconds // 60) + TWO_DIGITS[seconds % 60]
+
+
+TWO_DIGITS = [f"{number:02}" for number in range(60)]
+
+
+@lru_cache(maxsize=65536)
+def minute_text(minutes: int) -> str:
+    """`2009-10-12T17:50:`, so many minutes after 1970 began: most objects share theirs with others."""
+    return strftime("%Y-%m-%dT%H:%M:", gmtime(minutes * 60))
+
+
+@lru_cache(maxsize=4096)
+def _parsed_seconds(text: str) -> int | None:
+    """None for what is no date, or none that `date_text` gives back to the letter."""
+    found = _DATE.fullmatch(text)
+    if found is None:
+        return None
+    year, month, day, hour, minute, second = map(int, found.groups())
+    if not 1 <= month <= 12 or year < 1970:
+        return None
+    seconds = timegm((year, month, day, hour, minute, second))
+    return seconds if seconds <= _SECONDS_MAX and date_text(seconds) == text else None
+
+
+def _parsed_date(text: str) -> tuple[int | None, int]:
+    fraction = _MILLISECONDS.fullmatch(text, 19)
+    if fraction is None:
+        return None, 0
+    return _parsed_seconds(text[:19]), int(fraction[1])

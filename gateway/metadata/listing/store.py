@@ -1,0 +1,365 @@
+"""The index in LMDB, shared by all workers. Reading takes microseconds: it may run on the event loop.
+
+    entries  bucket number, key → record (records.py)
+    ranges   bucket number, start → stop, and when it was learned (intervals.py)
+    forms    number → what records say in common
+    buckets  name → number
+
+Unsynced while in use, as the catalog is: an unclean boot drops everything (opening.py). What is here can always be
+asked of the origin again, so that trouble with the disk is a miss.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import lmdb
+
+from gateway.metadata.generations import WriteGenerations
+from gateway.metadata.listing.intervals import Interval, including, is_known_better, without
+from gateway.metadata.listing.marks import PAGE_SECONDS_MAX, Marks
+from gateway.metadata.listing.pages import Listed
+from gateway.metadata.listing.places import END, behind
+from gateway.metadata.listing.records import form_of, pack_form, unpack_form, with_form
+from gateway.metadata.records import Learned
+from gateway.s3.listed import EntryForm
+
+SIZE_BYTES_MAX = 32 * 1024**3
+"""What the entries may take: about 300 million keys."""
+
+LANDED_PER_TRANSACTION = 128
+"""About a millisecond."""
+
+FORMS_MAX = 4096
+"""Objects with more kinds of further properties are not kept."""
+
+_MAP_BYTES_OVER_SIZE = 2
+_SWEPT_PER_TRANSACTION = 4 * LANDED_PER_TRANSACTION
+_NUMBER_BYTES = 4
+_LEARNED = struct.Struct("<QdI")
+
+Table: TypeAlias = Any
+"""An LMDB named database: an opaque handle."""
+
+Cursor: TypeAlias = Any
+"""Rows come as bytes: no environment is opened with buffers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The moment in which the origin was asked: `learned.generation` is the bucket's, `number` that of the marks."""
+
+    learned: Learned
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """All that there is in [start, stop) of a bucket, in order. Records give their forms by places in `forms`.
+
+    Neighbours in time up to `merge_seconds` apart may become one.
+    """
+
+    bucket: str
+    start: bytes
+    stop: bytes
+    listed: Sequence[Listed]
+    forms: Sequence[EntryForm]
+    asked: Asked
+    merge_seconds: float
+
+
+class View:
+    """A bucket's part of the index at one moment."""
+
+    def __init__(self, transaction: lmdb.Transaction, entries: Table, ranges: Table, number: bytes) -> None:
+        self._entries: Cursor = transaction.cursor(db=entries)
+        self._ranges: Cursor = transaction.cursor(db=ranges)
+        self._number = number
+
+    def read(self, start: bytes, stop: bytes, count: int) -> list[Listed]:
+        """As `pages.Keys.read`."""
+        cursor, number = self._entries, self._number
+        end = number + stop
+        if count <= 0 or start >= stop or not cursor.set_range(number + start):
+            return []
+        if count == 1:
+            place, record = cursor.item()
+            return [(place[_NUMBER_BYTES:], record)] if place < end else []
+        rows: list[Listed] = list(islice(cursor, count))
+        if rows and rows[-1][0] >= end:
+            rows = [row for row in rows if row[0] < end]
+        return [(place[_NUMBER_BYTES:], record) for place, record in rows]
+
+    def intervals(self, start: bytes) -> Iterator[Interval]:
+        """In order, from the one that ends at or behind `start`, or the one before."""
+        cursor = self._ranges
+        found = cursor.set_range(self._number + start)
+        if not (cursor.prev() or cursor.first() if found else cursor.last()):
+            return
+        for place, value in cursor:
+            if place[:_NUMBER_BYTES] > self._number:
+                return
+            if place[:_NUMBER_BYTES] == self._number:
+                yield _interval(place[_NUMBER_BYTES:], value)
+
+
+class ListingStore:
+    """One process's view of the index."""
+
+    def __init__(
+        self, directory: Path, generations: WriteGenerations, marks: Marks, *, size_bytes_max: int = SIZE_BYTES_MAX
+    ) -> None:
+        self._generations = generations
+        self._marks = marks
+        self._size_bytes_max = size_bytes_max
+        self._swept = b""
+        self._numbers: dict[str, bytes] = {}
+        self._forms: list[EntryForm] = []
+        self._environment = lmdb.open(
+            str(directory),
+            map_size=size_bytes_max * _MAP_BYTES_OVER_SIZE,
+            max_dbs=4,
+            max_readers=1024,
+            sync=False,
+            mode=0o600,
+            subdir=True,
+            lib_version=1,
+        )
+        self._entries: Table = self._environment.open_db(b"entries")
+        self._ranges: Table = self._environment.open_db(b"ranges")
+        self._forms_table: Table = self._environment.open_db(b"forms")
+        self._buckets: Table = self._environment.open_db(b"buckets")
+        self._environment.reader_check()
+
+    @contextmanager
+    def view(self, bucket: str) -> Iterator[View | None]:
+        """What is known of a bucket, as long as the context lasts; None: nothing."""
+        with self._environment.begin() as transaction:
+            number = self._number(transaction, bucket)
+            yield None if number is None else View(transaction, self._entries, self._ranges, number)
+
+    def forms(self, numbers: Iterable[int]) -> list[EntryForm]:
+        """Forms by number, as far as these are needed; IndexError when one is not there."""
+        highest = max(numbers, default=-1)
+        if highest >= len(self._forms):
+            with self._environment.begin() as transaction:
+                self._load_forms(transaction)
+        if highest >= len(self._forms):
+            raise IndexError("a record of the listing index names a form that is not there")
+        return self._forms
+
+    def all_forms(self) -> list[EntryForm]:
+        """Every form that there is now, by number."""
+        with self._environment.begin() as transaction:
+            self._load_forms(transaction)
+        return list(self._forms)
+
+    def land(self, batch: Batch, seconds: float) -> tuple[bytes, list[bytes]]:
+        """Keep what the origin has said of the beginning of a batch. Blocks for about a millisecond.
+
+        Gives up to where it came, to be called again from there, and the keys in it that are not as they were. Keys
+        that were written since the origin was asked (marks.py) stay as they are. Nothing is kept, and all of the batch
+        is done, when that is too long ago, or when the bucket was written since, or asked about. `seconds` is the time
+        now. Raises lmdb.Error when the disk cannot take it.
+        """
+        if not self._may_be_kept(batch, seconds):
+            return batch.stop, []
+        with self._environment.begin(write=True) as transaction:
+            if self._size_bytes(transaction) >= self._size_bytes_max:
+                self._sweep(transaction)
+            number = self._number(transaction, batch.bucket, create=True)
+            if number is None:
+                raise RuntimeError("a bucket that was given a number has one")
+            view = View(transaction, self._entries, self._ranges, number)
+            around = list(_touching(view, batch.start, batch.stop))
+            if is_known_better(around, batch.start, batch.stop, batch.asked.learned):
+                return batch.stop, []
+            reach, changed = self._land_entries(transaction, view, number, batch, seconds)
+            new = Interval(batch.start, reach, batch.asked.learned)
+            _rewrite(
+                transaction, self._ranges, number, around, including(around, new, merge_seconds=batch.merge_seconds)
+            )
+        self._marks.settle(batch.bucket, batch.start, reach, batch.asked.number, seconds)
+        return reach, changed
+
+    def put_truth(self, batch: Batch, seconds: float) -> None:
+        """Keep what the origin has said of a single key that was written, at most one entry, where its range is known.
+
+        Blocks; raises lmdb.Error.
+        """
+        if not self._may_be_kept(batch, seconds):
+            return
+        with self._environment.begin(write=True) as transaction:
+            number = self._number(transaction, batch.bucket)
+            if number is None:
+                return
+            view = View(transaction, self._entries, self._ranges, number)
+            if any(True for _ in _touching(view, batch.start, batch.stop, overlapping=True)):
+                self._land_entries(transaction, view, number, batch, seconds)
+        self._marks.settle(batch.bucket, batch.start, batch.stop, batch.asked.number, seconds)
+
+    def forget(self, bucket: str, start: bytes, stop: bytes) -> None:
+        """Take [start, stop) for not known any more. Blocks; raises lmdb.Error."""
+        with self._environment.begin(write=True) as transaction:
+            number = self._number(transaction, bucket)
+            if number is not None:
+                around = list(_touching(View(transaction, self._entries, self._ranges, number), start, stop))
+                _rewrite(transaction, self._ranges, number, around, without(around, start, stop))
+
+    def buckets(self) -> list[str]:
+        """Every bucket that something was known of."""
+        with self._environment.begin() as transaction:
+            return [name.decode() for name, _ in transaction.cursor(db=self._buckets)]
+
+    def is_known(self, bucket: str, key: bytes) -> bool:
+        """Whether the index says whether there is such a key, at any age."""
+        generation = self._generations.of_bucket(bucket)
+        with self.view(bucket) as view:
+            if view is None:
+                return False
+            touching = _touching(view, key, behind(key), overlapping=True)
+            return any(one.learned.generation == generation for one in touching)
+
+    def statistics(self) -> dict[str, int]:
+        """`keys` in the index, void ones included, and `size_bytes` that they take."""
+        with self._environment.begin() as transaction:
+            keys = int(transaction.stat(self._entries)["entries"])
+            return {"keys": keys, "size_bytes": self._size_bytes(transaction)}
+
+    def close(self, *, sync: bool = False) -> None:
+        if sync:
+            self._environment.sync(True)
+        self._environment.close()
+
+    def _may_be_kept(self, batch: Batch, seconds: float) -> bool:
+        asked = batch.asked.learned
+        if asked.generation != self._generations.of_bucket(batch.bucket):
+            return False
+        return seconds - asked.seconds <= PAGE_SECONDS_MAX  # marks of writes since then may be gone
+
+    def _land_entries(
+        self, transaction: lmdb.Transaction, view: View, number: bytes, batch: Batch, seconds: float
+    ) -> tuple[bytes, list[bytes]]:
+        known = view.read(batch.start, batch.stop, LANDED_PER_TRANSACTION)
+        told = list(islice(batch.listed, LANDED_PER_TRANSACTION))
+        reach = batch.stop
+        for listed in (known, told):
+            if len(listed) == LANDED_PER_TRANSACTION:
+                reach = min(reach, behind(listed[-1][0]))
+        forms = [self._form_number(transaction, form) for form in batch.forms]
+        new = {key: with_form(record, forms[form_of(record)]) for key, record in told if key < reach}
+        old = {key: record for key, record in known if key < reach}
+        kept = self._marks.not_told(batch.bucket, batch.start, reach, batch.asked.number, seconds)
+        append = not old and _is_last(transaction, self._entries, number + batch.start)
+        changed = []
+        for key in sorted(old.keys() | new.keys()):
+            if key in kept or old.get(key) == new.get(key):
+                continue
+            if key in old:
+                changed.append(key)
+            if key in new:
+                transaction.put(number + key, new[key], db=self._entries, append=append)
+            else:
+                transaction.delete(number + key, db=self._entries)
+        return reach, changed
+
+    def _number(self, transaction: lmdb.Transaction, bucket: str, *, create: bool = False) -> bytes | None:
+        known = self._numbers.get(bucket)
+        if known is not None:
+            return known
+        number = cast("bytes | None", transaction.get(bucket.encode(), db=self._buckets))
+        if number is None and create:
+            number = int(transaction.stat(self._buckets)["entries"]).to_bytes(_NUMBER_BYTES, "big")
+            transaction.put(bucket.encode(), number, db=self._buckets)
+            return number  # remembered when it is there for good
+        if number is not None and not create:
+            self._numbers[bucket] = number
+        return number
+
+    def _form_number(self, transaction: lmdb.Transaction, form: EntryForm) -> int:
+        if form in self._forms:
+            return self._forms.index(form)
+        packed = pack_form(form)
+        count = int(transaction.stat(self._forms_table)["entries"])
+        for place, other in transaction.cursor(db=self._forms_table):
+            if other == packed:
+                return int.from_bytes(place, "big")
+        if count >= FORMS_MAX:
+            raise lmdb.Error("too many forms of entries")
+        transaction.put(count.to_bytes(2, "big"), packed, db=self._forms_table)
+        return count
+
+    def _load_forms(self, transaction: lmdb.Transaction) -> None:
+        rows: Cursor = transaction.cursor(db=self._forms_table)
+        self._forms = [unpack_form(packed) for _, packed in rows]
+
+    def _size_bytes(self, transaction: lmdb.Transaction) -> int:
+        table = transaction.stat(self._entries)
+        return int(table["psize"]) * int(table["branch_pages"] + table["leaf_pages"] + table["overflow_pages"])
+
+    def _sweep(self, transaction: lmdb.Transaction) -> None:
+        """Make room for others, going round through all keys: any can be asked for again."""
+        cursor: Cursor = transaction.cursor(db=self._entries)
+        if not cursor.set_range(self._swept) and not cursor.first():
+            return
+        places = [place for place, _ in islice(cursor.iternext(values=True), _SWEPT_PER_TRANSACTION)]
+        self._swept = behind(places[-1])
+        for place in places:
+            transaction.delete(place, db=self._entries)
+        first, last = places[0], places[-1]
+        for number, start, stop in _parts_by_bucket(first, last):
+            around = list(_touching(View(transaction, self._entries, self._ranges, number), start, stop))
+            _rewrite(transaction, self._ranges, number, around, without(around, start, stop))
+
+
+def _parts_by_bucket(first: bytes, last: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
+    """The places from `first` to `last` as bucket number, start and stop."""
+    lowest = int.from_bytes(first[:_NUMBER_BYTES], "big")
+    highest = int.from_bytes(last[:_NUMBER_BYTES], "big")
+    for bucket in range(lowest, highest + 1):
+        start = first[_NUMBER_BYTES:] if bucket == lowest else b""
+        stop = behind(last[_NUMBER_BYTES:]) if bucket == highest else END
+        yield bucket.to_bytes(_NUMBER_BYTES, "big"), start, stop
+
+
+def _touching(view: View, start: bytes, stop: bytes, *, overlapping: bool = False) -> Iterator[Interval]:
+    """The intervals that overlap [start, stop) or, unless `overlapping`, end or begin where it begins or ends."""
+    for one in view.intervals(start):
+        if one.start > stop or (overlapping and one.start == stop):
+            return
+        if one.stop > start or (one.stop == start and not overlapping):
+            yield one
+
+
+def _rewrite(
+    transaction: lmdb.Transaction, ranges: Table, number: bytes, before: Sequence[Interval], after: Sequence[Interval]
+) -> None:
+    """Change the ranges table from one to the other."""
+    for gone in {one.start for one in before} - {one.start for one in after}:
+        transaction.delete(number + gone, db=ranges)
+    same = set(before)
+    for one in after:
+        if one not in same:
+            transaction.put(number + one.start, _value(one), db=ranges)
+
+
+def _value(interval: Interval) -> bytes:
+    learned = interval.learned
+    return _LEARNED.pack(learned.generation, learned.seconds, learned.boot) + interval.stop
+
+
+def _interval(start: bytes, value: bytes) -> Interval:
+    generation, seconds, boot = _LEARNED.unpack_from(value)
+    return Interval(start, value[_LEARNED.size :], Learned(generation, seconds, boot))
+
+
+def _is_last(transaction: lmdb.Transaction, table: Table, place: bytes) -> bool:
+    cursor = transaction.cursor(db=table)
+    return not cursor.last() or bytes(cursor.key()) < place

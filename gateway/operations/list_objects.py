@@ -1,0 +1,213 @@
+"""ListObjectsV2 and ListObjects (S3 API): from the listing index where the slots let it answer, else the origin's page.
+
+    known, and fresh enough? → that, and the truth of keys just written asked for; else one page of the origin, learned
+
+Continuation tokens are ours wherever the index may answer: a place in the key space, so that a listing goes on from
+index or origin, on any worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
+from gateway.metadata.listing.bounds import Bound, bound_of
+from gateway.metadata.listing.contents import contents_xml, encoded
+from gateway.metadata.listing.index import Found, Truth, Unsettled
+from gateway.metadata.listing.pages import Page, Wanted
+from gateway.metadata.listing.records import numbered
+from gateway.operations.exchange import Exchange
+from gateway.operations.passthrough import forward, streamed_reply
+from gateway.operations.plain import is_plain
+from gateway.operations.reading import insists
+from gateway.operations.reply import Answer, Reply
+from gateway.origin.client import OriginRequest, OriginResponse
+from gateway.s3.list_document import list_document
+from gateway.s3.list_query import ListQuery, list_query
+from gateway.s3.list_token import ListPlace
+from gateway.s3.listed import PAGE_SIZE_BYTES_MAX, ListedPage, parse_listed_page
+
+TRUTHS_MAX = 16
+"""Keys just written that are asked about one by one; with more in a page, the page is asked for."""
+
+_EMPTY_PAGES_MAX = 100
+"""Pages without a key, in a row, after which an origin is not asked for more."""
+
+_ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
+_KEY_BYTES_MAX = 1024
+_GREATEST = "\U0010ffff".encode()
+"""The greatest character: behind a prefix and it lies nearly nothing that begins with the prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """One LIST on its way to an answer."""
+
+    exchange: Exchange
+    bucket: str
+    query: ListQuery
+    wanted: Wanted
+    bound: Bound
+
+
+def list_objects(exchange: Exchange) -> Answer:
+    """Answer from the index, or ask and learn; where a slot among those listed is strict, the origin answers."""
+    request, services = exchange.request, exchange.services
+    bucket, prefix = request.bucket or "", request.parameter("prefix") or ""
+    bound = bound_of(services.slots.under(bucket, prefix))
+    if bound is None or not is_plain(request):
+        return forward(exchange)
+    query = list_query(request)
+    listing = _Listing(exchange, bucket, query, _wanted(query), bound)
+    found = None if insists(exchange) else _find(listing)
+    if isinstance(found, Found):
+        return _reply(listing, found, "hit")
+    return _ask(listing) if found is None else _ask_about(listing, found.keys)
+
+
+def _wanted(query: ListQuery) -> Wanted:
+    place = query.place or ListPlace(query.start_after.encode())
+    return Wanted(query.prefix.encode(), query.delimiter.encode(), query.limit, place.last, place.is_prefix)
+
+
+def _find(
+    listing: _Listing, *, stale: bool = False, truths: dict[bytes, Truth] | None = None
+) -> Found | Unsettled | None:
+    index = listing.exchange.services.catalog.listing
+    return index.find(
+        listing.bucket,
+        listing.wanted,
+        listing.bound,
+        with_owner=listing.query.with_owner,
+        stale=stale,
+        truths=truths,
+    )
+
+
+async def _ask_about(listing: _Listing, keys: Sequence[bytes]) -> Reply:
+    """The page that the index knows but for these keys; the origin's page when there are too many."""
+    truths: dict[bytes, Truth] = {}
+    while len(truths) + len(keys) <= TRUTHS_MAX:
+        try:
+            told = await asyncio.gather(*(_truth(listing, key) for key in keys))
+        except OriginAnswered:
+            break
+        truths |= dict(zip(keys, told, strict=True))
+        found = _find(listing, truths=truths)
+        if isinstance(found, Found):
+            return _reply(listing, found, "partial")
+        if found is None:
+            break
+        keys = found.keys
+    return await _ask(listing)
+
+
+async def _truth(listing: _Listing, key: bytes) -> Truth:
+    """What a LIST of the origin says of one key, to the letter: a HEAD says less, and other things."""
+    index = listing.exchange.services.catalog.listing
+    asked = index.asked(listing.bucket)
+    wanted = Wanted(key, limit=1)
+    async with await _send(listing, wanted, None) as response:
+        if response.status != 200:
+            document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
+            raise OriginAnswered(response.status, list(response.headers.items()), document)
+        page = await _page(listing, wanted, response)
+    entry = page.entries[0] if page.entries and page.entries[0].key == key else None
+    truth = Truth(entry)
+    index.learn_truth(listing.bucket, key, truth, asked)
+    return truth
+
+
+async def _ask(listing: _Listing) -> Reply:
+    """The origin's page; an older one of the index where the origin does not answer and the slots allow it."""
+    index = listing.exchange.services.catalog.listing
+    asked, origin_token = index.asked(listing.bucket), None
+    for _ in range(_EMPTY_PAGES_MAX):
+        try:
+            response = await _send(listing, listing.wanted, origin_token)
+        except OriginUnreachable:
+            stale = _find(listing, stale=True)
+            if not isinstance(stale, Found):
+                raise
+            return _reply(listing, stale, "stale")
+        if response.status != 200:
+            return await _refused(listing, response)
+        async with response:
+            page = await _page(listing, listing.wanted, response)
+        origin_token = page.next_token
+        if page.entries or page.prefixes or origin_token is None:
+            break
+    else:
+        raise OriginBodyError(f"the origin has given {_EMPTY_PAGES_MAX} pages without a key")
+    index.learn(listing.bucket, listing.wanted, page, asked, merge_seconds=listing.bound.merge_seconds)
+    return _reply(listing, _found(page), "miss")
+
+
+async def _refused(listing: _Listing, response: OriginResponse) -> Reply:
+    if response.status >= 500:
+        stale = _find(listing, stale=True)
+        if isinstance(stale, Found):
+            await response.aclose()
+            return _reply(listing, stale, "stale")
+    return streamed_reply(response, head_only=False)
+
+
+async def _send(listing: _Listing, wanted: Wanted, origin_token: str | None) -> OriginResponse:
+    query = [("list-type", "2"), ("encoding-type", "url"), ("prefix", wanted.prefix.decode())]
+    query.append(("max-keys", str(wanted.limit)))
+    if wanted.delimiter:
+        query.append(("delimiter", wanted.delimiter.decode()))
+    if listing.query.with_owner:
+        query.append(("fetch-owner", "true"))
+    if origin_token is not None:
+        query.append(("continuation-token", origin_token))
+    elif wanted.after:
+        query.append(("start-after", _start_after(wanted)))
+    request = OriginRequest("GET", listing.bucket, None, query, slot=listing.exchange.slot.name)
+    return await listing.exchange.services.origin.send(request)
+
+
+def _start_after(wanted: Wanted) -> str:
+    """The last key that the origin shall not list. Of what it lists nevertheless, `_page` takes nothing twice."""
+    if wanted.skip and len(wanted.after) + len(_GREATEST) <= _KEY_BYTES_MAX:
+        return (wanted.after + _GREATEST).decode()
+    return wanted.after.decode()
+
+
+async def _page(listing: _Listing, wanted: Wanted, response: OriginResponse) -> ListedPage:
+    """The page, as far as it lies behind the place that was asked for."""
+    with listing.exchange.services.buffers.holding() as held:
+        body = bytearray()
+        async for piece in response.stream():
+            held.grow(len(piece))
+            body += piece
+            if len(body) > PAGE_SIZE_BYTES_MAX:
+                raise OriginBodyError("the origin's answer to ListObjectsV2 is too long")
+        page = parse_listed_page(bytes(body), with_owner=listing.query.with_owner)
+    entries = [entry for entry in page.entries if entry.key >= wanted.start]
+    return ListedPage(entries, [prefix for prefix in page.prefixes if prefix >= wanted.start], page.next_token)
+
+
+def _found(page: ListedPage) -> Found:
+    listed, forms = numbered(page.entries)
+    last_key = listed[-1][0] if listed else b""
+    last_prefix = page.prefixes[-1] if page.prefixes else b""
+    last, is_truncated = max(last_key, last_prefix), page.next_token is not None
+    return Found(Page(listed, page.prefixes, is_truncated, last, last == last_prefix != b""), forms)
+
+
+def _reply(listing: _Listing, found: Found, outcome: str) -> Reply:
+    query, page = listing.query, found.page
+    url = query.is_url_encoded
+    body = list_document(
+        listing.bucket,
+        query,
+        contents_xml(page.keys, found.forms, url=url, owner=query.with_owner),
+        [encoded(prefix, url=url) for prefix in page.prefixes],
+        count=len(page.keys) + len(page.prefixes),
+        following=ListPlace(page.last, page.last_is_prefix) if page.is_truncated else None,
+    )
+    listing.exchange.services.catalog.observer.listed(listing.exchange.slot.name, outcome)
+    return Reply(200, [("content-type", "application/xml")], body, "hit" if outcome == "stale" else outcome)

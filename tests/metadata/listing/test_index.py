@@ -1,0 +1,471 @@
+"""The listing index on disk: what is landed, what is believed, what own writes do to it, in one process and in two."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import lmdb
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.metadata.listing import marks, store
+from gateway.metadata.listing.bounds import Bound
+from gateway.metadata.listing.index import Found, ListingIndex, Truth, Unsettled
+from gateway.metadata.listing.pages import Wanted
+from gateway.metadata.listing.places import END, behind, behind_all
+from gateway.metadata.listing.records import pack
+from gateway.metadata.listing.store import Asked, Batch
+from gateway.metadata.observer import SilentCatalogObserver
+from gateway.metadata.opening import OpenCatalog, open_directory
+from gateway.s3.listed import EntryForm, ListedEntry, ListedPage
+from tests.support.manual_clock import ManualClock
+
+ROOT = Path(__file__).resolve().parents[3]
+STANDARD = EntryForm("", None, "<StorageClass>STANDARD</StorageClass>")
+GLACIER = EntryForm("", None, "<StorageClass>GLACIER</StorageClass>")
+FOR_EVER = Bound(math.inf, math.inf)
+
+
+def entry(key: bytes, size_bytes: int = 1, form: EntryForm = STANDARD) -> ListedEntry:
+    return ListedEntry(key, "2026-01-01T00:00:00.000Z", f'"{size_bytes:032x}"', size_bytes, form)
+
+
+def page(*entries: ListedEntry) -> ListedPage:
+    return ListedPage(sorted(entries), [], None)
+
+
+@dataclass
+class Bench:
+    """An index, and what a test does with it."""
+
+    opened: OpenCatalog
+    index: ListingIndex
+    clock: ManualClock
+
+    async def learn(self, *entries: ListedEntry, asked: Asked | None = None, wanted: Wanted | None = None) -> None:
+        asked = asked or self.index.asked("b")
+        self.index.learn("b", wanted or Wanted(), page(*entries), asked, merge_seconds=0.0)
+        await self.index.settle()
+
+    def keys(self, wanted: Wanted | None = None, **truths: ListedEntry | None) -> list[bytes] | Unsettled | None:
+        """What is listed; `truths` by key."""
+        found = self.find(wanted, **truths)
+        return [key for key, _ in found.page.keys] if isinstance(found, Found) else found
+
+    def find(self, wanted: Wanted | None = None, **truths: ListedEntry | None) -> Found | Unsettled | None:
+        told = {key.encode(): Truth(one) for key, one in truths.items()}
+        return self.index.find("b", wanted or Wanted(), FOR_EVER, with_owner=False, truths=told)
+
+
+@asynccontextmanager
+async def bench(directory: Path, *, size_bytes_max: int = store.SIZE_BYTES_MAX) -> AsyncIterator[Bench]:
+    opened = open_directory(directory, "origin")
+    opened.listing._size_bytes_max = size_bytes_max
+    clock = ManualClock()
+    index = ListingIndex(opened.listing, opened.marks, opened.generations, clock, opened.boot, SilentCatalogObserver())
+    try:
+        yield Bench(opened, index, clock)
+    finally:
+        await index.close()
+        opened.close()
+
+
+def play(directory: Path, scenario: Callable[[Bench], Awaitable[None]], **more: int) -> None:
+    async def run() -> None:
+        async with bench(directory, **more) as one:
+            await scenario(one)
+
+    asyncio.run(run())
+
+
+def test_nothing_is_known_before_it_is_learned(tmp_path: Path) -> None:
+    """Neither of the bucket, nor of the rest of it."""
+
+    async def scenario(one: Bench) -> None:
+        assert one.keys() is None
+        await one.learn(entry(b"a/1"), wanted=Wanted(b"a/"))
+        assert one.keys() is None
+        assert one.keys(Wanted(b"a/")) == [b"a/1"]
+        assert one.keys(Wanted(b"a/2")) == []
+        assert one.index.find("c", Wanted(b"a/"), FOR_EVER, with_owner=False) is None
+
+    play(tmp_path / "c", scenario)
+
+
+def test_it_survives_an_orderly_end_and_a_boot(tmp_path: Path) -> None:
+    """As the catalog does; an unclean boot drops it."""
+
+    async def learn(one: Bench) -> None:
+        await one.learn(entry(b"a"))
+
+    async def knows(one: Bench) -> None:
+        assert one.keys() == [b"a"]
+
+    async def knows_nothing(one: Bench) -> None:
+        assert one.keys() is None
+
+    directory = tmp_path / "c"
+    play(directory, learn)
+    (directory / "BOOT").write_bytes(b"another boot\n")
+    play(directory, knows)
+    (directory / "BOOT").write_bytes(b"another boot\n")
+    (directory / "CLEAN").unlink()
+    play(directory, knows_nothing)
+
+
+@pytest.mark.parametrize("name", ["listing", "marks"])
+@pytest.mark.parametrize("harm", ["noise", "gone"])
+def test_files_that_are_not_whole_drop_everything(tmp_path: Path, name: str, harm: str) -> None:
+    """Without marks the index could not be believed, nor the other way round."""
+
+    async def learn(one: Bench) -> None:
+        await one.learn(entry(b"a"))
+
+    async def starts_anew(one: Bench) -> None:
+        assert one.keys() is None
+        await one.learn(entry(b"b"))
+        assert one.keys() == [b"b"]
+
+    play(tmp_path / "c", learn)
+    if harm == "noise":
+        (tmp_path / "c" / name / "data.mdb").write_bytes(b"no index" * 4096)
+    else:
+        (tmp_path / "c" / name).rename(tmp_path / "elsewhere")
+    play(tmp_path / "c", starts_anew)
+
+
+def test_a_catalog_of_the_format_before_is_taken_over(tmp_path: Path) -> None:
+    """It is dropped: the version that wrote it, run in between, leaves no marks."""
+
+    async def learn(one: Bench) -> None:
+        await one.learn(entry(b"a"))
+
+    async def starts_anew(one: Bench) -> None:
+        assert one.keys() is None
+        await one.learn(entry(b"b"))
+        assert one.keys() == [b"b"]
+
+    directory = tmp_path / "c"
+    play(directory, learn)
+    (directory / "FORMAT").write_bytes(b"forebay catalog 1\n")
+    play(directory, starts_anew)
+    assert (directory / "FORMAT").read_bytes() == b"forebay catalog 2\n"
+
+
+# --- own writes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_written_key_does_not_count_until_its_truth_is_told(tmp_path: Path) -> None:
+    """From before the write on; the truth is then kept."""
+
+    async def scenario(one: Bench) -> None:
+        await one.learn(entry(b"a"), entry(b"b"))
+        await one.index.begin_write("b", ["b", "c"])
+        assert one.keys() == Unsettled([b"b", b"c"])
+        await one.index.end_write("b", ["b", "c"])
+        asked = one.index.asked("b")
+        assert one.keys(b=None, c=entry(b"c", 2)) == [b"a", b"c"]
+        one.index.learn_truth("b", b"b", Truth(None), asked)
+        one.index.learn_truth("b", b"c", Truth(entry(b"c", 2)), asked)
+        await one.index.settle()
+        assert one.keys() == [b"a", b"c"]
+
+    play(tmp_path / "c", scenario)
+
+
+@pytest.mark.parametrize("moment", ["before", "during", "between two", "after"])
+def test_only_what_was_asked_after_a_write_settles_it(tmp_path: Path, moment: str) -> None:
+    """Page or truth, of before or during the write: both leave the mark, and the index as it is."""
+
+    async def scenario(one: Bench) -> None:
+        await one.learn(entry(b"a", 1))
+        asked = {"before": one.index.asked("b")}
+        await one.index.begin_write("b", ["a"])
+        asked["during"] = one.index.asked("b")
+        await one.index.begin_write("b", ["a"])
+        await one.index.end_write("b", ["a"])
+        asked["between two"] = one.index.asked("b")
+        await one.index.end_write("b", ["a"])
+        asked["after"] = one.index.asked("b")
+        one.index.learn_truth("b", b"a", Truth(entry(b"a", 2)), asked[moment])
+        await one.index.settle()
+        assert one.keys() == ([b"a"] if moment == "after" else Unsettled([b"a"]))
+        await one.learn(entry(b"a", 3), entry(b"b"), asked=asked[moment])
+        assert one.keys() == ([b"a", b"b"] if moment == "after" else Unsettled([b"a"]))
+
+    play(tmp_path / "c", scenario)
+
+
+def test_a_page_on_its_way_does_not_undo_a_settled_write(tmp_path: Path) -> None:
+    """As long as one may be; what takes longer is not learned at all."""
+
+    async def scenario(one: Bench) -> None:
+        await one.learn(entry(b"a", 1))
+        asked = one.index.asked("b")
+        await one.index.begin_write("b", ["a"])
+        await one.index.end_write("b", ["a"])
+        one.index.learn_truth("b", b"a", Truth(None), one.index.asked("b"))
+        await one.index.settle()
+        await one.learn(entry(b"a", 1), asked=asked)
+        assert one.keys() == []
+        await one.clock.advance(marks.PAGE_SECONDS_MAX + 1)
+        for _ in range(2):
+            await one.index.begin_write("b", ["z"])
+            await one.index.end_write("b", ["z"])
+            one.index.learn_truth("b", b"z", Truth(None), one.index.asked("b"))
+            await one.index.settle()
+        assert not one.opened.marks.not_told("b", b"a", b"b", 0, one.clock.monotonic()), "the mark is gone"
+        await one.learn(entry(b"a", 1), asked=asked)
+        assert one.keys() == []
+
+    play(tmp_path / "c", scenario)
+
+
+def test_a_page_asked_for_before_the_bucket_was_given_up_is_not_kept(tmp_path: Path) -> None:
+    """And what was known is not believed."""
+
+    async def scenario(one: Bench) -> None:
+        await one.learn(entry(b"a"))
+        asked = one.index.asked("b")
+        one.opened.generations.raise_bucket("b")
+        assert one.keys() is None
+        await one.learn(entry(b"a"), asked=asked)
+        assert one.keys() is None
+        await one.learn(entry(b"b"))
+        await one.learn(entry(b"a"), asked=asked)
+        assert one.keys() == [b"b"]
+
+    play(tmp_path / "c", scenario)
+
+
+def test_the_truth_may_be_of_a_kind_that_is_not_known_yet(tmp_path: Path) -> None:
+    """A process that has just started merges it with records whose forms it has not read."""
+
+    async def learn(one: Bench) -> None:
+        await one.learn(entry(b"a", form=STANDARD), entry(b"b", form=GLACIER))
+        await one.index.begin_write("b", ["c"])
+
+    async def merge(one: Bench) -> None:
+        other = EntryForm("", None, "<StorageClass>OTHER</StorageClass>")
+        found = one.find(c=entry(b"c", form=other))
+        assert isinstance(found, Found)
+        forms = [found.forms[int.from_bytes(record[6:8], "little")] for _, record in found.page.keys]
+        assert forms == [STANDARD, GLACIER, other]
+
+    play(tmp_path / "c", learn)
+    play(tmp_path / "c", merge)
+
+
+def test_owners_are_asked_for_when_they_are_not_known(tmp_path: Path) -> None:
+    """What was learned without them answers nobody who wants them."""
+
+    async def scenario(one: Bench) -> None:
+        await one.learn(entry(b"a"))
+        assert one.index.find("b", Wanted(), FOR_EVER, with_owner=True) is None
+        await one.learn(entry(b"a", form=EntryForm("", "<Owner/>", "")))
+        assert isinstance(one.index.find("b", Wanted(), FOR_EVER, with_owner=True), Found)
+
+    play(tmp_path / "c", scenario)
+
+
+def test_where_no_mark_can_be_set_everything_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk must not keep an own write from being seen."""
+
+    async def scenario(one: Bench) -> None:
+        await one.learn(entry(b"a"))
+        with pytest.raises(lmdb.MapFullError):
+            one.opened.marks.begin("b", [b"%01000d" % number for number in range(100_000)], 0.0)
+        await one.index.begin_write("b", [f"{number:01000}" for number in range(100_000)])
+        assert one.keys() is None
+        await one.learn(entry(b"a"))
+        assert one.keys() == [b"a"]
+
+    monkeypatch.setattr(marks, "_MAP_BYTES", 2**20)
+    play(tmp_path / "c", scenario)
+
+
+def test_too_many_marks_give_everything_up_and_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that are written and never listed do not pile up for ever."""
+
+    async def scenario(one: Bench) -> None:
+        await one.learn(entry(b"a"))
+        await one.index.begin_write("b", ["k1", "k2"])
+        await one.index.end_write("b", ["k1", "k2"])
+        assert one.keys() == Unsettled([b"k1", b"k2"])
+        await one.index.begin_write("b", ["k3", "k4"])
+        assert one.keys() is None
+        await one.clock.advance(marks.PAGE_SECONDS_MAX + 1)
+        await one.index.end_write("b", ["k3"])
+        for number in range(200):
+            one.opened.marks.sweep(one.clock.monotonic() + number, one.opened.listing.is_known)
+        with one.opened.marks.pending("b") as written:
+            assert written(b"", END, 9) == [b"k3", b"k4"], "k4 is in flight, k3 has just ended"
+
+    monkeypatch.setattr(marks, "PENDING_MAX", 3)
+    play(tmp_path / "c", scenario)
+
+
+def test_marks_of_known_keys_are_never_swept(tmp_path: Path) -> None:
+    """However old: the index has not caught up with them."""
+
+    async def scenario(one: Bench) -> None:
+        await one.learn(entry(b"a"))
+        await one.index.begin_write("b", ["a"])
+        await one.index.end_write("b", ["a"])
+        for _ in range(3):
+            one.opened.marks.sweep(1e6, one.opened.listing.is_known)
+        assert one.keys() == Unsettled([b"a"])
+
+    play(tmp_path / "c", scenario)
+
+
+OTHER = """
+import os, signal, sys
+from pathlib import Path
+from gateway.metadata.opening import open_directory
+catalog = open_directory(Path(sys.argv[1]), "origin")
+catalog.marks.begin("b", [b"a"], 0.0)
+if "end" in sys.argv:
+    catalog.marks.end("b", [b"a"], 0.0)
+if "die" in sys.argv:
+    os.kill(os.getpid(), signal.SIGKILL)
+catalog.close()
+"""
+
+
+def other(directory: Path, *steps: str) -> None:
+    """Another process that has the directory open writes `a`."""
+    command = [sys.executable, "-c", OTHER, str(directory), *steps]
+    subprocess.run(command, cwd=ROOT, timeout=60, check="die" not in steps)
+
+
+@pytest.mark.parametrize("steps", [["end"], ["end", "die"], ["die"]])
+def test_another_processs_write_is_seen_though_it_is_killed(tmp_path: Path, steps: Sequence[str]) -> None:
+    """Killed in the midst of it, its key is asked about each time; after the next start, once."""
+
+    async def scenario(one: Bench) -> None:
+        await one.learn(entry(b"a", 1))
+        other(tmp_path / "c", *steps)
+        assert one.keys() == Unsettled([b"a"])
+        await one.learn(entry(b"a", 2))
+        assert one.keys() == (Unsettled([b"a"]) if steps == ["die"] else [b"a"])
+
+    async def later(one: Bench) -> None:
+        if steps == ["die"]:
+            assert one.keys() == Unsettled([b"a"])
+            await one.learn(entry(b"a", 2))
+        assert one.keys() == [b"a"]
+
+    play(tmp_path / "c", scenario)
+    play(tmp_path / "c", later)
+
+
+# --- landing ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Model:
+    """What was told last of each place, and which places were told of at all."""
+
+    told: dict[bytes, int] = field(default_factory=dict)
+    known: set[bytes] = field(default_factory=set)
+
+    def learn(self, within: Iterable[bytes], there: dict[bytes, int]) -> None:
+        for place in within:
+            self.known.add(place)
+            self.told.pop(place, None)
+            if place in there:
+                self.told[place] = there[place]
+
+
+PLACES = [b"%03d" % number for number in range(400)]
+STEP = st.tuples(
+    st.integers(0, len(PLACES) - 1),
+    st.integers(1, len(PLACES)),
+    st.dictionaries(st.sampled_from(PLACES), st.integers(1, 9)) | st.just(dict.fromkeys(PLACES, 1)),
+    st.booleans(),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(STEP, max_size=8))
+def test_each_place_is_listed_as_it_was_told_last(steps: list[tuple[int, int, dict[bytes, int], bool]]) -> None:
+    """Whatever ranges are landed, larger than a transaction or smaller, over others or beside them."""
+
+    async def scenario(one: Bench) -> None:
+        model = Model()
+        for first, count, there, is_forgotten in steps:
+            within = PLACES[first : first + count]
+            start, stop = within[0], behind_all(within[-1])
+            if is_forgotten:
+                one.opened.listing.forget("b", start, stop)
+                model.known -= set(within)
+                continue
+            listed = [(key, pack(entry(key, there[key]), 0)) for key in within if key in there]
+            changed = await one.index.land(Batch("b", start, stop, listed, [STANDARD], one.index.asked("b"), 0.0))
+            assert {key for key in changed if key in model.known} == {
+                key for key in within if key in model.known and key in model.told and model.told[key] != there.get(key)
+            }
+            model.learn(within, there)
+            check(one, model, start, stop)
+        for place in PLACES:
+            known = one.keys(Wanted(place))
+            assert known == (None if place not in model.known else [place] if place in model.told else [])
+
+    def check(one: Bench, model: Model, start: bytes, stop: bytes) -> None:
+        with one.opened.listing.view("b") as view:
+            assert view is not None
+            found = {key: int.from_bytes(record[8:14], "little") for key, record in view.read(start, stop, 1000)}
+        assert found == {key: size for key, size in model.told.items() if start <= key < stop}
+
+    with tempfile.TemporaryDirectory() as directory:
+        play(Path(directory) / "c", scenario)
+
+
+def test_the_index_keeps_to_its_size_and_never_lies(tmp_path: Path) -> None:
+    """What has no room is not known any more, as a whole: a listing with gaps in it is none."""
+
+    async def scenario(one: Bench) -> None:
+        for start in range(0, 40_000, 1000):
+            keys = [b"%08d" % number for number in range(start, start + 1000)]
+            listed = [(key, pack(entry(key), 0)) for key in keys]
+            await one.index.land(Batch("b", keys[0], behind(keys[-1]), listed, [STANDARD], one.index.asked("b"), 1.0))
+        statistics = one.opened.listing.statistics()
+        assert statistics["size_bytes"] < 2**20 + 2**17
+        assert 10_000 < statistics["keys"] < 25_000
+        known = 0
+        for number in range(0, 40_000, 100):
+            found = one.keys(Wanted(b"%06d" % (number // 100)))
+            known += found is not None
+            assert found in (None, [b"%08d" % one for one in range(number, number + 100)])
+        assert 100 < known < 250
+
+    play(tmp_path / "c", scenario, size_bytes_max=2**20)
+
+
+def test_a_sorted_build_takes_little_room(tmp_path: Path) -> None:
+    """At most 130 bytes for each key of 55."""
+
+    async def scenario(one: Bench) -> None:
+        for start in range(0, 20_000, 1000):
+            keys = [
+                b"imagenet/train/class%04d/n%08d_image%012d.JPEG" % (n // 1000, n, n)
+                for n in range(start, start + 1000)
+            ]
+            listed = [(key, pack(entry(key), 0)) for key in keys]
+            await one.index.land(Batch("b", keys[0], behind(keys[-1]), listed, [STANDARD], one.index.asked("b"), 1.0))
+        assert len(keys[0]) >= 55
+        statistics = one.opened.listing.statistics()
+        assert statistics["keys"] == 20_000
+        assert statistics["size_bytes"] / 20_000 < 130
+
+    play(tmp_path / "c", scenario)
