@@ -29,7 +29,7 @@ from gateway.metadata.listing.records import pack
 from gateway.metadata.listing.store import Batch
 from gateway.metadata.observer import SilentCatalogObserver
 from gateway.metadata.opening import open_directory
-from gateway.s3.listed import EntryForm, ListedEntry
+from gateway.s3.list_result import EntryForm, ListedEntry
 from loadtests.harness import command, machine
 from loadtests.harness.command import Options, progress
 from loadtests.harness.content import BUCKET, Family

@@ -15,7 +15,7 @@ from gateway.metadata.listing.store import Asked
 from gateway.metadata.records import Learned
 from gateway.metadata.store import Fill
 from gateway.objects import ObjectKey
-from gateway.s3.listed import ListedPage
+from gateway.s3.list_result import ListedPage
 
 
 class ForgetfulStore:

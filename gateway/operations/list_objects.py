@@ -26,8 +26,8 @@ from gateway.operations.reply import Answer, Reply
 from gateway.origin.client import OriginRequest, OriginResponse
 from gateway.s3.list_document import list_document
 from gateway.s3.list_query import ListQuery, list_query
+from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX, ListedPage, parse_listed_page
 from gateway.s3.list_token import ListPlace
-from gateway.s3.listed import PAGE_SIZE_BYTES_MAX, ListedPage, parse_listed_page
 
 TRUTHS_MAX = 16
 """Keys just written that are asked about one by one; with more in a page, the page is asked for."""

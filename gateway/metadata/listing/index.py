@@ -24,7 +24,7 @@ from gateway.metadata.listing.store import Asked, Batch, ListingStore, View
 from gateway.metadata.observer import CatalogObserver
 from gateway.metadata.records import Learned
 from gateway.policy.slots import Slots
-from gateway.s3.listed import EntryForm, ListedEntry, ListedPage
+from gateway.s3.list_result import EntryForm, ListedEntry, ListedPage
 
 _SWEEP_EVERY = 64
 

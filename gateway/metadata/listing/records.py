@@ -14,7 +14,7 @@ from time import gmtime, strftime
 
 import orjson
 
-from gateway.s3.listed import EntryForm, ListedEntry
+from gateway.s3.list_result import EntryForm, ListedEntry
 
 FIXED = struct.Struct("<IHHQ16s")
 SIZE_MASK = 2**48 - 1

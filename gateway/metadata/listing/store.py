@@ -28,7 +28,7 @@ from gateway.metadata.listing.pages import Listed
 from gateway.metadata.listing.places import END, behind
 from gateway.metadata.listing.records import form_of, pack_form, unpack_form, with_form
 from gateway.metadata.records import Learned
-from gateway.s3.listed import EntryForm
+from gateway.s3.list_result import EntryForm
 
 SIZE_BYTES_MAX = 32 * 1024**3
 """What the entries may take: about 300 million keys."""

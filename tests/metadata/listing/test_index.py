@@ -26,7 +26,7 @@ from gateway.metadata.listing.records import pack
 from gateway.metadata.listing.store import Asked, Batch
 from gateway.metadata.observer import SilentCatalogObserver
 from gateway.metadata.opening import OpenCatalog, open_directory
-from gateway.s3.listed import EntryForm, ListedEntry, ListedPage
+from gateway.s3.list_result import EntryForm, ListedEntry, ListedPage
 from tests.support.manual_clock import ManualClock
 
 ROOT = Path(__file__).resolve().parents[3]
