@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from gateway.metadata.listing.batches import Asked
 from gateway.metadata.listing.bounds import Bound
 from gateway.metadata.listing.index import Truth
 from gateway.metadata.listing.pages import Wanted
-from gateway.metadata.listing.store import Asked
 from gateway.metadata.records import Learned
 from gateway.metadata.store import Fill
 from gateway.objects import ObjectKey
