@@ -284,6 +284,75 @@ def test_7_2_errors_of_the_origin_reach_the_client(tmp_path: Path) -> None:
     play(tmp_path, scenario, IMMUTABLE, Slot("n", Prefix.parse("s3://nobucket/"), "read-write", "immutable"))
 
 
+def test_3_9_all_who_ask_the_same_at_once_are_one_question(tmp_path: Path) -> None:
+    """3.9 Ranks of a job list the same prefix when it starts: the origin is asked once, also by one that leaves."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        held, reached = asyncio.Event(), asyncio.Event()
+        gateway.origin.inject(on(), Hold(held, reached), times=None)
+        listings = [asyncio.create_task(call(gateway.app, "GET", LIST, sign=False)) for _ in range(20)]
+        other = asyncio.create_task(call(gateway.app, "GET", f"{LIST}&prefix=a", sign=False))
+        await reached.wait()
+        listings[0].cancel()
+        held.set()
+        for listing in listings[1:]:
+            assert names(await listing) == ["a/1", "a/2", "b", "c/1"]
+        assert names(await other) == ["a/1", "a/2"]
+        assert len(gateway.origin.calls) == 2
+        await gateway.catalog.settle()
+        assert source(await ask(gateway)) == "hit"
+
+    play(tmp_path, scenario, IMMUTABLE)
+
+
+@pytest.mark.parametrize("change", ["a write begins", "a write ends", "the bucket changes", "time passes"])
+def test_2_1_a_question_from_before_answers_nobody_after(tmp_path: Path, change: str) -> None:
+    """2.1, 3.9 Before a write, or before metadata_ttl: who comes later asks for himself."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        late = Late(gateway)
+        app = dataclasses.replace(gateway.app, services=dataclasses.replace(gateway.app.services, origin=late))
+        index = gateway.catalog.listing
+        if change == "a write ends":
+            await index.begin_write("bucket", ["new"])
+        first = asyncio.create_task(call(app, "GET", LIST, sign=False))
+        await late.reached.wait()
+        gateway.origin.put("bucket", "new", b"")
+        if change == "a write begins":
+            await index.begin_write("bucket", ["new"])
+        elif change == "a write ends":
+            await index.end_write("bucket", ["new"])
+        elif change == "the bucket changes":
+            gateway.catalog.forget_bucket("bucket")
+        else:
+            await clock.advance(60.0)
+        second = asyncio.create_task(call(app, "GET", LIST, sign=False))
+        late.held.set()
+        assert "new" not in names(await first)
+        assert "new" in names(await second)
+        await gateway.catalog.settle()
+
+    play(tmp_path, scenario, TTL)
+
+
+def test_7_2_an_error_is_told_to_all_who_wait_for_the_answer(tmp_path: Path) -> None:
+    """7.2 And the next one asks again."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        held, reached = asyncio.Event(), asyncio.Event()
+        gateway.origin.inject(on(), Hold(held, reached))
+        gateway.origin.inject(on(), Failure(403, "AccessDenied"))
+        listings = [asyncio.create_task(ask(gateway)) for _ in range(3)]
+        await reached.wait()
+        held.set()
+        for listing in listings:
+            answer = await listing
+            assert (answer.status, b"<Code>AccessDenied</Code>" in answer.body) == (403, True)
+        assert (await ask(gateway)).status == 200
+
+    play(tmp_path, scenario, IMMUTABLE)
+
+
 @pytest.mark.parametrize(
     "query", ["max-keys=-1", "max-keys=a", "max-keys=1.5", "max-keys=3000000000", "encoding-type=b"]
 )

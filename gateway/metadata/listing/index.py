@@ -21,6 +21,7 @@ from gateway.metadata.listing.overlay import Overlaid, Written
 from gateway.metadata.listing.pages import Page, Record, SortedKeys, Wanted, take
 from gateway.metadata.listing.places import END, behind
 from gateway.metadata.listing.records import forms_of, numbered, pack
+from gateway.metadata.listing.sharing import SharedQuestions
 from gateway.metadata.listing.store import ListingStore
 from gateway.metadata.listing.view import View
 from gateway.metadata.observer import CatalogObserver
@@ -74,6 +75,7 @@ class ListingIndex:
         self._marking = ThreadPoolExecutor(1, thread_name_prefix="listing-marks")
         self._ended = 0
         self.observer = observer
+        self.questions: SharedQuestions[ListedPage] = SharedQuestions()
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
@@ -117,7 +119,7 @@ class ListingIndex:
         try:
             return Asked(learned, self._marks.now())
         except lmdb.Error:
-            return Asked(learned, 0)
+            return Asked(learned, -1)  # before every write there ever was
 
     # --- being told -------------------------------------------------------------------------------------------------
 
@@ -173,6 +175,7 @@ class ListingIndex:
 
     async def close(self) -> None:
         """End the threads; the environments are closed with the catalog's directory."""
+        await self.questions.close()
         await self._landing.close()
         await asyncio.to_thread(self._marking.shutdown)
 
