@@ -39,6 +39,17 @@ def pack(entry: ListedEntry, form: int) -> bytes:
     return FIXED.pack(seconds, milliseconds, form, size_and_parts, bytes.fromhex(etag[1]))
 
 
+def unpack(key: bytes, record: bytes, forms: Sequence[EntryForm]) -> ListedEntry:
+    """What was packed; IndexError when the record names a form that is not there."""
+    seconds, milliseconds, number, size, digest = FIXED.unpack_from(record)
+    if len(record) > FIXED.size:
+        modified, etag = odd_date_and_etag(record)
+    else:
+        parts = f"-{size >> PARTS_SHIFT}" if size > SIZE_MASK else ""
+        modified, etag = f"{date_text(seconds)}.{milliseconds:03}Z", f'"{digest.hex()}{parts}"'
+    return ListedEntry(key, modified, etag, size & SIZE_MASK, forms[number])
+
+
 def with_form(record: bytes, form: int) -> bytes:
     """The record, its form's number replaced."""
     return record[:_FORM_AT] + form.to_bytes(2, "little") + record[_FORM_AT + 2 :]
