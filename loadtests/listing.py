@@ -20,16 +20,16 @@ from urllib.parse import quote
 import lmdb
 
 from gateway.clock import SystemClock
+from gateway.metadata.listing.batches import Batch
 from gateway.metadata.listing.bounds import Bound
 from gateway.metadata.listing.contents import contents_xml, encoded
 from gateway.metadata.listing.index import Found, ListingIndex
 from gateway.metadata.listing.pages import Wanted
 from gateway.metadata.listing.places import END, behind
 from gateway.metadata.listing.records import pack
-from gateway.metadata.listing.store import Batch
 from gateway.metadata.observer import SilentCatalogObserver
 from gateway.metadata.opening import open_directory
-from gateway.s3.listed import EntryForm, ListedEntry
+from gateway.s3.list_result import EntryForm, ListedEntry
 from loadtests.harness import command, machine
 from loadtests.harness.command import Options, progress
 from loadtests.harness.content import BUCKET, Family

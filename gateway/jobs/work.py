@@ -119,11 +119,11 @@ class Work:
 
     async def _list_pages(self, start_after: str | None) -> None:
         prefix = Prefix.parse(self.job.prefix)
-        slot = self._tools.slots.find(prefix.bucket, prefix.key_prefix).name
-        pages = list_pages(self._tools.origin, prefix, slot=slot, start_after=start_after)
+        tools = self._tools
+        pages = list_pages(tools.origin, tools.catalog.listing, tools.slots, prefix, start_after=start_after)
         async with aclosing(pages) as listed:
             async for page in listed:
-                entries = [(prefix.bucket, one.key, one.etag, one.size_bytes) for one in page]
+                entries = [(prefix.bucket, one.key.decode(), one.etag, one.size_bytes) for one in page]
                 await asyncio.to_thread(self._worklist.add, entries)
                 self.job = replace(
                     self.job,

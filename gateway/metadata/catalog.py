@@ -31,7 +31,7 @@ from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
 
-__all__ = ["Catalog", "ObjectHead", "is_remembered"]
+__all__ = ["Catalog", "Listing", "ObjectHead", "is_down", "is_remembered"]
 
 _log = structlog.get_logger("forebay.catalog")
 CHECKSUM_MODE = "x-amz-checksum-mode"
@@ -110,7 +110,7 @@ class Catalog:
         try:
             head = await self._learn(key, slot, headers)
         except (OriginUnreachable, OriginAnswered) as error:
-            if entry is None or look or state is not Freshness.STALE or not _is_down(error):
+            if entry is None or look or state is not Freshness.STALE or not is_down(error):
                 raise
             self.observer.looked_up(slot.name, "stale")
             return _answer(key, entry, headers)
@@ -234,5 +234,6 @@ def _answer(key: ObjectKey, entry: Entry, headers: Mapping[str, str]) -> ObjectH
     return entry.head
 
 
-def _is_down(error: OriginUnreachable | OriginAnswered) -> bool:
+def is_down(error: OriginUnreachable | OriginAnswered) -> bool:
+    """Whether the origin has failed to answer, and not answered that it will not (docs/semantics.md, clause 3.5)."""
     return isinstance(error, OriginUnreachable) or error.status >= 500

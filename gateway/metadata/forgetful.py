@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from gateway.metadata.listing.batches import Asked
 from gateway.metadata.listing.bounds import Bound
 from gateway.metadata.listing.index import Truth
 from gateway.metadata.listing.pages import Wanted
-from gateway.metadata.listing.store import Asked
+from gateway.metadata.listing.sharing import SharedQuestions
 from gateway.metadata.records import Learned
 from gateway.metadata.store import Fill
 from gateway.objects import ObjectKey
-from gateway.s3.listed import ListedPage
+from gateway.s3.list_result import ListedPage
 
 
 class ForgetfulStore:
@@ -48,7 +49,10 @@ class ForgetfulGenerations:
 
 
 class ForgetfulListing:
-    """As `ListingIndex`."""
+    """As `ListingIndex`. No question is shared: nobody knows what was written since it was sent."""
+
+    def __init__(self) -> None:
+        self.questions: SharedQuestions[ListedPage] = SharedQuestions()
 
     def find(
         self,
@@ -63,7 +67,7 @@ class ForgetfulListing:
         return None
 
     def asked(self, bucket: str) -> Asked:
-        return Asked(Learned(0, 0.0, 0), 0)
+        return Asked(Learned(0, 0.0, 0), -1)
 
     def learn(self, bucket: str, wanted: Wanted, page: ListedPage, asked: Asked, *, merge_seconds: float) -> None:
         return
@@ -81,7 +85,7 @@ class ForgetfulListing:
         return
 
     async def close(self) -> None:
-        return
+        await self.questions.close()
 
 
 class NoDirectory:

@@ -13,21 +13,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
+from gateway.metadata.catalog import is_down
 from gateway.metadata.listing.bounds import Bound, bound_of
 from gateway.metadata.listing.contents import contents_xml, encoded
 from gateway.metadata.listing.index import Found, Truth, Unsettled
 from gateway.metadata.listing.pages import Page, Wanted
 from gateway.metadata.listing.records import numbered
 from gateway.operations.exchange import Exchange
-from gateway.operations.passthrough import forward, streamed_reply
+from gateway.operations.passthrough import forward
 from gateway.operations.plain import is_plain
 from gateway.operations.reading import insists
 from gateway.operations.reply import Answer, Reply
 from gateway.origin.client import OriginRequest, OriginResponse
 from gateway.s3.list_document import list_document
 from gateway.s3.list_query import ListQuery, list_query
+from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX, ListedPage, parse_listed_page
 from gateway.s3.list_token import ListPlace
-from gateway.s3.listed import PAGE_SIZE_BYTES_MAX, ListedPage, parse_listed_page
 
 TRUTHS_MAX = 16
 """Keys just written that are asked about one by one; with more in a page, the page is asked for."""
@@ -108,12 +109,7 @@ async def _truth(listing: _Listing, key: bytes) -> Truth:
     """What a LIST of the origin says of one key, to the letter: a HEAD says less, and other things."""
     index = listing.exchange.services.catalog.listing
     asked = index.asked(listing.bucket)
-    wanted = Wanted(key, limit=1)
-    async with await _send(listing, wanted, None) as response:
-        if response.status != 200:
-            document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
-            raise OriginAnswered(response.status, list(response.headers.items()), document)
-        page = await _page(listing, wanted, response)
+    page = await _page(listing, Wanted(key, limit=1))
     entry = page.entries[0] if page.entries and page.entries[0].key == key else None
     truth = Truth(entry)
     index.learn_truth(listing.bucket, key, truth, asked)
@@ -122,36 +118,41 @@ async def _truth(listing: _Listing, key: bytes) -> Truth:
 
 async def _ask(listing: _Listing) -> Reply:
     """The origin's page; an older one of the index where the origin does not answer and the slots allow it."""
-    index = listing.exchange.services.catalog.listing
-    asked, origin_token = index.asked(listing.bucket), None
-    for _ in range(_EMPTY_PAGES_MAX):
-        try:
-            response = await _send(listing, listing.wanted, origin_token)
-        except OriginUnreachable:
-            stale = _find(listing, stale=True)
-            if not isinstance(stale, Found):
-                raise
-            return _reply(listing, stale, "stale")
-        if response.status != 200:
-            return await _refused(listing, response)
-        async with response:
-            page = await _page(listing, listing.wanted, response)
-        origin_token = page.next_token
-        if page.entries or page.prefixes or origin_token is None:
-            break
-    else:
-        raise OriginBodyError(f"the origin has given {_EMPTY_PAGES_MAX} pages without a key")
-    index.learn(listing.bucket, listing.wanted, page, asked, merge_seconds=listing.bound.merge_seconds)
+    try:
+        page = await _told(listing)
+    except (OriginUnreachable, OriginAnswered) as error:
+        stale = _find(listing, stale=True) if is_down(error) else None
+        if not isinstance(stale, Found):
+            raise
+        return _reply(listing, stale, "stale")
     return _reply(listing, _found(page), "miss")
 
 
-async def _refused(listing: _Listing, response: OriginResponse) -> Reply:
-    if response.status >= 500:
-        stale = _find(listing, stale=True)
-        if isinstance(stale, Found):
-            await response.aclose()
-            return _reply(listing, stale, "stale")
-    return streamed_reply(response, head_only=False)
+async def _told(listing: _Listing) -> ListedPage:
+    """The origin's page: asked for now, or just before by another who asks for the same."""
+    index = listing.exchange.services.catalog.listing
+    asked = index.asked(listing.bucket)
+
+    async def send() -> ListedPage:
+        page = await _page_with_keys(listing)
+        index.learn(listing.bucket, listing.wanted, page, asked, merge_seconds=listing.bound.merge_seconds)
+        return page
+
+    if insists(listing.exchange):
+        return await send()
+    question = listing.bucket, listing.wanted, listing.query.with_owner
+    return await index.questions.ask(question, asked, listing.bound, send)
+
+
+async def _page_with_keys(listing: _Listing) -> ListedPage:
+    """One page; pages without a key, as of origins that skip deleted versions, are followed by the next."""
+    origin_token = None
+    for _ in range(_EMPTY_PAGES_MAX):
+        page = await _page(listing, listing.wanted, origin_token)
+        origin_token = page.next_token
+        if page.entries or page.prefixes or origin_token is None:
+            return page
+    raise OriginBodyError(f"the origin has given {_EMPTY_PAGES_MAX} pages without a key")
 
 
 async def _send(listing: _Listing, wanted: Wanted, origin_token: str | None) -> OriginResponse:
@@ -176,8 +177,18 @@ def _start_after(wanted: Wanted) -> str:
     return wanted.after.decode()
 
 
-async def _page(listing: _Listing, wanted: Wanted, response: OriginResponse) -> ListedPage:
-    """The page, as far as it lies behind the place that was asked for."""
+async def _page(listing: _Listing, wanted: Wanted, origin_token: str | None = None) -> ListedPage:
+    """What of the origin's page lies behind the place that was asked for; raises OriginAnswered for every error."""
+    async with await _send(listing, wanted, origin_token) as response:
+        if response.status != 200:
+            document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
+            raise OriginAnswered(response.status, list(response.headers.items()), document)
+        page = parse_listed_page(await _document(listing, response), with_owner=listing.query.with_owner)
+    entries = [entry for entry in page.entries if entry.key >= wanted.start]
+    return ListedPage(entries, [prefix for prefix in page.prefixes if prefix >= wanted.start], page.next_token)
+
+
+async def _document(listing: _Listing, response: OriginResponse) -> bytes:
     with listing.exchange.services.buffers.holding() as held:
         body = bytearray()
         async for piece in response.stream():
@@ -185,9 +196,7 @@ async def _page(listing: _Listing, wanted: Wanted, response: OriginResponse) -> 
             body += piece
             if len(body) > PAGE_SIZE_BYTES_MAX:
                 raise OriginBodyError("the origin's answer to ListObjectsV2 is too long")
-        page = parse_listed_page(bytes(body), with_owner=listing.query.with_owner)
-    entries = [entry for entry in page.entries if entry.key >= wanted.start]
-    return ListedPage(entries, [prefix for prefix in page.prefixes if prefix >= wanted.start], page.next_token)
+        return bytes(body)
 
 
 def _found(page: ListedPage) -> Found:

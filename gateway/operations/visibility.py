@@ -68,6 +68,13 @@ async def visible(change: Change, write: Awaitable[Reply]) -> Reply:
     return reply
 
 
+async def doubt(change: Change) -> None:
+    """The origin has turned out to have another version than the one remembered: it is asked again, by LIST too."""
+    change.forget()
+    await change.begin()
+    await change.end()
+
+
 def changed_by(exchange: Exchange) -> Change:
     """What a request that changes something may change: its key, or all that its bucket holds where it names none."""
     services, request = exchange.services, exchange.request

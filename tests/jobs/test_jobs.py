@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -18,6 +19,9 @@ from gateway.jobs.records import JobKind, JobState
 from gateway.jobs.runner import RUNNING_MAX, TooManyJobs
 from gateway.jobs.store import JobStore
 from gateway.jobs.worklist import Worklist
+from gateway.metadata.listing.bounds import Bound
+from gateway.metadata.listing.index import Found
+from gateway.metadata.listing.pages import Wanted
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.origin.memory import MemoryOrigin
@@ -62,6 +66,27 @@ def test_a_prefix_is_warm_afterwards(tmp_path: Path) -> None:
                 assert await read(bench.cache, version) == content_of(origin, version)
             assert gets(origin) == 80
             assert bench.cache.usage().blocks == 80
+
+    asyncio.run(scenario())
+
+
+def test_a_slot_that_is_not_strict_is_listed_afterwards(tmp_path: Path) -> None:
+    """Warming lists the prefix: LIST is then answered from the index, however many pages it takes."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        data_set(origin, 1200, size_bytes=10)
+        slot = Slot("data", Prefix.parse(PREFIX), consistency="immutable")
+        async with job_bench(tmp_path, origin, slots=[slot]) as bench:
+            await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
+            await bench.catalog.settle()
+            for_ever, after = Bound(math.inf, math.inf), b"data/1189"
+            first = bench.catalog.listing.find(BUCKET, Wanted(b"data/"), for_ever, with_owner=False)
+            last = bench.catalog.listing.find(BUCKET, Wanted(b"data/", after=after), for_ever, with_owner=False)
+            assert isinstance(first, Found)
+            assert isinstance(last, Found)
+            assert (len(first.page.keys), first.page.is_truncated) == (1000, True)
+            assert (len(last.page.keys), last.page.is_truncated) == (10, False)
 
     asyncio.run(scenario())
 

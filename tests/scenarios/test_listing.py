@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote_plus
+from urllib.parse import quote, unquote, unquote_plus
 from xml.etree.ElementTree import Element
 
 from hypothesis import given, settings
@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from gateway.origin.client import OriginRequest
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
+from gateway.s3.addressing import parse_query
 from tests.origin.origins import xml
+from tests.scenarios.transparency import listing
 from tests.support import listing_model as model
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
@@ -111,6 +113,33 @@ async def compare(gateway: GatewayApp, question: Question) -> list[str]:
         if theirs is None:
             return seen
     raise AssertionError("the listing does not end")
+
+
+AS_CLIENTS_ASK = [
+    f"{version}{query}"
+    for version, more in (("", listing._V1), ("list-type=2&", listing._V2))
+    for query in (*listing._QUERIES, *more)
+    if query not in ("max-keys=", "encoding-type=base64") and "%01" not in query  # no XML has that character
+]
+
+
+def test_every_way_of_asking_is_answered_as_the_origin_does(tmp_path: Path) -> None:
+    """What real clients and S3's own tests ask, with and without percent-encoding, of the origin and of the index."""
+
+    async def run() -> None:
+        async with gateway_app(tmp_path, slots=[SLOT], clock=ManualClock(), allow_unsigned=True) as gateway:
+            for key in listing._KEYS:
+                gateway.origin.put("bucket", unquote(key), b"1")
+            for query in AS_CLIENTS_ASK * 2:
+                pairs = parse_query(query.encode())
+                async with await gateway.origin.send(OriginRequest("GET", "bucket", None, pairs)) as response:
+                    expected = response.status, xml(await response.read(2**20))
+                answer = await call(gateway.app, "GET", f"/bucket?{query}", sign=False)
+                await gateway.catalog.settle()
+                assert answer.status == expected[0] == 200, query
+                assert sorted(described(xml(answer.body))) == sorted(described(expected[1])), query
+
+    asyncio.run(run())
 
 
 @settings(max_examples=EXAMPLES, deadline=None)

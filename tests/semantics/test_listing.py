@@ -110,9 +110,22 @@ def test_3_9_what_was_listed_is_listed_without_the_origin(tmp_path: Path, slot: 
             answer = await ask(gateway, f"/bucket?{query}")
             assert source(answer) == "hit"
         assert await keys(gateway, "/bucket?delimiter=/") == ["a/", "b", "c/"]
+        nothing = await ask(gateway, "/bucket?list-type=2&max-keys=0")
+        assert (source(nothing), names(nothing)) == ("hit", [])
+        assert xml(nothing.body).findtext("IsTruncated") == "false"
         assert len(gateway.origin.calls) == asked
 
     play(tmp_path, scenario, slot)
+
+
+def test_3_9_a_page_of_nothing_teaches_nothing(tmp_path: Path) -> None:
+    """3.9 That there are no keys in an answer to `max-keys=0` does not say that there are none."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        assert await keys(gateway, "/bucket?list-type=2&max-keys=0") == []
+        assert len(await keys(gateway)) == 4
+
+    play(tmp_path, scenario, IMMUTABLE)
 
 
 def test_3_9_a_listing_with_a_strict_part_is_the_origins_own_answer(tmp_path: Path) -> None:
@@ -210,6 +223,21 @@ def test_3_6_no_cache_asks_the_origin_and_refreshes(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_3_7_a_version_that_is_found_to_be_gone_leaves_the_listing(tmp_path: Path) -> None:
+    """3.7 What a GET finds out, LIST knows too."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        await ask(gateway)
+        await call(gateway.app, "HEAD", "/bucket/b", sign=False)
+        await gateway.catalog.settle()
+        etag = gateway.origin.put("bucket", "b", b"another version")
+        assert etag.strip('"').encode() not in (await ask(gateway)).body
+        assert (await call(gateway.app, "GET", "/bucket/b", sign=False)).body == b"another version"
+        assert etag.strip('"').encode() in (await ask(gateway)).body
+
+    play(tmp_path, scenario, IMMUTABLE)
+
+
 @pytest.mark.parametrize(
     "headers", [{"x-amz-request-payer": "requester"}, {"x-amz-expected-bucket-owner": "1"}, {"origin": "https://a.b"}]
 )
@@ -220,6 +248,23 @@ def test_3_8_what_the_origin_must_judge_it_is_asked_each_time(tmp_path: Path, he
         await ask(gateway)
         for _ in range(2):
             assert source(await ask(gateway, LIST, headers)) == "forwarded"
+
+    play(tmp_path, scenario, IMMUTABLE)
+
+
+def test_8_3_without_the_directory_listings_go_on(tmp_path: Path) -> None:
+    """8.3, 9.3 Every page is the origin's, tokens that were given before are good, and own writes are there."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        first = await ask(gateway, f"{LIST}&max-keys=2")
+        closed = Catalog.forgetful(gateway.origin, clock, SilentCatalogObserver())
+        app = dataclasses.replace(gateway.app, services=dataclasses.replace(gateway.app.services, catalog=closed))
+        for _ in range(2):
+            rest = await ask(gateway, f"{LIST}&max-keys=2&continuation-token={token_of(first)}", app=app)
+            assert (source(rest), names(first) + names(rest)) == ("miss", ["a/1", "a/2", "b", "c/1"])
+        assert (await call(app, "PUT", "/bucket/new", body=b"", sign=False)).status == 200
+        assert "new" in await keys(gateway, app=app)
+        await closed.close()
 
     play(tmp_path, scenario, IMMUTABLE)
 
@@ -237,6 +282,75 @@ def test_7_2_errors_of_the_origin_reach_the_client(tmp_path: Path) -> None:
         assert source(await ask(gateway)) == "miss"
 
     play(tmp_path, scenario, IMMUTABLE, Slot("n", Prefix.parse("s3://nobucket/"), "read-write", "immutable"))
+
+
+def test_3_9_all_who_ask_the_same_at_once_are_one_question(tmp_path: Path) -> None:
+    """3.9 Ranks of a job list the same prefix when it starts: the origin is asked once, also by one that leaves."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        held, reached = asyncio.Event(), asyncio.Event()
+        gateway.origin.inject(on(), Hold(held, reached), times=None)
+        listings = [asyncio.create_task(call(gateway.app, "GET", LIST, sign=False)) for _ in range(20)]
+        other = asyncio.create_task(call(gateway.app, "GET", f"{LIST}&prefix=a", sign=False))
+        await reached.wait()
+        listings[0].cancel()
+        held.set()
+        for listing in listings[1:]:
+            assert names(await listing) == ["a/1", "a/2", "b", "c/1"]
+        assert names(await other) == ["a/1", "a/2"]
+        assert len(gateway.origin.calls) == 2
+        await gateway.catalog.settle()
+        assert source(await ask(gateway)) == "hit"
+
+    play(tmp_path, scenario, IMMUTABLE)
+
+
+@pytest.mark.parametrize("change", ["a write begins", "a write ends", "the bucket changes", "time passes"])
+def test_2_1_a_question_from_before_answers_nobody_after(tmp_path: Path, change: str) -> None:
+    """2.1, 3.9 Before a write, or before metadata_ttl: who comes later asks for himself."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        late = Late(gateway)
+        app = dataclasses.replace(gateway.app, services=dataclasses.replace(gateway.app.services, origin=late))
+        index = gateway.catalog.listing
+        if change == "a write ends":
+            await index.begin_write("bucket", ["new"])
+        first = asyncio.create_task(call(app, "GET", LIST, sign=False))
+        await late.reached.wait()
+        gateway.origin.put("bucket", "new", b"")
+        if change == "a write begins":
+            await index.begin_write("bucket", ["new"])
+        elif change == "a write ends":
+            await index.end_write("bucket", ["new"])
+        elif change == "the bucket changes":
+            gateway.catalog.forget_bucket("bucket")
+        else:
+            await clock.advance(60.0)
+        second = asyncio.create_task(call(app, "GET", LIST, sign=False))
+        late.held.set()
+        assert "new" not in names(await first)
+        assert "new" in names(await second)
+        await gateway.catalog.settle()
+
+    play(tmp_path, scenario, TTL)
+
+
+def test_7_2_an_error_is_told_to_all_who_wait_for_the_answer(tmp_path: Path) -> None:
+    """7.2 And the next one asks again."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        held, reached = asyncio.Event(), asyncio.Event()
+        gateway.origin.inject(on(), Hold(held, reached))
+        gateway.origin.inject(on(), Failure(403, "AccessDenied"))
+        listings = [asyncio.create_task(ask(gateway)) for _ in range(3)]
+        await reached.wait()
+        held.set()
+        for listing in listings:
+            answer = await listing
+            assert (answer.status, b"<Code>AccessDenied</Code>" in answer.body) == (403, True)
+        assert (await ask(gateway)).status == 200
+
+    play(tmp_path, scenario, IMMUTABLE)
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,11 @@ WRITE = st.tuples(st.sampled_from(["own", "own", "outside"]), st.sampled_from(["
 LIST = st.tuples(
     st.sampled_from(["list", "list", "list late"]), st.integers(0, 1), st.sampled_from(PREFIXES), st.integers(1, 4)
 )
-STEPS = st.lists(
-    st.one_of(WRITE, LIST, LIST, st.sampled_from([1.0, 10.0, 19.0, 21.0, 29.0]), st.just("arrive")),
-    min_size=5,
-    max_size=40,
-)
+PAUSE = st.sampled_from([1.0, 10.0, 19.0, 21.0, 29.0])
+OUTLIVED = st.tuples(st.just("outlived"), st.sampled_from(["PUT", "DELETE"]), st.sampled_from(KEYS), PAUSE)
+"""An outside write right behind a listing, and a listing when its TTL is nearly over, or just."""
+
+STEPS = st.lists(st.one_of(WRITE, LIST, PAUSE, OUTLIVED, st.just("arrive")), min_size=5, max_size=30)
 
 
 @dataclass
@@ -99,6 +99,11 @@ class History:
                 await self.clock.advance(step)
             elif step == "arrive":
                 await self.arrive()
+            elif step[0] == "outlived":
+                await self.list(self.workers[0], "", 2)
+                await self.write("outside", step[1], step[2])
+                await self.clock.advance(step[3])
+                await self.list(self.workers[0], step[2], 2)
             elif step[0] == "list":
                 await self.list(self.workers[step[1]], step[2], step[3])
             elif step[0] == "list late":

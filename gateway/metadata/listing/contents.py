@@ -14,7 +14,7 @@ from gateway.metadata.listing.records import (
     minute_text,
     odd_date_and_etag,
 )
-from gateway.s3.listed import EntryForm
+from gateway.s3.list_result import EntryForm
 from gateway.s3.xml_writer import encode_list_key, escape
 
 _UNRESERVED = bytes(range(48, 58)) + bytes(range(65, 91)) + bytes(range(97, 123)) + b"-_.~/"

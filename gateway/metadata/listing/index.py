@@ -11,6 +11,7 @@ import lmdb
 
 from gateway.clock import Clock
 from gateway.metadata.generations import WriteGenerations
+from gateway.metadata.listing.batches import Asked, Batch
 from gateway.metadata.listing.bounds import Bound, answerable
 from gateway.metadata.listing.intervals import known_until
 from gateway.metadata.listing.landing import ListingLanding
@@ -20,11 +21,13 @@ from gateway.metadata.listing.overlay import Overlaid, Written
 from gateway.metadata.listing.pages import Page, Record, SortedKeys, Wanted, take
 from gateway.metadata.listing.places import END, behind
 from gateway.metadata.listing.records import forms_of, numbered, pack
-from gateway.metadata.listing.store import Asked, Batch, ListingStore, View
+from gateway.metadata.listing.sharing import SharedQuestions
+from gateway.metadata.listing.store import ListingStore
+from gateway.metadata.listing.view import View
 from gateway.metadata.observer import CatalogObserver
 from gateway.metadata.records import Learned
 from gateway.policy.slots import Slots
-from gateway.s3.listed import EntryForm, ListedEntry, ListedPage
+from gateway.s3.list_result import EntryForm, ListedEntry, ListedPage
 
 _SWEEP_EVERY = 64
 
@@ -72,6 +75,7 @@ class ListingIndex:
         self._marking = ThreadPoolExecutor(1, thread_name_prefix="listing-marks")
         self._ended = 0
         self.observer = observer
+        self.questions: SharedQuestions[ListedPage] = SharedQuestions()
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
@@ -115,7 +119,7 @@ class ListingIndex:
         try:
             return Asked(learned, self._marks.now())
         except lmdb.Error:
-            return Asked(learned, 0)
+            return Asked(learned, -1)  # before every write there ever was
 
     # --- being told -------------------------------------------------------------------------------------------------
 
@@ -124,22 +128,24 @@ class ListingIndex:
         listed, forms = numbered(page.entries)
         keys = SortedKeys(listed)
         told = told_by(wanted, [key for key, _ in listed], page.prefixes, is_last=page.next_token is None)
-        for start, stop in told:
-            part = keys.read(start, stop, len(listed))
-            self._landing.add(Batch(bucket, start, stop, part, forms, asked, merge_seconds))
+        self._landing.add(
+            [
+                Batch(bucket, start, stop, keys.read(start, stop, len(listed)), forms, asked, merge_seconds)
+                for start, stop in told
+            ]
+        )
 
     def learn_truth(self, bucket: str, key: bytes, truth: Truth, asked: Asked) -> None:
         """The same of a single key."""
         listed, forms = numbered([] if truth.entry is None else [truth.entry])
-        batch = Batch(bucket, key, behind(key), listed, forms, asked, 0.0)
-        self._landing.add(batch, is_truth=True)
+        self._landing.add([Batch(bucket, key, behind(key), listed, forms, asked, 0.0)], is_truth=True)
 
     async def land(self, batch: Batch) -> list[bytes]:
         """Keep all that the origin has in a range, now; gives the keys that the index knew otherwise, or not at all.
 
         For crawls: in transactions of a millisecond, between which other processes come in. Raises lmdb.Error.
         """
-        return await self._landing.land(batch)
+        return await self._landing.land([batch])
 
     # --- own writes -------------------------------------------------------------------------------------------------
 
@@ -169,6 +175,7 @@ class ListingIndex:
 
     async def close(self) -> None:
         """End the threads; the environments are closed with the catalog's directory."""
+        await self.questions.close()
         await self._landing.close()
         await asyncio.to_thread(self._marking.shutdown)
 

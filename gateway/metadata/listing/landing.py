@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from typing import TypeVar
 
 import lmdb
 
 from gateway.clock import Clock
-from gateway.metadata.listing.store import Batch, ListingStore
+from gateway.metadata.listing.batches import Batch
+from gateway.metadata.listing.store import ListingStore
+
+R = TypeVar("R")
 
 WAITING_MAX = 64
-"""Parts of pages that wait at most, a thousand keys each: about 20 MiB."""
+"""Pages that wait at most, a thousand keys each: about 20 MiB."""
 
 
 class ListingLanding:
@@ -25,30 +28,27 @@ class ListingLanding:
         self._clock = clock
         self._not_kept = not_kept
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="listing")
-        self._waiting: deque[tuple[Batch, bool]] = deque()
+        self._waiting: deque[tuple[Sequence[Batch], bool]] = deque()
         self._writing: asyncio.Task[None] | None = None
 
-    def add(self, batch: Batch, *, is_truth: bool = False) -> None:
-        """Have it written soon; `is_truth`: it is about a single key whose range may be known already."""
+    def add(self, batches: Sequence[Batch], *, is_truth: bool = False) -> None:
+        """Have them written soon; `is_truth`: each is about a single key whose range may be known already."""
         if len(self._waiting) >= WAITING_MAX:
-            self._not_kept(len(batch.listed))
+            self._not_kept(_keys(batches))
             return
-        self._waiting.append((batch, is_truth))
+        self._waiting.append((batches, is_truth))
         if self._writing is None:
             self._writing = asyncio.create_task(self._write(), name="listing landing")
 
-    async def land(self, batch: Batch) -> list[bytes]:
-        """Write it now, in transactions of a millisecond; gives the keys in it that the index knew otherwise.
+    async def land(self, batches: Sequence[Batch]) -> list[bytes]:
+        """Write them now, in transactions of a millisecond; gives the keys that the index knew otherwise.
 
         Raises lmdb.Error when the disk does not take it; then part of it may be kept.
         """
-        loop = asyncio.get_running_loop()
         changed: list[bytes] = []
-        while batch.start < batch.stop:
-            reach, found = await loop.run_in_executor(self._thread, self._store.land, batch, self._clock.monotonic())
+        while batches:
+            batches, found = await self._in_thread(self._store.land, batches)
             changed += found
-            place = next((number for number, (key, _) in enumerate(batch.listed) if key >= reach), len(batch.listed))
-            batch = replace(batch, start=reach, listed=batch.listed[place:])
         return changed
 
     async def settle(self) -> None:
@@ -63,14 +63,18 @@ class ListingLanding:
     async def _write(self) -> None:
         try:
             while self._waiting:
-                batch, is_truth = self._waiting.popleft()
+                batches, is_truth = self._waiting.popleft()
                 try:
-                    await (self._put_truth(batch) if is_truth else self.land(batch))
+                    await (self._in_thread(self._store.put_truths, batches) if is_truth else self.land(batches))
                 except lmdb.Error:
-                    self._not_kept(len(batch.listed))
+                    self._not_kept(_keys(batches))
         finally:
             self._writing = None
 
-    async def _put_truth(self, batch: Batch) -> None:
+    async def _in_thread(self, write: Callable[[Sequence[Batch], float], R], batches: Sequence[Batch]) -> R:
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, self._store.put_truth, batch, self._clock.monotonic())
+        return await loop.run_in_executor(self._thread, write, batches, self._clock.monotonic())
+
+
+def _keys(batches: Sequence[Batch]) -> int:
+    return sum(len(batch.listed) for batch in batches)

@@ -14,7 +14,7 @@ from time import gmtime, strftime
 
 import orjson
 
-from gateway.s3.listed import EntryForm, ListedEntry
+from gateway.s3.list_result import EntryForm, ListedEntry
 
 FIXED = struct.Struct("<IHHQ16s")
 SIZE_MASK = 2**48 - 1
@@ -37,6 +37,17 @@ def pack(entry: ListedEntry, form: int) -> bytes:
         return FIXED.pack(0, 0, form, entry.size_bytes, _NO_DIGEST) + odd
     size_and_parts = entry.size_bytes | int(etag[2] or 0) << PARTS_SHIFT
     return FIXED.pack(seconds, milliseconds, form, size_and_parts, bytes.fromhex(etag[1]))
+
+
+def unpack(key: bytes, record: bytes, forms: Sequence[EntryForm]) -> ListedEntry:
+    """What was packed; IndexError when the record names a form that is not there."""
+    seconds, milliseconds, number, size, digest = FIXED.unpack_from(record)
+    if len(record) > FIXED.size:
+        modified, etag = odd_date_and_etag(record)
+    else:
+        parts = f"-{size >> PARTS_SHIFT}" if size > SIZE_MASK else ""
+        modified, etag = f"{date_text(seconds)}.{milliseconds:03}Z", f'"{digest.hex()}{parts}"'
+    return ListedEntry(key, modified, etag, size & SIZE_MASK, forms[number])
 
 
 def with_form(record: bytes, form: int) -> bytes:

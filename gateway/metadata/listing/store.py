@@ -11,24 +11,23 @@ asked of the origin again, so that trouble with the disk is a miss.
 
 from __future__ import annotations
 
-import struct
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import cast
 
 import lmdb
 
 from gateway.metadata.generations import WriteGenerations
+from gateway.metadata.listing.batches import Batch
 from gateway.metadata.listing.intervals import Interval, including, is_known_better, without
 from gateway.metadata.listing.marks import PAGE_SECONDS_MAX, Marks
-from gateway.metadata.listing.pages import Listed
 from gateway.metadata.listing.places import END, behind
 from gateway.metadata.listing.records import form_of, pack_form, unpack_form, with_form
-from gateway.metadata.records import Learned
-from gateway.s3.listed import EntryForm
+from gateway.metadata.listing.view import NUMBER_BYTES, Cursor, Table, View, rewrite, touching
+from gateway.s3.list_result import EntryForm
 
 SIZE_BYTES_MAX = 32 * 1024**3
 """What the entries may take: about 300 million keys."""
@@ -39,75 +38,11 @@ LANDED_PER_TRANSACTION = 128
 FORMS_MAX = 4096
 """Objects with more kinds of further properties are not kept."""
 
+_PART_WORK = 8
+"""What a batch costs besides its keys, in keys."""
+
 _MAP_BYTES_OVER_SIZE = 2
 _SWEPT_PER_TRANSACTION = 4 * LANDED_PER_TRANSACTION
-_NUMBER_BYTES = 4
-_LEARNED = struct.Struct("<QdI")
-
-Table: TypeAlias = Any
-"""An LMDB named database: an opaque handle."""
-
-Cursor: TypeAlias = Any
-"""Rows come as bytes: no environment is opened with buffers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The moment in which the origin was asked: `learned.generation` is the bucket's, `number` that of the marks."""
-
-    learned: Learned
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """All that there is in [start, stop) of a bucket, in order. Records give their forms by places in `forms`.
-
-    Neighbours in time up to `merge_seconds` apart may become one.
-    """
-
-    bucket: str
-    start: bytes
-    stop: bytes
-    listed: Sequence[Listed]
-    forms: Sequence[EntryForm]
-    asked: Asked
-    merge_seconds: float
-
-
-class View:
-    """A bucket's part of the index at one moment."""
-
-    def __init__(self, transaction: lmdb.Transaction, entries: Table, ranges: Table, number: bytes) -> None:
-        self._entries: Cursor = transaction.cursor(db=entries)
-        self._ranges: Cursor = transaction.cursor(db=ranges)
-        self._number = number
-
-    def read(self, start: bytes, stop: bytes, count: int) -> list[Listed]:
-        """As `pages.Keys.read`."""
-        cursor, number = self._entries, self._number
-        end = number + stop
-        if count <= 0 or start >= stop or not cursor.set_range(number + start):
-            return []
-        if count == 1:
-            place, record = cursor.item()
-            return [(place[_NUMBER_BYTES:], record)] if place < end else []
-        rows: list[Listed] = list(islice(cursor, count))
-        if rows and rows[-1][0] >= end:
-            rows = [row for row in rows if row[0] < end]
-        return [(place[_NUMBER_BYTES:], record) for place, record in rows]
-
-    def intervals(self, start: bytes) -> Iterator[Interval]:
-        """In order, from the one that ends at or behind `start`, or the one before."""
-        cursor = self._ranges
-        found = cursor.set_range(self._number + start)
-        if not (cursor.prev() or cursor.first() if found else cursor.last()):
-            return
-        for place, value in cursor:
-            if place[:_NUMBER_BYTES] > self._number:
-                return
-            if place[:_NUMBER_BYTES] == self._number:
-                yield _interval(place[_NUMBER_BYTES:], value)
 
 
 class ListingStore:
@@ -161,57 +96,56 @@ class ListingStore:
             self._load_forms(transaction)
         return list(self._forms)
 
-    def land(self, batch: Batch, seconds: float) -> tuple[bytes, list[bytes]]:
-        """Keep what the origin has said of the beginning of a batch. Blocks for about a millisecond.
+    def land(self, batches: Sequence[Batch], seconds: float) -> tuple[list[Batch], list[bytes]]:
+        """Keep the beginning of what the origin has said. Blocks for about a millisecond.
 
-        Gives up to where it came, to be called again from there, and the keys in it that are not as they were. Keys
-        that were written since the origin was asked (marks.py) stay as they are. Nothing is kept, and all of the batch
-        is done, when that is too long ago, or when the bucket was written since, or asked about. `seconds` is the time
-        now. Raises lmdb.Error when the disk cannot take it.
+        Gives what is left of the batches, to be landed next, and the keys that were known and are not as they were.
+        Keys that were written since the origin was asked (marks.py) stay as they are. Nothing is kept of a batch that
+        was asked for too long ago, or before the bucket was written, or before what is known already. `seconds` is the
+        time now. Raises lmdb.Error when the disk cannot take it.
         """
-        if not self._may_be_kept(batch, seconds):
-            return batch.stop, []
+        left = deque(batch for batch in batches if self._may_be_kept(batch, seconds))
+        landed, changed, work = list[Batch](), list[bytes](), 0
         with self._environment.begin(write=True) as transaction:
             if self._size_bytes(transaction) >= self._size_bytes_max:
                 self._sweep(transaction)
-            number = self._number(transaction, batch.bucket, create=True)
-            if number is None:
-                raise RuntimeError("a bucket that was given a number has one")
-            view = View(transaction, self._entries, self._ranges, number)
-            around = list(_touching(view, batch.start, batch.stop))
-            if is_known_better(around, batch.start, batch.stop, batch.asked.learned):
-                return batch.stop, []
-            reach, changed = self._land_entries(transaction, view, number, batch, seconds)
-            new = Interval(batch.start, reach, batch.asked.learned)
-            _rewrite(
-                transaction, self._ranges, number, around, including(around, new, merge_seconds=batch.merge_seconds)
-            )
-        self._marks.settle(batch.bucket, batch.start, reach, batch.asked.number, seconds)
-        return reach, changed
+            while left and work < LANDED_PER_TRANSACTION:
+                batch = left.popleft()
+                reach, found = self._land(transaction, batch, seconds)
+                part = batch.until(reach)
+                if reach < batch.stop:
+                    left.appendleft(batch.behind(reach))
+                landed.append(part)
+                changed += found
+                work += len(part.listed) + _PART_WORK
+        for part in landed:
+            self._marks.settle(part.bucket, part.start, part.stop, part.asked.number, seconds)
+        return list(left), changed
 
-    def put_truth(self, batch: Batch, seconds: float) -> None:
-        """Keep what the origin has said of a single key that was written, at most one entry, where its range is known.
+    def put_truths(self, batches: Sequence[Batch], seconds: float) -> None:
+        """Keep what the origin has said of single keys that were written, where their range is known.
 
-        Blocks; raises lmdb.Error.
+        A batch is of one key, and has one entry or none. Blocks; raises lmdb.Error.
         """
-        if not self._may_be_kept(batch, seconds):
-            return
+        kept = [batch for batch in batches if self._may_be_kept(batch, seconds)]
         with self._environment.begin(write=True) as transaction:
-            number = self._number(transaction, batch.bucket)
-            if number is None:
-                return
-            view = View(transaction, self._entries, self._ranges, number)
-            if any(True for _ in _touching(view, batch.start, batch.stop, overlapping=True)):
-                self._land_entries(transaction, view, number, batch, seconds)
-        self._marks.settle(batch.bucket, batch.start, batch.stop, batch.asked.number, seconds)
+            for batch in kept:
+                number = self._number(transaction, batch.bucket)
+                if number is None:
+                    continue
+                view = View(transaction, self._entries, self._ranges, number)
+                if any(True for _ in touching(view, batch.start, batch.stop, overlapping=True)):
+                    self._land_entries(transaction, view, number, batch, seconds)
+        for batch in kept:
+            self._marks.settle(batch.bucket, batch.start, batch.stop, batch.asked.number, seconds)
 
     def forget(self, bucket: str, start: bytes, stop: bytes) -> None:
         """Take [start, stop) for not known any more. Blocks; raises lmdb.Error."""
         with self._environment.begin(write=True) as transaction:
             number = self._number(transaction, bucket)
             if number is not None:
-                around = list(_touching(View(transaction, self._entries, self._ranges, number), start, stop))
-                _rewrite(transaction, self._ranges, number, around, without(around, start, stop))
+                around = list(touching(View(transaction, self._entries, self._ranges, number), start, stop))
+                rewrite(transaction, self._ranges, number, around, without(around, start, stop))
 
     def buckets(self) -> list[str]:
         """Every bucket that something was known of."""
@@ -224,8 +158,8 @@ class ListingStore:
         with self.view(bucket) as view:
             if view is None:
                 return False
-            touching = _touching(view, key, behind(key), overlapping=True)
-            return any(one.learned.generation == generation for one in touching)
+            around = touching(view, key, behind(key), overlapping=True)
+            return any(one.learned.generation == generation for one in around)
 
     def statistics(self) -> dict[str, int]:
         """`keys` in the index, void ones included, and `size_bytes` that they take."""
@@ -237,6 +171,21 @@ class ListingStore:
         if sync:
             self._environment.sync(True)
         self._environment.close()
+
+    def _land(self, transaction: lmdb.Transaction, batch: Batch, seconds: float) -> tuple[bytes, list[bytes]]:
+        """Up to where it came, and what has changed."""
+        number = self._number(transaction, batch.bucket, create=True)
+        if number is None:
+            raise RuntimeError("a bucket that was given a number has one")
+        view = View(transaction, self._entries, self._ranges, number)
+        around = list(touching(view, batch.start, batch.stop))
+        if is_known_better(around, batch.start, batch.stop, batch.asked.learned):
+            return batch.stop, []
+        reach, changed = self._land_entries(transaction, view, number, batch, seconds)
+        new = Interval(batch.start, reach, batch.asked.learned)
+        after = including(around, new, merge_seconds=batch.merge_seconds)
+        rewrite(transaction, self._ranges, number, around, after)
+        return reach, changed
 
     def _may_be_kept(self, batch: Batch, seconds: float) -> bool:
         asked = batch.asked.learned
@@ -276,7 +225,7 @@ class ListingStore:
             return known
         number = cast("bytes | None", transaction.get(bucket.encode(), db=self._buckets))
         if number is None and create:
-            number = int(transaction.stat(self._buckets)["entries"]).to_bytes(_NUMBER_BYTES, "big")
+            number = int(transaction.stat(self._buckets)["entries"]).to_bytes(NUMBER_BYTES, "big")
             transaction.put(bucket.encode(), number, db=self._buckets)
             return number  # remembered when it is there for good
         if number is not None and not create:
@@ -315,49 +264,18 @@ class ListingStore:
             transaction.delete(place, db=self._entries)
         first, last = places[0], places[-1]
         for number, start, stop in _parts_by_bucket(first, last):
-            around = list(_touching(View(transaction, self._entries, self._ranges, number), start, stop))
-            _rewrite(transaction, self._ranges, number, around, without(around, start, stop))
+            around = list(touching(View(transaction, self._entries, self._ranges, number), start, stop))
+            rewrite(transaction, self._ranges, number, around, without(around, start, stop))
 
 
 def _parts_by_bucket(first: bytes, last: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
     """The places from `first` to `last` as bucket number, start and stop."""
-    lowest = int.from_bytes(first[:_NUMBER_BYTES], "big")
-    highest = int.from_bytes(last[:_NUMBER_BYTES], "big")
+    lowest = int.from_bytes(first[:NUMBER_BYTES], "big")
+    highest = int.from_bytes(last[:NUMBER_BYTES], "big")
     for bucket in range(lowest, highest + 1):
-        start = first[_NUMBER_BYTES:] if bucket == lowest else b""
-        stop = behind(last[_NUMBER_BYTES:]) if bucket == highest else END
-        yield bucket.to_bytes(_NUMBER_BYTES, "big"), start, stop
-
-
-def _touching(view: View, start: bytes, stop: bytes, *, overlapping: bool = False) -> Iterator[Interval]:
-    """The intervals that overlap [start, stop) or, unless `overlapping`, end or begin where it begins or ends."""
-    for one in view.intervals(start):
-        if one.start > stop or (overlapping and one.start == stop):
-            return
-        if one.stop > start or (one.stop == start and not overlapping):
-            yield one
-
-
-def _rewrite(
-    transaction: lmdb.Transaction, ranges: Table, number: bytes, before: Sequence[Interval], after: Sequence[Interval]
-) -> None:
-    """Change the ranges table from one to the other."""
-    for gone in {one.start for one in before} - {one.start for one in after}:
-        transaction.delete(number + gone, db=ranges)
-    same = set(before)
-    for one in after:
-        if one not in same:
-            transaction.put(number + one.start, _value(one), db=ranges)
-
-
-def _value(interval: Interval) -> bytes:
-    learned = interval.learned
-    return _LEARNED.pack(learned.generation, learned.seconds, learned.boot) + interval.stop
-
-
-def _interval(start: bytes, value: bytes) -> Interval:
-    generation, seconds, boot = _LEARNED.unpack_from(value)
-    return Interval(start, value[_LEARNED.size :], Learned(generation, seconds, boot))
+        start = first[NUMBER_BYTES:] if bucket == lowest else b""
+        stop = behind(last[NUMBER_BYTES:]) if bucket == highest else END
+        yield bucket.to_bytes(NUMBER_BYTES, "big"), start, stop
 
 
 def _is_last(transaction: lmdb.Transaction, table: Table, place: bytes) -> bool:

@@ -18,15 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.metadata.listing import marks, store
+from gateway.metadata.listing.batches import Asked, Batch
 from gateway.metadata.listing.bounds import Bound
 from gateway.metadata.listing.index import Found, ListingIndex, Truth, Unsettled
 from gateway.metadata.listing.pages import Wanted
 from gateway.metadata.listing.places import END, behind, behind_all
 from gateway.metadata.listing.records import pack
-from gateway.metadata.listing.store import Asked, Batch
 from gateway.metadata.observer import SilentCatalogObserver
 from gateway.metadata.opening import OpenCatalog, open_directory
-from gateway.s3.listed import EntryForm, ListedEntry, ListedPage
+from gateway.s3.list_result import EntryForm, ListedEntry, ListedPage
 from tests.support.manual_clock import ManualClock
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -450,6 +450,28 @@ def test_the_index_keeps_to_its_size_and_never_lies(tmp_path: Path) -> None:
         assert 100 < known < 250
 
     play(tmp_path / "c", scenario, size_bytes_max=2**20)
+
+
+def test_a_page_of_a_thousand_common_prefixes_is_learned_at_once(tmp_path: Path) -> None:
+    """Its gaps go into a few transactions, and once every directory was listed, so is all above them."""
+
+    async def scenario(one: Bench) -> None:
+        prefixes = [b"%04d/" % number for number in range(1000)]
+        wanted = Wanted(delimiter=b"/")
+        told = ListedPage([entry(b"between-%04d" % number) for number in range(100)], prefixes, None)
+        one.index.learn("b", wanted, told, one.index.asked("b"), merge_seconds=0.0)
+        before = one.opened.listing._environment.info()["last_txnid"]
+        await one.index.settle()
+        assert one.opened.listing._environment.info()["last_txnid"] - before < 100
+        assert one.keys(Wanted(b"between-")) == [b"between-%04d" % number for number in range(100)]
+        assert one.find(wanted) is None
+        for prefix in prefixes:
+            await one.learn(entry(prefix + b"x"), wanted=Wanted(prefix))
+        found = one.find(wanted)
+        assert isinstance(found, Found)
+        assert (len(found.page.prefixes), found.page.is_truncated) == (1000, True)
+
+    play(tmp_path / "c", scenario)
 
 
 def test_a_sorted_build_takes_little_room(tmp_path: Path) -> None:

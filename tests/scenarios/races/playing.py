@@ -31,6 +31,7 @@ READS: Steps = {
     reading.head: 14,
     reading.leave_early: 3,
     reading.list_keys: 2,
+    reading.list_directory: 5,
 }
 WRITES: Steps = {
     writing.put: 9,

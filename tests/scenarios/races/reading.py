@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
+from dataclasses import replace
 
 from defusedxml.ElementTree import fromstring
 
 from tests.scenarios.races.caller import Broken, Caller
-from tests.scenarios.races.history import STRICT
+from tests.scenarios.races.history import STRICT, Bounds
 from tests.scenarios.races.world import World
 
 RANGE_BYTES_MAX = 200_000
@@ -80,24 +82,43 @@ async def crowd(world: World, caller: Caller, rng: random.Random, key: str) -> N
 
 
 async def list_keys(world: World, caller: Caller, rng: random.Random, key: str) -> None:
-    """A listing is the origin's own answer (3.9), so it is right about every key at once, whatever the slot."""
+    """A listing with a strict part is the origin's own (3.9): right about every key at once, whatever the slot."""
+    await _list(world, caller, key, "", dict.fromkeys(world.histories, STRICT))
+
+
+async def list_directory(world: World, caller: Caller, rng: random.Random, key: str) -> None:
+    """A listing of one slot may be the index's: what it leaves out is as old as what it says, own writes are in it."""
+    prefix = key[: key.index("/") + 1]
+    bounds = {
+        other: replace(history.bounds, absence_seconds=history.bounds.presence_seconds)
+        for other, history in world.histories.items()
+        if other.startswith(prefix)
+    }
+    await _list(
+        world, caller, key, f"&prefix={prefix}{rng.choice(['', '&encoding-type=url', '&fetch-owner=true'])}", bounds
+    )
+
+
+async def _list(world: World, caller: Caller, key: str, query: str, bounds: Mapping[str, Bounds]) -> None:
+    """One page of all there is, judged by the bounds of each key that it is about."""
     sent = world.now()
-    for history in world.histories.values():
-        history.reads_sent.append(sent)
+    for other in bounds:
+        world.histories[other].reads_sent.append(sent)
     try:
-        answer = await caller.call("GET", f"/{world.bucket}?list-type=2")
+        answer = await caller.call("GET", f"/{world.bucket}?list-type=2{query}")
         if answer.status != 200:
             world.unexpected(key, "LIST", answer)
+        world.counts[f"list {answer.headers.get('x-forebay-cache')}"] += 1
         found = _entries(answer.body)
-        for other in world.histories:
-            world.saw(other, sent, found.get(other), "LIST", bounds=STRICT)
+        for other, bound in bounds.items():
+            world.saw(other, sent, found.get(other), "LIST", bounds=bound)
     except Broken as broken:
         world.counts["broken lists"] += 1
         if not world.breaks_allowed:
             world.wrong(key, f"a listing broke: {broken}")
     finally:
-        for history in world.histories.values():
-            history.reads_sent.remove(sent)
+        for other in bounds:
+            world.histories[other].reads_sent.remove(sent)
 
 
 def _entries(document: bytes) -> dict[str, str]:

@@ -1,0 +1,108 @@
+"""Records of the listing index: what was listed is listed again to the letter."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.metadata.listing.contents import contents_xml
+from gateway.metadata.listing.records import FIXED, date_text, numbered, pack, pack_form, unpack, unpack_form
+from gateway.s3.list_result import EntryForm, ListedEntry, parse_listed_page
+from tests.support import listing_model as model
+
+DATES = st.one_of(
+    st.builds(lambda at, ms: f"{date_text(at)}.{ms:03}Z", st.integers(0, 2**32 - 1), st.integers(0, 999)),
+    st.sampled_from(
+        [
+            "",
+            "2026-01-01T00:00:00Z",
+            "2026-02-30T00:00:00.000Z",
+            "2026-01-01T24:00:00.000Z",
+            "2026-01-01T00:00:00.0000Z",
+            "2026-01-01T00:00:00.000+00:00",
+            "1969-12-31T23:59:59.999Z",
+            "2107-01-01T00:00:00.000Z",
+            "yesterday & today",
+        ]
+    ),
+)
+DIGEST = st.binary(min_size=16, max_size=16).map(bytes.hex)
+ETAGS = st.one_of(
+    DIGEST.map(lambda digest: f'"{digest}"'),
+    st.builds(lambda digest, parts: f'"{digest}-{parts}"', DIGEST, st.integers(1, 10_000)),
+    DIGEST,
+    DIGEST.map(lambda digest: f'"{digest.upper()}"'),
+    DIGEST.map(lambda digest: f'W/"{digest}"'),
+    st.sampled_from(["", '""', '"<&>"', f'"{"0" * 32}-0"', f'"{"0" * 32}-01"', f'"{"0" * 32}-10001"', f'"{"0" * 33}"']),
+)
+CHECKSUM = "<ChecksumAlgorithm>CRC32</ChecksumAlgorithm>"
+FORMS = st.builds(
+    EntryForm,
+    st.sampled_from(["", CHECKSUM]),
+    st.sampled_from(["", "<Owner><ID>a&amp;b</ID></Owner>"]),
+    st.sampled_from(["", "<StorageClass>STANDARD</StorageClass>", "<StorageClass>GLACIER</StorageClass><X>é</X>"]),
+)
+SIZES = st.integers(0, 2**48 - 1)
+ENTRIES = st.lists(
+    st.builds(ListedEntry, model.KEY.map(str.encode), DATES, ETAGS, SIZES, FORMS),
+    max_size=8,
+    unique_by=lambda entry: entry.key,
+).map(lambda entries: sorted(entries, key=lambda entry: entry.key))
+
+
+@given(ENTRIES)
+def test_what_is_listed_from_records_is_what_was_packed(entries: list[ListedEntry]) -> None:
+    """Read from the gateway's own answer by whoever reads the origin's: every field, to the letter."""
+    listed, forms = numbered(entries)
+    contents = contents_xml(listed, forms, url=True, owner=True)
+    document = f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>"
+    assert parse_listed_page(document.encode(), with_owner=True).entries == entries
+    assert [unpack(key, record, forms) for key, record in listed] == entries
+
+
+@given(ENTRIES)
+def test_owners_are_shown_to_those_who_asked(entries: list[ListedEntry]) -> None:
+    """And to nobody else."""
+    listed, forms = numbered(entries)
+    assert "<Owner>" not in contents_xml(listed, forms, url=True, owner=False)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (b"plain/key-_.~", "plain/key-_.~"),
+        (b"a&b<c>\"d'", "a&amp;b&lt;c&gt;&quot;d'"),
+        ("é€😀".encode(), "é€😀"),
+        (b"line\nfeed", "line\nfeed"),
+        (b"return\r", "return&#13;"),
+        (b"\x01", "&#x1;"),
+    ],
+)
+def test_keys_are_escaped_where_they_are_not_encoded(key: bytes, text: str) -> None:
+    """Alone, and among others that need none."""
+    form = EntryForm("", None, "")
+    for keys in ([key], [b"0", key], [key, b"z"]):
+        listed = [(one, pack(ListedEntry(one, "", "", 0, form), 0)) for one in keys]
+        assert f"<Key>{text}</Key>" in contents_xml(listed, [form], url=False, owner=False)
+        assert contents_xml(listed, [form], url=False, owner=False).count("<Key>") == len(keys)
+
+
+def test_most_records_are_as_short_as_they_can_be() -> None:
+    """32 bytes, single parts and several, so that ten million keys take about a gigabyte."""
+    for etag in (f'"{"a" * 32}"', f'"{"a" * 32}-10000"'):
+        entry = ListedEntry(b"k", "2026-01-01T00:00:00.123Z", etag, 5 * 2**40, EntryForm("", None, ""))
+        assert len(pack(entry, 7)) == FIXED.size == 32
+
+
+@given(st.builds(EntryForm, st.text(), st.none() | st.text(), st.text()))
+def test_forms_survive(form: EntryForm) -> None:
+    """What everybody may say of an object, and whether the owner was asked for."""
+    assert unpack_form(pack_form(form)) == form
+
+
+@pytest.mark.parametrize("packed", [b"", b"{}", b"[1]", b"null"])
+def test_what_is_no_form_is_refused(packed: bytes) -> None:
+    """A damaged index is a miss."""
+    with pytest.raises(ValueError):
+        unpack_form(packed)
