@@ -20,6 +20,13 @@ def span_of(cache: BlockCache, version: ObjectVersion, byte_range: ByteRange | N
     return cache.warm_span(version, byte_range or whole(version), slot=SLOT)
 
 
+async def warm_up(cache: BlockCache, version: ObjectVersion) -> None:
+    """Have an object filled, then read and verified."""
+    for _ in range(2):
+        await read(cache, version)
+        await cache.settle()
+
+
 def bytes_of(held: HeldSpan) -> bytes:
     return os.pread(held.span.descriptor, held.span.count, held.span.offset)
 
@@ -32,9 +39,7 @@ def test_bytes_that_were_read_a_moment_ago_are_given_at_once(tmp_path: Path, pac
         origin, observer = make_origin(), CountingObserver()
         version = stored(origin, "k", BLOCK)
         async with open_cache(tmp_path / "c", origin, packed_bytes_max=packed_bytes_max, observer=observer) as cache:
-            for _ in range(2):  # filled, then read and verified
-                await read(cache, version)
-                await cache.settle()
+            await warm_up(cache, version)
             open_before, hits = set(os.listdir("/proc/self/fd")), observer.hits
             for wanted in (whole(version), ByteRange(5, 9), ByteRange(BLOCK - 1, BLOCK - 1)):
                 held = span_of(cache, version, wanted)
@@ -82,9 +87,7 @@ def test_a_file_that_was_changed_is_not_believed(tmp_path: Path) -> None:
         origin = make_origin()
         version = stored(origin, "k", BLOCK)
         async with open_cache(tmp_path / "c", origin) as cache:
-            for _ in range(2):
-                await read(cache, version)
-                await cache.settle()
+            await warm_up(cache, version)
             held = span_of(cache, version)
             assert held is not None
             os.utime(f"/proc/self/fd/{held.span.descriptor}")
@@ -101,9 +104,7 @@ def test_a_span_that_could_not_be_sent_is_verified_again(tmp_path: Path) -> None
         origin = make_origin()
         version = stored(origin, "k", BLOCK)
         async with open_cache(tmp_path / "c", origin) as cache:
-            for _ in range(2):
-                await read(cache, version)
-                await cache.settle()
+            await warm_up(cache, version)
             held = span_of(cache, version)
             assert held is not None
             held.failed(BlockDamaged("the file ended early"))
@@ -121,9 +122,7 @@ def test_an_unreadable_directory_gives_nothing(tmp_path: Path) -> None:
         origin = make_origin()
         version = stored(origin, "k", BLOCK)
         async with open_cache(tmp_path / "c", origin) as cache:
-            for _ in range(2):
-                await read(cache, version)
-                await cache.settle()
+            await warm_up(cache, version)
             held = span_of(cache, version)
             assert held is not None
             held.failed(OSError(5, "Input/output error"))
