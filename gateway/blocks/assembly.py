@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from gateway.blocks.access_log import AccessLog
 from gateway.blocks.coalescing import Fills
 from gateway.blocks.fill import BlockFiller
 from gateway.blocks.filling import Filler
@@ -73,7 +72,7 @@ def assemble(
         verified,
         Residency(),
         AheadMarks(),
-        AccessLog(),
+        opened.blocks.index.accesses,
         segments,
         isolation,
         clock,

@@ -20,6 +20,7 @@ from pathlib import Path
 import lmdb
 
 from gateway.blocks import records, tables
+from gateway.blocks.access_log import AccessLog
 from gateway.blocks.layout import Extent
 from gateway.blocks.ledger import Ledger
 from gateway.blocks.records import BlockRecord, FileRecord, FillHolder, Reservation
@@ -49,10 +50,15 @@ class Usage:
 
 
 class BlockIndex:
-    """One process's view of the shared index. `worker` names its reservations and doomed files."""
+    """One process's view of the shared index. `worker` names its reservations and doomed files.
+
+    What was read is noted in `accesses`, and enters the index now and then (`touch`), at the latest before anything is
+    evicted for a new file: a policy that sees hits later than the misses after them takes old data for young.
+    """
 
     def __init__(self, directory: Path, worker: int) -> None:
         self.worker = worker
+        self.accesses = AccessLog()
         self._environment = lmdb.open(
             str(directory), map_size=MAP_BYTES, max_dbs=TABLES_MAX, max_readers=1024, sync=False, mode=0o600
         )
@@ -171,6 +177,7 @@ class BlockIndex:
             self._check_writes(ledger, reservation, capacity, day)
             if holder is not None and reservation.fill_key is not None:
                 ledger.succeed(reservation.fill_key, holder)
+            ledger.touch(self.accesses.take(TOUCHES_PER_TRANSACTION))
             step = make_room(ledger, capacity, reservation.slot, reservation.disk_bytes, wanted=reservation.wanted)
             if step.done:
                 ledger.reserve(reservation)
@@ -246,10 +253,10 @@ class BlockIndex:
             emptied = [ledger.remove_block(block) for block in found if block is not None]
             return Step(len(keys) < VICTIMS_PER_TRANSACTION, [file for file in emptied if file is not None])
 
-    def touch(self, uses: Sequence[tuple[str, int]]) -> None:
-        """Note that blocks in these files were used so often, in this order; at most TOUCHES_PER_TRANSACTION files."""
+    def touch(self) -> None:
+        """Enter what was read longest ago: TOUCHES_PER_TRANSACTION files at most."""
         with self._write() as ledger:
-            ledger.touch(uses)
+            ledger.touch(self.accesses.take(TOUCHES_PER_TRANSACTION))
 
     def forget_doomed(self, files: Iterable[str]) -> None:
         """The files are unlinked."""

@@ -77,7 +77,7 @@ class DirectoryProbe:
 
     def _write_now(self) -> None:
         self.directory.store.try_writing(BLOCKS_NEEDED * self.block_size_bytes)
-        self.directory.index.touch(())
+        self.directory.index.touch()
         self.directory.store.keep_ballast()
 
     def _yield_some(self) -> None:

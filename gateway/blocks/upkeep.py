@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gateway.blocks.index import TOUCHES_PER_TRANSACTION
 from gateway.blocks.probe import DirectoryProbe
 from gateway.blocks.reading_tools import ReadingTools
 from gateway.errors import StoreUnavailable
@@ -27,9 +26,10 @@ class Upkeep:
     async def flush_accesses(self) -> None:
         """Tell the index which files were used, a short transaction at a time."""
         tools = self._tools
-        while tools.isolation.writable and (noted := tools.accesses.take(TOUCHES_PER_TRANSACTION)):
+        index = tools.directory.index
+        while tools.isolation.writable and len(index.accesses):
             try:
-                await tools.threads.index(tools.directory.index.touch, noted)
+                await tools.threads.index(index.touch)
             except StoreUnavailable:
                 tools.observer.store_unavailable()
 

@@ -182,7 +182,11 @@ class Accounts(RuleBasedStateMachine):
         used = data.draw(st.lists(st.sampled_from(cached), unique=True))
         extents = [self.opened.blocks.index.lookup(block_id) for _, block_id in used]
         files = [extent.file for extent in extents if extent is not None]
-        self.opened.blocks.index.touch([(file, 1) for file in (*files, "never heard of")])
+        index = self.opened.blocks.index
+        for file in (*files, "never heard of"):
+            index.accesses.note(file)
+        index.touch()
+        assert not len(index.accesses)
         for slot, block_id in used:
             self.model[slot].move_to_end(block_id)
 

@@ -42,8 +42,8 @@ def slots(eviction: Literal["epoch", "s3-fifo", "lru"], kept_object_bytes_max: i
     return Slots([Slot("default", Prefix(""), eviction=eviction, kept_object_bytes_max=kept_object_bytes_max)])
 
 
-async def epoch(cache: BlockCache, versions: Sequence[ObjectVersion], seed: int) -> float:
-    """Each version read once, in a random order; the part that hits."""
+async def epoch(cache: BlockCache, versions: Sequence[ObjectVersion], seed: int, *, flush_every: int = 20) -> float:
+    """Each version read once, in a random order; the part that hits. The index learns of uses every so many reads."""
     generator, hits = random.Random(seed), 0
     for count, version in enumerate(generator.sample(list(versions), len(versions))):
         reader = await cache.open_range(version, whole(version))
@@ -51,9 +51,8 @@ async def epoch(cache: BlockCache, versions: Sequence[ObjectVersion], seed: int)
             pass
         hits += reader.outcome == "hit"
         await cache.settle()
-        if count % 20 == 0:
+        if count % flush_every == flush_every - 1:
             await cache.flush_accesses()
-    await cache.flush_accesses()
     return hits / len(versions)
 
 
@@ -99,6 +98,27 @@ def test_epochs_that_fit_by_half_hit_by_half_whoever_reads(tmp_path: Path, packe
         team.close()
     assert min(found[1], found[2], found[5]) >= 0.48, found
     assert found[0] == found[3] == 0.0
+
+
+def test_epochs_hit_by_half_however_seldom_uses_are_flushed(tmp_path: Path) -> None:
+    """What evicts enters the uses noted before it: another data set is in by its third epoch, flushes however late."""
+
+    async def scenario() -> None:
+        origin, found = make_origin(), []
+        async with open_cache(
+            tmp_path / "c",
+            origin,
+            capacity_bytes=100 * FILE,
+            block_size_bytes=SMALL,
+            slots=slots("epoch"),
+            packed_bytes_max=0,
+        ) as cache:
+            for name in ("a", "b"):
+                versions = [stored(origin, f"{name}{n}", SMALL) for n in range(200)]
+                found += [await epoch(cache, versions, seed, flush_every=120) for seed in range(3)]
+        assert min(found[1], found[2], found[5]) >= 0.45, found
+
+    asyncio.run(scenario())
 
 
 def test_each_slot_follows_its_own_policy(tmp_path: Path) -> None:
