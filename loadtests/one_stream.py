@@ -2,17 +2,19 @@
 
     python -m loadtests.one_stream [--seconds 3] [--rounds 5] [--scale 1] [--record]
 
-The client is a blocking socket. "Page cache dropped" drops the gateway's own files only. The hits are 100 KiB objects
-over one connection of `wrk`, with and without streams off the disk beside them; the one worker serves both.
+The client is a blocking socket. "Page cache dropped" drops the server's own files only. The hits are 100 KiB objects
+over one connection of `wrk`, with and without streams off the disk beside them; the one worker serves both. The same
+streams from the bare server tell what of it is the machine: streams, hits and their clients share its cores.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 
-from loadtests.harness import command, fio, tools, wrk
+from loadtests.harness import command, fio, machine, tools, wrk
 from loadtests.harness.command import Options, progress
 from loadtests.harness.comparison import in_turns
 from loadtests.harness.content import Family, LoadObject, load_object
@@ -49,7 +51,7 @@ def test(options: Options) -> Report:
         ratio = ratio_of(rates["forebay"], rates["bare sendfile"])
         report.verdicts.append(Verdict("warm stream, forebay / bare sendfile", ratio, at_least(0.9)))
         _off_the_disk(report, ours, of, options)
-        _hits_meanwhile(report, ours, of, options)
+        _hits_meanwhile(report, ours, bare, of, options)
     return report
 
 
@@ -85,7 +87,7 @@ def _off_the_disk(report: Report, ours: Gateway, of: LoadObject, options: Option
     report.verdicts.append(Verdict("stream off the disk, forebay / fio", ratio, at_least(0.8)))
 
 
-def _hits_meanwhile(report: Report, ours: Gateway, of: LoadObject, options: Options) -> None:
+def _hits_meanwhile(report: Report, ours: Gateway, bare: BareSendfile, of: LoadObject, options: Options) -> None:
     host = "{}:{}".format(*ours.address)
     signer, now = Signer(host), time.time()
     requests = [signer.get(_HITS.path(n % _HITS.count), at=now - n % 600) for n in range(2000)]
@@ -94,9 +96,9 @@ def _hits_meanwhile(report: Report, ours: Gateway, of: LoadObject, options: Opti
         seen = wrk.run(ours.url, requests, connections=1, seconds=options.seconds, body_bytes=_HITS.size_bytes)
         return seen.p99_seconds * 1e3
 
-    def beside_streams() -> float:
+    def beside_streams(address: tuple[str, int], forget_pages: Callable[[], None]) -> float:
         stop = threading.Event()
-        streams = threading.Thread(target=_stream_until, args=(stop, ours, of))
+        streams = threading.Thread(target=_stream_until, args=(stop, address, forget_pages, of))
         streams.start()
         try:
             return p99_milliseconds()
@@ -105,16 +107,34 @@ def _hits_meanwhile(report: Report, ours: Gateway, of: LoadObject, options: Opti
             streams.join()
 
     progress("hits beside streams off the disk")
-    series = in_turns({"alone": p99_milliseconds, "beside streams off the disk": beside_streams}, options.rounds)
+    beside, beside_bare = "beside streams off the disk", "beside the same streams of the bare server"
+    series = in_turns(
+        {
+            "alone": p99_milliseconds,
+            beside: lambda: beside_streams(ours.address, ours.forget_pages),
+            beside_bare: lambda: beside_streams(bare.address, lambda: machine.forget_pages(bare.directory)),
+        },
+        options.rounds,
+    )
     report.tables.append(Measured("99th percentile of 100 KiB hits", "ms", series))
-    ratio = ratio_of(series["beside streams off the disk"], series["alone"])
-    report.verdicts.append(Verdict("p99 of hits, beside streams off the disk / alone", ratio, at_most(2)))
+    report.verdicts += [
+        Verdict(
+            "p99 of hits, beside streams off the disk / alone", ratio_of(series[beside], series["alone"]), at_most(2)
+        ),
+        Verdict(
+            "p99 of hits, beside streams off the disk / beside the bare server's",
+            ratio_of(series[beside], series[beside_bare]),
+            at_most(1.1),
+        ),
+    ]
 
 
-def _stream_until(stop: threading.Event, ours: Gateway, of: LoadObject) -> None:
+def _stream_until(
+    stop: threading.Event, address: tuple[str, int], forget_pages: Callable[[], None], of: LoadObject
+) -> None:
     while not stop.is_set():
-        ours.forget_pages()
-        stream_seconds(ours.address, of)
+        forget_pages()
+        stream_seconds(address, of)
 
 
 if __name__ == "__main__":
