@@ -140,7 +140,8 @@ CATALOG_LOOKUPS = Counter(
     "look-ups",
     ("slot", "outcome"),
     "Questions about objects in slots whose consistency is not strict. outcome: hit and absent (the catalog answered), "
-    "miss (the origin was asked) or stale (it did not answer, and the slot allows an older answer).",
+    "listed (it did, because a LIST has shown since that the object is the same), miss (the origin was asked) or stale "
+    "(it did not answer, and the slot allows an older answer).",
 )
 CATALOG_NOT_KEPT = Counter(
     "forebay_catalog_not_kept_total",

@@ -1,6 +1,7 @@
 """Which version of an object is current, and what S3 says of it: remembered as long as the object's slot allows.
 
-    remembered, and fresh enough for the slot? → that; else one HEAD at the origin, remembered for the next
+    remembered, and fresh enough for the slot? → that; listed since then, and the same? → that (confirmation.py);
+    else one HEAD at the origin, remembered for the next
 
 What was asked before an own write of the key is never believed after it, on any worker (generations.py).
 """
@@ -17,10 +18,12 @@ import structlog
 
 from gateway.clock import Clock
 from gateway.errors import OriginAnswered, OriginUnreachable, StoreUnavailable
+from gateway.metadata.confirmation import is_confirmed, is_settled
 from gateway.metadata.forgetful import ForgetfulListing, NoDirectory
 from gateway.metadata.freshness import Freshness, freshness
 from gateway.metadata.head import ObjectHead, object_head
 from gateway.metadata.landing import Landing
+from gateway.metadata.listing.bounds import bound_of
 from gateway.metadata.listing.index import ListingIndex, trim
 from gateway.metadata.observer import CatalogObserver
 from gateway.metadata.opening import OpenCatalog, open_directory
@@ -102,15 +105,14 @@ class Catalog:
         """
         if not is_remembered(slot, headers):
             return await self.ask(key, slot, headers=headers)
-        entry = self._entry(key, with_checksums=CHECKSUM_MODE in headers)
-        state = self._freshness(entry, slot)
-        if entry is not None and state is Freshness.FRESH and not look:
-            self.observer.looked_up(slot.name, "hit" if entry.head is not None else "absent")
-            return _answer(key, entry, headers)
+        known = None if look else self.remembered(key, slot, headers=headers)
+        if known is not None:
+            return known
         try:
             head = await self._learn(key, slot, headers)
         except (OriginUnreachable, OriginAnswered) as error:
-            if entry is None or look or state is not Freshness.STALE or not is_down(error):
+            entry = self._entry(key, with_checksums=CHECKSUM_MODE in headers)
+            if entry is None or look or not is_down(error) or self._freshness(entry, slot) is Freshness.USELESS:
                 raise
             self.observer.looked_up(slot.name, "stale")
             return _answer(key, entry, headers)
@@ -122,9 +124,14 @@ class Catalog:
         if not is_remembered(slot, headers):
             return None
         entry = self._entry(key, with_checksums=CHECKSUM_MODE in headers)
-        if entry is None or self._freshness(entry, slot) is not Freshness.FRESH:
+        if entry is None:
             return None
-        self.observer.looked_up(slot.name, "hit" if entry.head is not None else "absent")
+        if self._freshness(entry, slot) is Freshness.FRESH:
+            self.observer.looked_up(slot.name, "hit" if entry.head is not None else "absent")
+            return _answer(key, entry, headers)
+        if not self._is_confirmed(key, entry, slot):
+            return None
+        self.observer.looked_up(slot.name, "listed")
         return _answer(key, entry, headers)
 
     def learned(
@@ -134,7 +141,7 @@ class Catalog:
         if is_remembered(slot, headers):
             self.observer.looked_up(slot.name, "miss")
             if head.version.etag:
-                self._landing.add(Fill(head.version.key, Entry(asked, head, with_checksums=with_checksums)))
+                self._landing.add(Fill(head.version.key, _entry(asked, head, with_checksums=with_checksums)))
 
     def now(self, key: ObjectKey) -> Learned:
         """To be taken before the origin is asked about `key`, for `remember_absence` and `learned`."""
@@ -180,9 +187,15 @@ class Catalog:
             return None
         return entry
 
-    def _freshness(self, entry: Entry | None, slot: Slot) -> Freshness:
-        if entry is None:
-            return Freshness.USELESS
+    def _is_confirmed(self, key: ObjectKey, entry: Entry, slot: Slot) -> bool:
+        """Whether the object was listed within the slot's bound as the entry, which is older, has it."""
+        if entry.head is None or not entry.settled:
+            return False
+        bound = bound_of((slot,))
+        listed = self.listing.entry(key.bucket, key.key, bound) if bound is not None else None
+        return listed is not None and is_confirmed(entry.head, listed)
+
+    def _freshness(self, entry: Entry, slot: Slot) -> Freshness:
         return freshness(entry, slot, now_seconds=self._clock.monotonic(), boot=self._opened.boot)
 
     async def _learn(self, key: ObjectKey, slot: Slot, headers: Mapping[str, str]) -> ObjectHead:
@@ -194,8 +207,12 @@ class Catalog:
                 self.remember_absence(key, slot, asked, named=False)
             raise
         if head.version.etag:
-            self._landing.add(Fill(key, Entry(asked, head, with_checksums=CHECKSUM_MODE in headers)))
+            self._landing.add(Fill(key, _entry(asked, head, with_checksums=CHECKSUM_MODE in headers)))
         return head
+
+
+def _entry(asked: Learned, head: ObjectHead, *, with_checksums: bool) -> Entry:
+    return Entry(asked, head, with_checksums=with_checksums, settled=is_settled(head))
 
 
 def _opened(directory: Path, origin_name: str, slots: Slots) -> OpenCatalog:

@@ -66,6 +66,9 @@ class ForgetfulListing:
     ) -> None:
         return None
 
+    def entry(self, bucket: str, key: str, bound: Bound) -> None:
+        return None
+
     def asked(self, bucket: str) -> Asked:
         return Asked(Learned(0, 0.0, 0), -1)
 

@@ -11,8 +11,8 @@ class CatalogObserver(Protocol):
     def looked_up(self, slot: str, outcome: str) -> None:
         """A question about an object in a slot that lets the catalog answer.
 
-        `outcome`: hit (there is such an object), absent (there is none), miss (the origin was asked), stale (it was
-        asked, did not answer, and the slot allows an older answer).
+        `outcome`: hit (there is such an object), listed (so too, as a listing has shown since), absent (there is
+        none), miss (the origin was asked), stale (it was asked, did not answer, and the slot allows an older answer).
         """
 
     def not_kept(self, count: int) -> None:

@@ -31,6 +31,8 @@ _COMMON = {
 }
 """Headers that most objects have, a bit each."""
 
+_SETTLED = 512
+
 _NOT_OF_THE_OBJECT = frozenset({"date", "server", "x-amz-request-id", "x-amz-id-2", "connection", "keep-alive"})
 """They belong to one answer of the origin, and are gone with it."""
 
@@ -55,12 +57,14 @@ class Entry:
 
     `head` None: there is no such object; then `named` says that the origin's error was NoSuchKey, and not that of a
     missing bucket, which a HEAD cannot tell apart. `with_checksums`: asked with `x-amz-checksum-mode: ENABLED`.
+    `settled`: a listing can confirm it (confirmation.py).
     """
 
     learned: Learned
     head: ObjectHead | None = None
     named: bool = False
     with_checksums: bool = False
+    settled: bool = False
 
 
 def pack(key: bytes, entry: Entry) -> tuple[bytes, bytes]:
@@ -72,7 +76,7 @@ def pack(key: bytes, entry: Entry) -> tuple[bytes, bytes]:
         flags, size_bytes, modified, etag, extra = _ABSENT | (_NAMED if entry.named else 0), 0, 0, b"", b""
     else:
         flags, size_bytes, modified, etag, extra = _pack_head(entry.head)
-        flags |= _CHECKSUMS if entry.with_checksums else 0
+        flags |= (_CHECKSUMS if entry.with_checksums else 0) | (_SETTLED if entry.settled else 0)
     learned = entry.learned
     fixed = _FIXED.pack(0, flags, learned.boot, learned.generation, learned.seconds, size_bytes, modified)
     record = fixed[_CHECKSUM_BYTES:] + etag
@@ -123,7 +127,7 @@ def unpack(place: bytes, key: ObjectKey, record: bytes, extra: bytes) -> Entry |
         headers |= dict(line.split(":", 1) for line in extra.decode("latin-1").split("\n"))
     last_modified = float(modified) if flags & _DATED else parse_http_date(headers.get("last-modified", ""))
     head = ObjectHead(ObjectVersion(key, etag, size_bytes), headers, last_modified, remembered=True)
-    return Entry(learned, head, with_checksums=bool(flags & _CHECKSUMS))
+    return Entry(learned, head, with_checksums=bool(flags & _CHECKSUMS), settled=bool(flags & _SETTLED))
 
 
 def without_checksums(head: ObjectHead) -> ObjectHead:

@@ -20,7 +20,7 @@ from gateway.metadata.listing.marks import Marks
 from gateway.metadata.listing.overlay import Overlaid, Written
 from gateway.metadata.listing.pages import Page, Record, SortedKeys, Wanted, take
 from gateway.metadata.listing.places import END, behind
-from gateway.metadata.listing.records import forms_of, numbered, pack
+from gateway.metadata.listing.records import form_of, forms_of, numbered, pack, unpack
 from gateway.metadata.listing.sharing import SharedQuestions
 from gateway.metadata.listing.store import ListingStore
 from gateway.metadata.listing.view import View
@@ -99,7 +99,7 @@ class ListingIndex:
             with self._marks.pending(bucket) as written, self._store.view(bucket) as view:
                 if view is None:
                     return None
-                until = self._known_until(view, bucket, wanted, bound, stale=stale)
+                until = self._known_until(view, bucket, wanted.start, bound, stale=stale)
                 if until <= wanted.start:
                     return None
                 if not written(wanted.start, wanted.stop, 1):
@@ -110,6 +110,22 @@ class ListingIndex:
             if isinstance(found, Found):
                 return self._with_forms(found, with_owner=with_owner)
             return found
+        except (lmdb.Error, IndexError, ValueError):
+            return None
+
+    def entry(self, bucket: str, key: str, bound: Bound) -> ListedEntry | None:
+        """What was listed of a key within the bound; None where that is not known, and where there is no such key."""
+        try:
+            place = key.encode()
+            with self._marks.pending(bucket) as written, self._store.view(bucket) as view:
+                if view is None or written(place, behind(place), 1):
+                    return None
+                if self._known_until(view, bucket, place, bound, stale=False) <= place:
+                    return None
+                found = view.read(place, behind(place), 1)
+            if not found:
+                return None
+            return unpack(place, found[0][1], self._store.forms([form_of(found[0][1])]))
         except (lmdb.Error, IndexError, ValueError):
             return None
 
@@ -179,11 +195,9 @@ class ListingIndex:
         await self._landing.close()
         await asyncio.to_thread(self._marking.shutdown)
 
-    def _known_until(self, view: View, bucket: str, wanted: Wanted, bound: Bound, *, stale: bool) -> bytes:
+    def _known_until(self, view: View, bucket: str, start: bytes, bound: Bound, *, stale: bool) -> bytes:
         now = Learned(self._generations.of_bucket(bucket), self._clock.monotonic(), self._boot)
-        return known_until(
-            view.intervals(wanted.start), wanted.start, lambda learned: bound.allows(learned, now, stale=stale)
-        )
+        return known_until(view.intervals(start), start, lambda learned: bound.allows(learned, now, stale=stale))
 
     def _merged(
         self, view: View, wanted: Wanted, until: bytes, written: Written, truths: Mapping[bytes, Truth]

@@ -33,6 +33,7 @@ from gateway.origin.memory.response import MemoryResponse
 from gateway.origin.memory.settings import bucket_setting, setting_of
 from gateway.origin.memory.store import Bucket, StoredObject
 from gateway.s3.error_codes import error_document, s3_error
+from gateway.s3.http_dates import format_http_date
 from gateway.s3.requests import Operation
 from gateway.s3.routing import classify
 from gateway.s3.xml_writer import document
@@ -174,6 +175,7 @@ class MemoryOrigin:
             response.with_body = False
             if response.status >= 300:
                 headers.pop("content-length", None)
+        headers.setdefault("date", format_http_date(self._clock.now()))
         headers.setdefault("x-amz-request-id", f"ORIGIN{next(self._request_ids):010d}")
         response.headers = headers
         return response

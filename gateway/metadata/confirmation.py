@@ -1,0 +1,63 @@
+"""Does a listing say that an object is still what is remembered of it? Pure; docs/decisions/0018 says why so strictly.
+
+A listing gives ETag, size and date, and not the headers that HEAD gives. Those are written with the object, but for a
+few that S3 changes by themselves: what has one of them is not confirmed.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gateway.metadata.head import ObjectHead
+from gateway.metadata.listing.records import date_text
+from gateway.s3.http_dates import parse_http_date
+from gateway.s3.list_result import EntryForm, ListedEntry
+
+SETTLED_SECONDS = 60.0
+"""Dates are told to the second, by clocks of many machines: what was looked at so long after its date keeps it only as
+long as it is not written again.
+"""
+
+_WRITTEN_WITH_THE_OBJECT = (
+    "x-amz-checksum-",
+    "x-amz-id-2",
+    "x-amz-meta-",
+    "x-amz-missing-meta",
+    "x-amz-mp-parts-count",
+    "x-amz-request-id",
+    "x-amz-server-side-encryption",
+    "x-amz-storage-class",
+    "x-amz-version-id",
+    "x-amz-website-redirect-location",
+)
+"""Beginnings of the names of S3's headers that another write would have to change. Not among them: the count of tags,
+retention and legal hold, expiration, restoring, replication, and whatever is unknown.
+"""
+
+_MAY_BE_RESTORED = frozenset({"GLACIER", "DEEP_ARCHIVE", "INTELLIGENT_TIERING"})
+_STORAGE_CLASS = re.compile("<StorageClass>([^<]*)</StorageClass>")
+
+
+def is_settled(head: ObjectHead) -> bool:
+    """Whether the origin's answer was given so long after the object's date that another version must have another."""
+    answered = parse_http_date(head.headers.get("date", ""))
+    if answered is None or head.last_modified is None:
+        return False
+    return answered - head.last_modified >= SETTLED_SECONDS
+
+
+def is_confirmed(head: ObjectHead, listed: ListedEntry) -> bool:
+    """Whether the object that was listed is the one that `head`, which was settled, is about; in doubt it is not."""
+    if head.version.etag != listed.etag or head.version.size_bytes != listed.size_bytes or head.last_modified is None:
+        return False
+    if listed.modified[:19] != date_text(int(head.last_modified)) or not listed.modified.endswith("Z"):
+        return False
+    storage_class = head.headers.get("x-amz-storage-class", "STANDARD")
+    if storage_class != _storage_class(listed.form) or storage_class in _MAY_BE_RESTORED:
+        return False
+    return all(name.startswith(_WRITTEN_WITH_THE_OBJECT) for name in head.headers if name.startswith("x-amz-"))
+
+
+def _storage_class(form: EntryForm) -> str:
+    found = _STORAGE_CLASS.search(form.after_size)
+    return found[1] if found is not None else "STANDARD"

@@ -1,0 +1,196 @@
+"""Clause 3.11 of docs/semantics.md: what a listing says of objects whose headers are remembered."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from gateway.origin.client import OriginRequest
+from gateway.origin.memory.faults import Hold, on
+from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Slot
+from gateway.s3.requests import Operation
+from tests.support.asgi import Answer, call
+from tests.support.gateway_app import GatewayApp, gateway_app
+from tests.support.manual_clock import ManualClock
+
+PREFIX = Prefix.parse("s3://bucket/")
+TTL = Slot("t", PREFIX, "read-write", "ttl", 60.0)
+STRICT = Slot("s", PREFIX)
+LONG = 1000.0
+
+Scenario = Callable[[GatewayApp, ManualClock], Awaitable[None]]
+
+
+def play(directory: Path, slot: Slot, scenario: Scenario) -> None:
+    """Run a scenario with `k` at the origin since long ago."""
+
+    async def run() -> None:
+        clock = ManualClock()
+        async with gateway_app(directory, slots=[slot], clock=clock, allow_unsigned=True) as gateway:
+            gateway.origin.put("bucket", "k", b"old", {"x-amz-meta-label": "cat"})
+            await clock.advance(LONG)
+            await scenario(gateway, clock)
+
+    asyncio.run(run())
+
+
+async def ask(gateway: GatewayApp, method: str, target: str = "/bucket/k", body: bytes = b"") -> Answer:
+    answer = await call(gateway.app, method, target, body=body, sign=False)
+    await gateway.catalog.settle()
+    await gateway.blocks.settle()
+    return answer
+
+
+async def list_bucket(gateway: GatewayApp, query: str = "list-type=2") -> Answer:
+    return await ask(gateway, "GET", f"/bucket?{query}")
+
+
+def test_3_11_a_listing_keeps_what_is_remembered_fresh(tmp_path: Path) -> None:
+    """3.11 After a LIST, HEAD and GET go on as of that LIST, with every header, without the origin; then they ask."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        first = await ask(gateway, "HEAD")
+        await ask(gateway, "GET")
+        await clock.advance(LONG)
+        await list_bucket(gateway)
+        await clock.advance(59.0)
+        asked = len(gateway.origin.calls)
+        head, body = await ask(gateway, "HEAD"), await ask(gateway, "GET")
+        assert len(gateway.origin.calls) == asked
+        assert (head.headers["x-forebay-cache"], body.headers["x-forebay-cache"], body.body) == ("hit", "hit", b"old")
+        assert (head.headers["x-amz-meta-label"], head.headers["etag"]) == ("cat", first.headers["etag"])
+        await clock.advance(1.0)
+        assert (await ask(gateway, "HEAD")).headers["x-forebay-cache"] == "miss"
+
+    play(tmp_path, TTL, scenario)
+
+
+@pytest.mark.parametrize("change", ["overwritten", "copied in place", "deleted", "tagged"])
+def test_3_11_what_is_listed_otherwise_is_asked_for(tmp_path: Path, change: str) -> None:
+    """3.11 A listing that shows another version, or none, confirms nothing; nor does one of an object with tags."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        if change == "tagged":
+            gateway.origin.put("bucket", "k", b"old")
+            await clock.advance(LONG)
+            await outside(gateway, OriginRequest("PUT", "bucket", "k", (("tagging", None),), body=TAGS))
+        await ask(gateway, "HEAD")
+        await clock.advance(LONG)
+        if change == "overwritten":
+            gateway.origin.put("bucket", "k", b"newer")
+        elif change == "copied in place":
+            gateway.origin.put("bucket", "k", b"old", {"x-amz-meta-label": "dog"})
+        elif change == "deleted":
+            await outside(gateway, OriginRequest("DELETE", "bucket", "k"))
+        await list_bucket(gateway)
+        asked = len(gateway.origin.calls)
+        answer = await ask(gateway, "HEAD")
+        assert len(gateway.origin.calls) == asked + 1
+        assert answer.status == (404 if change == "deleted" else 200)
+        assert answer.headers.get("x-amz-meta-label") == ("dog" if change == "copied in place" else None)
+
+    play(tmp_path, TTL, scenario)
+
+
+TAGS = b"<Tagging><TagSet><Tag><Key>a</Key><Value>b</Value></Tag></TagSet></Tagging>"
+
+
+async def outside(gateway: GatewayApp, request: OriginRequest) -> None:
+    async with await gateway.origin.send(request) as response:
+        assert response.status in (200, 204)
+
+
+def test_3_11_a_copy_in_the_same_second_is_never_taken_for_the_same(tmp_path: Path) -> None:
+    """3.11 What was asked within a minute of its date is confirmed by no listing: ETag, size and date may lie."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        gateway.origin.put("bucket", "k", b"same", {"x-amz-meta-label": "cat"})
+        await clock.advance(0.25)
+        await ask(gateway, "HEAD")
+        gateway.origin.put("bucket", "k", b"same", {"x-amz-meta-label": "dog"})
+        await clock.advance(60.0)
+        await list_bucket(gateway)
+        assert (await ask(gateway, "HEAD")).headers["x-amz-meta-label"] == "dog"
+
+    play(tmp_path, TTL, scenario)
+
+
+@pytest.mark.parametrize("change", ["overwritten", "deleted"])
+def test_3_11_what_a_listing_finds_changed_is_forgotten(tmp_path: Path, change: str) -> None:
+    """3.11 A listing that finds another version than the one before it ends what is remembered, before the TTL does."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        await list_bucket(gateway)
+        await clock.advance(50.0)
+        await ask(gateway, "GET")
+        if change == "overwritten":
+            gateway.origin.put("bucket", "k", b"newer")
+        else:
+            await outside(gateway, OriginRequest("DELETE", "bucket", "k"))
+        await clock.advance(20.0)
+        assert (await ask(gateway, "GET")).body == b"old"
+        await list_bucket(gateway)
+        answer = await ask(gateway, "GET")
+        assert (answer.status, answer.body == b"newer") == ((200, True) if change == "overwritten" else (404, False))
+
+    play(tmp_path, TTL, scenario)
+
+
+def test_3_11_own_writes_are_not_confirmed_by_older_listings(tmp_path: Path) -> None:
+    """2.1, 3.11 A page that was asked for before an own write, and comes after it, confirms nothing."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        await ask(gateway, "HEAD")
+        await clock.advance(LONG)
+        until = asyncio.Event()
+        reached = asyncio.Event()
+        gateway.origin.inject(on(operation=Operation.LIST_OBJECTS_V2), Hold(until, reached))
+        listing = asyncio.create_task(list_bucket(gateway))
+        await reached.wait()
+        await ask(gateway, "PUT", body=b"own")
+        until.set()
+        await listing
+        head = await ask(gateway, "HEAD")
+        assert (head.headers["content-length"], "x-amz-meta-label" in head.headers) == ("3", False)
+        assert (await ask(gateway, "GET")).body == b"own"
+
+    play(tmp_path, TTL, scenario)
+
+
+def test_3_11_strict_takes_no_listings_word(tmp_path: Path) -> None:
+    """3.1, 3.11 In a strict slot, HEAD and GET ask whatever was listed; what is remembered there is nothing."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        await ask(gateway, "HEAD")
+        await list_bucket(gateway)
+        assert (await ask(gateway, "HEAD")).headers["x-forebay-cache"] == "forwarded"
+
+    play(tmp_path, STRICT, scenario)
+
+
+def test_3_11_another_slots_listing_counts_by_this_slots_bound(tmp_path: Path) -> None:
+    """3.11 However a range came to be known, a key's own slot says how old that may be."""
+
+    async def run() -> None:
+        clock = ManualClock()
+        short = dataclasses.replace(TTL, name="short", prefix=Prefix.parse("s3://bucket/k"), metadata_ttl_seconds=5.0)
+        async with gateway_app(tmp_path, slots=[TTL, short], clock=clock, allow_unsigned=True) as gateway:
+            gateway.origin.put("bucket", "k", b"old")
+            gateway.origin.put("bucket", "a", b"old")
+            await clock.advance(LONG)
+            for key in "ak":
+                await ask(gateway, "HEAD", f"/bucket/{key}")
+            await clock.advance(LONG)
+            await list_bucket(gateway)
+            await clock.advance(4.9)
+            assert (await ask(gateway, "HEAD", "/bucket/k")).headers["x-forebay-cache"] == "hit"
+            await clock.advance(0.2)
+            assert (await ask(gateway, "HEAD", "/bucket/a")).headers["x-forebay-cache"] == "hit"
+            assert (await ask(gateway, "HEAD", "/bucket/k")).headers["x-forebay-cache"] == "miss"
+
+    asyncio.run(run())
