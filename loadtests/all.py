@@ -15,6 +15,7 @@ from loadtests import (
     cold_epoch,
     cold_large,
     epochs,
+    heads,
     listing,
     many_ranges,
     one_stream,
@@ -31,6 +32,7 @@ from loadtests.harness.report import Report
 TESTS: dict[str, tuple[command.Test, Options]] = {
     "warm_ranges": (warm_ranges.test, Options(2, 5, 1)),
     "warm_small": (warm_small.test, Options(2, 5, 1)),
+    "heads": (heads.test, Options(2, 2, 1)),
     "one_stream": (one_stream.test, Options(2, 5, 1)),
     "cold_large": (cold_large.test, Options(2, 3, 1)),
     "cold_epoch": (cold_epoch.test, Options(2, 3, 1)),

@@ -12,6 +12,8 @@ from xml.sax.saxutils import escape
 from loadtests.harness.content import LoadObject
 
 LAST_MODIFIED = "Sat, 21 Nov 2026 00:00:00 GMT"
+_DATE = "Sun, 22 Nov 2026 00:00:00 GMT"
+"""Long enough after it that nothing is taken for just written."""
 _LAST_MODIFIED_ISO = "2026-11-21T00:00:00.000Z"
 _RANGE = re.compile(rb"\r\nrange: *bytes=(\d*)-(\d*)\r\n", re.IGNORECASE)
 _IF_MATCH = re.compile(rb"\r\nif-match: *([^\r]*)\r\n", re.IGNORECASE)
@@ -46,7 +48,8 @@ def object_answer(found: LoadObject | None, method: str, head: bytes) -> Answer:
         more = f"Content-Range: bytes {first}-{end - 1}/{found.size_bytes}\r\n"
     lines = (
         f"HTTP/1.1 {status}\r\nContent-Length: {end - first}\r\n{more}ETag: {found.etag}\r\n"
-        f"Last-Modified: {LAST_MODIFIED}\r\nAccept-Ranges: bytes\r\nContent-Type: application/octet-stream\r\n\r\n"
+        f"Date: {_DATE}\r\nLast-Modified: {LAST_MODIFIED}\r\nAccept-Ranges: bytes\r\n"
+        "Content-Type: application/octet-stream\r\n\r\n"
     )
     return Answer(lines.encode("ascii"), b"", found if method == "GET" else None, first, end)
 
