@@ -27,6 +27,7 @@ from gateway.metadata.opening import ANSWERS, disbelieve
 from gateway.metadata.small_answers import SmallAnswers
 from gateway.metering import origin_meter
 from gateway.operations.exchange import Services
+from gateway.operations.origin_events import OriginEvents
 from gateway.origin.credentials import ChainCredentials, KeyPair, OriginCredentials, StaticCredentials
 from gateway.origin.metered import MeteredOrigin
 from gateway.origin.s3 import S3Origin
@@ -140,6 +141,7 @@ class Upkeep:
     """What the background process does with the cache directory."""
 
     jobs: Jobs
+    events: OriginEvents
     blocks: BlockCache
     scrubber: Scrubber | None
 
@@ -158,7 +160,7 @@ async def upkeep(settings: Settings, *, instance_id: str, lease_end: socket | No
         store = await asyncio.to_thread(JobStore, settings.cache.directory / "jobs")
         jobs = await Jobs.open(tools, store)
         try:
-            yield Upkeep(jobs, blocks, _scrubber(settings, blocks))
+            yield Upkeep(jobs, OriginEvents(catalog, blocks, node.slots), blocks, _scrubber(settings, blocks))
         finally:
             await jobs.close()
 

@@ -164,6 +164,14 @@ LISTING_KEYS_NOT_KEPT = Counter(
     "Keys listed by the origin that the listing index did not keep: too many at once, or the disk could not take them.",
 )
 
+ORIGIN_EVENTS = Counter(
+    "forebay_origin_events_total",
+    "events",
+    ("outcome",),
+    "Events of the origin that came to the admin port. outcome: applied (what is remembered of the object is void), "
+    "ignored (a test, a confirmation, another service, a frozen slot) or malformed.",
+)
+
 SMALL_ANSWERS = Counter(
     "forebay_small_answers_total",
     "requests",

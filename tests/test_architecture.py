@@ -38,7 +38,7 @@ ALLOWED: Mapping[str, set[str]] = {
     | SETTINGS
     | COUNTING
     | {"edge", "jobs", "operations", "policy", "metadata", "blocks", "writeback", "origin", "metering"},
-    "control": LEAVES | SETTINGS | COUNTING | {"", "jobs", "policy"},
+    "control": BASE | SETTINGS | COUNTING | {"", "jobs", "policy"},
     "serve": LEAVES | SETTINGS | COUNTING | {"", "app", "control", "edge", "jobs", "metering"},
     "demo": LEAVES | {""},
     "cli": LEAVES | SETTINGS | COUNTING | {"", "serve", "control", "demo"},

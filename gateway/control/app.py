@@ -16,6 +16,7 @@ from gateway import metric_kinds, metrics
 from gateway.config import Settings
 from gateway.control.answers import json_answer
 from gateway.control.disk import disk_document
+from gateway.control.events import ChangesHolder, EventsApi
 from gateway.control.guard import Guard
 from gateway.control.jobs import JobsApi, JobsHolder
 from gateway.control.openapi import describe
@@ -34,11 +35,13 @@ def control_app(
     metrics_directory: Path,
     jobs: JobsHolder | None = None,
     scrub: ScrubHolder | None = None,
+    *,
+    changes: ChangesHolder | None = None,
 ) -> Starlette:
     """The application. With `admin.token` set, everything but /healthz and /readyz asks for it."""
     jobs = jobs or JobsHolder()
     control = _Control(settings, holder, metrics_directory, jobs, scrub or ScrubHolder())
-    work = JobsApi(jobs)
+    work, events = JobsApi(jobs), EventsApi(changes or ChangesHolder())
     guard = Guard(settings.admin)
     return Starlette(
         routes=[
@@ -52,6 +55,7 @@ def control_app(
             Route("/api/v1/pin", guard(work.pin), methods=["POST"]),
             Route("/api/v1/unpin", guard(work.unpin), methods=["POST"]),
             Route("/api/v1/pins", guard(work.pins)),
+            Route("/api/v1/events", guard(events.post), methods=["POST"]),
             Route("/api/v1/jobs", guard(work.list)),
             Route("/api/v1/jobs/{job_id}", guard(work.show), methods=["GET"]),
             Route("/api/v1/jobs/{job_id}", guard(work.cancel), methods=["DELETE"]),

@@ -143,6 +143,24 @@ _JOB = {
 _PINS = {"type": "object", "properties": {"pins": {"type": "array", "items": {"type": "string"}}}}
 _PREFIX = {"type": "object", "properties": {"prefix": {"type": "string", "examples": ["s3://bucket/prefix"]}}}
 _JOBS = {"type": "object", "properties": {"jobs": {"type": "array", "items": _JOB}}}
+_EVENT = {
+    "type": "object",
+    "properties": {
+        "place": {"type": "string", "description": "where in the document it stands"},
+        "event": {"type": "string"},
+        "bucket": {"type": "string"},
+        "key": {"type": "string"},
+        "outcome": {"enum": ["applied", "ignored", "malformed"]},
+        "why": {"type": "string", "description": "where it was not applied"},
+    },
+}
+_EVENTS = {
+    "type": "object",
+    "properties": {
+        **{name: {"type": "integer"} for name in ("applied", "ignored", "malformed")},
+        "results": {"type": "array", "items": _EVENT},
+    },
+}
 
 
 def describe() -> dict[str, Any]:
@@ -162,6 +180,7 @@ def describe() -> dict[str, Any]:
             "/api/v1/pin": _start("Fetch what lies under a prefix, and never evict it.", manifest=False),
             "/api/v1/unpin": _unpin(),
             "/api/v1/pins": _get("The pinned prefixes.", "application/json", _PINS),
+            "/api/v1/events": _events(),
             "/api/v1/jobs": _get("Jobs, the oldest first.", "application/json", _JOBS),
             "/api/v1/jobs/{job_id}": _job(),
             "/api/openapi.json": _get("This document.", "application/json", {"type": "object"}),
@@ -204,6 +223,25 @@ def _unpin() -> dict[str, Any]:
                 "400": {"description": "A prefix that names nothing."},
                 **_GUARDED,
                 "404": {"description": "It is not pinned."},
+                "415": {"description": "Another content type."},
+                "503": {"description": "The cache directory is not open."},
+            },
+            "security": [{"token": []}, {}],
+        }
+    }
+
+
+def _events() -> dict[str, Any]:
+    document = {"description": "S3's event notifications, as they are or in SNS, SQS or EventBridge; at most 1 MiB"}
+    answered = {"content": {"application/json": {"schema": _EVENTS}}}
+    return {
+        "post": {
+            "summary": "Believe nothing any more that was asked before of objects that the origin's events name.",
+            "requestBody": {"required": True, "content": {"application/json": {"schema": document}}},
+            "responses": {
+                "200": {"description": "What became of each.", **answered},
+                "400": {"description": "No events, or malformed ones only; says where."},
+                **_GUARDED,
                 "415": {"description": "Another content type."},
                 "503": {"description": "The cache directory is not open."},
             },

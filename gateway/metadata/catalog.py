@@ -143,6 +143,11 @@ class Catalog:
             if head.version.etag:
                 self._landing.add(Fill(head.version.key, _entry(asked, head, with_checksums=with_checksums)))
 
+    def last_known(self, key: ObjectKey) -> ObjectHead | None:
+        """What was last learned of an object, however old; None where it is not known, or was written since."""
+        entry = self._opened.store.lookup(key)
+        return entry.head if entry is not None else None
+
     def now(self, key: ObjectKey) -> Learned:
         """To be taken before the origin is asked about `key`, for `remember_absence` and `learned`."""
         return Learned(self._opened.generations.of(key), self._clock.monotonic(), self._opened.boot)

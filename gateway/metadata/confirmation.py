@@ -48,14 +48,19 @@ def is_settled(head: ObjectHead) -> bool:
 
 def is_confirmed(head: ObjectHead, listed: ListedEntry) -> bool:
     """Whether the object that was listed is the one that `head`, which was settled, is about; in doubt it is not."""
-    if head.version.etag != listed.etag or head.version.size_bytes != listed.size_bytes or head.last_modified is None:
-        return False
-    if listed.modified[:19] != date_text(int(head.last_modified)) or not listed.modified.endswith("Z"):
+    if not is_version(head, listed.modified, listed.etag, listed.size_bytes):
         return False
     storage_class = head.headers.get("x-amz-storage-class", "STANDARD")
     if storage_class != _storage_class(listed.form) or storage_class in _MAY_BE_RESTORED:
         return False
     return all(name.startswith(_WRITTEN_WITH_THE_OBJECT) for name in head.headers if name.startswith("x-amz-"))
+
+
+def is_version(head: ObjectHead, modified: str, etag: str, size_bytes: int) -> bool:
+    """Whether `head` is about an object of this date, as listings write it, ETag and size."""
+    if head.version.etag != etag or head.version.size_bytes != size_bytes or head.last_modified is None:
+        return False
+    return modified.endswith("Z") and modified[:19] == date_text(int(head.last_modified))
 
 
 def _storage_class(form: EntryForm) -> str:

@@ -151,7 +151,7 @@ def _try_open_files(path: Path, size_bytes_max: int) -> _Files:
         stack.callback(store.close)
         marks = Marks(path / "marks")
         stack.callback(marks.close)
-        listing = ListingStore(path / "listing", shared, marks)
+        listing = ListingStore(path / "listing", shared, marks, told=store.listed)
         stack.pop_all()
         return _Files(shared, store, marks, listing)
 

@@ -17,8 +17,10 @@ from typing import Any, TypeAlias, cast
 import lmdb
 
 from gateway.metadata import records
+from gateway.metadata.confirmation import is_version
 from gateway.metadata.generations import WriteGenerations
 from gateway.metadata.keys import catalog_key
+from gateway.metadata.listing.records import version_of
 from gateway.metadata.records import Entry
 from gateway.objects import ObjectKey
 
@@ -70,15 +72,10 @@ class CatalogStore:
     def lookup(self, key: ObjectKey) -> Entry | None:
         """What is known of a key and was asked after its last own write; None also when the disk gives nothing."""
         place = catalog_key(key)
-        try:
-            with self._environment.begin() as transaction:
-                record = _get(transaction, self._entries, place)
-                if record is None:
-                    return None
-                extra = _get(transaction, self._extras, place) if records.has_extra(record) else b""
-        except lmdb.Error:
+        record, extra = self._packed(place)
+        if record is None:
             return None
-        entry = self._unpack(place, key, record, extra or b"")
+        entry = self._unpack(place, key, record, extra)
         if entry is None or entry.learned.generation != self._generations.of_place(key.bucket, place):
             return None
         return entry
@@ -94,6 +91,17 @@ class CatalogStore:
             for fill in fills:
                 self._land(transaction, fill)
 
+    def listed(self, key: ObjectKey, record: bytes | None) -> None:
+        """A listing has `key` otherwise than the one before: so (listing/records.py), or not at all.
+
+        What is known of another version is void from then on, on every worker. Called in the listing's thread.
+        """
+        place = catalog_key(key)
+        packed, extra = self._packed(place)
+        entry = records.unpack(place, key, packed, extra) if packed is not None else None
+        if entry is not None and not _is_of(entry, record):
+            self._generations.raise_key(key)
+
     def entries(self) -> int:
         """How many keys have a record, void ones included."""
         with self._environment.begin() as transaction:
@@ -103,6 +111,17 @@ class CatalogStore:
         if sync:
             self._environment.sync(True)
         self._environment.close()
+
+    def _packed(self, place: bytes) -> tuple[bytes | None, bytes]:
+        """Record and extra record; what the disk does not give is not known."""
+        try:
+            with self._environment.begin() as transaction:
+                record = _get(transaction, self._entries, place)
+                if record is None or not records.has_extra(record):
+                    return record, b""
+                return record, _get(transaction, self._extras, place) or b""
+        except lmdb.Error:
+            return None, b""
 
     def _unpack(self, place: bytes, key: ObjectKey, record: bytes, extra: bytes) -> Entry | None:
         """Unpacked and checked, or the same bytes' entry from before: half the cost of a look-up."""
@@ -146,6 +165,14 @@ class CatalogStore:
             self._swept = bytes(cursor.key())
             transaction.delete(self._swept, db=self._extras)
             cursor.delete()
+
+
+def _is_of(entry: Entry, record: bytes | None) -> bool:
+    """Whether an entry says of its key what a listing says."""
+    if entry.head is None or record is None:
+        return entry.head is None and record is None
+    modified, etag, size_bytes = version_of(record)
+    return is_version(entry.head, modified, etag, size_bytes)
 
 
 def _get(transaction: lmdb.Transaction, table: Table, key: bytes) -> bytes | None:

@@ -41,23 +41,22 @@ def pack(entry: ListedEntry, form: int) -> bytes:
 
 def unpack(key: bytes, record: bytes, forms: Sequence[EntryForm]) -> ListedEntry:
     """What was packed; IndexError when the record names a form that is not there."""
-    seconds, milliseconds, number, size, digest = FIXED.unpack_from(record)
+    modified, etag, size_bytes = version_of(record)
+    return ListedEntry(key, modified, etag, size_bytes, forms[form_of(record)])
+
+
+def version_of(record: bytes) -> tuple[str, str, int]:
+    """Date, ETag and size."""
+    seconds, milliseconds, _, size, digest = FIXED.unpack_from(record)
     if len(record) > FIXED.size:
-        modified, etag = odd_date_and_etag(record)
-    else:
-        parts = f"-{size >> PARTS_SHIFT}" if size > SIZE_MASK else ""
-        modified, etag = f"{date_text(seconds)}.{milliseconds:03}Z", f'"{digest.hex()}{parts}"'
-    return ListedEntry(key, modified, etag, size & SIZE_MASK, forms[number])
+        return *odd_date_and_etag(record), size & SIZE_MASK
+    parts = f"-{size >> PARTS_SHIFT}" if size > SIZE_MASK else ""
+    return f"{date_text(seconds)}.{milliseconds:03}Z", f'"{digest.hex()}{parts}"', size & SIZE_MASK
 
 
 def with_form(record: bytes, form: int) -> bytes:
     """The record, its form's number replaced."""
     return record[:_FORM_AT] + form.to_bytes(2, "little") + record[_FORM_AT + 2 :]
-
-
-def is_same_version(record: bytes, other: bytes) -> bool:
-    """Whether both give the same date, size and ETag, whatever else they say of the object."""
-    return with_form(record, 0) == with_form(other, 0)
 
 
 def form_of(record: bytes) -> int:

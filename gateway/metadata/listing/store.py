@@ -12,7 +12,7 @@ asked of the origin again, so that trouble with the disk is a miss.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -25,7 +25,7 @@ from gateway.metadata.listing.batches import Batch
 from gateway.metadata.listing.intervals import Interval, including, is_known_better, without
 from gateway.metadata.listing.marks import PAGE_SECONDS_MAX, Marks
 from gateway.metadata.listing.places import END, behind
-from gateway.metadata.listing.records import form_of, is_same_version, pack_form, unpack_form, with_form
+from gateway.metadata.listing.records import form_of, pack_form, unpack_form, with_form
 from gateway.metadata.listing.view import NUMBER_BYTES, Cursor, Table, View, rewrite, touching
 from gateway.objects import ObjectKey
 from gateway.s3.list_result import EntryForm
@@ -46,12 +46,26 @@ _MAP_BYTES_OVER_SIZE = 2
 _SWEPT_PER_TRANSACTION = 4 * LANDED_PER_TRANSACTION
 
 
+def _nobody(key: ObjectKey, record: bytes | None) -> None:
+    return
+
+
 class ListingStore:
     """One process's view of the index."""
 
     def __init__(
-        self, directory: Path, generations: WriteGenerations, marks: Marks, *, size_bytes_max: int = SIZE_BYTES_MAX
+        self,
+        directory: Path,
+        generations: WriteGenerations,
+        marks: Marks,
+        *,
+        size_bytes_max: int = SIZE_BYTES_MAX,
+        told: Callable[[ObjectKey, bytes | None], None] = _nobody,
     ) -> None:
+        """`told` hears of each key that turns out to be other than was known, in the thread that lands it: what is
+        listed now, or None.
+        """
+        self._told = told
         self._generations = generations
         self._marks = marks
         self._size_bytes_max = size_bytes_max
@@ -100,8 +114,7 @@ class ListingStore:
     def land(self, batches: Sequence[Batch], seconds: float) -> tuple[list[Batch], list[bytes]]:
         """Keep the beginning of what the origin has said. Blocks for about a millisecond.
 
-        Gives what is left of the batches, to be landed next, and the keys that were known and are not as they were:
-        of these the catalog believes nothing any more where they are of another version, or gone.
+        Gives what is left of the batches, to be landed next, and the keys that were known and are not as they were.
         Keys that were written since the origin was asked (marks.py) stay as they are. Nothing is kept of a batch that
         was asked for too long ago, or before the bucket was written, or before what is known already. `seconds` is the
         time now. Raises lmdb.Error when the disk cannot take it.
@@ -215,17 +228,12 @@ class ListingStore:
                 continue
             if key in old:
                 changed.append(key)
-                self._disbelieve(batch.bucket, key, old[key], new.get(key))
+                self._told(ObjectKey(batch.bucket, key.decode()), new.get(key))
             if key in new:
                 transaction.put(number + key, new[key], db=self._entries, append=append)
             else:
                 transaction.delete(number + key, db=self._entries)
         return reach, changed
-
-    def _disbelieve(self, bucket: str, key: bytes, old: bytes, new: bytes | None) -> None:
-        """Have the catalog take nothing for current that was asked of another version, on any worker."""
-        if new is None or not is_same_version(old, new):
-            self._generations.raise_key(ObjectKey(bucket, key.decode()))
 
     def _number(self, transaction: lmdb.Transaction, bucket: str, *, create: bool = False) -> bytes | None:
         known = self._numbers.get(bucket)
