@@ -3,8 +3,9 @@
     python -m loadtests.listing [--rounds 5] [--scale 1] [--record]
 
 Pages of 1,000 keys of a prefix of 1 M, learned by listing them once through the gateway. The bare loop reads the same
-records from the same LMDB file and formats the same XML, in this process. The origin has 30 ms latency where it is
-compared. Common prefixes: 1,000 with 10,000 keys each, in an index of its own, without a server.
+records from the same LMDB file and formats the same XML, in this process. boto3 lists through the gateway, and out of
+the same pages in its own process: what it takes for itself. The origin has 30 ms latency where it is compared. Common
+prefixes: 1,000 with 10,000 keys each, in an index of its own, without a server.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from gateway.metadata.observer import SilentCatalogObserver
 from gateway.metadata.opening import open_directory
 from gateway.s3.list_result import EntryForm, ListedEntry
 from loadtests.harness import command, machine
+from loadtests.harness.boto_lister import BotoLister, Canned
 from loadtests.harness.command import Options, progress
+from loadtests.harness.comparison import in_turns
 from loadtests.harness.content import BUCKET, Family
 from loadtests.harness.gateway import gateway
 from loadtests.harness.intervals import mean_of, ratio_of
@@ -70,6 +73,10 @@ def test(options: Options) -> Report:
             progress(f"round {number + 1}")
             cpu["forebay"].append(_cpu_milliseconds(ours.worker_pid, through, pages))
             cpu["bare loop"].append(bare.cpu_milliseconds(pages))
+        client, canned = BotoLister(ours.url, PREFIX, pages), Canned(through, PREFIX, pages)
+        boto = in_turns(
+            {"through forebay": client.seconds, "parsing alone": lambda: client.seconds(canned)}, options.rounds
+        )
         origin.shape(latency_seconds=_LATENCY_SECONDS)
         for number in range(options.rounds):
             progress(f"against the origin, round {number + 1}")
@@ -82,10 +89,19 @@ def test(options: Options) -> Report:
         Verdict(
             "keys per second, forebay / origin with 30 ms", ratio_of(rates["forebay"], rates["origin"]), at_least(15)
         ),
+        Verdict(
+            "boto3's time, through forebay / parsing the same pages alone",
+            ratio_of(boto["through forebay"], boto["parsing alone"]),
+            at_most(1.05),
+        ),
         Verdict("bytes per key, learned in order", mean_of([bytes_per_key]), at_most(130)),
         *_delimited(options),
     ]
-    report.tables = [Measured("CPU per page", "ms", cpu), Measured("listed", "keys/s", rates)]
+    report.tables = [
+        Measured("CPU per page", "ms", cpu),
+        Measured("listed", "keys/s", rates),
+        Measured("boto3", "s", boto),
+    ]
     report.notes = [f"Learning a page of the origin costs the worker {learning:.1f} ms CPU."]
     return report
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.edge.asgi import S3App
@@ -64,8 +64,12 @@ TOLD = st.tuples(st.sampled_from(["told put", "told copy", "told delete"]), KEY)
 """An outside write and its event."""
 OWN = st.tuples(st.sampled_from(["own put", "own delete", "event"]), KEY)
 PAUSE = st.sampled_from([0.4, 4.0, 6.5, 8.0, 19.5, 21.0, 61.0, 100.0])
+CHANGE = st.sampled_from(["put", "copy", "delete", "own put", "told copy", "HEAD"])
+LISTED = st.tuples(st.just("listed"), KEY, CHANGE, st.sampled_from([0.2, 61.0]))
+"""A change behind a HEAD that came so long after a write; the TTL over, a listing, and what is remembered after it."""
+
 STEPS = st.lists(
-    st.one_of(READ, READ, LIST, OUTSIDE, PAUSE, LATE, TOLD, OWN, st.just("arrive")), min_size=8, max_size=40
+    st.one_of(READ, READ, LIST, LISTED, OUTSIDE, PAUSE, LATE, TOLD, OWN, st.just("arrive")), min_size=8, max_size=40
 )
 
 State = tuple[int, int] | None
@@ -161,8 +165,10 @@ class History:
         for query in QUERIES:
             await self.list(query)
 
-    async def step(self, what: str, on: str) -> None:
-        if what == "list":
+    async def step(self, what: str, on: str, *more: Any) -> None:
+        if what == "listed":
+            await self.change_and_list(on, *more)
+        elif what == "list":
             await self.list(on)
         elif what.startswith("late"):
             await self.read_late("HEAD" if what == "late HEAD" else "GET", f"/{on}")
@@ -175,6 +181,17 @@ class History:
                 await self.write_outside(what.removeprefix("told "), on)
             if what == "event" or what.startswith("told"):
                 await self.tell(on)
+
+    async def change_and_list(self, key: str, change: str, pause: float) -> None:
+        await self.write_outside("put", key)
+        await self.clock.advance(pause)
+        await self.read("HEAD", key)
+        await self.step(change, key)
+        await self.clock.advance(61.0)
+        for query in QUERIES:
+            await self.list(query)
+        await self.read("HEAD", key)
+        await self.read("GET", key)
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -305,6 +322,10 @@ def is_asked(query: str, key: str) -> bool:
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(STEPS)
+@example([("listed", "bucket/a", "copy", 0.2)])
+@example([("listed", "bucket/a", "copy", 61.0)])
+@example([("listed", "bucket/a", "HEAD", 61.0)])
+@example([("listed", "bucket/i/a", "told copy", 61.0)])
 def test_3_no_read_is_older_than_its_slot_allows(steps: list[Any]) -> None:
     """2.1, 2.3, 3.1 to 3.4, 3.9, 3.11, 3.12 Own writes and events at once, others' writes within the bound, always."""
 
