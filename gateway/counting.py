@@ -161,7 +161,8 @@ class RequestMetrics:
     ) -> None:
         REQUESTS.add(1, operation, slot, status, cache or "none")
         REQUEST_SECONDS.observe(seconds, operation)
-        SENT_BYTES.add(sent_bytes, operation, slot)
+        if sent_bytes:
+            SENT_BYTES.add(sent_bytes, operation, slot)
         if received_bytes:
             RECEIVED_BYTES.add(received_bytes, operation, slot)
 

@@ -49,7 +49,7 @@ def _is_special(request: S3Request) -> bool:
     """Whether the answer is more than the object's metadata: of a part, a range, a version, with other headers."""
     if "range" in request.headers or request.parameter("partNumber") is not None or needs_the_origin(request):
         return True
-    return any(name.startswith("response-") for name, _ in request.query)
+    return bool(request.query) and any(name.startswith("response-") for name, _ in request.query)
 
 
 def _reply(exchange: Exchange, head: ObjectHead) -> Reply:

@@ -25,6 +25,7 @@ __all__ = [
     "parse_http_date",
 ]
 
+_CONDITIONS = frozenset({"if-match", "if-none-match", "if-modified-since", "if-unmodified-since"})
 _ETAG = re.compile(r'\s*(?:W/)?("[^"]*"|[^",]+)\s*(?:,|\Z)')
 
 
@@ -36,6 +37,8 @@ def evaluate_read(
     Without a `last_modified`, conditions on dates are ignored; so is, where `now` is given, an `If-Modified-Since` in
     the future. Raises S3Error PreconditionFailed (412).
     """
+    if _CONDITIONS.isdisjoint(headers):
+        return "serve"
     failed = _failed_precondition(headers, "", etag, last_modified)
     if failed is not None:
         raise _precondition_failed(failed)

@@ -73,8 +73,8 @@ class Question:
 
 
 def listable(text: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    """Other servers write what no XML has as it is, and no reader takes it."""
-    return text if IS_OURS else text.map(lambda found: found.replace("\x01", "!"))
+    """Other servers write as it is what no XML has, and what clients take for encoded: RGW's NextMarker is."""
+    return text if IS_OURS else text.map(lambda found: found.translate({1: "!", ord("+"): "-", ord("%"): "~"}))
 
 
 TEXT, KEY = listable(model.TEXT), listable(model.KEY)
@@ -100,7 +100,13 @@ def counting(root: Element) -> Any:
     """What of a listing must be the same, in the order in which it is listed."""
     if IS_OURS:
         return sorted(described(root))
-    return [[(text, sorted(parts)) for name, text, parts in described(root) if name == tag] for tag in WHAT_COUNTS]
+    return [[described_by_others(node) for node in root if node.tag == tag] for tag in WHAT_COUNTS]
+
+
+def described_by_others(node: Element) -> Any:
+    """An entry as data: others order its parts in another way, and percent-encode fewer characters, or more."""
+    parts = sorted((part.tag, unquote(part.text or ""), described(part)) for part in node)
+    return unquote(node.text or ""), parts
 
 
 def following(root: Element, question: Question) -> str | None:

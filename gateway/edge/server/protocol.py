@@ -239,7 +239,9 @@ class S3Protocol(HttpToolsProtocol):
         rest = None
         try:
             framing = self._start_response(writer, head, response)
-            if isinstance(body, bytes):
+            if framing.bodiless:
+                writer.write_head()
+            elif isinstance(body, bytes):
                 writer.write_bytes(body, more_body=False)
             else:
                 rest = writer.begin_file(body.descriptor, body.offset, body.count, more_body=False)

@@ -59,6 +59,10 @@ class ResponseWriter:
     def start(self, head: bytes, framing: ResponseFraming) -> None:
         self._head, self._framing = head, framing
 
+    def write_head(self) -> None:
+        """All of a response that has no body."""
+        self._transport.write(self._take_head())
+
     def write_bytes(self, body: bytes | memoryview, *, more_body: bool) -> None:
         """A piece of the body; RuntimeError when the Content-Length says otherwise."""
         framing = self._checked_framing(len(body), more_body=more_body)
