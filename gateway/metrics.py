@@ -140,7 +140,8 @@ CATALOG_LOOKUPS = Counter(
     "look-ups",
     ("slot", "outcome"),
     "Questions about objects in slots whose consistency is not strict. outcome: hit and absent (the catalog answered), "
-    "miss (the origin was asked) or stale (it did not answer, and the slot allows an older answer).",
+    "miss (the origin was asked) or stale (it did not answer, and the slot allows an older answer). With consistency = "
+    "snapshot: hit (the frozen version's head is known), absent (it is not in the snapshot) or miss.",
 )
 CATALOG_NOT_KEPT = Counter(
     "forebay_catalog_not_kept_total",
@@ -152,15 +153,24 @@ LISTING_PAGES = Counter(
     "forebay_listing_pages_total",
     "pages",
     ("slot", "outcome"),
-    "Pages of LIST in slots whose consistency is not strict. outcome: hit (the index answered), partial (it did, and "
-    "the origin was asked about keys just written through Forebay), miss (the origin was asked) or stale (it did not "
-    "answer, and the slot allows an older answer).",
+    "Pages of LIST in slots whose consistency is not strict. outcome: hit (index or snapshot answered), partial (they "
+    "did, and the origin was asked about keys just written through Forebay, or about what no snapshot freezes), miss "
+    "(the origin was asked) or stale (it did not answer, and the slot allows an older answer).",
 )
 LISTING_KEYS_NOT_KEPT = Counter(
     "forebay_listing_keys_not_kept_total",
     "keys",
     (),
     "Keys listed by the origin that the listing index did not keep: too many at once, or the disk could not take them.",
+)
+
+SNAPSHOT_REFUSALS = Counter(
+    "forebay_snapshot_refusals_total",
+    "requests",
+    ("slot", "reason"),
+    "Requests in slots with consistency = snapshot that could not be answered. reason: missing (there is no such "
+    "snapshot), unusable (it is damaged, of another version or not of the slot), changed or gone (the bucket has "
+    "another version of the object, or none, and the frozen one is not cached).",
 )
 
 SMALL_ANSWERS = Counter(

@@ -22,6 +22,7 @@ from gateway.control.openapi import describe
 from gateway.control.page import render
 from gateway.control.reachability import OriginProbe
 from gateway.control.scrub import ScrubHolder
+from gateway.control.snapshots import SnapshotsApi, SnapshotsHolder
 from gateway.control.state import StateHolder
 from gateway.errors import StoreUnavailable
 
@@ -34,11 +35,13 @@ def control_app(
     metrics_directory: Path,
     jobs: JobsHolder | None = None,
     scrub: ScrubHolder | None = None,
+    snapshots: SnapshotsHolder | None = None,
 ) -> Starlette:
     """The application. With `admin.token` set, everything but /healthz and /readyz asks for it."""
     jobs = jobs or JobsHolder()
-    control = _Control(settings, holder, metrics_directory, jobs, scrub or ScrubHolder())
-    work = JobsApi(jobs)
+    snapshots = snapshots or SnapshotsHolder()
+    control = _Control(settings, holder, metrics_directory, jobs, scrub or ScrubHolder(), snapshots)
+    work, frozen = JobsApi(jobs), SnapshotsApi(snapshots)
     guard = Guard(settings.admin)
     return Starlette(
         routes=[
@@ -55,6 +58,13 @@ def control_app(
             Route("/api/v1/jobs", guard(work.list)),
             Route("/api/v1/jobs/{job_id}", guard(work.show), methods=["GET"]),
             Route("/api/v1/jobs/{job_id}", guard(work.cancel), methods=["DELETE"]),
+            Route("/api/v1/snapshots", guard(frozen.list), methods=["GET"]),
+            Route("/api/v1/snapshots", guard(frozen.create), methods=["POST"]),
+            Route("/api/v1/snapshots/{name}", guard(frozen.show), methods=["GET"]),
+            Route("/api/v1/snapshots/{name}", guard(frozen.put), methods=["PUT"]),
+            Route("/api/v1/snapshots/{name}", guard(frozen.delete), methods=["DELETE"]),
+            Route("/api/v1/snapshots/{name}/objects", guard(frozen.objects)),
+            Route("/api/v1/snapshots/{name}/diff", guard(frozen.diff)),
             Route("/api/openapi.json", guard(control.openapi)),
         ]
     )
@@ -68,12 +78,14 @@ class _Control:
         metrics_directory: Path,
         jobs: JobsHolder,
         scrub: ScrubHolder,
+        snapshots: SnapshotsHolder,
     ) -> None:
         self._settings = settings
         self._holder = holder
         self._jobs = jobs
         self._metrics_directory = metrics_directory
         self._scrub = scrub
+        self._snapshots = snapshots
         self._probe = OriginProbe(settings.origin)
 
     async def healthz(self, _request: Request) -> Response:
@@ -81,8 +93,8 @@ class _Control:
         return json_answer({"status": "ok"})
 
     async def readyz(self, _request: Request) -> Response:
-        """200 while every worker serves. The origin and the disk are reported and not required: either does without
-        the other.
+        """200 while every worker serves. The origin, the disk and what freezes slots are reported and not required:
+        the others do without.
         """
         state = self._holder.state
         ready = state is not None and state.ready
@@ -92,6 +104,7 @@ class _Control:
             "draining": state.draining if state else False,
             "workers_ready": workers,
             "origin_reachable": await self._probe.reachable(),
+            "frozen_slots_missing": [one["slot"] for one in await self._frozen() if one["problem"] is not None],
             "cache_disk": (await asyncio.to_thread(disk_document, self._metrics_directory))["state"],
         }
         return json_answer(document, 200 if ready else 503)
@@ -123,6 +136,10 @@ class _Control:
         names = {"default", *(slot.name for slot in self._settings.slots), *(name for one in found for name in one)}
         return {name: _figures(*(int(one.get(name, 0)) for one in found)) for name in names}
 
+    async def _frozen(self) -> list[dict[str, Any]]:
+        """The slots that are frozen; none while the cache directory is not open."""
+        return await self._snapshots.desk.slots() if self._snapshots.desk is not None else []
+
     def _pins(self) -> list[str]:
         """The pinned prefixes; none while the cache directory is not open."""
         try:
@@ -151,6 +168,7 @@ class _Control:
                 **_sum(figures.values()),
             },
             "pins": self._pins(),
+            "frozen": await self._frozen(),
             "slots": [
                 {
                     "name": slot.name,

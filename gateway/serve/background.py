@@ -14,6 +14,7 @@ from gateway.clock import SystemClock
 from gateway.control.app import control_app
 from gateway.control.jobs import JobsHolder
 from gateway.control.scrub import ScrubHolder
+from gateway.control.snapshots import SnapshotsHolder
 from gateway.control.state import CURRENT
 from gateway.errors import ForebayError
 from gateway.metering import lease_server
@@ -40,16 +41,17 @@ async def serve_background(orders: Orders) -> None:
     handover = orders.handover
     with lease_server(handover.settings, books_ends(handover.leases), SystemClock()):
         jobs, scrub = JobsHolder(), ScrubHolder(handover.settings.cache.scrub_period_seconds)
-        keeping_up = asyncio.create_task(_keep_up(handover, jobs, scrub), name="upkeep")
+        snapshots = SnapshotsHolder()
+        keeping_up = asyncio.create_task(_keep_up(handover, jobs, scrub, snapshots), name="upkeep")
         try:
-            await _serve_admin(orders, jobs, scrub)
+            await _serve_admin(orders, jobs, scrub, snapshots)
         finally:
             keeping_up.cancel()
             await asyncio.gather(keeping_up, return_exceptions=True)
 
 
-async def _serve_admin(orders: Orders, jobs: JobsHolder, scrub: ScrubHolder) -> None:
-    app = control_app(orders.handover.settings, CURRENT, orders.handover.metrics_directory, jobs, scrub)
+async def _serve_admin(orders: Orders, jobs: JobsHolder, scrub: ScrubHolder, snapshots: SnapshotsHolder) -> None:
+    app = control_app(orders.handover.settings, CURRENT, orders.handover.metrics_directory, jobs, scrub, snapshots)
     server = _Server(
         uvicorn.Config(
             app,
@@ -70,7 +72,7 @@ async def _serve_admin(orders: Orders, jobs: JobsHolder, scrub: ScrubHolder) -> 
     await serving
 
 
-async def _keep_up(handover: Handover, holder: JobsHolder, scrub: ScrubHolder) -> None:
+async def _keep_up(handover: Handover, holder: JobsHolder, scrub: ScrubHolder, snapshots: SnapshotsHolder) -> None:
     """Survey the blocks where that is needed, scrub them, and do jobs.
 
     What fails is tried again: the workers serve meanwhile.
@@ -81,7 +83,8 @@ async def _keep_up(handover: Handover, holder: JobsHolder, scrub: ScrubHolder) -
         await _while_closed(handover)
         try:
             async with upkeep(handover.settings, instance_id=handover.instance_id, lease_end=lease_end) as kept:
-                holder.jobs = kept.jobs
+                holder.jobs, snapshots.desk = kept.jobs, kept.snapshots
+                await kept.snapshots.warn()
                 await kept.blocks.survey()
                 scrub.follow(kept.scrubber)
                 await (kept.scrubber.run() if kept.scrubber is not None else asyncio.Event().wait())
@@ -90,7 +93,7 @@ async def _keep_up(handover: Handover, holder: JobsHolder, scrub: ScrubHolder) -
                 _log.warning("the upkeep of the cache directory goes on later", error=str(error))
             told = str(error)
         finally:
-            holder.jobs = None
+            holder.jobs = snapshots.desk = None
             scrub.follow(None)
         await asyncio.sleep(_PAUSE_SECONDS)
 
