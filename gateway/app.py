@@ -20,11 +20,14 @@ from gateway.edge.asgi import S3App
 from gateway.edge.authentication import Authenticator
 from gateway.edge.keyring import ConfiguredKeyring, Key, Keyring, OriginKeyring
 from gateway.jobs.runner import Jobs
+from gateway.jobs.snapshots import SnapshotDesk
 from gateway.jobs.store import JobStore
 from gateway.jobs.work import Tools
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS, disbelieve
 from gateway.metadata.small_answers import SmallAnswers
+from gateway.metadata.snapshots.library import Library
+from gateway.metadata.snapshots.shelf import NoShelf, Shelf
 from gateway.metering import origin_meter
 from gateway.operations.exchange import Services
 from gateway.operations.origin_events import OriginEvents
@@ -35,6 +38,9 @@ from gateway.origin.settings import OriginSettings
 from gateway.policy.grants import Grant
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
+
+SNAPSHOTS = "snapshots"
+"""Where in the cache directory they lie."""
 
 BACKGROUND_WORKER = 256
 """The background process's worker slot in the cache directory: S3 workers have 0 to 255."""
@@ -127,13 +133,28 @@ async def s3_application(
             allow_unsigned=settings.server.allow_unsigned,
             allow_signature_v2=settings.server.allow_signature_v2,
         )
-        services = Services(node.origin, catalog, answers, blocks, node.slots, node.clock)
+        shelf, library = await _shelf(settings, node, closed=closed)
+        services = Services(node.origin, catalog, answers, blocks, node.slots, node.clock, snapshots=shelf)
         try:
             yield S3App(
                 services, authenticator, tuple(settings.server.base_domains), instance_id, node.metrics.requests
             )
         finally:
             await answers.close()
+            if isinstance(shelf, Shelf):
+                await shelf.close()
+            if library is not None:
+                await asyncio.to_thread(library.shut)
+
+
+async def _shelf(settings: Settings, node: _Node, *, closed: bool) -> tuple[Shelf | NoShelf, Library | None]:
+    """What freezes slots. What cannot be opened does not keep the worker from starting."""
+    if closed or not node.slots.any_frozen:
+        return NoShelf(), None
+    library = await asyncio.to_thread(Library, settings.cache.directory / SNAPSHOTS)
+    shelf = Shelf(library, node.slots, node.clock, node.metrics.snapshots)
+    await shelf.refresh()
+    return shelf, library
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +165,7 @@ class Upkeep:
     events: OriginEvents
     blocks: BlockCache
     scrubber: Scrubber | None
+    snapshots: SnapshotDesk
 
 
 @asynccontextmanager
@@ -156,13 +178,18 @@ async def upkeep(settings: Settings, *, instance_id: str, lease_end: socket | No
         _node(settings, instance_id=instance_id, lease_end=lease_end) as node,
         _directory(settings, node, BACKGROUND_WORKER) as (blocks, catalog),
     ):
-        tools = Tools(node.origin, catalog, blocks, node.slots, node.clock)
+        library = await asyncio.to_thread(Library, settings.cache.directory / SNAPSHOTS)
+        tools = Tools(
+            node.origin, catalog, blocks, node.slots, node.clock, library, origin_name=settings.origin.endpoint_url
+        )
         store = await asyncio.to_thread(JobStore, settings.cache.directory / "jobs")
         jobs = await Jobs.open(tools, store)
         try:
-            yield Upkeep(jobs, OriginEvents(catalog, blocks, node.slots), blocks, _scrubber(settings, blocks))
+            events = OriginEvents(catalog, blocks, node.slots)
+            yield Upkeep(jobs, events, blocks, _scrubber(settings, blocks), SnapshotDesk(tools, jobs))
         finally:
             await jobs.close()
+            await asyncio.to_thread(library.shut)
 
 
 def _scrubber(settings: Settings, blocks: BlockCache) -> Scrubber | None:
@@ -243,6 +270,7 @@ def _slots(settings: Settings) -> Slots:
             slot.block_size_bytes,
             slot.eviction,
             slot.kept_object_bytes_max,
+            slot.snapshot or "",
         )
         for slot in settings.slots
     )

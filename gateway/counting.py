@@ -45,6 +45,7 @@ from gateway.metrics import (
     SENT_BYTES,
     SMALL_ANSWER_TROUBLES,
     SMALL_ANSWERS,
+    SNAPSHOT_REFUSALS,
 )
 
 
@@ -133,6 +134,13 @@ class CatalogMetrics:
         LISTING_KEYS_NOT_KEPT.add(count)
 
 
+class SnapshotMetrics:
+    """Counts the events of one process's frozen slots (the methods of `metadata.snapshots.shelf.SnapshotObserver`)."""
+
+    def refused(self, slot: str, reason: str) -> None:
+        SNAPSHOT_REFUSALS.add(1, slot, reason)
+
+
 class SmallAnswerMetrics:
     """Counts the events of one process's small answers (the methods of `metadata.observer.AnswersObserver`)."""
 
@@ -195,6 +203,7 @@ class WorkerMetrics:
         self.cache = CacheMetrics()
         self.catalog = CatalogMetrics()
         self.answers = SmallAnswerMetrics()
+        self.snapshots = SnapshotMetrics()
 
     def origin_attempt(self, attempt: OriginAttempt) -> None:
         status = "unreachable" if attempt.status is None else str(attempt.status)

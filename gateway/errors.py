@@ -10,6 +10,10 @@ ForebayError
 │   ├── OriginAnswered         the origin's own error answer, to be passed on as it is
 │   └── OriginBodyError        the origin's body was short, reset, or of another version or range
 ├── PinRefused             what is pinned would overlap, or take more than there is
+├── SnapshotError
+│   ├── NoSuchSnapshot         there is none of that name
+│   ├── SnapshotConflict       there is one already, or it is in use
+│   └── SnapshotUnusable       it is damaged, of another version, or not of the prefix; left as it is
 └── BlockError
     ├── BlockDamaged           a block's bytes are not what was written; it is dropped and counts as a miss
     └── StoreUnavailable       the cache directory cannot be used now (ENOSPC, EIO): the origin serves
@@ -112,6 +116,22 @@ NotKeptReason: TypeAlias = Literal["size", "write-budget", "room"]
 
 class PinRefused(ForebayError):
     """What is pinned would overlap, or take more than there is."""
+
+
+class SnapshotError(ForebayError):
+    """Something about a snapshot cannot be done; the message names the snapshot and says why."""
+
+
+class NoSuchSnapshot(SnapshotError):
+    """There is no snapshot of that name."""
+
+
+class SnapshotConflict(SnapshotError):
+    """There is one of that name already, or it is in use."""
+
+
+class SnapshotUnusable(SnapshotError):
+    """What lies there is not believed, and left as it is."""
 
 
 class NotKept(StoreUnavailable):

@@ -141,7 +141,8 @@ CATALOG_LOOKUPS = Counter(
     ("slot", "outcome"),
     "Questions about objects in slots whose consistency is not strict. outcome: hit and absent (the catalog answered), "
     "listed (it did, because a LIST has shown since that the object is the same), miss (the origin was asked) or stale "
-    "(it did not answer, and the slot allows an older answer).",
+    "(it did not answer, and the slot allows an older answer). With consistency = snapshot: hit (the frozen version's "
+    "head is known), absent (it is not in the snapshot) or miss.",
 )
 CATALOG_NOT_KEPT = Counter(
     "forebay_catalog_not_kept_total",
@@ -153,9 +154,9 @@ LISTING_PAGES = Counter(
     "forebay_listing_pages_total",
     "pages",
     ("slot", "outcome"),
-    "Pages of LIST in slots whose consistency is not strict. outcome: hit (the index answered), partial (it did, and "
-    "the origin was asked about keys just written through Forebay), miss (the origin was asked) or stale (it did not "
-    "answer, and the slot allows an older answer).",
+    "Pages of LIST in slots whose consistency is not strict. outcome: hit (index or snapshot answered), partial (they "
+    "did, and the origin was asked about keys just written through Forebay, or about what no snapshot freezes), miss "
+    "(the origin was asked) or stale (it did not answer, and the slot allows an older answer).",
 )
 LISTING_KEYS_NOT_KEPT = Counter(
     "forebay_listing_keys_not_kept_total",
@@ -170,6 +171,15 @@ ORIGIN_EVENTS = Counter(
     ("outcome",),
     "Events of the origin that came to the admin port. outcome: applied (what is remembered of the object is void), "
     "ignored (a test, a confirmation, another service, a frozen slot) or malformed.",
+)
+
+SNAPSHOT_REFUSALS = Counter(
+    "forebay_snapshot_refusals_total",
+    "requests",
+    ("slot", "reason"),
+    "Requests in slots with consistency = snapshot that could not be answered. reason: missing (there is no such "
+    "snapshot), unusable (it is damaged, of another version or not of the slot), changed or gone (the bucket has "
+    "another version of the object, or none, and the frozen one is not cached).",
 )
 
 SMALL_ANSWERS = Counter(

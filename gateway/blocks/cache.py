@@ -112,6 +112,15 @@ class BlockCache:
         """
         return arrived(self._tools, version, byte_range, slot, headers, answer)
 
+    def holds(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> bool:
+        """Whether all blocks of a range are on disk, as far as the index knows."""
+        tools = self._tools
+        try:
+            blocks = layout.blocks_of(version, byte_range, tools.settings.block_size_of(slot))
+            return tools.isolation.readable and all(tools.directory.index.lookup(one.id) is not None for one in blocks)
+        except StoreUnavailable:
+            return False
+
     def first_fetched(self, first: int, last: int | None, slot: str) -> ByteRange:
         """What a read of bytes `first` to `last` (None: the end) begins with where nothing is known of the object."""
         return patches.first_fetched(first, last, self._tools.settings.block_size_of(slot))

@@ -55,6 +55,10 @@ class ClosedCache:
     def warm_span(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> None:
         """Nothing is here."""
 
+    def holds(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> bool:
+        """Nothing is here."""
+        return False
+
     def arrived(
         self,
         version: ObjectVersion,

@@ -11,7 +11,7 @@ import structlog
 import typer
 
 from gateway import __version__
-from gateway.cli import jobs
+from gateway.cli import jobs, snapshots
 from gateway.cli.common import (
     AdminUrlOption,
     ConfigOption,
@@ -37,6 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 jobs.add_to(app)
+app.add_typer(snapshots.app)
 
 
 def main() -> None:

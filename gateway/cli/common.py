@@ -19,6 +19,8 @@ from gateway.config.problems import SettingsError
 from gateway.serve.listeners import url
 
 _ANSWER_TIMEOUT_SECONDS = 10.0
+_STREAM_TIMEOUT_SECONDS = 600.0
+"""Between pieces, and behind the last of them: a snapshot of many objects is read and synced as a whole."""
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", envvar=CONFIG_VARIABLE, help="TOML file with the settings.")
@@ -73,6 +75,30 @@ class AdminPort:
         """A document; ends the command when there is none."""
         return self._ask("GET", path)
 
+    def lines(self, path: str, query: Mapping[str, str]) -> Iterator[bytes]:
+        """A long answer, line by line; ends the command when it is refused or breaks off."""
+        try:
+            with (
+                httpx.Client(timeout=_STREAM_TIMEOUT_SECONDS, trust_env=False) as client,
+                client.stream("GET", self.base_url + path, params=query, headers=self._headers) as answer,
+            ):
+                if answer.is_error:
+                    answer.read()
+                answer.raise_for_status()
+                rest = b""
+                for piece in answer.iter_bytes():
+                    *lines, rest = (rest + piece).split(b"\n")
+                    yield from lines
+                if rest:
+                    yield rest
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            self._fail(error)
+
+    def put(self, path: str, content: Iterator[bytes], content_type: str) -> dict[str, Any]:
+        """Give something to be kept, of any length; ends the command when it is refused."""
+        headers = {"content-type": content_type}
+        return self._ask("PUT", path, timeout=_STREAM_TIMEOUT_SECONDS, content=content, headers=headers)
+
     def post(self, path: str, content: bytes | Iterator[bytes], content_type: str) -> dict[str, Any]:
         """Ask for something to be done; ends the command when it is refused."""
         return self._ask("POST", path, content=content, headers={"content-type": content_type})
@@ -81,18 +107,25 @@ class AdminPort:
         """Have something end; ends the command when it is refused."""
         return self._ask("DELETE", path)
 
-    def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+    def _ask(
+        self, method: str, path: str, *, timeout: float = _ANSWER_TIMEOUT_SECONDS, **options: Any
+    ) -> dict[str, Any]:
         headers = self._headers | options.pop("headers", {})
         try:
-            with httpx.Client(timeout=_ANSWER_TIMEOUT_SECONDS, trust_env=False) as client:
+            with httpx.Client(timeout=timeout, trust_env=False) as client:
                 answer = client.request(method, self.base_url + path, headers=headers, **options)
                 answer.raise_for_status()
                 document: dict[str, Any] = answer.json()
-        except httpx.HTTPStatusError as error:
-            fail(f"{self.base_url} answered {error.response.status_code}: {_reason(error.response)}")
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            fail(f"no gateway answers at {self.base_url}: {error}")
+            self._fail(error)
         return document
+
+    def _fail(self, error: Exception) -> NoReturn:
+        if isinstance(error, httpx.HTTPStatusError):
+            fail(f"{self.base_url} answered {error.response.status_code}: {_reason(error.response)}")
+        if isinstance(error, httpx.RemoteProtocolError):
+            fail(f"the answer of {self.base_url} broke off: {error}")
+        fail(f"no gateway answers at {self.base_url}: {error}")
 
 
 def admin_port(admin_url: str | None, config: Path | None) -> AdminPort:

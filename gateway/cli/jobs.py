@@ -17,6 +17,7 @@ from rich.progress import (
     Progress,
     TaskID,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
@@ -27,6 +28,16 @@ from gateway.control.jobs import MANIFEST_TYPE
 
 _LOOK_SECONDS = 0.5
 _READ_BYTES = 1024 * 1024
+
+_COLUMNS = (
+    TextColumn("{task.description}"),
+    BarColumn(),
+    DownloadColumn(binary_units=True),
+    TransferSpeedColumn(),
+    TimeRemainingColumn(),
+)
+_COLUMNS_OF_A_LISTING = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+"""How many there are is known at the end, and no bytes are moved."""
 
 PrefixArgument = Annotated[str | None, typer.Argument(metavar="s3://BUCKET/PREFIX", help="What the job is about.")]
 PinnedArgument = Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The keys that begin so.")]
@@ -122,11 +133,11 @@ def _run(kind: str, prefix: str | None, manifest: Path | None, wait: bool, port:
     if (prefix is None) == (manifest is None):
         raise typer.BadParameter("give either s3://BUCKET/PREFIX or --manifest FILE")
     if manifest is not None:
-        job = port.post(f"/api/v1/{kind}", _pieces(manifest), MANIFEST_TYPE)
+        job = port.post(f"/api/v1/{kind}", pieces_of(manifest), MANIFEST_TYPE)
     else:
         job = port.post(f"/api/v1/{kind}", orjson.dumps({"prefix": prefix}), "application/json")
     if wait:
-        job = _follow(port, job, quiet=json)
+        job = follow(port, job, quiet=json)
     if json:
         print_json(job)
     elif wait:
@@ -137,25 +148,20 @@ def _run(kind: str, prefix: str | None, manifest: Path | None, wait: bool, port:
         raise typer.Exit(1)
 
 
-def _pieces(manifest: Path) -> Iterator[bytes]:
+def pieces_of(path: Path) -> Iterator[bytes]:
+    """A file's content, of standard input for `-`; ends the command when it cannot be read."""
     try:
-        with manifest.open("rb") as file:
+        with open(0, "rb", closefd=False) if str(path) == "-" else path.open("rb") as file:
             while piece := file.read(_READ_BYTES):
                 yield piece
     except OSError as error:
-        fail(f"{manifest} cannot be read: {error.strerror}")
+        fail(f"{path} cannot be read: {error.strerror}")
 
 
-def _follow(port: AdminPort, job: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
+def follow(port: AdminPort, job: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
     """Look at a job until it has ended, with a bar on a terminal."""
     console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
+    columns = _COLUMNS_OF_A_LISTING if job["kind"] == "snapshot" else _COLUMNS
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
         task = progress.add_task(job["kind"], total=None)
         while True:
@@ -184,13 +190,13 @@ def _show(found: list[dict[str, Any]]) -> None:
         more = "" if job["found_all"] else "+"
         table.add_row(
             job["id"],
-            f"{job['kind']} {job['prefix'] or 'manifest'}",
+            " ".join(filter(None, (job["kind"], job["name"], job["prefix"] or "manifest"))),
             job["state"] + (" (cache is full)" if job["full"] else ""),
             f"{job['objects_done']} of {job['objects_found']}{more}",
-            f"{_mib(job['bytes_done'])} of {_mib(job['bytes_found'])}{more}" if job["bytes_found"] else "-",
-            "-" if job["bytes_per_second"] is None else f"{_mib(job['bytes_per_second'])}/s",
+            f"{size_text(job['bytes_done'])} of {size_text(job['bytes_found'])}{more}" if job["bytes_found"] else "-",
+            "-" if job["bytes_per_second"] is None else f"{size_text(job['bytes_per_second'])}/s",
             "-" if job["seconds_left"] is None else str(timedelta(seconds=round(job["seconds_left"]))),
-            _mib(job["bytes_fetched"]),
+            size_text(job["bytes_fetched"]),
             str(job["objects_failed"]),
         )
     console.print(table)
@@ -199,5 +205,6 @@ def _show(found: list[dict[str, Any]]) -> None:
             console.print(f"{job['id']}: {error}", soft_wrap=True, highlight=False, markup=False)
 
 
-def _mib(size_bytes: float) -> str:
+def size_text(size_bytes: float) -> str:
+    """Of bytes, for people."""
     return f"{size_bytes / 2**20:,.1f} MiB"

@@ -39,6 +39,10 @@ def show_status(document: dict[str, Any]) -> None:
         console.print(_scrub(cache["scrub"]), soft_wrap=True)
     for prefix in document["pins"]:
         console.print(f"pinned: {prefix}", soft_wrap=True, highlight=False, markup=False)
+    for one in document["frozen"]:
+        problem = one["problem"]
+        text = f"slot {one['slot']}: frozen by snapshot {one['snapshot']}" if problem is None else problem
+        console.print(text, style="red" if problem else None, soft_wrap=True, highlight=False, markup=False)
     table = Table("process", "pid", "state", "restarts")
     for process in gateway["processes"]:
         ready = "ready" if process["ready"] else "down"

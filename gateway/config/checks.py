@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from gateway.config.defaults import aws_endpoint_url
+from gateway.config.entries import SlotSettings
 from gateway.config.fields import valid_endpoint_url
 from gateway.config.problems import Hidden
 from gateway.config.settings import ServerSettings, Settings
@@ -181,16 +182,25 @@ def _slots(settings: Settings) -> Iterator[ConfigError]:
         elif limit is not None and limit < BLOCKS_MIN * block_size_bytes:
             allowed = f"at least {BLOCKS_MIN} blocks of {block_size_bytes} bytes"
             yield ConfigError(f"slots[{i}].capacity_limit", limit, allowed)
-        if slot.consistency == "snapshot":
-            yield ConfigError(
-                f"slots[{i}].consistency",
-                slot.consistency,
-                'snapshots are not available in this version; use "immutable"',
-            )
+        yield from _frozen(f"slots[{i}]", slot)
         if slot.write != "through":
             yield ConfigError(
                 f"slots[{i}].write", slot.write, 'write-back is not available in this version; use "through"'
             )
+
+
+def _frozen(key: str, slot: SlotSettings) -> Iterator[ConfigError]:
+    if slot.consistency != "snapshot":
+        if slot.snapshot is not None:
+            yield ConfigError(f"{key}.snapshot", slot.snapshot, 'only with consistency = "snapshot"')
+        return
+    if slot.snapshot is None:
+        allowed = 'the name of a snapshot, with consistency = "snapshot": make one with forebay snapshot create'
+        yield ConfigError(f"{key}.snapshot", None, allowed)
+    if slot.mode != "read-only":
+        yield ConfigError(f"{key}.mode", slot.mode, 'read-only with consistency = "snapshot"')
+    if slot.prefix == "s3://":
+        yield ConfigError(f"{key}.prefix", slot.prefix, 'a bucket, with consistency = "snapshot": s3://bucket/prefix')
 
 
 _SLOT_KEYS_NOT_IN_FORCE: Mapping[str, object] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, SecretStr
+from pydantic import AfterValidator, SecretStr, model_validator
 
 from gateway.config.fields import (
     BandwidthBytesPerSecond,
@@ -69,9 +69,16 @@ class SlotSettings(Section):
     )
     consistency: Literal["strict", "ttl", "immutable", "snapshot"] | None = setting(
         None,
-        "When changes made by others at the origin are seen: at once, within metadata_ttl, or never once an object was "
-        "looked at. Omitted: ttl for read-only slots, else strict. `snapshot`: not available in this version.",
-        allowed="strict, ttl or immutable",
+        "When changes made by others at the origin are seen: at once, within metadata_ttl, never once an object was "
+        "looked at, or never at all (`snapshot`: there is what the slot's snapshot has, in these versions, and nothing "
+        "else; the slot is read-only). Omitted: ttl for read-only slots, else strict.",
+        allowed="strict, ttl, immutable or snapshot",
+    )
+    snapshot: str | None = setting(
+        None,
+        "Name of the snapshot that freezes the slot, made by `forebay snapshot create`; it must cover the prefix.",
+        allowed="a name of letters, digits, `-`, `_`, `.`; at most 64; with consistency = snapshot, and only then",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
     )
     metadata_ttl_seconds: DurationSeconds = setting(
         "60s",
@@ -153,10 +160,16 @@ class SlotSettings(Section):
     )
 
     @property
-    def consistency_in_force(self) -> Literal["strict", "ttl", "immutable"]:
-        """What holds where `consistency` is omitted, too. Loading has refused `snapshot`."""
+    def consistency_in_force(self) -> Literal["strict", "ttl", "immutable", "snapshot"]:
+        """What holds where `consistency` is omitted, too."""
         if self.consistency is None:
             return "ttl" if self.mode == "read-only" else "strict"
-        if self.consistency == "snapshot":
-            raise ValueError(f"slot {self.name}: snapshot is not available")
         return self.consistency
+
+    @model_validator(mode="before")
+    @classmethod
+    def _frozen_is_read_only(cls, given: object) -> object:
+        """What is frozen by a snapshot need not be said to be read-only."""
+        if isinstance(given, dict) and given.get("consistency") == "snapshot" and "mode" not in given:
+            return {**given, "mode": "read-only"}
+        return given

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
+from starlette.requests import Request
 from starlette.responses import Response
 
 
@@ -17,3 +18,21 @@ def json_answer(document: Any, status: int = 200, headers: dict[str, str] | None
 def problem(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
     """What is wrong, in words."""
     return json_answer({"error": message}, status, headers)
+
+
+DOCUMENT_BYTES_MAX = 64 * 1024
+
+
+async def posted(request: Request) -> bytes:
+    """The body of a request that brings a small document; ValueError when it is too long."""
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > DOCUMENT_BYTES_MAX:
+            raise ValueError("the document is too long")
+    return body
+
+
+def content_type(request: Request) -> str:
+    """Of the body, without parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -16,13 +16,14 @@ from gateway import metric_kinds, metrics
 from gateway.config import Settings
 from gateway.control.answers import json_answer
 from gateway.control.disk import disk_document
-from gateway.control.events import ChangesHolder, EventsApi
+from gateway.control.events import EventsApi
 from gateway.control.guard import Guard
-from gateway.control.jobs import JobsApi, JobsHolder
+from gateway.control.holders import Holders
+from gateway.control.jobs import JobsApi
 from gateway.control.openapi import describe
 from gateway.control.page import render
 from gateway.control.reachability import OriginProbe
-from gateway.control.scrub import ScrubHolder
+from gateway.control.snapshots import SnapshotsApi
 from gateway.control.state import StateHolder
 from gateway.errors import StoreUnavailable
 
@@ -33,15 +34,12 @@ def control_app(
     settings: Settings,
     holder: StateHolder,
     metrics_directory: Path,
-    jobs: JobsHolder | None = None,
-    scrub: ScrubHolder | None = None,
-    *,
-    changes: ChangesHolder | None = None,
+    lent: Holders | None = None,
 ) -> Starlette:
     """The application. With `admin.token` set, everything but /healthz and /readyz asks for it."""
-    jobs = jobs or JobsHolder()
-    control = _Control(settings, holder, metrics_directory, jobs, scrub or ScrubHolder())
-    work, events = JobsApi(jobs), EventsApi(changes or ChangesHolder())
+    lent = lent or Holders()
+    control = _Control(settings, holder, metrics_directory, lent)
+    work, events, frozen = JobsApi(lent.jobs), EventsApi(lent.changes), SnapshotsApi(lent.snapshots)
     guard = Guard(settings.admin)
     return Starlette(
         routes=[
@@ -59,6 +57,13 @@ def control_app(
             Route("/api/v1/jobs", guard(work.list)),
             Route("/api/v1/jobs/{job_id}", guard(work.show), methods=["GET"]),
             Route("/api/v1/jobs/{job_id}", guard(work.cancel), methods=["DELETE"]),
+            Route("/api/v1/snapshots", guard(frozen.list), methods=["GET"]),
+            Route("/api/v1/snapshots", guard(frozen.create), methods=["POST"]),
+            Route("/api/v1/snapshots/{name}", guard(frozen.show), methods=["GET"]),
+            Route("/api/v1/snapshots/{name}", guard(frozen.put), methods=["PUT"]),
+            Route("/api/v1/snapshots/{name}", guard(frozen.delete), methods=["DELETE"]),
+            Route("/api/v1/snapshots/{name}/objects", guard(frozen.objects)),
+            Route("/api/v1/snapshots/{name}/diff", guard(frozen.diff)),
             Route("/api/openapi.json", guard(control.openapi)),
         ]
     )
@@ -70,14 +75,12 @@ class _Control:
         settings: Settings,
         holder: StateHolder,
         metrics_directory: Path,
-        jobs: JobsHolder,
-        scrub: ScrubHolder,
+        lent: Holders,
     ) -> None:
         self._settings = settings
         self._holder = holder
-        self._jobs = jobs
+        self._lent = lent
         self._metrics_directory = metrics_directory
-        self._scrub = scrub
         self._probe = OriginProbe(settings.origin)
 
     async def healthz(self, _request: Request) -> Response:
@@ -85,8 +88,8 @@ class _Control:
         return json_answer({"status": "ok"})
 
     async def readyz(self, _request: Request) -> Response:
-        """200 while every worker serves. The origin and the disk are reported and not required: either does without
-        the other.
+        """200 while every worker serves. The origin, the disk and what freezes slots are reported and not required:
+        the others do without.
         """
         state = self._holder.state
         ready = state is not None and state.ready
@@ -96,6 +99,7 @@ class _Control:
             "draining": state.draining if state else False,
             "workers_ready": workers,
             "origin_reachable": await self._probe.reachable(),
+            "frozen_slots_missing": [one["slot"] for one in await self._frozen() if one["problem"] is not None],
             "cache_disk": (await asyncio.to_thread(disk_document, self._metrics_directory))["state"],
         }
         return json_answer(document, 200 if ready else 503)
@@ -127,10 +131,14 @@ class _Control:
         names = {"default", *(slot.name for slot in self._settings.slots), *(name for one in found for name in one)}
         return {name: _figures(*(int(one.get(name, 0)) for one in found)) for name in names}
 
+    async def _frozen(self) -> list[dict[str, Any]]:
+        """The slots that are frozen; none while the cache directory is not open."""
+        return await self._lent.snapshots.desk.slots() if self._lent.snapshots.desk is not None else []
+
     def _pins(self) -> list[str]:
         """The pinned prefixes; none while the cache directory is not open."""
         try:
-            return self._jobs.jobs.pins() if self._jobs.jobs is not None else []
+            return self._lent.jobs.jobs.pins() if self._lent.jobs.jobs is not None else []
         except StoreUnavailable:
             return []
 
@@ -151,10 +159,11 @@ class _Control:
                 "capacity_bytes": cache.capacity_bytes,
                 "block_size_bytes": cache.block_size_bytes,
                 "disk": disk,
-                "scrub": self._scrub.document(),
+                "scrub": self._lent.scrub.document(),
                 **_sum(figures.values()),
             },
             "pins": self._pins(),
+            "frozen": await self._frozen(),
             "slots": [
                 {
                     "name": slot.name,

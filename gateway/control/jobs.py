@@ -8,7 +8,7 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from gateway.control.answers import json_answer, problem
+from gateway.control.answers import content_type, json_answer, posted, problem
 from gateway.errors import PinRefused, StoreUnavailable
 from gateway.jobs.manifest import BadManifest
 from gateway.jobs.records import Job, JobKind, to_document
@@ -17,8 +17,6 @@ from gateway.policy.prefixes import Prefix
 
 MANIFEST_TYPE = "application/vnd.forebay.manifest"
 """`s3://bucket/key` a line. No type that a web page may send to other sites without asking first."""
-
-_DOCUMENT_BYTES_MAX = 64 * 1024
 
 
 class JobsHolder:
@@ -51,7 +49,7 @@ class JobsApi:
         jobs = self._holder.jobs
         if jobs is None:
             return _not_open()
-        if _content_type(request) != "application/json":
+        if content_type(request) != "application/json":
             return problem(415, "Content-Type must be application/json")
         try:
             prefix = await _prefix(request)
@@ -97,11 +95,11 @@ class JobsApi:
         jobs = self._holder.jobs
         if jobs is None:
             return _not_open()
-        content_type = _content_type(request)
+        given = content_type(request)
         try:
-            if content_type == MANIFEST_TYPE and kind is not JobKind.PIN:
+            if given == MANIFEST_TYPE and kind is not JobKind.PIN:
                 job = await jobs.start_listed(kind, request.stream())
-            elif content_type == "application/json":
+            elif given == "application/json":
                 job = await jobs.start(kind, await _prefix(request))
             else:
                 manifest = "" if kind is JobKind.PIN else f" or {MANIFEST_TYPE}"
@@ -119,13 +117,9 @@ class JobsApi:
         return json_answer(_document(jobs, job), 202)
 
 
-def _content_type(request: Request) -> str:
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
 def _document(jobs: Jobs, job: Job) -> dict[str, Any]:
     """A job as it is shown: how it stands, and how fast it goes."""
-    rate, left = jobs.rate(job.id), None
+    rate, left = jobs.rate(job.id) if job.kind is not JobKind.SNAPSHOT else None, None
     if rate is not None and job.found_all and not job.manifest:
         left = rate.seconds_left(max(0, job.bytes_found - job.bytes_done))
     return to_document(job) | {
@@ -136,12 +130,7 @@ def _document(jobs: Jobs, job: Job) -> dict[str, Any]:
 
 async def _prefix(request: Request) -> str:
     """The prefix that a request names; ValueError says what is wrong with it."""
-    body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > _DOCUMENT_BYTES_MAX:
-            raise ValueError("the document is too long")
-    document: Any = orjson.loads(body)
+    document: Any = orjson.loads(await posted(request))
     if not isinstance(document, dict) or not isinstance(document.get("prefix"), str):
         raise ValueError('the document must be {"prefix": "s3://bucket/prefix"}')
     prefix = Prefix.parse(document["prefix"])

@@ -6,6 +6,7 @@ from typing import Any
 
 from gateway import __version__
 from gateway.control.jobs import MANIFEST_TYPE
+from gateway.control.openapi_snapshots import snapshot_paths
 from gateway.metrics import DISK_STATES
 
 _PROCESS = {
@@ -93,6 +94,14 @@ _SLOT = {
         **_FIGURES,
     },
 }
+_FROZEN = {
+    "type": "object",
+    "properties": {
+        "slot": {"type": "string"},
+        "snapshot": {"type": "string"},
+        "problem": {"type": ["string", "null"], "description": "why requests in the slot are refused"},
+    },
+}
 _STATUS = {
     "type": "object",
     "properties": {
@@ -100,6 +109,7 @@ _STATUS = {
         "origin": _ORIGIN,
         "cache": _CACHE,
         "pins": {"type": "array", "items": {"type": "string", "description": "s3://bucket/prefix"}},
+        "frozen": {"type": "array", "items": _FROZEN},
         "slots": {"type": "array", "items": _SLOT},
     },
 }
@@ -111,6 +121,11 @@ _READINESS = {
         "draining": {"type": "boolean"},
         "workers_ready": {"type": "array", "items": {"type": "string"}},
         "origin_reachable": {"type": "boolean"},
+        "frozen_slots_missing": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "slots whose snapshot is not there or cannot be used",
+        },
         "cache_disk": _DISK_STATE,
     },
 }
@@ -120,7 +135,8 @@ _JOB = {
     "type": "object",
     "properties": {
         "id": {"type": "string"},
-        "kind": {"enum": ["warm", "evict", "pin"]},
+        "kind": {"enum": ["warm", "evict", "pin", "snapshot"]},
+        "name": {"type": "string", "description": "of the snapshot that is made"},
         "prefix": {"type": "string", "description": "empty where a manifest lists the objects"},
         "manifest": {"type": "boolean"},
         "state": {"enum": ["running", "done", "failed", "cancelled"]},
@@ -183,6 +199,7 @@ def describe() -> dict[str, Any]:
             "/api/v1/events": _events(),
             "/api/v1/jobs": _get("Jobs, the oldest first.", "application/json", _JOBS),
             "/api/v1/jobs/{job_id}": _job(),
+            **snapshot_paths(_JOB, _GUARDED),
             "/api/openapi.json": _get("This document.", "application/json", {"type": "object"}),
         },
     }

@@ -39,9 +39,11 @@ def render(status: dict[str, Any]) -> str:
         (s["name"], s["prefix"], s["mode"], _gib(s["usage_bytes"]), _gib(s["capacity_bytes"]), _ratio(s["hit_ratio"]))
         for s in status["slots"]
     ]
+    frozen = [(one["slot"], one["snapshot"], one["problem"] or "in use") for one in status["frozen"]]
     body = _table((), facts) + _table(("process", "pid", "state", "restarts"), processes)
     head = ("slot", "prefix", "mode", "in use", "guaranteed", "bytes from cache")
-    return _PAGE.format(body=body + (_table(head, slots) if slots else ""))
+    body += _table(head, slots) if slots else ""
+    return _PAGE.format(body=body + (_table(("slot", "frozen by", "state"), frozen) if frozen else ""))
 
 
 def _ratio(ratio: float | None) -> str:

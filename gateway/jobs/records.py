@@ -19,6 +19,7 @@ class JobKind(StrEnum):
     WARM = "warm"
     EVICT = "evict"
     PIN = "pin"
+    SNAPSHOT = "snapshot"
 
 
 class JobState(StrEnum):
@@ -40,7 +41,8 @@ class Job:
 
     `objects_found` and `bytes_found` grow while the listing goes on, until `found_all` (a manifest tells no sizes);
     `objects_done` and `bytes_done` follow. `bytes_fetched` of them came from the origin, the others were there.
-    `full` says that the cache had no room for the rest. Times are seconds since 1970.
+    `full` says that the cache had no room for the rest. Times are seconds since 1970. `name` is that of the snapshot
+    that a job makes: its objects are done as they are found.
     """
 
     id: str
@@ -60,6 +62,7 @@ class Job:
     full: bool = False
     objects_failed: int = 0
     errors: tuple[str, ...] = field(default_factory=tuple)
+    name: str = ""
 
     def failed_with(self, error: str) -> Job:
         """One object more could not be done."""

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import structlog
 
-from gateway.errors import ForebayError
+from gateway.errors import ForebayError, SnapshotConflict
 from gateway.jobs.manifest import ManifestLines
 from gateway.jobs.rate import Rate
 from gateway.jobs.records import Job, JobKind, JobState
+from gateway.jobs.snapshot_work import SnapshotWork, check_free
 from gateway.jobs.store import JobStore
 from gateway.jobs.work import Tools, Work
 from gateway.jobs.worklist import Worklist
@@ -36,7 +37,7 @@ class Jobs:
         self._tools = tools
         self._store = store
         self._ended: dict[str, Job] = {}
-        self._works: dict[str, Work] = {}
+        self._works: dict[str, Work | SnapshotWork] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._rates: dict[str, Rate] = {}
 
@@ -44,7 +45,11 @@ class Jobs:
     async def open(cls, tools: Tools, store: JobStore) -> Jobs:
         """Carry on what was running when the last process ended."""
         jobs = cls(tools, store)
-        for job in await asyncio.to_thread(store.load):
+        found = await asyncio.to_thread(store.load)
+        if tools.library is not None:
+            running = {job.id for job in found if job.state is JobState.RUNNING}
+            await asyncio.to_thread(tools.library.sweep, running)
+        for job in found:
             if job.state is JobState.RUNNING:
                 jobs._begin(replace(job, full=False))
             else:
@@ -71,6 +76,13 @@ class Jobs:
         if kind is JobKind.PIN:
             await self._tools.blocks.pin(prefix)
         return await self._start(job)
+
+    async def start_snapshot(self, name: str, prefix: str) -> Job:
+        """Begin to make a snapshot; SnapshotConflict where one of that name is there or being made, TooManyJobs."""
+        await check_free(self._tools, name)
+        if any(work.job.name == name for work in self._works.values()):
+            raise SnapshotConflict(f"a snapshot {name!r} is being made")
+        return await self._start(replace(self._new(JobKind.SNAPSHOT, prefix), name=name))
 
     def pins(self) -> list[str]:
         """The prefixes that are pinned; StoreUnavailable."""
@@ -125,11 +137,16 @@ class Jobs:
         return job
 
     def _begin(self, job: Job) -> None:
-        work = Work(self._tools, job, Worklist(self._store.objects(job.id)))
+        work = self._work(job)
         self._works[job.id], self._rates[job.id] = work, Rate()
         self._tasks[job.id] = asyncio.create_task(self._run(work), name=f"job {job.id}")
 
-    async def _run(self, work: Work) -> None:
+    def _work(self, job: Job) -> Work | SnapshotWork:
+        if job.kind is JobKind.SNAPSHOT:
+            return SnapshotWork(self._tools, job)
+        return Work(self._tools, job, Worklist(self._store.objects(job.id)))
+
+    async def _run(self, work: Work | SnapshotWork) -> None:
         saving = asyncio.create_task(self._save_for_ever(work), name="job saving")
         state: JobState | None = JobState.DONE
         try:
@@ -148,7 +165,7 @@ class Jobs:
             await asyncio.gather(saving, return_exceptions=True)
             await self._finish(work, state)
 
-    async def _finish(self, work: Work, state: JobState | None) -> None:
+    async def _finish(self, work: Work | SnapshotWork, state: JobState | None) -> None:
         """Write down how it stands; None: the process ends, the job does not."""
         job = work.job
         if state is not None:
@@ -168,7 +185,7 @@ class Jobs:
             self._store.remove(job_id)
             del self._ended[job_id]
 
-    async def _save_for_ever(self, work: Work) -> None:
+    async def _save_for_ever(self, work: Work | SnapshotWork) -> None:
         told = False
         while True:
             self._rates[work.job.id].note(self._tools.clock.monotonic(), work.job.bytes_done)

@@ -10,25 +10,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from gateway.blocks.cache import BlockCache
 from gateway.clock import Clock
-from gateway.errors import OriginAnswered, OriginError, OriginUnreachable, PinRefused, StoreUnavailable
+from gateway.errors import OriginAnswered, OriginError, PinRefused, SnapshotError, StoreUnavailable
+from gateway.jobs.frozen import frozen_version, learn_version
 from gateway.jobs.listing import list_pages
+from gateway.jobs.patience import patiently
 from gateway.jobs.records import Job, JobKind
 from gateway.jobs.worklist import Entry, Recovered, Worklist
 from gateway.metadata.catalog import CHECKSUM_MODE, Catalog, is_remembered
-from gateway.objects import ByteRange, ObjectVersion
+from gateway.metadata.snapshots.library import Library
+from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, Purpose
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.xml_reader import error_code_of
-
-T = TypeVar("T")
 
 PIECES_AT_ONCE = 32
 PIECES_WHILE_BUSY = 2
@@ -37,22 +36,18 @@ _BUSY_LOOK_SECONDS = 0.05
 _HEADERS = {CHECKSUM_MODE: "ENABLED"}
 """As most clients ask; what is learned so answers those that ask without it as well."""
 
-ATTEMPTS_MAX = 6
-"""About half a minute with the pauses between them: an origin that is down longer fails the object, not the job."""
-
-_FIRST_PAUSE_SECONDS = 1.0
-_RETRYABLE = frozenset({429, 500, 502, 503, 504})
-
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What jobs work with."""
+    """What jobs work with; `origin_name` is where the origin is, as snapshots say it."""
 
     origin: Origin
     catalog: Catalog
     blocks: BlockCache
     slots: Slots
     clock: Clock
+    library: Library | None = None
+    origin_name: str = ""
 
 
 class Work:
@@ -158,13 +153,16 @@ class Work:
                 await self._tools.blocks.invalidate(entry.key)
             else:
                 await self._warm(entry)
-        except OriginError as error:
+        except (OriginError, SnapshotError) as error:
             self.job = self.job.failed_with(f"{entry.key}: {_said(error)}")
         else:
             self.job = replace(self.job, objects_done=self.job.objects_done + 1)
 
     async def _warm(self, entry: Entry) -> None:
         slot = self._tools.slots.find(entry.key.bucket, entry.key.key)
+        if slot.consistency == "snapshot":
+            await self._warm_frozen(entry.key, slot)
+            return
         version = await self._version(entry, slot)
         try:
             await self._fetch(version, slot)
@@ -173,6 +171,12 @@ class Work:
                 raise
             self._tools.catalog.forget(entry.key)  # it has changed since it was listed
             await self._fetch(await self._ask(entry, slot), slot)
+
+    async def _warm_frozen(self, key: ObjectKey, slot: Slot) -> None:
+        """The frozen version, and its head; what is not in the slot's snapshot needs no warming."""
+        version = await asyncio.to_thread(frozen_version, self._tools, key, slot)
+        if version is not None:
+            await self._fetch(await learn_version(self._tools, version, slot, _HEADERS), slot)
 
     async def _version(self, entry: Entry, slot: Slot) -> ObjectVersion:
         """The listed one; where the slot remembers, its metadata is learned along with it."""
@@ -184,7 +188,7 @@ class Work:
         async def ask() -> ObjectVersion:
             return (await self._tools.catalog.current(entry.key, slot, headers=_HEADERS)).version
 
-        return await self._patiently(ask)
+        return await patiently(self._tools.clock, ask)
 
     async def _fetch(self, version: ObjectVersion, slot: Slot) -> None:
         """Every block of a version, as far as there is room; none where the slot keeps no object so large."""
@@ -214,7 +218,7 @@ class Work:
             return await self._tools.blocks.fetch(version, piece, slot=slot.name, purpose=Purpose.WARM)
 
         try:
-            fetched_bytes, kept = (0, False) if self.job.full else await self._patiently(fetch)
+            fetched_bytes, kept = (0, False) if self.job.full else await patiently(self._tools.clock, fetch)
         finally:
             self._running -= 1
             self._pieces.release()
@@ -234,19 +238,6 @@ class Work:
             full=self.job.full or full,  # going on would evict what this job has brought
         )
 
-    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask again while the origin is down or busy, for a while."""
-        pause_seconds = _FIRST_PAUSE_SECONDS
-        for _ in range(ATTEMPTS_MAX - 1):
-            try:
-                return await ask()
-            except (OriginUnreachable, OriginAnswered) as error:
-                if isinstance(error, OriginAnswered) and error.status not in _RETRYABLE:
-                    raise
-            await self._tools.clock.sleep(pause_seconds)
-            pause_seconds *= 2
-        return await ask()
-
 
 def _as_recovered(job: Job, found: Recovered) -> Job:
     """What was done behind `place` is done again, and counted then; a list that lost its end is listed on."""
@@ -265,7 +256,7 @@ def _as_recovered(job: Job, found: Recovered) -> Job:
     )
 
 
-def _said(error: OriginError) -> str:
+def _said(error: OriginError | SnapshotError) -> str:
     if isinstance(error, OriginAnswered):
         return f"the origin answered {error.status} {error_code_of(error.body) or ''}".rstrip()
     return str(error)

@@ -29,12 +29,12 @@ from gateway.metadata.observer import CatalogObserver
 from gateway.metadata.opening import OpenCatalog, open_directory
 from gateway.metadata.records import Entry, Learned, without_checksums
 from gateway.metadata.store import Fill
-from gateway.objects import ObjectKey
+from gateway.objects import ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
 
-__all__ = ["Catalog", "Listing", "ObjectHead", "is_down", "is_remembered"]
+__all__ = ["Catalog", "Listing", "ObjectHead", "is_down", "is_plainly_asked", "is_remembered"]
 
 _log = structlog.get_logger("forebay.catalog")
 CHECKSUM_MODE = "x-amz-checksum-mode"
@@ -148,6 +148,18 @@ class Catalog:
         entry = self._opened.store.lookup(key)
         return entry.head if entry is not None else None
 
+    def of_version(self, version: ObjectVersion, *, with_checksums: bool) -> ObjectHead | None:
+        """What the origin has said of one version, whichever is current; it never changes, so no age matters."""
+        entry = self._opened.store.lookup_version(version)
+        if entry is None or entry.head is None or (with_checksums and not entry.with_checksums):
+            return None
+        return entry.head if with_checksums or not entry.with_checksums else without_checksums(entry.head)
+
+    def learned_version(self, head: ObjectHead, *, with_checksums: bool) -> None:
+        """What the origin has said of a version that it was asked for by its ETag."""
+        entry = Entry(self.now(head.version.key), head, with_checksums=with_checksums)
+        self._landing.add(Fill(head.version.key, entry, of_version=True))
+
     def now(self, key: ObjectKey) -> Learned:
         """To be taken before the origin is asked about `key`, for `remember_absence` and `learned`."""
         return Learned(self._opened.generations.of(key), self._clock.monotonic(), self._opened.boot)
@@ -158,7 +170,7 @@ class Catalog:
 
     def remember_absence(self, key: ObjectKey, slot: Slot, asked: Learned, *, named: bool) -> None:
         """The origin has answered 404 to what was asked then; `named`: with NoSuchKey."""
-        if slot.consistency != "strict" and slot.negative_ttl_seconds > 0:
+        if slot.consistency not in ("strict", "snapshot") and slot.negative_ttl_seconds > 0:
             self._landing.add(Fill(key, Entry(asked, named=named)))
 
     def forget(self, key: ObjectKey) -> None:
@@ -241,8 +253,11 @@ def is_remembered(slot: Slot, headers: Mapping[str, str]) -> bool:
 
     Who pays, and whose bucket it must be, is for the origin to judge, each time.
     """
-    if slot.consistency == "strict":
-        return False
+    return slot.consistency not in ("strict", "snapshot") and is_plainly_asked(headers)
+
+
+def is_plainly_asked(headers: Mapping[str, str]) -> bool:
+    """Whether nothing in these headers is for the origin to judge."""
     if not headers:
         return True
     return all(name == CHECKSUM_MODE and value.upper() == "ENABLED" for name, value in headers.items())

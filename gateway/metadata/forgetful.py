@@ -15,7 +15,7 @@ from gateway.metadata.listing.pages import Wanted
 from gateway.metadata.listing.sharing import SharedQuestions
 from gateway.metadata.records import Learned
 from gateway.metadata.store import Fill
-from gateway.objects import ObjectKey
+from gateway.objects import ObjectKey, ObjectVersion
 from gateway.s3.list_result import ListedPage
 
 
@@ -23,6 +23,9 @@ class ForgetfulStore:
     """As `CatalogStore`."""
 
     def lookup(self, key: ObjectKey) -> None:
+        return None
+
+    def lookup_version(self, version: ObjectVersion) -> None:
         return None
 
     def land(self, fills: Sequence[Fill]) -> None:

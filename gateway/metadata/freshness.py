@@ -22,8 +22,8 @@ def freshness(entry: Entry, slot: Slot, *, now_seconds: float, boot: int) -> Fre
     Ages are differences of the machine's own monotonic clock, so that no step of the wall clock makes anything live
     longer. What was learned under another boot, or in the future, is of unknown age: only `immutable` can use it.
     """
-    if slot.consistency == "strict":
-        return Freshness.USELESS
+    if slot.consistency in ("strict", "snapshot"):
+        return Freshness.USELESS  # what is in a snapshot is told by nothing else
     learned = entry.learned
     age_seconds = now_seconds - learned.seconds if learned.boot == boot else -1.0
     if entry.head is None:
@@ -41,7 +41,7 @@ def freshness(entry: Entry, slot: Slot, *, now_seconds: float, boot: int) -> Fre
 def answer_freshness(learned: Learned, now: Learned, slot: Slot, *, ttl_seconds: float) -> Freshness:
     """How far what was said of a bucket may be trusted; `now` is of that bucket, `slot` the one that all of it is in.
 
-    What runs out is stale as long as the slot goes on without its origin: `immutable` does for good.
+    What runs out is stale as long as the slot goes on without its origin: `immutable` and `snapshot` do for good.
     """
     if (learned.boot, learned.generation) != (now.boot, now.generation):
         return Freshness.USELESS
@@ -50,7 +50,7 @@ def answer_freshness(learned: Learned, now: Learned, slot: Slot, *, ttl_seconds:
         return Freshness.USELESS
     if age_seconds < ttl_seconds:
         return Freshness.FRESH
-    if slot.consistency == "immutable":
+    if slot.consistency in ("immutable", "snapshot"):
         return Freshness.STALE
     more_seconds = slot.stale_if_unreachable_seconds if slot.consistency == "ttl" else 0.0
     return Freshness.STALE if age_seconds < ttl_seconds + more_seconds else Freshness.USELESS

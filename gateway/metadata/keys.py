@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from gateway.objects import ObjectKey
+from gateway.objects import ObjectKey, ObjectVersion
 
 CATALOG_KEY_BYTES_MAX = 511
 """What LMDB takes."""
@@ -22,3 +22,10 @@ def catalog_key(key: ObjectKey) -> bytes:
         return whole
     digest = hashlib.blake2b(whole, digest_size=_DIGEST_BYTES, person=b"forebay catalog1").digest()
     return whole[: CATALOG_KEY_BYTES_MAX - _DIGEST_BYTES] + digest
+
+
+def version_key(version: ObjectVersion) -> bytes:
+    """One version's place: a digest, as nobody asks for versions in order."""
+    key = version.key
+    whole = f"{key.bucket}\0{len(key.key)}\0{key.key}{version.etag}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(whole, digest_size=_DIGEST_BYTES, person=b"forebay version1").digest()

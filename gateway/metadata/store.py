@@ -2,6 +2,7 @@
 
     entries   catalog key → record
     extras    catalog key → what the record has no room for
+    versions  version key → length of the record (u16), record, extra: of versions that were asked for by their ETag
 
 Unsynced while in use: a killed process loses nothing, an unclean boot may lose anything, so then everything is dropped
 (opening.py). What is here can always be asked of the origin again, so that trouble with the disk is a miss.
@@ -9,6 +10,7 @@ Unsynced while in use: a killed process loses nothing, an unclean boot may lose 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +21,10 @@ import lmdb
 from gateway.metadata import records
 from gateway.metadata.confirmation import is_version
 from gateway.metadata.generations import WriteGenerations
-from gateway.metadata.keys import catalog_key
+from gateway.metadata.keys import catalog_key, version_key
 from gateway.metadata.listing.records import version_of
 from gateway.metadata.records import Entry
-from gateway.objects import ObjectKey
+from gateway.objects import ObjectKey, ObjectVersion
 
 SIZE_BYTES_MAX = 16 * 1024**3
 """What the entries may take: about 100 million objects without extra records."""
@@ -35,6 +37,7 @@ UNPACKED_MAX = 16_384
 
 _SWEPT_PER_TRANSACTION = 2 * LANDED_PER_TRANSACTION
 _MAP_BYTES_OVER_SIZE = 4
+_LENGTH_BYTES = 2
 
 Table: TypeAlias = Any
 """An LMDB named database: an opaque handle."""
@@ -42,10 +45,11 @@ Table: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """What the origin has said of a key, on its way into the catalog."""
+    """What the origin has said of a key, on its way into the catalog; `of_version`: whatever version is current."""
 
     key: ObjectKey
     entry: Entry
+    of_version: bool = False
 
 
 class CatalogStore:
@@ -67,6 +71,7 @@ class CatalogStore:
         )
         self._entries: Table = self._environment.open_db(b"entries")
         self._extras: Table = self._environment.open_db(b"extras")
+        self._versions: Table = self._environment.open_db(b"versions")
         self._environment.reader_check()
 
     def lookup(self, key: ObjectKey) -> Entry | None:
@@ -79,6 +84,19 @@ class CatalogStore:
         if entry is None or entry.learned.generation != self._generations.of_place(key.bucket, place):
             return None
         return entry
+
+    def lookup_version(self, version: ObjectVersion) -> Entry | None:
+        """What is known of one version; no own write voids it. None also when the disk gives nothing."""
+        place = version_key(version)
+        try:
+            with self._environment.begin() as transaction:
+                packed = _get(transaction, self._versions, place)
+        except lmdb.Error:
+            return None
+        if packed is None:
+            return None
+        start = _LENGTH_BYTES + int.from_bytes(packed[:_LENGTH_BYTES], "little")
+        return self._unpack(place, version.key, packed[_LENGTH_BYTES:start], packed[start:])
 
     def land(self, fills: Sequence[Fill]) -> None:
         """Keep what was learned, unless the key was written meanwhile; at most LANDED_PER_TRANSACTION. Blocks.
@@ -136,7 +154,19 @@ class CatalogStore:
                 del self._unpacked[next(iter(self._unpacked))]
         return entry
 
+    def _land_version(self, transaction: lmdb.Transaction, fill: Fill) -> None:
+        if fill.entry.head is None:
+            raise ValueError("a version that is not there has no head")
+        place = version_key(fill.entry.head.version)
+        record, extra = records.pack(place, fill.entry)
+        if len(extra) <= records.EXTRA_BYTES_MAX:
+            packed = len(record).to_bytes(_LENGTH_BYTES, "little") + record + extra
+            transaction.put(place, packed, db=self._versions)
+
     def _land(self, transaction: lmdb.Transaction, fill: Fill) -> None:
+        if fill.of_version:
+            self._land_version(transaction, fill)
+            return
         if fill.entry.learned.generation != self._generations.of(fill.key):
             return
         place = catalog_key(fill.key)
@@ -150,7 +180,7 @@ class CatalogStore:
             transaction.delete(place, db=self._extras)
 
     def _size_bytes(self, transaction: lmdb.Transaction) -> int:
-        tables = (transaction.stat(self._entries), transaction.stat(self._extras))
+        tables = [transaction.stat(table) for table in (self._entries, self._extras, self._versions)]
         return sum(
             int(table["psize"]) * int(table["branch_pages"] + table["leaf_pages"] + table["overflow_pages"])
             for table in tables
@@ -158,12 +188,21 @@ class CatalogStore:
 
     def _sweep(self, transaction: lmdb.Transaction) -> None:
         """Make room for others, going round through all keys: any can be asked for again."""
+        self._sweep_versions(transaction)
         cursor = transaction.cursor(db=self._entries)
         for _ in range(_SWEPT_PER_TRANSACTION):
             if not cursor.set_range(self._swept) and not cursor.first():
                 return
             self._swept = bytes(cursor.key())
             transaction.delete(self._swept, db=self._extras)
+            cursor.delete()
+
+    def _sweep_versions(self, transaction: lmdb.Transaction) -> None:
+        """As many again, whichever: their places are digests."""
+        cursor = transaction.cursor(db=self._versions)
+        for _ in range(_SWEPT_PER_TRANSACTION):
+            if not cursor.set_range(os.urandom(_LENGTH_BYTES)) and not cursor.first():
+                return
             cursor.delete()
 
 

@@ -8,6 +8,7 @@ from gateway.operations.bucket_answers import bucket_answer
 from gateway.operations.copy_object import copy_object, upload_part_copy
 from gateway.operations.delete_objects import delete_object, delete_objects
 from gateway.operations.exchange import Exchange
+from gateway.operations.frozen.choosing import frozen_handler
 from gateway.operations.get_object import get_object
 from gateway.operations.head_object import head_object
 from gateway.operations.list_objects import list_objects
@@ -48,4 +49,7 @@ HANDLERS: Mapping[Operation, Handler] = {
 
 def perform(exchange: Exchange) -> Answer:
     """Carry out the operation that the request asks for: what needs no waiting now, the rest when it is awaited."""
-    return HANDLERS[exchange.request.operation](exchange)
+    handler = HANDLERS[exchange.request.operation]
+    if exchange.services.slots.any_frozen:
+        handler = frozen_handler(exchange, handler)
+    return handler(exchange)

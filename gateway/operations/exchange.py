@@ -8,6 +8,7 @@ from gateway.blocks.closed import Blocks
 from gateway.clock import Clock
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.small_answers import SmallAnswers
+from gateway.metadata.snapshots.shelf import NoShelf, Shelf
 from gateway.objects import ObjectKey
 from gateway.operations.buffers import Buffers
 from gateway.operations.request_body import RequestBody
@@ -30,6 +31,7 @@ class Services:
     slots: Slots
     clock: Clock
     buffers: Buffers = field(default_factory=Buffers)
+    snapshots: Shelf | NoShelf = field(default_factory=NoShelf)
 
 
 @dataclass(slots=True)

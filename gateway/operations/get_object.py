@@ -62,7 +62,7 @@ _ARCHIVED = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 
 def get_object(exchange: Exchange) -> Answer:
     """Answer a GET from blocks; what they cannot answer is read from the origin (`x-forebay-cache: bypass`)."""
-    overrides = _response_overrides(exchange)
+    overrides = response_overrides(exchange)
     if needs_the_origin(exchange.request):
         return forward(exchange, cache="bypass")
     headers = judged_by_the_origin(exchange.request)
@@ -72,8 +72,8 @@ def get_object(exchange: Exchange) -> Answer:
         return _refused(exchange)
     if known is None:
         return _of_unknown(exchange, headers, overrides)
-    if _fit_for_blocks(exchange.request, known):
-        reply = _at_once(exchange, known, overrides)
+    if fit_for_blocks(exchange.request, known):
+        reply = at_once(exchange, known, overrides)
         if reply is not None:
             return reply
     return _from_blocks(exchange, headers, overrides, known)
@@ -97,12 +97,12 @@ async def _at_first_look(exchange: Exchange, headers: dict[str, str], overrides:
         async with look.turns:
             head, answer = await first_look.ask(exchange, headers, look, wanted)
             try:
-                if head is None or not _fit_for_blocks(exchange.request, head):
+                if head is None or not fit_for_blocks(exchange.request, head):
                     return None
-                reply = _arrived(exchange, head, headers, overrides, answer)
+                reply = arrived_reply(exchange, head, headers, overrides, answer)
                 if reply is not None:
                     return reply
-                return await _serve(exchange, head, headers, overrides, answer)
+                return await serve(exchange, head, headers, overrides, answer)
             except OriginAnswered as error:
                 if head is None or not _is_another_version(error, head):
                     raise
@@ -124,10 +124,10 @@ async def _from_blocks(
             # HEAD has no error document, and one that makes no sense may still have an object behind it: whatever GET
             # answers, the client shall have as it is.
             return await _refused(exchange)
-        if not _fit_for_blocks(exchange.request, head):
+        if not fit_for_blocks(exchange.request, head):
             return await forward(exchange, cache="bypass")
         try:
-            return await _serve(exchange, head, headers, overrides)
+            return await serve(exchange, head, headers, overrides)
         except (OriginAnswered, OriginBodyError) as error:
             if not _is_another_version(error, head):
                 raise
@@ -167,7 +167,7 @@ async def _refused(exchange: Exchange) -> Reply:
     return Reply(404, without(towards_client(response.headers), "content-length"), document, "bypass")
 
 
-def _fit_for_blocks(request: S3Request, head: ObjectHead) -> bool:
+def fit_for_blocks(request: S3Request, head: ObjectHead) -> bool:
     if not head.version.etag or "x-amz-server-side-encryption-customer-algorithm" in head.headers:
         return False
     if head.headers.get("x-amz-storage-class") in _ARCHIVED and "x-amz-restore" not in head.headers:
@@ -177,17 +177,17 @@ def _fit_for_blocks(request: S3Request, head: ObjectHead) -> bool:
     return request.parameter("partNumber") is None or head.part is not None
 
 
-async def _serve(
+async def serve(
     exchange: Exchange,
     head: ObjectHead,
     headers: Mapping[str, str],
     overrides: Mapping[str, str],
     answer: FirstAnswer | None = None,
 ) -> Reply:
-    reply = _at_once(exchange, head, overrides)
+    reply = at_once(exchange, head, overrides)
     if reply is not None:
         return reply
-    asked = head.part or _asked_range(exchange.request, head)
+    asked = head.part or asked_range(exchange.request, head)
     byte_range = asked or ByteRange(0, head.version.size_bytes - 1)
     reader = await exchange.services.blocks.open_range(
         head.version, byte_range, slot=exchange.slot.name, headers=towards_blocks(headers), answer=answer
@@ -200,14 +200,14 @@ async def _serve(
     return Reply(status, lengths, body, reader.outcome, reader, encoded, reader.file_failed)
 
 
-def _at_once(exchange: Exchange, head: ObjectHead, overrides: Mapping[str, str]) -> Reply | None:
+def at_once(exchange: Exchange, head: ObjectHead, overrides: Mapping[str, str]) -> Reply | None:
     """The answer that needs no byte of the object, or bytes that are warm; None: they are to be waited for."""
     request, version = exchange.request, head.version
     now = exchange.services.clock.now()
     if evaluate_read(request.headers, etag=version.etag, last_modified=head.last_modified, now=now) == "not-modified":
         onward = towards_client(head.headers)
         return Reply(304, [(name, value) for name, value in onward if name in HEADERS_OF_NOT_MODIFIED], cache="hit")
-    asked = head.part or _asked_range(request, head)
+    asked = head.part or asked_range(request, head)
     if version.size_bytes == 0:
         return Reply(200, _lengths(head, None), b"", cache="hit", encoded=_encoded(head, None, overrides))
     byte_range = asked or ByteRange(0, version.size_bytes - 1)
@@ -218,11 +218,11 @@ def _at_once(exchange: Exchange, head: ObjectHead, overrides: Mapping[str, str])
     return Reply(status, lengths, span, "hit", None, encoded, span.failed)
 
 
-def _arrived(
+def arrived_reply(
     exchange: Exchange, head: ObjectHead, headers: Mapping[str, str], overrides: Mapping[str, str], answer: FirstAnswer
 ) -> Reply | None:
     """The answer to a first look at a small object, all of which has come."""
-    version, asked = head.version, _asked_range(exchange.request, head)
+    version, asked = head.version, asked_range(exchange.request, head)
     if version.size_bytes == 0:
         return None
     body = exchange.services.blocks.arrived(
@@ -249,7 +249,7 @@ async def _forgetting_changes(exchange: Exchange, body: BodyStream) -> BodyStrea
             raise
 
 
-def _asked_range(request: S3Request, head: ObjectHead) -> ByteRange | None:
+def asked_range(request: S3Request, head: ObjectHead) -> ByteRange | None:
     if not if_range_holds(request.headers, etag=head.version.etag, last_modified=head.last_modified):
         return None
     return parse_range(request.headers.get("range"), head.version.size_bytes)
@@ -274,7 +274,7 @@ def _lengths(head: ObjectHead, asked: ByteRange | None) -> list[tuple[str, str]]
     ]
 
 
-def _response_overrides(exchange: Exchange) -> dict[str, str]:
+def response_overrides(exchange: Exchange) -> dict[str, str]:
     """`response-content-type` and its five siblings (S3 API, GetObject, "Overriding response header values")."""
     query = exchange.request.query
     overrides = {_OVERRIDES[name]: _header_value(name, value or "") for name, value in query if name in _OVERRIDES}

@@ -22,13 +22,13 @@ from gateway.s3.requests import S3Request
 def head_object(exchange: Exchange) -> Answer:
     """Answer a HEAD from what is remembered, or ask and remember; conditions are judged here."""
     headers = judged_by_the_origin(exchange.request)
-    if not is_remembered(exchange.slot, headers) or _is_special(exchange.request):
+    if not is_remembered(exchange.slot, headers) or is_special(exchange.request):
         return forward(exchange)
     try:
         head = remembered_head(exchange, headers)
     except OriginAnswered as answer:
         return _refusal(answer)
-    return _reply(exchange, head) if head is not None else _asked(exchange, headers)
+    return head_reply(exchange, head) if head is not None else _asked(exchange, headers)
 
 
 async def _asked(exchange: Exchange, headers: dict[str, str]) -> Reply:
@@ -38,21 +38,21 @@ async def _asked(exchange: Exchange, headers: dict[str, str]) -> Reply:
         return _refusal(answer)
     except OriginBodyError:
         return await forward(exchange)
-    return _reply(exchange, head)
+    return head_reply(exchange, head)
 
 
 def _refusal(answer: OriginAnswered) -> Reply:
     return Reply(answer.status, towards_client(dict(answer.headers)), no_body())
 
 
-def _is_special(request: S3Request) -> bool:
+def is_special(request: S3Request) -> bool:
     """Whether the answer is more than the object's metadata: of a part, a range, a version, with other headers."""
     if "range" in request.headers or request.parameter("partNumber") is not None or needs_the_origin(request):
         return True
     return bool(request.query) and any(name.startswith("response-") for name, _ in request.query)
 
 
-def _reply(exchange: Exchange, head: ObjectHead) -> Reply:
+def head_reply(exchange: Exchange, head: ObjectHead) -> Reply:
     now = exchange.services.clock.now()
     judged = evaluate_read(exchange.request.headers, etag=head.version.etag, last_modified=head.last_modified, now=now)
     cache = "hit" if head.remembered else "miss"

@@ -43,7 +43,7 @@ _GREATEST = "\U0010ffff".encode()
 
 
 @dataclass(frozen=True, slots=True)
-class _Listing:
+class Listing:
     """One LIST on its way to an answer."""
 
     exchange: Exchange
@@ -61,20 +61,20 @@ def list_objects(exchange: Exchange) -> Answer:
     if bound is None or not is_plain(request):
         return forward(exchange)
     query = list_query(request)
-    listing = _Listing(exchange, bucket, query, _wanted(query), bound)
+    listing = Listing(exchange, bucket, query, wanted_of(query), bound)
     found = None if insists(exchange) else _find(listing)
     if isinstance(found, Found):
-        return _reply(listing, found, "hit")
+        return list_reply(listing, found, "hit")
     return _ask(listing) if found is None else _ask_about(listing, found.keys)
 
 
-def _wanted(query: ListQuery) -> Wanted:
+def wanted_of(query: ListQuery) -> Wanted:
     place = query.place or ListPlace(query.start_after.encode())
     return Wanted(query.prefix.encode(), query.delimiter.encode(), query.limit, place.last, place.is_prefix)
 
 
 def _find(
-    listing: _Listing, *, stale: bool = False, truths: dict[bytes, Truth] | None = None
+    listing: Listing, *, stale: bool = False, truths: dict[bytes, Truth] | None = None
 ) -> Found | Unsettled | None:
     index = listing.exchange.services.catalog.listing
     return index.find(
@@ -87,7 +87,7 @@ def _find(
     )
 
 
-async def _ask_about(listing: _Listing, keys: Sequence[bytes]) -> Reply:
+async def _ask_about(listing: Listing, keys: Sequence[bytes]) -> Reply:
     """The page that the index knows but for these keys; the origin's page when there are too many."""
     truths: dict[bytes, Truth] = {}
     while len(truths) + len(keys) <= TRUTHS_MAX:
@@ -98,25 +98,25 @@ async def _ask_about(listing: _Listing, keys: Sequence[bytes]) -> Reply:
         truths |= dict(zip(keys, told, strict=True))
         found = _find(listing, truths=truths)
         if isinstance(found, Found):
-            return _reply(listing, found, "partial")
+            return list_reply(listing, found, "partial")
         if found is None:
             break
         keys = found.keys
     return await _ask(listing)
 
 
-async def _truth(listing: _Listing, key: bytes) -> Truth:
+async def _truth(listing: Listing, key: bytes) -> Truth:
     """What a LIST of the origin says of one key, to the letter: a HEAD says less, and other things."""
     index = listing.exchange.services.catalog.listing
     asked = index.asked(listing.bucket)
-    page = await _page(listing, Wanted(key, limit=1))
+    page = await origin_page(listing, Wanted(key, limit=1))
     entry = page.entries[0] if page.entries and page.entries[0].key == key else None
     truth = Truth(entry)
     index.learn_truth(listing.bucket, key, truth, asked)
     return truth
 
 
-async def _ask(listing: _Listing) -> Reply:
+async def _ask(listing: Listing) -> Reply:
     """The origin's page; an older one of the index where the origin does not answer and the slots allow it."""
     try:
         page = await _told(listing)
@@ -124,11 +124,11 @@ async def _ask(listing: _Listing) -> Reply:
         stale = _find(listing, stale=True) if is_down(error) else None
         if not isinstance(stale, Found):
             raise
-        return _reply(listing, stale, "stale")
-    return _reply(listing, _found(page), "miss")
+        return list_reply(listing, stale, "stale")
+    return list_reply(listing, _found(page), "miss")
 
 
-async def _told(listing: _Listing) -> ListedPage:
+async def _told(listing: Listing) -> ListedPage:
     """The origin's page: asked for now, or just before by another who asks for the same."""
     index = listing.exchange.services.catalog.listing
     asked = index.asked(listing.bucket)
@@ -144,18 +144,18 @@ async def _told(listing: _Listing) -> ListedPage:
     return await index.questions.ask(question, asked, listing.bound, send)
 
 
-async def _page_with_keys(listing: _Listing) -> ListedPage:
+async def _page_with_keys(listing: Listing) -> ListedPage:
     """One page; pages without a key, as of origins that skip deleted versions, are followed by the next."""
     origin_token = None
     for _ in range(_EMPTY_PAGES_MAX):
-        page = await _page(listing, listing.wanted, origin_token)
+        page = await origin_page(listing, listing.wanted, origin_token)
         origin_token = page.next_token
         if page.entries or page.prefixes or origin_token is None:
             return page
     raise OriginBodyError(f"the origin has given {_EMPTY_PAGES_MAX} pages without a key")
 
 
-async def _send(listing: _Listing, wanted: Wanted, origin_token: str | None) -> OriginResponse:
+async def _send(listing: Listing, wanted: Wanted, origin_token: str | None) -> OriginResponse:
     query = [("list-type", "2"), ("encoding-type", "url"), ("prefix", wanted.prefix.decode())]
     query.append(("max-keys", str(wanted.limit)))
     if wanted.delimiter:
@@ -171,13 +171,13 @@ async def _send(listing: _Listing, wanted: Wanted, origin_token: str | None) -> 
 
 
 def _start_after(wanted: Wanted) -> str:
-    """The last key that the origin shall not list. Of what it lists nevertheless, `_page` takes nothing twice."""
+    """The last key that the origin shall not list. Of what it lists nevertheless, `origin_page` takes nothing twice."""
     if wanted.skip and len(wanted.after) + len(_GREATEST) <= _KEY_BYTES_MAX:
         return (wanted.after + _GREATEST).decode()
     return wanted.after.decode()
 
 
-async def _page(listing: _Listing, wanted: Wanted, origin_token: str | None = None) -> ListedPage:
+async def origin_page(listing: Listing, wanted: Wanted, origin_token: str | None = None) -> ListedPage:
     """What of the origin's page lies behind the place that was asked for; raises OriginAnswered for every error."""
     async with await _send(listing, wanted, origin_token) as response:
         if response.status != 200:
@@ -188,7 +188,7 @@ async def _page(listing: _Listing, wanted: Wanted, origin_token: str | None = No
     return ListedPage(entries, [prefix for prefix in page.prefixes if prefix >= wanted.start], page.next_token)
 
 
-async def _document(listing: _Listing, response: OriginResponse) -> bytes:
+async def _document(listing: Listing, response: OriginResponse) -> bytes:
     with listing.exchange.services.buffers.holding() as held:
         body = bytearray()
         async for piece in response.stream():
@@ -207,7 +207,7 @@ def _found(page: ListedPage) -> Found:
     return Found(Page(listed, page.prefixes, is_truncated, last, last == last_prefix != b""), forms)
 
 
-def _reply(listing: _Listing, found: Found, outcome: str) -> Reply:
+def list_reply(listing: Listing, found: Found, outcome: str) -> Reply:
     query, page = listing.query, found.page
     url = query.is_url_encoded
     body = list_document(

@@ -18,11 +18,14 @@ _CHANGES_NOTHING = frozenset(
 """Headers beginning with `x-` that no origin answers differently for; every other one is the origin's to judge."""
 
 
-def is_plain(request: S3Request) -> bool:
-    """Whether method, bucket and query are all there is to it; what has a body is for the origin."""
+def is_plain(request: S3Request, *, besides: frozenset[str] = frozenset()) -> bool:
+    """Whether method, bucket and query are all there is to it, but for the headers `besides`.
+
+    What has a body is for the origin.
+    """
     if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
         return False
-    return not any(_is_judged_by_the_origin(name) for name in request.headers)
+    return not any(_is_judged_by_the_origin(name) for name in request.headers if name not in besides)
 
 
 def _is_judged_by_the_origin(header: str) -> bool:

@@ -14,7 +14,8 @@ class Slot:
     """A prefix and what may be done under it; `name` labels metrics and messages.
 
     `consistency` says when changes that others make at the origin are seen: `strict` at once, `ttl` within
-    `metadata_ttl_seconds`, `immutable` never, once an object has been looked at. Absence is believed for
+    `metadata_ttl_seconds`, `immutable` never, once an object has been looked at, `snapshot` never at all: what there is
+    says the snapshot named `snapshot`. Absence is believed for
     `negative_ttl_seconds`, where not strict. While the origin does not answer, `ttl` goes on for
     `stale_if_unreachable_seconds` more.
 
@@ -26,7 +27,7 @@ class Slot:
     name: str
     prefix: Prefix
     mode: Literal["read-only", "read-write"] = "read-write"
-    consistency: Literal["strict", "ttl", "immutable"] = "strict"
+    consistency: Literal["strict", "ttl", "immutable", "snapshot"] = "strict"
     metadata_ttl_seconds: float = 60.0
     negative_ttl_seconds: float = 0.0
     stale_if_unreachable_seconds: float = 0.0
@@ -35,6 +36,7 @@ class Slot:
     block_size_bytes: int | None = None
     eviction: Literal["epoch", "s3-fifo", "lru"] = "epoch"
     kept_object_bytes_max: int | None = None
+    snapshot: str = ""
 
 
 DEFAULT_SLOT = Slot("default", Prefix(""))
@@ -53,6 +55,7 @@ class Slots:
             self._by_bucket.setdefault(slot.prefix.bucket, []).append(slot)
         for candidates in self._by_bucket.values():
             candidates.sort(key=lambda slot: len(slot.prefix.key_prefix), reverse=True)
+        self.any_frozen = any(slot.consistency == "snapshot" for slot in self._all)
 
     def __iter__(self) -> Iterator[Slot]:
         """The slots that are configured, without `default`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from calendar import timegm
+from datetime import datetime
 from functools import lru_cache
 from time import gmtime, strftime
 
@@ -58,3 +59,12 @@ def format_http_date(seconds: float) -> str:
 def format_iso_date(seconds: float) -> str:
     """ISO 8601 as in S3's error documents, the fraction cut off: `2009-10-12T17:50:00Z`."""
     return strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(seconds))
+
+
+def parse_iso_date(text: str) -> float | None:
+    """Seconds since the epoch of `2009-10-12T17:50:30.000Z`, as listings write dates; None when it is none."""
+    try:
+        date = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return date.timestamp() if date.tzinfo is not None else None

@@ -137,6 +137,21 @@ def _form(node: Element, *, with_owner: bool) -> EntryForm:
     return EntryForm(before, owner, after)
 
 
+def checked_form(parts: object) -> EntryForm:
+    """A form out of a document of somebody else's: `[before_size, owner, after_size]`, XML as `_form` writes it.
+
+    ValueError for anything else: it goes into answers as it is.
+    """
+    if not isinstance(parts, list) or len(parts) != 3 or not all(isinstance(part, str) for part in parts):
+        raise ValueError("a form must be a list of three texts")
+    before, owner, after = parts
+    root = parse_bounded(f"<x>{before}<Size/>{owner}{after}</x>".encode(), _ELEMENTS_MAX)
+    form = EntryForm(before, owner, after)
+    if root is None or _form(root, with_owner=True) != form:
+        raise ValueError("a form must be of XML elements as listings have them")
+    return form
+
+
 def _xml(node: Element) -> str:
     name = local_name(node)
     return f"<{name}>{escape(node.text or '')}{''.join(_xml(child) for child in node)}</{name}>"

@@ -9,11 +9,10 @@ from contextlib import contextmanager
 import structlog
 import uvicorn
 
-from gateway.app import upkeep
+from gateway.app import Upkeep, upkeep
 from gateway.clock import SystemClock
 from gateway.control.app import control_app
-from gateway.control.events import ChangesHolder
-from gateway.control.jobs import JobsHolder
+from gateway.control.holders import Holders
 from gateway.control.scrub import ScrubHolder
 from gateway.control.state import CURRENT
 from gateway.errors import ForebayError
@@ -40,20 +39,17 @@ async def serve_background(orders: Orders) -> None:
     """Deal out bandwidth, serve the admin port, and keep up the cache directory, until told to stop."""
     handover = orders.handover
     with lease_server(handover.settings, books_ends(handover.leases), SystemClock()):
-        jobs, scrub = JobsHolder(), ScrubHolder(handover.settings.cache.scrub_period_seconds)
-        changes = ChangesHolder()
-        keeping_up = asyncio.create_task(_keep_up(handover, jobs, scrub, changes), name="upkeep")
+        lent = Holders(scrub=ScrubHolder(handover.settings.cache.scrub_period_seconds))
+        keeping_up = asyncio.create_task(_keep_up(handover, lent), name="upkeep")
         try:
-            await _serve_admin(orders, jobs, scrub, changes)
+            await _serve_admin(orders, lent)
         finally:
             keeping_up.cancel()
             await asyncio.gather(keeping_up, return_exceptions=True)
 
 
-async def _serve_admin(orders: Orders, jobs: JobsHolder, scrub: ScrubHolder, changes: ChangesHolder) -> None:
-    app = control_app(
-        orders.handover.settings, CURRENT, orders.handover.metrics_directory, jobs, scrub, changes=changes
-    )
+async def _serve_admin(orders: Orders, lent: Holders) -> None:
+    app = control_app(orders.handover.settings, CURRENT, orders.handover.metrics_directory, lent)
     server = _Server(
         uvicorn.Config(
             app,
@@ -74,7 +70,7 @@ async def _serve_admin(orders: Orders, jobs: JobsHolder, scrub: ScrubHolder, cha
     await serving
 
 
-async def _keep_up(handover: Handover, holder: JobsHolder, scrub: ScrubHolder, changes: ChangesHolder) -> None:
+async def _keep_up(handover: Handover, lent: Holders) -> None:
     """Survey the blocks where that is needed, scrub them, and do jobs.
 
     What fails is tried again: the workers serve meanwhile.
@@ -85,18 +81,29 @@ async def _keep_up(handover: Handover, holder: JobsHolder, scrub: ScrubHolder, c
         await _while_closed(handover)
         try:
             async with upkeep(handover.settings, instance_id=handover.instance_id, lease_end=lease_end) as kept:
-                holder.jobs, changes.changes = kept.jobs, kept.events
+                _lend(lent, kept)
+                await kept.snapshots.warn()
                 await kept.blocks.survey()
-                scrub.follow(kept.scrubber)
+                lent.scrub.follow(kept.scrubber)
                 await (kept.scrubber.run() if kept.scrubber is not None else asyncio.Event().wait())
         except (ForebayError, OSError) as error:
             if str(error) != told:
                 _log.warning("the upkeep of the cache directory goes on later", error=str(error))
             told = str(error)
         finally:
-            holder.jobs = changes.changes = None
-            scrub.follow(None)
+            _take_back(lent)
         await asyncio.sleep(_PAUSE_SECONDS)
+
+
+def _lend(lent: Holders, kept: Upkeep) -> None:
+    """Let the admin port see to what the cache directory holds."""
+    lent.jobs.jobs, lent.changes.changes, lent.snapshots.desk = kept.jobs, kept.events, kept.snapshots
+
+
+def _take_back(lent: Holders) -> None:
+    """The cache directory is closed."""
+    lent.jobs.jobs = lent.changes.changes = lent.snapshots.desk = None
+    lent.scrub.follow(None)
 
 
 async def _while_closed(handover: Handover) -> None:

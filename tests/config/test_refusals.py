@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.metadata.snapshots.names import valid_name
 from tests.support.gateway_process import to_toml
 from tests.support.settings import load, problems
 
@@ -103,10 +104,31 @@ def test_write_back_is_refused_until_it_is_there(tmp_path: Path) -> None:
     assert 'use "through"' in found["slots[0].write"]
 
 
-def test_snapshots_are_refused_until_they_are_there(tmp_path: Path) -> None:
-    """Whoever froze a prefix must not be served what changes."""
-    found = problems(tmp_path, '[[slots]]\nname = "a"\nprefix = "s3://b/"\nconsistency = "snapshot"\n')
-    assert 'use "immutable"' in found["slots[0].consistency"]
+def test_a_frozen_slot_names_its_snapshot_and_takes_no_writes(tmp_path: Path) -> None:
+    """What does not go together is refused, each with what is allowed."""
+    slot = '[[slots]]\nname = "a"\nprefix = "s3://b/"\n'
+    frozen = f'{slot}consistency = "snapshot"\n'
+    found = problems(tmp_path, f'{frozen}mode = "read-write"\n')
+    assert "forebay snapshot create" in found["slots[0].snapshot"]
+    assert "read-only" in found["slots[0].mode"]
+    assert "only with" in problems(tmp_path, f'{slot}snapshot = "v1"\n')["slots[0].snapshot"]
+    everything = frozen.replace("s3://b/", "s3://") + 'snapshot = "v1"\n'
+    assert "s3://bucket/prefix" in problems(tmp_path, everything)["slots[0].prefix"]
+    for name in ("", "../v1", ".v1", "a/b", "a" * 65):
+        assert "slots[0].snapshot" in problems(tmp_path, f'{frozen}snapshot = "{name}"\n')
+
+
+@pytest.mark.parametrize("name", ["v1", "a" * 64, "0.-_", "-", ".", "a b", "", "a" * 65, "a/b", "é"])
+def test_the_settings_take_the_names_that_snapshots_may_have(tmp_path: Path, name: str) -> None:
+    """Neither more nor less; and a frozen slot is read-only without being told so."""
+    text = f'[[slots]]\nname = "a"\nprefix = "s3://b/"\nconsistency = "snapshot"\nsnapshot = "{name}"\n'
+    try:
+        valid_name(name)
+    except ValueError:
+        assert set(problems(tmp_path, text)) == {"slots[0].snapshot"}
+    else:
+        (slot,) = load(tmp_path, text).settings.slots
+        assert (slot.snapshot, slot.mode, slot.consistency_in_force) == (name, "read-only", "snapshot")
 
 
 def test_settings_that_are_not_in_force_are_each_warned_of(tmp_path: Path) -> None:

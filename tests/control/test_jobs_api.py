@@ -12,6 +12,7 @@ from pydantic import SecretStr
 
 from gateway.config import AdminSettings, OriginSettings, Settings
 from gateway.control.app import control_app
+from gateway.control.holders import Holders
 from gateway.control.jobs import MANIFEST_TYPE, JobsHolder
 from gateway.control.openapi import describe
 from gateway.control.state import StateHolder
@@ -36,7 +37,7 @@ def play(tmp_path: Path, scenario: Scenario, *, token: str | None = None, host: 
         async with job_bench(tmp_path, origin) as bench:
             holder = JobsHolder()
             holder.jobs = bench.jobs
-            transport = httpx.ASGITransport(control_app(settings, StateHolder(), tmp_path, holder))
+            transport = httpx.ASGITransport(control_app(settings, StateHolder(), tmp_path, Holders(jobs=holder)))
             async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as client:
                 await scenario(client, bench)
 

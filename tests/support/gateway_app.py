@@ -18,6 +18,8 @@ from gateway.metadata.catalog import Catalog
 from gateway.metadata.observer import SilentAnswersObserver, SilentCatalogObserver
 from gateway.metadata.opening import ANSWERS
 from gateway.metadata.small_answers import SmallAnswers
+from gateway.metadata.snapshots.library import Library
+from gateway.metadata.snapshots.shelf import Shelf, SilentSnapshotObserver
 from gateway.operations.exchange import Services
 from gateway.origin.client import Origin
 from gateway.origin.memory import MemoryOrigin
@@ -38,6 +40,7 @@ class GatewayApp:
     blocks: BlockCache
     catalog: Catalog
     answers: SmallAnswers
+    library: Library
 
 
 @asynccontextmanager
@@ -84,8 +87,10 @@ async def gateway_app(
         ttl_seconds=small_answers_ttl_seconds,
         observer=SilentAnswersObserver(),
     )
+    library = Library(directory / "snapshots")
+    shelf = Shelf(library, slots, clock, SilentSnapshotObserver())
     try:
-        services = Services(front, catalog, answers, blocks, Slots(slots), clock)
+        services = Services(front, catalog, answers, blocks, Slots(slots), clock, snapshots=shelf)
         authenticator = Authenticator(
             keyring or ConfiguredKeyring([Key(ACCESS_KEY_ID, SECRET_ACCESS_KEY, None, grant)]),
             clock,
@@ -93,8 +98,10 @@ async def gateway_app(
             allow_signature_v2=allow_signature_v2,
         )
         app = S3App(services, authenticator, ("s3.local",), INSTANCE_ID, SilentRequestObserver())
-        yield GatewayApp(app, origin, blocks, catalog, answers)
+        yield GatewayApp(app, origin, blocks, catalog, answers, library)
     finally:
+        await shelf.close()
+        library.shut()
         await answers.close()
         await catalog.close()
         await blocks.close()

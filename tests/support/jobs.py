@@ -11,10 +11,12 @@ from gateway.blocks.cache import BlockCache
 from gateway.clock import Clock, SystemClock
 from gateway.jobs.records import Job, JobState
 from gateway.jobs.runner import Jobs
+from gateway.jobs.snapshots import SnapshotDesk
 from gateway.jobs.store import JobStore
 from gateway.jobs.work import Tools
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.observer import SilentCatalogObserver
+from gateway.metadata.snapshots.library import Library
 from gateway.origin.client import Origin
 from gateway.origin.memory import MemoryOrigin
 from gateway.policy.slots import Slot, Slots
@@ -30,6 +32,8 @@ class JobBench:
     cache: BlockCache
     catalog: Catalog
     origin: MemoryOrigin
+    desk: SnapshotDesk
+    library: Library
 
     async def ended(self, job: Job) -> Job:
         """The job once it runs no more."""
@@ -67,11 +71,14 @@ async def job_bench(
             slots=policy,
         )
         try:
-            jobs = await Jobs.open(Tools(front, catalog, cache, policy, clock), store)
+            library = Library(directory / "snapshots")
+            tools = Tools(front, catalog, cache, policy, clock, library, origin_name="memory")
+            jobs = await Jobs.open(tools, store)
             try:
-                yield JobBench(jobs, store, cache, catalog, origin)
+                yield JobBench(jobs, store, cache, catalog, origin, SnapshotDesk(tools, jobs), library)
             finally:
                 await jobs.close()
+                library.shut()
         finally:
             await catalog.close()
 

@@ -38,10 +38,10 @@ class Bound:
 
 
 def bound_of(slots: Iterable[Slot]) -> Bound | None:
-    """The bound that all of them allow; None where one is strict: the index may not answer."""
+    """The bound that all of them allow; None where one is strict, or frozen: the index may not answer."""
     fresh_seconds = stale_seconds = math.inf
     for slot in slots:
-        if slot.consistency == "strict":
+        if slot.consistency in ("strict", "snapshot"):
             return None
         if slot.consistency == "ttl":
             fresh_seconds = min(fresh_seconds, slot.metadata_ttl_seconds)
@@ -50,13 +50,13 @@ def bound_of(slots: Iterable[Slot]) -> Bound | None:
 
 
 def answerable(slots: Slots, bucket: str) -> list[tuple[bytes, bytes]]:
-    """Start and stop of the parts of a bucket's key space that lie in slots other than strict ones, in order."""
+    """Start and stop of the parts of a bucket's key space that the index may answer for: neither strict nor frozen."""
     prefixes = [(slot.prefix.key_prefix.encode(), slot) for slot in slots.of_bucket(bucket)]
     edges = {b"", END, *(prefix for prefix, _ in prefixes), *(behind_all(prefix) for prefix, _ in prefixes)}
     parts: list[tuple[bytes, bytes]] = []
     for start, stop in pairwise(sorted(edges)):
         slot = next((slot for prefix, slot in prefixes if start.startswith(prefix)), None)
-        if slot is None or slot.consistency == "strict":
+        if slot is None or slot.consistency in ("strict", "snapshot"):
             continue
         if parts and parts[-1][1] == start:
             start = parts.pop()[0]

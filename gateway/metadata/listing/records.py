@@ -54,6 +54,24 @@ def version_of(record: bytes) -> tuple[str, str, int]:
     return f"{date_text(seconds)}.{milliseconds:03}Z", f'"{digest.hex()}{parts}"', size & SIZE_MASK
 
 
+def etag_and_size(record: bytes) -> tuple[str, int]:
+    """Of the object's version, in bytes, without unpacking the rest; struct.error for what is no record."""
+    _, _, _, size, digest = FIXED.unpack_from(record)
+    if len(record) > FIXED.size:
+        return odd_date_and_etag(record)[1], size & SIZE_MASK
+    if size > SIZE_MASK:
+        return f'"{digest.hex()}-{size >> PARTS_SHIFT}"', size & SIZE_MASK
+    return f'"{digest.hex()}"', size
+
+
+def modified_of(record: bytes) -> str:
+    """The object's date as it was listed."""
+    seconds, milliseconds, _, _, _ = FIXED.unpack_from(record)
+    if len(record) > FIXED.size:
+        return odd_date_and_etag(record)[0]
+    return f"{date_text(seconds)}.{milliseconds:03}Z"
+
+
 def with_form(record: bytes, form: int) -> bytes:
     """The record, its form's number replaced."""
     return record[:_FORM_AT] + form.to_bytes(2, "little") + record[_FORM_AT + 2 :]

@@ -1,0 +1,20 @@
+"""What the background process lends to the admin port while it has it: each part has a place, empty until then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gateway.control.events import ChangesHolder
+from gateway.control.jobs import JobsHolder
+from gateway.control.scrub import ScrubHolder
+from gateway.control.snapshots import SnapshotsHolder
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """One for each part."""
+
+    jobs: JobsHolder = field(default_factory=JobsHolder)
+    scrub: ScrubHolder = field(default_factory=ScrubHolder)
+    changes: ChangesHolder = field(default_factory=ChangesHolder)
+    snapshots: SnapshotsHolder = field(default_factory=SnapshotsHolder)

@@ -1,0 +1,122 @@
+"""Snapshots over the admin port: made, listed, compared, deleted, taken out and brought in."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import wraps
+from typing import Any, TypeAlias
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+
+from gateway.control.answers import content_type, json_answer, posted, problem
+from gateway.errors import NoSuchSnapshot, SnapshotConflict, SnapshotError, StoreUnavailable
+from gateway.jobs.records import to_document
+from gateway.jobs.runner import TooManyJobs
+from gateway.jobs.snapshots import BadLine, SnapshotDesk
+from gateway.policy.prefixes import Prefix
+
+LINES_TYPE = "application/vnd.forebay.snapshot"
+"""JSON lines. No type that a web page may send to other sites without asking first."""
+
+_Endpoint: TypeAlias = Callable[["SnapshotsApi", SnapshotDesk, Request], Awaitable[Response]]
+
+
+class SnapshotsHolder:
+    """Where the background process puts its desk once the cache directory is open."""
+
+    def __init__(self) -> None:
+        self.desk: SnapshotDesk | None = None
+
+
+def _answered(endpoint: _Endpoint) -> Callable[[SnapshotsApi, Request], Awaitable[Response]]:
+    """The endpoint, with what it raises as answers."""
+
+    @wraps(endpoint)
+    async def answered(api: SnapshotsApi, request: Request) -> Response:
+        if api.holder.desk is None:
+            return problem(503, "the cache directory is not open yet")
+        try:
+            return await endpoint(api, api.holder.desk, request)
+        except (BadLine, ValueError) as error:
+            return problem(400, str(error))
+        except NoSuchSnapshot as error:
+            return problem(404, str(error))
+        except (SnapshotConflict, SnapshotError) as error:
+            return problem(409, str(error))
+        except TooManyJobs as error:
+            return problem(429, str(error))
+        except StoreUnavailable as error:
+            return problem(503, str(error))
+        except ClientDisconnect:
+            return problem(400, "the request broke off")
+
+    return answered
+
+
+class SnapshotsApi:
+    """The endpoints."""
+
+    def __init__(self, holder: SnapshotsHolder) -> None:
+        self.holder = holder
+
+    @_answered
+    async def list(self, desk: SnapshotDesk, _request: Request) -> Response:
+        """Every snapshot, by name."""
+        return json_answer({"snapshots": await desk.all()})
+
+    @_answered
+    async def create(self, desk: SnapshotDesk, request: Request) -> Response:
+        """`{"name": "v1", "prefix": "s3://bucket/prefix"}`: freeze what is there now. 202 and the job."""
+        if content_type(request) != "application/json":
+            return problem(415, "Content-Type must be application/json")
+        name, prefix = _name_and_prefix(await posted(request))
+        return json_answer(to_document(await desk.create(name, prefix)), 202)
+
+    @_answered
+    async def show(self, desk: SnapshotDesk, request: Request) -> Response:
+        """One snapshot."""
+        return json_answer(await desk.one(_name(request)))
+
+    @_answered
+    async def put(self, desk: SnapshotDesk, request: Request) -> Response:
+        """Make one of the lines that `objects` gives. 201 and the snapshot."""
+        if content_type(request) != LINES_TYPE:
+            return problem(415, f"Content-Type must be {LINES_TYPE}")
+        return json_answer(await desk.imported(_name(request), request.stream()), 201)
+
+    @_answered
+    async def delete(self, desk: SnapshotDesk, request: Request) -> Response:
+        """Delete one for good; with `?force=true` also one that freezes a slot."""
+        name = _name(request)
+        await desk.delete(name, force=request.query_params.get("force") == "true")
+        return json_answer({"name": name})
+
+    @_answered
+    async def objects(self, desk: SnapshotDesk, request: Request) -> Response:
+        """Its objects as JSON lines."""
+        return _lines(await desk.exported(_name(request)))
+
+    @_answered
+    async def diff(self, desk: SnapshotDesk, request: Request) -> Response:
+        """What is different in the snapshot `with`, or without it at the origin now, as JSON lines."""
+        return _lines(await desk.compared(_name(request), request.query_params.get("with")))
+
+
+def _lines(pieces: AsyncGenerator[bytes, None]) -> Response:
+    return StreamingResponse(pieces, media_type=LINES_TYPE, headers={"cache-control": "no-store"})
+
+
+def _name(request: Request) -> str:
+    return str(request.path_params["name"])
+
+
+def _name_and_prefix(body: bytes) -> tuple[str, str]:
+    document: Any = orjson.loads(body)
+    if not isinstance(document, dict) or not all(isinstance(document.get(one), str) for one in ("name", "prefix")):
+        raise ValueError('the document must be {"name": "NAME", "prefix": "s3://bucket/prefix"}')
+    prefix = Prefix.parse(document["prefix"])
+    if not prefix.bucket:
+        raise ValueError("the prefix must name a bucket: s3://bucket/prefix")
+    return document["name"], str(prefix)

@@ -1,0 +1,145 @@
+"""Making a snapshot: the origin is listed, page by page, into a snapshot that is none yet, and becomes one at the end.
+
+Killed in between, it is gone on with behind the last key that it has; after a boot it is begun anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+import structlog
+
+from gateway.errors import OriginAnswered, OriginBodyError, SnapshotConflict, StoreUnavailable
+from gateway.jobs.patience import patiently
+from gateway.jobs.records import Job, JobState
+from gateway.metadata.snapshots.library import Library
+from gateway.metadata.snapshots.staging import Origins, Staging, made_by
+from gateway.origin.client import OriginRequest, Purpose
+from gateway.policy.prefixes import Prefix
+from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX, ListedEntry, ListedPage, parse_listed_page
+
+if TYPE_CHECKING:
+    from gateway.jobs.work import Tools
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
+_log = structlog.get_logger("forebay.snapshots")
+
+
+class SnapshotWork:
+    """One run of a job that makes a snapshot, to its end or until it is cancelled. `job` is how it stands."""
+
+    def __init__(self, tools: Tools, job: Job) -> None:
+        self.job = job
+        self._tools = tools
+
+    async def run(self) -> None:
+        """Make it, or what is left of that. Raises ForebayError: then nothing of it stays."""
+        library = library_of(self._tools)
+        if await asyncio.to_thread(made_by, library, self.job.name, self.job.id) is not None:
+            self.job = replace(self.job, found_all=True)
+            return  # the process was killed just behind the end
+        origins = Origins(self.job.name, self.job.prefix, self._tools.origin_name, self._tools.clock.now(), self.job.id)
+        staging = await steadily(Staging.begin, library, self.job.id, origins)
+        try:
+            await self._list(staging)
+            manifest = await steadily(staging.publish, self._tools.clock.now())
+        except asyncio.CancelledError:
+            await asyncio.to_thread(staging.discard if self.job.state is JobState.CANCELLED else staging.leave)
+            raise
+        except BaseException:
+            await asyncio.to_thread(staging.discard)
+            raise
+        self.job = replace(self.job, found_all=True)
+        _log.info("a snapshot was made", name=manifest.name, prefix=manifest.prefix, objects=manifest.objects)
+
+    async def _list(self, staging: Staging) -> None:
+        objects, size_bytes = await steadily(staging.totals)
+        self._count(objects, size_bytes)
+        last = await asyncio.to_thread(staging.last_key)
+        prefix = Prefix.parse(self.job.prefix)
+        async with aclosing(pages(self._tools, prefix, last)) as listed:
+            async for entries in listed:
+                await steadily(staging.append, entries)
+                self._count(
+                    self.job.objects_found + len(entries),
+                    self.job.bytes_found + sum(entry.size_bytes for entry in entries),
+                )
+
+    def _count(self, objects: int, size_bytes: int) -> None:
+        self.job = replace(
+            self.job, objects_found=objects, objects_done=objects, bytes_found=size_bytes, bytes_done=size_bytes
+        )
+
+
+async def steadily(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """What `work` gives, in a thread. Who is cancelled meanwhile waits for its end: nobody may close what it uses."""
+    running = asyncio.ensure_future(asyncio.to_thread(work, *arguments, **options))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        given: object = None if running.cancelled() or running.exception() else running.result()
+        if isinstance(given, Staging):
+            given.leave()  # nobody will have it
+        raise
+
+
+async def check_free(tools: Tools, name: str) -> None:
+    """SnapshotConflict when there is a snapshot of that name, were it one that cannot be used."""
+    library = library_of(tools)
+    if any(one.name == name for one in await asyncio.to_thread(library.all)):
+        raise SnapshotConflict(f"there is a snapshot {name!r} already: delete it, or take another name")
+
+
+def library_of(tools: Tools) -> Library:
+    """Where snapshots lie; StoreUnavailable where there is no cache directory."""
+    if tools.library is None:
+        raise StoreUnavailable("there is no cache directory for snapshots")
+    return tools.library
+
+
+async def pages(tools: Tools, prefix: Prefix, after: bytes | None) -> AsyncGenerator[list[ListedEntry], None]:
+    """All that the origin has under `prefix` behind the key `after`, in order, with all that a LIST can say of it.
+
+    Raises OriginAnswered when the origin refuses, OriginUnreachable, and OriginBodyError for an answer that is no list.
+    """
+    slot, token = tools.slots.find(prefix.bucket, prefix.key_prefix).name, None
+    while True:
+        query = [("list-type", "2"), ("encoding-type", "url"), ("prefix", prefix.key_prefix), ("fetch-owner", "true")]
+        if token is not None:
+            query.append(("continuation-token", token))
+        elif after is not None:
+            query.append(("start-after", after.decode()))
+        page = await _page(tools, OriginRequest("GET", prefix.bucket, None, query, purpose=Purpose.WARM, slot=slot))
+        _check(page, prefix.key_prefix.encode())
+        yield page.entries
+        token = page.next_token
+        if token is None:
+            return
+
+
+def _check(page: ListedPage, prefix: bytes) -> None:
+    """OriginBodyError for what cannot be frozen."""
+    for entry in page.entries:
+        if not entry.key.startswith(prefix):
+            raise OriginBodyError(f"the origin lists keys that do not begin with {prefix.decode()!r}")
+        if not entry.etag:
+            raise OriginBodyError(f"the origin lists {entry.key.decode()!r} without an ETag")
+
+
+async def _page(tools: Tools, request: OriginRequest) -> ListedPage:
+    async def ask() -> ListedPage:
+        async with await tools.origin.send(request) as response:
+            if response.status != 200:
+                document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
+                raise OriginAnswered(response.status, list(response.headers.items()), document)
+            return parse_listed_page(await response.read(PAGE_SIZE_BYTES_MAX), with_owner=True)
+
+    return await patiently(tools.clock, ask)

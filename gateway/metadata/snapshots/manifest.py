@@ -1,0 +1,88 @@
+"""What is known of a snapshot as a whole, as it lies beside its objects; docs/on-disk-format.md is the reference.
+
+"forebay snapshot 1", the CRC32C of what follows in hexadecimal digits, LF, the manifest as JSON
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import orjson
+from awscrt import checksums
+
+from gateway.errors import SnapshotUnusable
+from gateway.policy.prefixes import Prefix
+
+FORMAT_VERSION = 1
+_MAGIC = "forebay snapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One snapshot.
+
+    It holds the `objects` whose keys began with `prefix` (`s3://bucket/prefix`) at `origin`, listed between
+    `started_at` and `ended_at` (seconds since 1970), `size_bytes` all together. `digest` is the SHA-256, in hexadecimal
+    digits, of key, NUL, ETag, NUL, size, LF of each object in the order of their keys: two snapshots of the same
+    objects have the same. `id` is another for every snapshot ever made, and names its data, which has
+    `data_size_bytes` and that CRC32C. `made_by` is the job that has made it, empty for an imported one.
+    """
+
+    id: str
+    name: str
+    prefix: str
+    origin: str
+    started_at: float
+    ended_at: float
+    objects: int
+    size_bytes: int
+    digest: str
+    data_size_bytes: int
+    data_crc32c: int
+    made_by: str = ""
+
+    @property
+    def place(self) -> Prefix:
+        """`prefix`, parsed."""
+        return Prefix.parse(self.prefix)
+
+    def document(self) -> dict[str, Any]:
+        """As users are told of it."""
+        return {
+            "name": self.name,
+            "prefix": self.prefix,
+            "origin": self.origin,
+            "objects": self.objects,
+            "bytes": self.size_bytes,
+            "started_at": self.started_at,
+            "ended_at": self.ended_at,
+            "digest": self.digest,
+        }
+
+
+def pack(manifest: Manifest) -> bytes:
+    """What is written to disk."""
+    document = orjson.dumps(asdict(manifest), option=orjson.OPT_INDENT_2) + b"\n"
+    return f"{_MAGIC} {FORMAT_VERSION} {checksums.crc32c(document):08x}\n".encode() + document
+
+
+def unpack(content: bytes, name: str) -> Manifest:
+    """The manifest; SnapshotUnusable for what this version has not written."""
+    head, _, document = content.partition(b"\n")
+    words = head.decode("latin-1").rpartition(" ")
+    kind = words[0].rpartition(" ")
+    if kind[0] == _MAGIC and kind[2] != str(FORMAT_VERSION):
+        raise SnapshotUnusable(
+            f"snapshot {name!r} has format {kind[2][:20]!r}, this version reads {FORMAT_VERSION}: "
+            "run the version that wrote it; it is left as it is"
+        )
+    if kind[0] != _MAGIC or words[2] != f"{checksums.crc32c(document):08x}":
+        raise SnapshotUnusable(f"the manifest of snapshot {name!r} is damaged; it is left as it is")
+    try:
+        manifest = Manifest(**orjson.loads(document))
+    except (ValueError, TypeError) as error:
+        raise SnapshotUnusable(f"the manifest of snapshot {name!r} cannot be read: {error}") from None
+    if manifest.name != name:
+        raise SnapshotUnusable(f"the directory of snapshot {manifest.name!r} has been renamed to {name!r}")
+    return manifest

@@ -1,0 +1,147 @@
+"""LIST where a part of what is asked for is frozen by snapshots; where all of it is, the origin is asked nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import NamedTuple
+
+import lmdb
+
+from gateway.errors import OriginBodyError, SnapshotUnusable
+from gateway.metadata.listing.bounds import Bound
+from gateway.metadata.listing.index import Found
+from gateway.metadata.listing.pages import Keys, Listed, Page, Wanted, take
+from gateway.metadata.listing.records import form_of, forms_of, pack, with_form
+from gateway.metadata.snapshots.shelf import Shelved, unusable
+from gateway.operations.exchange import Exchange
+from gateway.operations.frozen.mixing import Mixing
+from gateway.operations.frozen.places import Part, before, parts
+from gateway.operations.list_objects import Listing, list_reply, origin_page, wanted_of
+from gateway.operations.plain import is_plain
+from gateway.operations.reply import Answer, Reply
+from gateway.policy.slots import Slot
+from gateway.s3.error_codes import s3_error
+from gateway.s3.list_query import list_query
+from gateway.s3.list_result import EntryForm, ListedEntry, ListedPage
+
+_COSTS_NOTHING = frozenset({"x-amz-request-payer"})
+_EMPTY_PAGES_MAX = 100
+
+
+class _Frozen(NamedTuple):
+    """A LIST, and what of the bucket it is about."""
+
+    listing: Listing
+    parts: Sequence[Part]
+    slots: Sequence[Slot]
+
+
+def list_frozen(exchange: Exchange) -> Answer:
+    """The page, whichever version and parameters; 501 for what only the origin could judge."""
+    request = exchange.request
+    if not is_plain(request, besides=_COSTS_NOTHING):
+        raise s3_error("NotImplemented", "A part of this listing is frozen by a snapshot, which knows no such header.")
+    bucket, query = request.bucket or "", list_query(request)
+    wanted = wanted_of(query)
+    found = parts(exchange.services.slots, bucket, wanted.start, max(wanted.start, wanted.stop))
+    slots = {part.slot.name: part.slot for part in found if part.slot is not None}
+    frozen = _Frozen(Listing(exchange, bucket, query, wanted, Bound(0.0, 0.0)), found, tuple(slots.values()))
+    shelf = exchange.services.snapshots
+    shelved = [one for slot in frozen.slots if (one := shelf.of(slot)) is not None]
+    if len(shelved) < len(frozen.slots):
+        return _when_opened(frozen)
+    return _answered(frozen, shelved)
+
+
+async def _when_opened(frozen: _Frozen) -> Reply:
+    shelf = frozen.listing.exchange.services.snapshots
+    answer = _answered(frozen, [await shelf.opened(slot) for slot in frozen.slots])
+    return answer if isinstance(answer, Reply) else await answer
+
+
+def _answered(frozen: _Frozen, shelved: Sequence[Shelved]) -> Answer:
+    if any(part.slot is None for part in frozen.parts) or len(frozen.slots) > 1:
+        return _mixed(frozen, shelved)
+    if not shelved:
+        return list_reply(frozen.listing, Found(Page(), ()), "hit")  # nothing can lie where it begins
+    snapshot, wanted = shelved[0].snapshot, frozen.listing.wanted
+    try:
+        with snapshot.data.keys() as keys:
+            page = take(keys, wanted, wanted.stop)
+            if page is None:
+                raise SnapshotUnusable("a page could not be taken from it")
+        check_forms(page.keys, snapshot.data.forms)
+    except (lmdb.Error, SnapshotUnusable) as error:
+        raise unusable(shelved[0].manifest.name, error) from error
+    return list_reply(frozen.listing, Found(page, snapshot.data.forms), "hit")
+
+
+def check_forms(listed: Sequence[Listed], forms: Sequence[EntryForm]) -> None:
+    """SnapshotUnusable when a record names a form that is not there."""
+    if max(forms_of(listed), default=-1) >= len(forms):
+        raise SnapshotUnusable("a record names a form that is not there")
+
+
+async def _mixed(frozen: _Frozen, shelved: Sequence[Shelved]) -> Reply:
+    """Of several snapshots, or of what is frozen and what is not."""
+    listing, forms = frozen.listing, list[EntryForm]()
+    with ExitStack() as stack:
+        readers = {}
+        for slot, one in zip(frozen.slots, shelved, strict=True):
+            stack.enter_context(listing.exchange.services.snapshots.holding(one))
+            readers[slot.name] = _Renumbering(one, len(forms)).read
+            forms += one.snapshot.data.forms
+        numbers = {form: number for number, form in enumerate(forms)}
+
+        def numbered(entry: ListedEntry) -> Listed:
+            number = numbers.setdefault(entry.form, len(forms))
+            if number == len(forms):
+                forms.append(entry.form)
+            return entry.key, pack(entry, number)
+
+        async def ask(place: bytes, wanted: Wanted) -> ListedPage:
+            return await _told(listing, place, wanted)
+
+        page = await Mixing(listing.wanted, ask, readers, numbered).fill(frozen.parts)
+    outcome = "partial" if any(part.slot is None for part in frozen.parts) else "hit"
+    return list_reply(listing, Found(page, forms), outcome)
+
+
+class _Renumbering:
+    """A snapshot's keys, the numbers of their forms counted on from `first`."""
+
+    def __init__(self, shelved: Shelved, first: int) -> None:
+        self._shelved = shelved
+        self._first = first
+
+    def read(self, start: bytes, stop: bytes, count: int) -> list[Listed]:
+        """S3Error when the snapshot turns out to be damaged."""
+        data = self._shelved.snapshot.data
+        try:
+            with data.keys() as keys:
+                found = _read(keys, start, stop, count)
+            check_forms(found, data.forms)
+        except (lmdb.Error, SnapshotUnusable) as error:
+            raise unusable(self._shelved.manifest.name, error) from error
+        return [(key, with_form(record, self._first + form_of(record))) for key, record in found]
+
+
+def _read(keys: Keys, start: bytes, stop: bytes, count: int) -> list[Listed]:
+    return keys.read(start, stop, count)
+
+
+async def _told(listing: Listing, place: bytes, wanted: Wanted) -> ListedPage:
+    """What the origin lists from `place` on; pages on which there is nothing of it are followed by the next."""
+    if place > wanted.prefix:
+        wanted = replace(wanted, after=before(place).encode())
+    token = None
+    for _ in range(_EMPTY_PAGES_MAX):
+        page = await origin_page(listing, wanted, token)
+        token = page.next_token
+        entries = [entry for entry in page.entries if entry.key >= place]
+        prefixes = [prefix for prefix in page.prefixes if prefix >= place]
+        if entries or prefixes or token is None:
+            return ListedPage(entries, prefixes, token)
+    raise OriginBodyError(f"the origin has given {_EMPTY_PAGES_MAX} pages without a key")
