@@ -23,7 +23,8 @@ from uvicorn.config import Config
 from gateway.clock import Clock, SystemClock
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.listener import Listener
-from gateway.edge.server.protocol import S3Protocol, S3ServerState
+from gateway.edge.server.protocol import S3Protocol
+from gateway.edge.server.server_state import S3ServerState
 from gateway.errors import StartupError
 
 Scope = MutableMapping[str, Any]
