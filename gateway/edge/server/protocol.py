@@ -5,6 +5,7 @@ client may send, and what happens when it sends something else, is decided here 
 
 - httptools sees request heads only, one at a time and whole: a body is counted or unchunked by `BodyQueue`, so that
   large bodies are neither parsed nor copied, and the end of every message is known exactly;
+- a large body goes past all of it, from the socket to a thread, where the application asks for that (`receiving`);
 - bytes behind a request wait unparsed until its response is complete (pipelining), so that a bad successor never
   disturbs an answer.
 
@@ -29,6 +30,8 @@ from gateway.edge.server.head_parser import HeadParser, RequestHead
 from gateway.edge.server.immediate import BEGUN, ImmediateApp, ImmediateResponse, immediate_app
 from gateway.edge.server.immediate_answer import finishing, send_now
 from gateway.edge.server.limits import ServerLimits
+from gateway.edge.server.receive_threads import ReceiveThreads
+from gateway.edge.server.receiving import RECEIVE_INTO, Receiving
 from gateway.edge.server.request_head import HEAD_END, check_incomplete_head
 from gateway.edge.server.response_writer import ResponseWriter
 from gateway.edge.server.scope import request_scope
@@ -50,8 +53,10 @@ class S3Protocol(S3Connection):
         *,
         limits: ServerLimits | None = None,
         clock: Clock | None = None,
+        receive_threads: ReceiveThreads | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop, limits=limits, clock=clock)
+        self._receive_threads = receive_threads
         self._head_deadline_set = False
         self._immediate = immediate_app(self.app)
         self._heads = HeadParser(max_bytes=self._limits.max_header_bytes, max_headers=self._limits.max_headers)
@@ -128,6 +133,10 @@ class S3Protocol(S3Connection):
         elif body.queued_bytes > self._limits.receive_buffer_of_one(len(self.connections)):
             self.flow.pause_reading()
 
+    def _on_body_complete(self) -> None:
+        """The rest of a body was received past the transport."""
+        self._input = Input.SUCCESSOR
+
     # Answers without a task (immediate.py)
 
     def _can_answer_now(self, head: RequestHead) -> bool:
@@ -170,8 +179,12 @@ class S3Protocol(S3Connection):
 
     def _start_cycle(self, head: RequestHead, begun: object) -> None:
         self.cycle = cycle = self._cycle_for(head)
+        scope = cast("dict[str, object]", cycle.scope)
         if begun is not None:
-            cast("dict[str, object]", cycle.scope)[BEGUN] = begun
+            scope[BEGUN] = begun
+        if self._receive_threads is not None and not cycle.request_body.complete:
+            receiving = Receiving(cycle, self._wire, self._receive_threads, self._on_body_complete)
+            scope[RECEIVE_INTO] = receiving.receive_into
         self._start_asgi_task(cycle, self.app)
         if cycle.request_body.complete:
             self._input = Input.SUCCESSOR

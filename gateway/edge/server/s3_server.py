@@ -24,6 +24,7 @@ from gateway.clock import Clock, SystemClock
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.listener import Listener
 from gateway.edge.server.protocol import S3Protocol
+from gateway.edge.server.receive_threads import ReceiveThreads
 from gateway.edge.server.server_state import S3ServerState
 from gateway.errors import StartupError
 
@@ -82,6 +83,7 @@ class S3Server:
         self._config = _uvicorn_config(app)
         self._listeners = [Listener(listening, self._on_connection) for listening in sockets]
         self._openings: set[asyncio.Task[None]] = set()
+        self._receive_threads = ReceiveThreads()
 
     @property
     def open_connections(self) -> int:
@@ -113,6 +115,7 @@ class S3Server:
             self._stop_accepting()
             sweeper.cancel()
             await self._cut_off()
+            self._receive_threads.shut_down()
 
     async def _until(self, stop: asyncio.Event, sweeper: asyncio.Task[None]) -> None:
         stopped = asyncio.create_task(stop.wait())
@@ -148,7 +151,15 @@ class S3Server:
             _logger.debug("a connection came to nothing: %s", error)
 
     def _protocol(self, loop: asyncio.AbstractEventLoop) -> S3Protocol:
-        return S3Protocol(self._config, self._state, {}, loop, limits=self._limits, clock=self._clock)
+        return S3Protocol(
+            self._config,
+            self._state,
+            {},
+            loop,
+            limits=self._limits,
+            clock=self._clock,
+            receive_threads=self._receive_threads,
+        )
 
     def _accept_again(self) -> None:
         if not self._state.draining and self.open_connections < self._limits.max_connections:
