@@ -28,12 +28,13 @@ class ReceiveThreads:
         self._threads = threads or default_threads()
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="receive")
         self._own = threading.local()
-        self._asked = 0
+        self.asked = 0
+        """How many have a thread or wait for one."""
 
     @property
     def crowded(self) -> bool:
         """Whether somebody waits for a thread."""
-        return self._asked > self._threads
+        return self.asked > self._threads
 
     def buffer(self) -> memoryview:
         """The calling thread's: used again and again, so that it costs no page faults."""
@@ -47,11 +48,11 @@ class ReceiveThreads:
 
         When the caller is cancelled, `stop` is called, which should make the work end soon.
         """
-        self._asked += 1
+        self.asked += 1
         try:
             return await to_its_end(self._pool.submit(work, *arguments, **keywords), stop)
         finally:
-            self._asked -= 1
+            self.asked -= 1
 
     def shut_down(self) -> None:
         """Let the threads go once they are idle."""

@@ -64,7 +64,7 @@ class TlsFiles:
 class S3Server:
     """Serves an ASGI application on listening sockets, which it owns: they are closed when it stops.
 
-    Other processes may accept from the same sockets. `serve` runs once.
+    Other processes may accept from the same sockets. `serve` runs once, and lets `receive_threads` go at its end.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class S3Server:
         limits: ServerLimits | None = None,
         tls: TlsFiles | None = None,
         clock: Clock | None = None,
+        receive_threads: ReceiveThreads | None = None,
     ) -> None:
         self._limits = limits or ServerLimits()
         self._clock = clock or SystemClock()
@@ -83,7 +84,7 @@ class S3Server:
         self._config = _uvicorn_config(app)
         self._listeners = [Listener(listening, self._on_connection) for listening in sockets]
         self._openings: set[asyncio.Task[None]] = set()
-        self._receive_threads = ReceiveThreads()
+        self._receive_threads = receive_threads or ReceiveThreads()
 
     @property
     def open_connections(self) -> int:
