@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import select
 import socket
 from enum import Enum, auto
 from typing import Any
@@ -20,6 +19,7 @@ from uvicorn.server import ServerState
 from gateway.clock import Clock, SystemClock
 from gateway.edge.server.cycle import HEADER_LINES_EXTENSION, LENT_EXTENSION, ZERO_COPY_EXTENSION, S3Cycle
 from gateway.edge.server.limits import ServerLimits
+from gateway.edge.server.readable import readable
 from gateway.edge.server.refusals import refusal_bytes
 from gateway.edge.server.scope import connection_scope
 from gateway.edge.server.server_state import S3ServerState
@@ -115,10 +115,7 @@ class S3Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _input_waits(self) -> bool:
-        """Has the kernel bytes for us that the loop has not seen yet?"""
-        poll = select.poll()
-        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return bool(poll.poll(0))
+        return readable(self.transport.get_extra_info("socket").fileno())
 
     def _refuse(self, error: S3Error, *, to_head: bool = False) -> None:
         _logger.debug("refused a request: %s", error)

@@ -15,7 +15,8 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -167,23 +168,36 @@ class S3Cycle(RequestResponseCycle):
         self._end_told = body.complete and not body
         return {"type": "http.request", "body": piece, "more_body": not self._end_told}
 
-    async def wait_for_client(self, descriptor: int | None = None) -> None:
-        """Until something happens to the connection, or bytes wait at `descriptor`; may return early.
+    async def wait_for_client(self) -> None:
+        """Until something happens to the connection; may return early. The time is the client's."""
+        with self.clients_time():
+            await self.something_happens()
 
-        The time counts as the client's, until its body is complete.
-        """
-        self.message_event.clear()
-        if descriptor is not None:
-            asyncio.get_running_loop().add_reader(descriptor, self.message_event.set)
+    @contextmanager
+    def clients_time(self) -> Iterator[None]:
+        """What passes inside counts as silence of the client, until its body is complete."""
         self._waiting_since = started = None if self.request_body.complete else self._now()
         try:
-            await self.message_event.wait()
+            yield
         finally:
-            if descriptor is not None:
-                asyncio.get_running_loop().remove_reader(descriptor)
             self._waiting_since = None
             if started is not None:
                 self._waited_seconds += self._now() - started
+
+    async def something_happens(self, descriptor: int | None = None, seconds: float | None = None) -> None:
+        """To the connection; or `descriptor` is readable, or `seconds` have passed. May return early."""
+        loop, event = asyncio.get_running_loop(), self.message_event
+        event.clear()
+        timer = loop.call_later(seconds, event.set) if seconds is not None else None
+        if descriptor is not None:
+            loop.add_reader(descriptor, event.set)
+        try:
+            await event.wait()
+        finally:
+            if descriptor is not None:
+                loop.remove_reader(descriptor)
+            if timer is not None:
+                timer.cancel()
 
     def check_body(self, now: float) -> None:
         """Called now and then: fail the body if the application waits for it in vain."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import select
+import socket
 from collections.abc import Sequence
 from enum import Enum, auto
 
@@ -16,10 +16,11 @@ DIRECT_BYTES_MIN = 64 * 1024
 SHARE_BYTES = 8 * 1024 * 1024
 """What one turn receives before the thread goes to whoever waits for one."""
 
-STEADY_BYTES = 256 * 1024
-"""A sender that brought so much in one turn is worth waiting for, on the thread, POLL_MILLISECONDS long."""
+GATHERED_BYTES = 1024 * 1024
+"""So much should wait in the kernel before a thread is asked for, or the rest of the body."""
 
-POLL_MILLISECONDS = 1
+GATHERING_SECONDS_MAX = 0.02
+"""How long bytes of a slow sender wait for more of them."""
 
 
 class Turn(Enum):
@@ -41,13 +42,14 @@ class DirectReceive:
 
     def __init__(
         self,
-        socket_descriptor: int,
+        wire: socket.socket,
         arrived: Sequence[bytes],
         left_bytes: int,
         sink: Sink,
         threads: ReceiveThreads,
     ) -> None:
-        self.descriptor = os.dup(socket_descriptor)
+        # `wire.dup()` would make both block: `wire` does not know that it does not.
+        self._socket = socket.socket(wire.family, wire.type, wire.proto, os.dup(wire.fileno()))
         self.left_bytes = left_bytes
         self._arrived = arrived
         self._sink = sink
@@ -58,9 +60,20 @@ class DirectReceive:
         """End the turn that runs as soon as possible. From any thread."""
         self._stopped = True
 
+    @property
+    def descriptor(self) -> int:
+        return self._socket.fileno()
+
+    def readable_from(self, size_bytes: int) -> None:
+        """So many bytes must have arrived from now on before the socket counts as readable; or its end.
+
+        (SO_RCVLOWAT, socket(7); the kernel makes its own buffer large enough, tcp(7).)
+        """
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(size_bytes, self.left_bytes))
+
     def close(self) -> None:
         """Only when no turn runs."""
-        os.close(self.descriptor)
+        self._socket.close()
 
     def turn(self) -> Turn:
         """Receive what has arrived, at most a share, and hand it on. Raises what the sink raises."""
@@ -73,9 +86,7 @@ class DirectReceive:
             received_bytes += count
             if count:
                 self._sink(buffer[:count].toreadonly())
-            if state is Turn.CLIENT_LEFT:
-                return state
-            if state is Turn.NOTHING_MORE and not self._more_soon(received_bytes):
+            if state is not Turn.SHARE:
                 return state
         return Turn.SHARE
 
@@ -84,7 +95,7 @@ class DirectReceive:
         filled = 0
         while filled < len(wanted):
             try:
-                count = os.readv(self.descriptor, [wanted[filled:]])
+                count = self._socket.recv_into(wanted[filled:])
             except (BlockingIOError, InterruptedError):
                 return filled, Turn.NOTHING_MORE
             except (ConnectionError, TimeoutError):
@@ -94,14 +105,6 @@ class DirectReceive:
             filled += count
             self.left_bytes -= count
         return filled, Turn.SHARE
-
-    def _more_soon(self, received_bytes: int) -> bool:
-        """Whether the thread should stay: a slow sender, or one too many, goes back to the event loop."""
-        if received_bytes < STEADY_BYTES or self._threads.crowded:
-            return False
-        poll = select.poll()
-        poll.register(self.descriptor, select.POLLIN)
-        return bool(poll.poll(POLL_MILLISECONDS))
 
 
 class HandingOn:

@@ -25,16 +25,10 @@ class ReceiveThreads:
     """A bounded number of threads, first come, first served; each has one buffer for as long as it lives."""
 
     def __init__(self, threads: int | None = None) -> None:
-        self._threads = threads or default_threads()
-        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="receive")
+        self._pool = ThreadPoolExecutor(threads or default_threads(), thread_name_prefix="receive")
         self._own = threading.local()
         self.asked = 0
         """How many have a thread or wait for one."""
-
-    @property
-    def crowded(self) -> bool:
-        """Whether somebody waits for a thread."""
-        return self.asked > self._threads
 
     def buffer(self) -> memoryview:
         """The calling thread's: used again and again, so that it costs no page faults."""

@@ -12,7 +12,15 @@ import socket
 from collections.abc import Callable
 
 from gateway.edge.server.cycle import S3Cycle
-from gateway.edge.server.direct_receive import DIRECT_BYTES_MIN, DirectReceive, HandingOn, Turn
+from gateway.edge.server.direct_receive import (
+    DIRECT_BYTES_MIN,
+    GATHERED_BYTES,
+    GATHERING_SECONDS_MAX,
+    DirectReceive,
+    HandingOn,
+    Turn,
+)
+from gateway.edge.server.readable import readable
 from gateway.edge.server.receive_threads import ReceiveThreads
 from gateway.errors import ClientDisconnected
 from gateway.operations.request_body import Sink
@@ -47,30 +55,27 @@ class Receiving:
         if wire is None or left_bytes is None or left_bytes <= DIRECT_BYTES_MIN:
             await self._from_queue(sink)
         else:
-            await self._from_socket(wire.fileno(), left_bytes, sink)
+            await self._from_socket(wire, left_bytes, sink)
 
     async def _from_queue(self, sink: Sink) -> None:
         body = self._cycle.request_body
-        while not self._cycle.abandoned:
+        while True:
             if pieces := body.take_all():
                 self._cycle.flow.resume_reading()
                 handing = HandingOn(pieces, sink)
                 await self._threads.run(handing.stop, handing.run)
-            elif body.failure is not None:
-                raise body.failure
-            elif body.complete:
-                return
-            else:
+            self._check_client()
+            if not body:
+                if body.complete:
+                    return
                 await self._cycle.wait_for_client()
-        raise _gone()
 
-    async def _from_socket(self, socket_descriptor: int, left_bytes: int, sink: Sink) -> None:
+    async def _from_socket(self, wire: socket.socket, left_bytes: int, sink: Sink) -> None:
+        self._check_client()  # of one that has left, the transport may have closed the socket
         cycle = self._cycle
-        if cycle.abandoned:  # then the descriptor may be another's
-            raise _gone()
         cycle.flow.pause_reading()
         arrived = cycle.request_body.take_all()
-        direct = DirectReceive(socket_descriptor, arrived, left_bytes, sink, self._threads)
+        direct = DirectReceive(wire, arrived, left_bytes, sink, self._threads)
         try:
             await self._take_turns(direct, Turn.SHARE if arrived else Turn.NOTHING_MORE)
         finally:
@@ -81,14 +86,36 @@ class Receiving:
         cycle = self._cycle
         while not cycle.request_body.complete:
             if state is Turn.NOTHING_MORE:
-                await cycle.wait_for_client(direct.descriptor)
-            if cycle.abandoned:
-                raise _gone()
-            if cycle.request_body.failure is not None:
-                raise cycle.request_body.failure
+                await self._wait_for_bytes(direct)
+            self._check_client()
             state = await self._turn(direct)
             if state is Turn.CLIENT_LEFT:
                 cycle.transport.abort()
+
+    async def _wait_for_bytes(self, direct: DirectReceive) -> None:
+        """Until so many wait that they are worth a thread, or fewer, and no more come soon; or something happens."""
+        with self._cycle.clients_time():
+            await self._gather(direct)
+            if readable(direct.descriptor):
+                return
+            self._check_client()
+            await self._cycle.something_happens(direct.descriptor)
+        self._check_client()
+        with self._cycle.clients_time():  # from here on it has said something
+            await self._gather(direct)
+
+    def _check_client(self) -> None:
+        if self._cycle.abandoned:
+            raise ClientDisconnected("the client left before its request was complete")
+        if self._cycle.request_body.failure is not None:
+            raise self._cycle.request_body.failure
+
+    async def _gather(self, direct: DirectReceive) -> None:
+        direct.readable_from(GATHERED_BYTES)
+        try:
+            await self._cycle.something_happens(direct.descriptor, GATHERING_SECONDS_MAX)
+        finally:
+            direct.readable_from(1)
 
     async def _turn(self, direct: DirectReceive) -> Turn:
         body, left_bytes = self._cycle.request_body, direct.left_bytes
@@ -98,7 +125,3 @@ class Receiving:
             body.count(left_bytes - direct.left_bytes)
             if body.complete:
                 self._on_body_complete()
-
-
-def _gone() -> ClientDisconnected:
-    return ClientDisconnected("the client left before its request was complete")

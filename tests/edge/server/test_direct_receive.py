@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.edge.server.direct_receive import SHARE_BYTES, STEADY_BYTES, DirectReceive, Turn
+from gateway.edge.server.direct_receive import SHARE_BYTES, DirectReceive, Turn
 from gateway.edge.server.receive_threads import BUFFER_BYTES, ReceiveThreads
 from gateway.operations.request_body import Sink
 
@@ -26,14 +26,26 @@ def pair() -> Iterator[Pair]:
         yield client, ours
 
 
+class SmallBuffers(ReceiveThreads):
+    """So small that a socket pair holds more."""
+
+    def buffer(self) -> memoryview:
+        return memoryview(bytearray(65_536))
+
+
 class Direct:
     """A receiver and what its sink got."""
 
     def __init__(
-        self, ours: socket.socket, left_bytes: int, arrived: list[bytes] | None = None, sink: Sink | None = None
+        self,
+        ours: socket.socket,
+        left_bytes: int,
+        arrived: list[bytes] | None = None,
+        sink: Sink | None = None,
+        threads: ReceiveThreads | None = None,
     ) -> None:
         self.pieces: list[bytes] = []
-        self.receive = DirectReceive(ours.fileno(), arrived or [], left_bytes, sink or self._take, ReceiveThreads(1))
+        self.receive = DirectReceive(ours, arrived or [], left_bytes, sink or self._take, threads or ReceiveThreads(1))
 
     def _take(self, data: memoryview) -> None:
         assert data.readonly
@@ -115,43 +127,10 @@ def test_a_turn_ends_with_its_share(pair: Pair) -> None:
         client.sendall(bytes(len(data)))
         sent_bytes += len(data)
 
-    client.setblocking(True)
-    direct = Direct(ours, 10 * SHARE_BYTES, sink=send_more)
-    client.sendall(bytes(STEADY_BYTES))
+    direct = Direct(ours, 10 * SHARE_BYTES, sink=send_more, threads=SmallBuffers(1))
+    client.sendall(bytes(100_000))
     assert direct.turn() is Turn.SHARE
     assert SHARE_BYTES <= sent_bytes < SHARE_BYTES + BUFFER_BYTES
-    direct.close()
-
-
-def test_a_steady_sender_is_waited_for_unless_others_wait(pair: Pair) -> None:
-    """Not longer than a moment, and not while another body has no thread."""
-    client, ours = pair
-    threads = ReceiveThreads(1)
-    pieces: list[int] = []
-    polls: list[bool] = []
-
-    class Watched(DirectReceive):
-        def _more_soon(self, received_bytes: int) -> bool:
-            polls.append(super()._more_soon(received_bytes))
-            return polls[-1]
-
-    direct = Watched(ours.fileno(), [], 10 * SHARE_BYTES, lambda data: pieces.append(len(data)), threads)
-
-    def late(data: memoryview) -> None:
-        pieces.append(len(data))
-        if len(pieces) == 1:
-            client.sendall(b"late")
-
-    direct._sink = late
-    client.sendall(bytes(STEADY_BYTES))
-    assert direct.turn() is Turn.NOTHING_MORE
-    assert sum(pieces) == STEADY_BYTES + len(b"late")
-    assert polls == [True, False]
-    threads.asked = 2
-    pieces.clear()
-    client.sendall(bytes(STEADY_BYTES))
-    assert direct.turn() is Turn.NOTHING_MORE
-    assert (sum(pieces), polls) == (STEADY_BYTES, [True, False, False])
     direct.close()
 
 

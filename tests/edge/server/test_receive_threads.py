@@ -52,23 +52,6 @@ def test_no_more_threads_than_agreed_run_and_each_has_one_buffer(threads: Receiv
     assert len(buffers) == 2
 
 
-def test_who_waits_for_a_thread_makes_a_crowd(threads: ReceiveThreads) -> None:
-    """Then nobody keeps a thread without need."""
-    gate = threading.Event()
-
-    async def scenario() -> None:
-        works = [asyncio.create_task(threads.run(nothing, gate.wait, 20)) for _ in range(2)]
-        await until(lambda: threads.asked == 2)
-        assert not threads.crowded
-        works.append(asyncio.create_task(threads.run(nothing, gate.wait, 20)))
-        await until(lambda: threads.asked == 3)
-        assert threads.crowded
-        gate.set()
-        assert await asyncio.gather(*works) == [True] * 3
-
-    asyncio.run(scenario())
-
-
 def test_a_cancelled_caller_waits_until_its_work_has_ended(threads: ReceiveThreads) -> None:
     """Also when it is cancelled again and again: what the work uses is free once the caller knows."""
     begun, stopped, gate, ended = threading.Event(), threading.Event(), threading.Event(), threading.Event()

@@ -207,14 +207,19 @@ def test_a_body_that_stops_is_a_request_timeout(body: bytes) -> None:
     limits = replace(LIMITS, min_body_rate_bytes_per_second=1)
 
     async def scenario() -> None:
-        clock, uploads = ManualClock(), Uploads()
-        async with serving(uploads, limits=limits, clock=clock) as port:
+        clock, uploads, threads = ManualClock(), Uploads(), ReceiveThreads()
+
+        async def waiting_with(size_bytes: int) -> None:
+            await until(lambda: bool(uploads.sinks) and len(uploads.collector().content) == size_bytes)
+            await until(lambda: threads.asked == 0)
+
+        async with serving(uploads, limits=limits, clock=clock, receive_threads=threads) as port:
             wire = await port.connect()
             await wire.say(head(len(body)) + body[:500])
-            await until(lambda: bool(uploads.sinks) and len(uploads.collector().content) == 500)
+            await waiting_with(500)
             await clock.advance(9)
             await wire.say(body[500:600])
-            await until(lambda: len(uploads.collector().content) == 600)
+            await waiting_with(600)
             await clock.advance(9)
             assert uploads.ends == []
             await clock.advance(2)
@@ -229,15 +234,15 @@ def test_a_direct_body_that_trickles_is_a_request_timeout() -> None:
     """A byte now and then is no progress, also where the event loop does not see it."""
 
     async def scenario() -> None:
-        clock, uploads = ManualClock(), Uploads()
-        async with serving(uploads, limits=LIMITS, clock=clock) as port:
+        clock, uploads, threads = ManualClock(), Uploads(), ReceiveThreads()
+        async with serving(uploads, limits=LIMITS, clock=clock, receive_threads=threads) as port:
             wire = await port.connect()
             await wire.say(head(len(LARGE)))
             await until(lambda: bool(uploads.sinks))
             for second in range(11):
                 await wire.say(b"x")
                 await until(lambda sent=second: len(uploads.collector().content) == sent + 1)  # type: ignore[misc]
-                await asyncio.sleep(0)
+                await until(lambda: threads.asked == 0)
                 await clock.advance(1)
             assert (await wire.answer()).body == b"RequestTimeout"
             await wire.close()
