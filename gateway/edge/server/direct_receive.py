@@ -19,6 +19,9 @@ SHARE_BYTES = 8 * 1024 * 1024
 GATHERED_BYTES = 1024 * 1024
 """So much should wait in the kernel before a thread is asked for, or the rest of the body."""
 
+QUEUED_BYTES = 256 * 1024
+"""The same for what the event loop receives."""
+
 GATHERING_SECONDS_MAX = 0.02
 """How long bytes of a slow sender wait for more of them."""
 

@@ -8,6 +8,7 @@ All other bodies, encrypted, chunked or small, are queued by the event loop as e
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from gateway.edge.server.direct_receive import (
     DIRECT_BYTES_MIN,
     GATHERED_BYTES,
     GATHERING_SECONDS_MAX,
+    QUEUED_BYTES,
     DirectReceive,
     HandingOn,
     Turn,
@@ -65,10 +67,22 @@ class Receiving:
                 handing = HandingOn(pieces, sink)
                 await self._threads.run(handing.stop, handing.run)
             self._check_client()
-            if not body:
-                if body.complete:
-                    return
-                await self._cycle.wait_for_client()
+            if body.complete and not body:
+                return
+            await self._gather_in_queue()
+
+    async def _gather_in_queue(self) -> None:
+        """As `_gather`, by the event loop: until the queue is full, the body complete, or what came has waited."""
+        body, flow, loop = self._cycle.request_body, self._cycle.flow, asyncio.get_running_loop()
+        if not body:
+            await self._cycle.wait_for_client()
+        until = loop.time() + GATHERING_SECONDS_MAX
+        while not (body.complete or body.failure or self._cycle.abandoned or flow.read_paused):
+            left_seconds = until - loop.time()
+            if not body or body.queued_bytes >= QUEUED_BYTES or left_seconds <= 0:
+                return
+            with self._cycle.clients_time():
+                await self._cycle.something_happens(seconds=left_seconds)
 
     async def _from_socket(self, wire: socket.socket, left_bytes: int, sink: Sink) -> None:
         self._check_client()  # of one that has left, the transport may have closed the socket

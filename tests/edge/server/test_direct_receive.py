@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
+import termios
+from array import array
 from collections.abc import Iterator
 
 import pytest
 
 from gateway.edge.server.direct_receive import SHARE_BYTES, DirectReceive, Turn
+from gateway.edge.server.readable import readable
 from gateway.edge.server.receive_threads import BUFFER_BYTES, ReceiveThreads
 from gateway.operations.request_body import Sink
 
@@ -115,6 +119,55 @@ def test_a_reset_is_the_clients_end_too() -> None:
         direct = Direct(ours, 10_000)
         assert direct.turn() is Turn.CLIENT_LEFT
         direct.close()
+
+
+@pytest.fixture
+def tcp() -> Iterator[Pair]:
+    """The same over TCP."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        ours, _ = listener.accept()
+    ours.setblocking(False)
+    with client, ours:
+        yield client, ours
+
+
+def arrived(direct: Direct, size_bytes: int) -> None:
+    """Wait until so many bytes lie in the kernel."""
+    waiting = array("i", [0])
+    while waiting[0] < size_bytes:
+        fcntl.ioctl(direct.receive.descriptor, termios.FIONREAD, waiting)
+
+
+@pytest.mark.parametrize(("left_bytes", "enough"), [(10_000, 1_000), (600, 600)], ids=["many", "the rest"])
+def test_few_bytes_can_be_left_to_gather(tcp: Pair, left_bytes: int, enough: int) -> None:
+    """The event loop is not woken for less than what is worth a thread, or for less than the rest of the body."""
+    client, ours = tcp
+    direct = Direct(ours, left_bytes)
+    direct.receive.readable_from(1_000)
+    client.sendall(bytes(enough - 1))
+    arrived(direct, enough - 1)
+    assert not readable(direct.receive.descriptor)
+    client.sendall(b"x")
+    arrived(direct, enough)
+    assert readable(direct.receive.descriptor)
+    direct.close()
+
+
+def test_few_bytes_are_readable_again_when_no_more_come(tcp: Pair) -> None:
+    """A slow sender makes progress too."""
+    client, ours = tcp
+    direct = Direct(ours, 10_000)
+    direct.receive.readable_from(1_000)
+    client.sendall(b"few")
+    arrived(direct, 3)
+    assert not readable(direct.receive.descriptor)
+    direct.receive.readable_from(1)
+    assert readable(direct.receive.descriptor)
+    assert direct.turn() is Turn.NOTHING_MORE
+    assert direct.pieces == [b"few"]
+    direct.close()
 
 
 def test_a_turn_ends_with_its_share(pair: Pair) -> None:
