@@ -6,8 +6,8 @@ import functools
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from gateway.edge.server.direct_receive import HandingOn
 from gateway.edge.server.receive_threads import ReceiveThreads
+from gateway.edge.server.receiving import HandingOn
 from gateway.errors import ClientDisconnected
 from gateway.operations.request_body import Sink
 

@@ -48,10 +48,11 @@ class Collector:
 class Uploads:
     """Receives each body into a sink of its own; answers with the body's MD5, or the code of the error.
 
-    `ends` tells how each receiving ended: None, or the exception.
+    `ends` tells how each receiving ended: None, or the exception. With `read_first`, some of the body is read before.
     """
 
     sink: Callable[[], Sink] = Collector
+    read_first: bool = False
     sinks: list[Sink] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     bodies: list[AsgiRequestBody] = field(default_factory=list)
@@ -66,6 +67,8 @@ class Uploads:
         self.tasks.append(task)
         self.bodies.append(body)
         try:
+            if self.read_first:
+                sink(memoryview(await body.read()))
             await body.receive(sink)
         except S3Error as error:
             self.ends.append(error)

@@ -16,15 +16,6 @@ DIRECT_BYTES_MIN = 64 * 1024
 SHARE_BYTES = 8 * 1024 * 1024
 """What one turn receives before the thread goes to whoever waits for one."""
 
-GATHERED_BYTES = 1024 * 1024
-"""So much should wait in the kernel before a thread is asked for, or the rest of the body."""
-
-QUEUED_BYTES = 256 * 1024
-"""The same for what the event loop receives."""
-
-GATHERING_SECONDS_MAX = 0.02
-"""How long bytes of a slow sender wait for more of them."""
-
 
 class Turn(Enum):
     """How a turn ended."""
@@ -108,21 +99,3 @@ class DirectReceive:
             filled += count
             self.left_bytes -= count
         return filled, Turn.SHARE
-
-
-class HandingOn:
-    """Pieces that the event loop has received, on their way to a sink on a thread."""
-
-    def __init__(self, pieces: Sequence[bytes], sink: Sink) -> None:
-        self._pieces = pieces
-        self._sink = sink
-        self._stopped = False
-
-    def stop(self) -> None:
-        self._stopped = True
-
-    def run(self) -> None:
-        for piece in self._pieces:
-            if self._stopped:
-                return
-            self._sink(memoryview(piece))

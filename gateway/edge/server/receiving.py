@@ -10,18 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gateway.edge.server.cycle import S3Cycle
-from gateway.edge.server.direct_receive import (
-    DIRECT_BYTES_MIN,
-    GATHERED_BYTES,
-    GATHERING_SECONDS_MAX,
-    QUEUED_BYTES,
-    DirectReceive,
-    HandingOn,
-    Turn,
-)
+from gateway.edge.server.direct_receive import DIRECT_BYTES_MIN, DirectReceive, Turn
 from gateway.edge.server.readable import readable
 from gateway.edge.server.receive_threads import ReceiveThreads
 from gateway.errors import ClientDisconnected
@@ -29,6 +21,15 @@ from gateway.operations.request_body import Sink
 
 RECEIVE_INTO = "forebay.receive_into"
 """Where in the scope the application finds an async function that receives all the rest of the body into a sink."""
+
+GATHERED_BYTES = 1024 * 1024
+"""So much should wait in the kernel before a thread is asked for, or the rest of the body."""
+
+QUEUED_BYTES = 256 * 1024
+"""The same for what the event loop receives."""
+
+GATHERING_SECONDS_MAX = 0.02
+"""How long bytes of a slow sender wait for more of them."""
 
 
 class Receiving:
@@ -139,3 +140,21 @@ class Receiving:
             body.count(left_bytes - direct.left_bytes)
             if body.complete:
                 self._on_body_complete()
+
+
+class HandingOn:
+    """Pieces that the event loop has received, on their way to a sink on a thread."""
+
+    def __init__(self, pieces: Sequence[bytes], sink: Sink) -> None:
+        self._pieces = pieces
+        self._sink = sink
+        self._stopped = False
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def run(self) -> None:
+        for piece in self._pieces:
+            if self._stopped:
+                return
+            self._sink(memoryview(piece))

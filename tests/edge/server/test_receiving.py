@@ -92,6 +92,23 @@ def test_a_large_body_comes_straight_from_the_socket_in_large_pieces() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("body", [LARGE, LARGE[:1000], b"x"], ids=["direct", "queued", "read to its end"])
+def test_the_rest_of_a_body_can_be_received_after_some_was_read(body: bytes) -> None:
+    """In order, nothing twice."""
+
+    async def scenario() -> None:
+        uploads = Uploads(read_first=True)
+        async with serving(uploads) as port:
+            wire = await port.connect()
+            for _ in range(2):
+                await wire.say(request("PUT", "/", body))
+                assert (await wire.answer()).body == md5(body)
+                assert uploads.bodies[-1].received_bytes == len(body)
+            await wire.close()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("headers", [(), (EXPECT,)], ids=["at once", "100-continue"])
 def test_requests_behind_a_direct_body_are_answered_in_order(headers: tuple[str, ...]) -> None:
     """Pipelining: not a byte of the successor gets into the body, and none is lost."""
