@@ -1,4 +1,4 @@
-"""Every load test of reads and listings, one after another: tables, pictures, and at the end what missed its target.
+"""Every load test, one after another: tables, pictures, and at the end what missed its target.
 
     python -m loadtests.all [--quick] [--record] [--only NAME ...]
 
@@ -20,6 +20,7 @@ from loadtests import (
     many_ranges,
     one_stream,
     random_reads,
+    receiving,
     single_file,
     training,
     warm_ranges,
@@ -40,6 +41,7 @@ TESTS: dict[str, tuple[command.Test, Options]] = {
     "single_file": (single_file.test, Options(2, 3, 0.3)),
     "many_ranges": (many_ranges.test, Options(2, 3, 1)),
     "listing": (listing.test, Options(2, 3, 0.1)),
+    "receiving": (receiving.test, Options(2, 3, 0.5)),
     "epochs": (epochs.test, Options(2, 2, 1)),
     "training": (training.test, Options(2, 3, 0.5)),
 }

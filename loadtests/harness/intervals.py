@@ -21,7 +21,7 @@ _T_975 = (
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A geometric mean and its 95% interval; `low` and `high` are None where one round gives none."""
+    """A mean (geometric, but of differences) and its 95% interval; the ends are None where one round gives none."""
 
     middle: float
     low: float | None
@@ -63,6 +63,16 @@ def mean_of(values: Sequence[float]) -> Interval:
 def ratio_of(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     """The ratio of two interleaved series, round by round. Raises ValueError when they are of different lengths."""
     return mean_of([mine / other for mine, other in zip(ours, theirs, strict=True)])
+
+
+def difference_of(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
+    """The arithmetic mean of the differences of two interleaved series. Raises as `ratio_of`."""
+    differences = [mine - other for mine, other in zip(ours, theirs, strict=True)]
+    middle = statistics.fmean(differences)
+    if len(differences) < 2:
+        return Interval(middle, None, None)
+    half = t_975(len(differences) - 1) * statistics.stdev(differences) / math.sqrt(len(differences))
+    return Interval(middle, middle - half, middle + half)
 
 
 def lowest(series: Mapping[str, Sequence[float]]) -> str:

@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtests.harness.intervals import Interval, highest, lowest, mean_of, number, percentile, ratio_of, t_975
+from loadtests.harness.intervals import (
+    Interval,
+    difference_of,
+    highest,
+    lowest,
+    mean_of,
+    number,
+    percentile,
+    ratio_of,
+    t_975,
+)
 
 values = st.lists(st.floats(1e-3, 1e6), min_size=2, max_size=12)
 
@@ -35,6 +45,15 @@ def test_the_interval_of_known_rounds() -> None:
     half = 4.303 * math.log(2) / math.sqrt(3)
     found = ratio_of([1, 2, 4], [2, 2, 2])
     assert (found.middle, found.low, found.high) == pytest.approx((1, math.exp(-half), math.exp(half)))
+
+
+def test_differences_are_averaged_as_they_are() -> None:
+    """Worked by hand: 1, 2 and 3 more; none, or less, is a difference like any other."""
+    found = difference_of([2, 3, 4], [1, 1, 1])
+    half = t_975(2) * 1 / math.sqrt(3)
+    assert (found.middle, found.low, found.high) == pytest.approx((2, 2 - half, 2 + half))
+    assert difference_of([1, 1], [1, 3]).middle == -1
+    assert difference_of([1], [3]) == Interval(-2, None, None)
 
 
 @given(values)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import hashlib
-import hmac
 from itertools import pairwise
 
 import pytest
@@ -16,48 +14,17 @@ from gateway.s3.aws_chunked import (
     encode_chunk,
     encoded_length,
     final_chunk,
-    payload_mode,
 )
-from gateway.s3.canonical import signing_key
 from gateway.s3.signature_v4 import SeedSignature
-
-SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
-TIMESTAMP = "20130524T000000Z"
-SCOPE = "20130524/us-east-1/s3/aws4_request"
-KEY = signing_key(SECRET, "20130524", "us-east-1")
-
-SIGNED = payload_mode("STREAMING-AWS4-HMAC-SHA256-PAYLOAD")
-SIGNED_TRAILER = payload_mode("STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER")
-UNSIGNED_TRAILER = payload_mode("STREAMING-UNSIGNED-PAYLOAD-TRAILER")
-
-CRC32C = "x-amz-checksum-crc32c"
-EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
-
-
-def seed_of(signature: str = "5" * 64) -> SeedSignature:
-    return SeedSignature(KEY, TIMESTAMP, SCOPE, signature)
-
-
-def signed_body(chunks: list[bytes], seed: SeedSignature, trailers: list[tuple[str, str]] | None = None) -> bytes:
-    """A client's encoder, written from the specification alone."""
-    previous, body = seed.signature, b""
-    for chunk in [*chunks, b""]:
-        digests = f"{EMPTY_SHA256}\n{hashlib.sha256(chunk).hexdigest()}"
-        text = f"AWS4-HMAC-SHA256-PAYLOAD\n{TIMESTAMP}\n{SCOPE}\n{previous}\n{digests}"
-        previous = hmac.new(KEY, text.encode(), hashlib.sha256).hexdigest()
-        body += f"{len(chunk):x};chunk-signature={previous}\r\n".encode() + chunk + (b"\r\n" if chunk else b"")
-    if trailers is None:
-        return body + b"\r\n"
-    block = "".join(f"{name}:{value}\n" for name, value in sorted(trailers))
-    text = f"AWS4-HMAC-SHA256-TRAILER\n{TIMESTAMP}\n{SCOPE}\n{previous}\n{hashlib.sha256(block.encode()).hexdigest()}"
-    signature = hmac.new(KEY, text.encode(), hashlib.sha256).hexdigest()
-    lines = "".join(f"{name}:{value}\r\n" for name, value in trailers)
-    return body + f"{lines}x-amz-trailer-signature:{signature}\r\n\r\n".encode()
-
-
-def unsigned_body(chunks: list[bytes], trailer: str = f"{CRC32C}:AAAAAA==") -> bytes:
-    body = b"".join(f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n" for chunk in chunks)
-    return body + f"0\r\n{trailer}\r\n\r\n".encode()
+from tests.s3.chunks import (
+    CRC32C,
+    SIGNED,
+    SIGNED_TRAILER,
+    UNSIGNED_TRAILER,
+    seed_of,
+    signed_body,
+    unsigned_body,
+)
 
 
 def decode(
@@ -94,6 +61,22 @@ def bodies(draw: st.DrawFn) -> tuple[bytes, PayloadMode, int, frozenset[str], Se
     trailers = [(CRC32C, "AAAAAA==")] if mode.trailer else None
     names = frozenset({CRC32C}) if mode.trailer else frozenset()
     return signed_body(chunks, seed, trailers), mode, len(data), names, seed, data
+
+
+@given(bodies(), st.data())
+def test_bodies_decode_from_a_buffer_that_is_used_again(
+    encoded: tuple[bytes, PayloadMode, int, frozenset[str], SeedSignature | None, bytes], data: st.DataObject
+) -> None:
+    """Views of a buffer are decoded without keeping any: it may be overwritten after each call."""
+    body, mode, length, names, seed, expected = encoded
+    decoder, decoded, buffer = AwsChunkedDecoder(mode, length, names, seed), b"", bytearray(len(body))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=12)))
+    for begin, end in pairwise([0, *cuts, len(body)]):
+        buffer[: end - begin] = body[begin:end]
+        decoded += b"".join(decoder.feed(memoryview(buffer)[: end - begin].toreadonly()))
+        buffer[:] = b"?" * len(buffer)
+    assert decoded == expected
+    assert decoder.finish() == ({CRC32C: "AAAAAA=="} if names else {})
 
 
 @given(bodies(), st.data())

@@ -15,7 +15,8 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -140,7 +141,7 @@ class S3Cycle(RequestResponseCycle):
 
         Raises S3Error when the body is malformed, or comes too slowly while this call waits for it.
         """
-        self._send_continue()
+        self.send_continue()
         body = self.request_body
         while not (self.disconnected or self.response_complete):
             if body:
@@ -150,10 +151,11 @@ class S3Cycle(RequestResponseCycle):
             if body.complete and not self._end_told:
                 self._end_told = True
                 return {"type": "http.request", "body": b"", "more_body": False}
-            await self._wait_for_client()
+            await self.wait_for_client()
         return {"type": "http.disconnect"}
 
-    def _send_continue(self) -> None:
+    def send_continue(self) -> None:
+        """Tell a client that waits for it that its body is wanted."""
         if self.waiting_for_100_continue and not self.transport.is_closing():
             self.waiting_for_100_continue = False
             if not self.request_body.received_bytes:
@@ -166,17 +168,36 @@ class S3Cycle(RequestResponseCycle):
         self._end_told = body.complete and not body
         return {"type": "http.request", "body": piece, "more_body": not self._end_told}
 
-    async def _wait_for_client(self) -> None:
-        self.message_event.clear()
-        if self.request_body.complete:
-            await self.message_event.wait()
-            return
-        self._waiting_since = started = self._now()
+    async def wait_for_client(self) -> None:
+        """Until something happens to the connection; may return early. The time is the client's."""
+        with self.clients_time():
+            await self.something_happens()
+
+    @contextmanager
+    def clients_time(self) -> Iterator[None]:
+        """What passes inside counts as silence of the client, until its body is complete."""
+        self._waiting_since = started = None if self.request_body.complete else self._now()
         try:
-            await self.message_event.wait()
+            yield
         finally:
             self._waiting_since = None
-            self._waited_seconds += self._now() - started
+            if started is not None:
+                self._waited_seconds += self._now() - started
+
+    async def something_happens(self, descriptor: int | None = None, seconds: float | None = None) -> None:
+        """To the connection; or `descriptor` is readable, or `seconds` have passed. May return early."""
+        loop, event = asyncio.get_running_loop(), self.message_event
+        event.clear()
+        timer = loop.call_later(seconds, event.set) if seconds is not None else None
+        if descriptor is not None:
+            loop.add_reader(descriptor, event.set)
+        try:
+            await event.wait()
+        finally:
+            if descriptor is not None:
+                loop.remove_reader(descriptor)
+            if timer is not None:
+                timer.cancel()
 
     def check_body(self, now: float) -> None:
         """Called now and then: fail the body if the application waits for it in vain."""
@@ -224,6 +245,11 @@ class S3Cycle(RequestResponseCycle):
             self._complete()
 
     @property
+    def abandoned(self) -> bool:
+        """Whether nobody waits for the rest of the request any more."""
+        return self._gone or self.response_complete
+
+    @property
     def _gone(self) -> bool:
         return self.disconnected or self.transport.is_closing()
 
@@ -232,7 +258,7 @@ class S3Cycle(RequestResponseCycle):
             raise RuntimeError("a response starts once")
         if self.request_body.complete:
             # Nobody read an empty body. The AWS CLI misreads the connection's next answer when the 100 is left out.
-            self._send_continue()
+            self.send_continue()
         head, framing = response_head(
             message["status"],
             self.default_headers + list(message.get("headers", ())),
