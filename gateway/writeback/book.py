@@ -189,11 +189,23 @@ class Book:
         )
         return [codec.unpack_object(sequence, record) for sequence, record in found]
 
-    def change(self, pending: PendingObject) -> None:
-        """Write down where an object is on its way; its parts stay as they are."""
-        self._rows.execute(
+    def change(self, pending: PendingObject) -> bool:
+        """Write down where an object is on its way; its parts stay as they are. False when it is pending no more."""
+        changed = self._rows.execute(
             "UPDATE objects SET record = ? WHERE sequence = ?", (codec.pack_object(pending), pending.sequence)
         )
+        return changed.rowcount > 0
+
+    def start_over(self, pending: PendingObject) -> None:
+        """The origin's upload of an object is of no use: it is to be aborted, and its parts are to be sent again."""
+        before = self.object(pending.sequence)
+        if before is None:
+            return
+        if before.origin_upload_id is not None:
+            self._orphan(before.key, before.origin_upload_id)
+        self.change(replace(pending, origin_upload_id=None))
+        for part in before.parts:
+            self.piece_sent(pending.sequence, replace(part, origin_etag=None))
 
     def piece_sent(self, sequence: int, part: Part) -> None:
         """The origin has a part of a pending object."""

@@ -105,7 +105,7 @@ def test_a_file_of_another_length_is_not_opened(staging: Staging) -> None:
 def test_what_could_not_be_synced_is_gone(
     staging: Staging, failing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A failed fsync is never tried again: the kernel may have dropped the bytes, and the next one says nothing of it."""
+    """A failed fsync is never tried again: the kernel may have dropped the bytes, and the next says nothing of it."""
     real, calls = os.fsync, 0
 
     def fsync(descriptor: int) -> None:
