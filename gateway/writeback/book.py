@@ -164,6 +164,10 @@ class Book:
         row = self._row("SELECT record FROM objects WHERE sequence = ?", sequence)
         return self._with_parts(codec.unpack_object(sequence, row[0])) if row else None
 
+    def has_object(self, sequence: int) -> bool:
+        """Whether it is still pending."""
+        return self._row("SELECT 1 FROM objects WHERE sequence = ?", sequence) is not None
+
     def earliest(self, key: ObjectKey) -> PendingObject | None:
         """What is to be dealt with first under a key: without its parts."""
         row = self._row(
@@ -180,6 +184,24 @@ class Book:
         )
         return [codec.unpack_object(sequence, record) for sequence, record in found]
 
+    def slots(self) -> Sequence[str]:
+        """The slots in which something is pending."""
+        found: list[str] = []
+        after = ""
+        while (row := self._row("SELECT min(slot) FROM objects WHERE slot > ?", after)) and row[0] is not None:
+            after = row[0]
+            found.append(after)
+        return found
+
+    def startable(self, slot: str, after: int, count_max: int) -> Sequence[PendingObject]:
+        """What of a slot's may be flushed, in the order of its acknowledgement, without its parts."""
+        found = self._rows.execute(
+            "SELECT sequence, record FROM objects WHERE slot = ? AND startable = 1 AND sequence > ? "
+            "ORDER BY sequence LIMIT ?",
+            (slot, after, count_max),
+        )
+        return [codec.unpack_object(sequence, record) for sequence, record in found]
+
     def listing(self, bucket: str, start: bytes, stop: bytes | None, count_max: int) -> Sequence[PendingObject]:
         """What is pending under keys from `start` to before `stop`, the latest of each, in order, without parts."""
         found = self._rows.execute(
@@ -192,7 +214,8 @@ class Book:
     def change(self, pending: PendingObject) -> bool:
         """Write down where an object is on its way; its parts stay as they are. False when it is pending no more."""
         changed = self._rows.execute(
-            "UPDATE objects SET record = ? WHERE sequence = ?", (codec.pack_object(pending), pending.sequence)
+            "UPDATE objects SET record = ?, startable = ? WHERE sequence = ?",
+            (codec.pack_object(pending), pending.state is not State.CONFLICT, pending.sequence),
         )
         return changed.rowcount > 0
 
@@ -242,8 +265,8 @@ class Book:
         place = place_of(pending.key)
         self._presence.set(place)
         inserted = self._rows.execute(
-            "INSERT INTO objects (bucket, key, place, record) VALUES (?, ?, ?, ?)",
-            (pending.key.bucket, _encoded(pending.key), place, b""),
+            "INSERT INTO objects (bucket, key, place, slot, startable, record) VALUES (?, ?, ?, ?, 1, ?)",
+            (pending.key.bucket, _encoded(pending.key), place, pending.fixed.slot, b""),
         )
         stored = replace(pending, sequence=int(inserted.lastrowid or 0), base=base)
         self.change(stored)

@@ -8,7 +8,8 @@
     ended      an upload's id → how it ended
     orphans    uploads of the origin that are to be aborted there
 
-Keys of objects are blobs of UTF-8, so that they come in S3's order. `place` is the key's place in presence.py.
+Keys of objects are blobs of UTF-8, so that they come in S3's order. `place` is the key's place in presence.py;
+`startable` is 0 for what waits for a person.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ CREATE TABLE parts (
 CREATE INDEX parts_by_file ON parts (file);
 CREATE TABLE objects (
   sequence INTEGER PRIMARY KEY AUTOINCREMENT, bucket TEXT NOT NULL, key BLOB NOT NULL, place INTEGER NOT NULL,
-  record BLOB NOT NULL
+  slot TEXT NOT NULL, startable INTEGER NOT NULL, record BLOB NOT NULL
 ) STRICT;
 CREATE INDEX objects_by_key ON objects (bucket, key, sequence);
 CREATE INDEX objects_by_place ON objects (place);
+CREATE INDEX objects_by_slot ON objects (slot, startable, sequence);
 CREATE TABLE pieces (
   sequence INTEGER NOT NULL, number INTEGER NOT NULL, file TEXT NOT NULL, record BLOB NOT NULL,
   PRIMARY KEY (sequence, number)
