@@ -44,7 +44,7 @@ class FlushObserver(Protocol):
     """What happens to pending objects, for metrics, logs and whoever keeps their bytes."""
 
     async def publish(self, pending: PendingObject, etag: str | None) -> None:
-        """The origin has it as this version; its files are still there. Called at least once, before it is forgotten."""
+        """The origin has it as this version; its files are still there. Told at least once, before it is forgotten."""
 
     def failing(self, pending: PendingObject, failures: int, reason: str) -> None:
         """It failed, and is tried again."""
