@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import structlog
@@ -25,7 +26,8 @@ from gateway.edge.failures import reply_to
 from gateway.edge.foreign_services import foreign_service_reply
 from gateway.edge.replies import own_fields, ready_lines, send_reply
 from gateway.edge.server.immediate import BEGUN, ImmediateResponse
-from gateway.edge.visit import BROKEN_OFF, CLIENT_LEFT, NO_BODY, Visit
+from gateway.edge.server.receiving import RECEIVE_INTO
+from gateway.edge.visit import BROKEN_OFF, CLIENT_LEFT, NO_BODY, CountedBody, Visit
 from gateway.errors import ClientDisconnected, S3Error
 from gateway.objects import HeldSpan
 from gateway.operations.dispatch import perform
@@ -38,6 +40,7 @@ from gateway.s3.requests import S3Request, another_service, parse_request
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Fields = Sequence[tuple[bytes, bytes]]
+BodyOf = Callable[[Mapping[str, str]], CountedBody]
 
 HOP_HEADER = "x-forebay-hop"
 
@@ -198,22 +201,23 @@ class S3App:
 
     def _begin_with(self, scope: Scope, receive: Receive) -> Visit:
         visit = Visit(scope["raw_path"], None)
-        self._begin(visit, scope["method"], scope["query_string"], scope["headers"], receive)
+        body_of = partial(AsgiRequestBody, receive, receive_into=scope.get(RECEIVE_INTO))
+        self._begin(visit, scope["method"], scope["query_string"], scope["headers"], body_of)
         return visit
 
     def _begin(
-        self, visit: Visit, method: str, raw_query: bytes, headers: Fields, receive: Receive | None = None
+        self, visit: Visit, method: str, raw_query: bytes, headers: Fields, body_of: BodyOf | None = None
     ) -> None:
         try:
-            visit.answer = self._perform(visit, method, raw_query, headers, receive)
+            visit.answer = self._perform(visit, method, raw_query, headers, body_of)
         except Exception as error:  # noqa: BLE001 - whatever happened, the client gets an answer and the log a line
             visit.answer = reply_to(error, visit.request_id, visit.path)
 
-    def _perform(self, visit: Visit, method: str, raw_query: bytes, headers: Fields, receive: Receive | None) -> Answer:
+    def _perform(self, visit: Visit, method: str, raw_query: bytes, headers: Fields, body_of: BodyOf | None) -> Answer:
         request = parse_request(method, visit.raw_path, raw_query, headers, self.base_domains)
         body = visit.body
         if body is None:
-            body = visit.body = AsgiRequestBody(receive, request.headers) if receive is not None else NO_BODY
+            body = visit.body = body_of(request.headers) if body_of is not None else NO_BODY
         visit.operation = request.operation.value
         if self.instance_id in request.headers.get(HOP_HEADER, ""):
             raise s3_error("LoopDetected")

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
+from gateway.edge.server.direct_receive import HandingOn
+from gateway.edge.server.receive_threads import ReceiveThreads
 from gateway.errors import ClientDisconnected
+from gateway.operations.request_body import Sink
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+ReceiveInto = Callable[[Sink], Awaitable[None]]
 
 
 class AsgiRequestBody:
-    """Reads `http.request` events. The first read makes the server answer `Expect: 100-continue`."""
+    """Reads `http.request` events. The first read makes the server answer `Expect: 100-continue`.
 
-    def __init__(self, receive: Receive, headers: Mapping[str, str]) -> None:
+    `receive_into` is what our own server offers beside them (server/receiving.py).
+    """
+
+    def __init__(self, receive: Receive, headers: Mapping[str, str], receive_into: ReceiveInto | None = None) -> None:
         self._receive = receive
+        self._receive_into = receive_into or self._read_into
         length = headers.get("content-length", "")
         self._length_bytes = int(length) if length.isdecimal() else None
         if self._length_bytes is None and "transfer-encoding" not in headers:
@@ -32,6 +41,20 @@ class AsgiRequestBody:
         return self._complete
 
     async def read(self) -> bytes:
+        piece = await self._next()
+        self.received_bytes += len(piece)
+        return piece
+
+    async def receive(self, sink: Sink) -> None:
+        def counted(data: memoryview) -> None:
+            self.received_bytes += len(data)
+            sink(data)
+
+        if not self._complete:
+            await self._receive_into(counted)
+            self._complete = True
+
+    async def _next(self) -> bytes:
         while not self._complete:
             message = await self._receive()
             if message["type"] == "http.disconnect":
@@ -39,6 +62,16 @@ class AsgiRequestBody:
             self._complete = not message.get("more_body", False)
             body: bytes = message.get("body", b"")
             if body:
-                self.received_bytes += len(body)
                 return body
         return b""
+
+    async def _read_into(self, sink: Sink) -> None:
+        """For servers that offer no better way."""
+        while piece := await self._next():
+            handing = HandingOn([piece], sink)
+            await _shared_threads().run(handing.stop, handing.run)
+
+
+@functools.cache
+def _shared_threads() -> ReceiveThreads:
+    return ReceiveThreads()

@@ -8,7 +8,7 @@ import time
 from typing import Protocol
 
 from gateway.operations.reply import Answer
-from gateway.operations.request_body import RequestBody
+from gateway.operations.request_body import RequestBody, Sink
 
 CLIENT_LEFT = "client-left"
 BROKEN_OFF = "broken-off"
@@ -81,6 +81,9 @@ class NoBody:
 
     async def read(self) -> bytes:
         return b""
+
+    async def receive(self, sink: Sink) -> None:
+        return
 
 
 NO_BODY = NoBody()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
+
+Sink = Callable[[memoryview], None]
+"""Takes the next bytes of a body, which are good only during the call. Runs on threads, never two calls at once."""
 
 
 class RequestBody(Protocol):
@@ -17,4 +21,11 @@ class RequestBody(Protocol):
 
         Raises S3Error `RequestTimeout` when nothing, or too little, arrives in time, and ClientDisconnected when the
         client leaves before the end.
+        """
+
+    async def receive(self, sink: Sink) -> None:
+        """Hand all the rest of the body to `sink`, in order, on threads.
+
+        Raises as `read`, and what the sink raises, which ends the receiving; then nothing more can be read. When the
+        caller is cancelled, no call of the sink is under way any more once this has raised.
         """

@@ -80,8 +80,8 @@ class AwsChunkedDecoder:
         self._small_chunk_size: int | None = None
         self._chunk_signature = ""
 
-    def feed(self, data: bytes) -> list[bytes | memoryview]:
-        """The decoded pieces that `data`, the next bytes of the body, brings.
+    def feed(self, data: bytes | memoryview) -> list[bytes | memoryview]:
+        """The decoded pieces that `data`, the next bytes of the body, brings: views of it, not copies.
 
         Raises S3Error: IncompleteBody (framing, lengths), InvalidChunkSizeError, SignatureDoesNotMatch,
         MalformedTrailerError.
@@ -108,7 +108,7 @@ class AwsChunkedDecoder:
             raise _incomplete("The request body terminated unexpectedly")
         return self._trailers
 
-    def _take_data(self, data: bytes, position: int, pieces: list[bytes | memoryview]) -> int:
+    def _take_data(self, data: bytes | memoryview, position: int, pieces: list[bytes | memoryview]) -> int:
         end = min(position + self._left_of_chunk, len(data))
         piece = data if end - position == len(data) else memoryview(data)[position:end]
         if self._signatures is not None:
@@ -121,12 +121,12 @@ class AwsChunkedDecoder:
             self._state = _State.DATA_END
         return end
 
-    def _take_line(self, data: bytes, position: int) -> int:
+    def _take_line(self, data: bytes | memoryview, position: int) -> int:
         if self._state in (_State.DONE, _State.FAILED):
             raise _incomplete("The request body goes on behind its end")
-        end = data.find(b"\n", position, position + LINE_SIZE_BYTES_MAX)
-        end = min(len(data), position + LINE_SIZE_BYTES_MAX) if end < 0 else end + 1
-        self._line += data[position:end]
+        ahead = bytes(data[position : position + LINE_SIZE_BYTES_MAX])
+        end = position + (ahead.find(b"\n") + 1 or len(ahead))
+        self._line += ahead[: end - position]
         if len(self._line) > LINE_SIZE_BYTES_MAX:
             raise _incomplete(f"A line of the chunked body is longer than {LINE_SIZE_BYTES_MAX} bytes")
         if self._line.endswith(b"\r\n"):

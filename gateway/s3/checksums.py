@@ -10,7 +10,7 @@ import binascii
 import hashlib
 import hmac
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple, Protocol
 
 import xxhash
@@ -174,15 +174,19 @@ class BodyVerifier:
     """Sees a decoded body pass and says at its end whether every promise of the client held.
 
     One pass per algorithm, whatever asks for it: the payload hash of the signature, Content-MD5, checksum header or
-    trailer. `of_body` as in `requested_checksums`.
+    trailer, and the caller's `also`. `of_body` as in `requested_checksums`.
     """
 
-    def __init__(self, headers: Mapping[str, str], mode: PayloadMode, *, of_body: bool = True) -> None:
+    def __init__(
+        self, headers: Mapping[str, str], mode: PayloadMode, *, of_body: bool = True, also: Collection[str] = ()
+    ) -> None:
         self._expected = requested_checksums(headers, of_body=of_body)
         if self._expected.trailer_name is not None and not mode.trailer:
             raise s3_error("InvalidRequest", "x-amz-trailer needs a payload with trailers, which this is not.")
         self._sha256_hex = mode.sha256_hex
-        names = {self._expected.algorithm} if self._expected.algorithm is not None else set()
+        names = {*also}
+        if self._expected.algorithm is not None:
+            names.add(self._expected.algorithm)
         if self._sha256_hex is not None:
             names.add("sha256")
         if self._expected.content_md5 is not None:
@@ -198,6 +202,10 @@ class BodyVerifier:
         """The next bytes of the decoded body."""
         for checksum in self._running.values():
             checksum.update(data)
+
+    def digest(self, algorithm: str) -> bytes:
+        """The digest of what has been seen, of an algorithm that was asked for."""
+        return self._running[algorithm].digest()
 
     def verify(self, trailers: Mapping[str, str] | None = None) -> dict[str, str]:
         """The verified checksum as a header to answer with (none when the client sent none).

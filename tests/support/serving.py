@@ -12,6 +12,7 @@ from typing import Any
 
 from gateway.clock import Clock
 from gateway.edge.server.limits import ServerLimits
+from gateway.edge.server.receive_threads import ReceiveThreads
 from gateway.edge.server.s3_server import ASGIApp, S3Server, TlsFiles
 
 PATIENCE_SECONDS = 20.0
@@ -139,11 +140,12 @@ async def serving(
     tls: TlsFiles | None = None,
     clock: Clock | None = None,
     grace_seconds: float = 5.0,
+    receive_threads: ReceiveThreads | None = None,
 ) -> AsyncIterator[Serving]:
     """A server for `app` on a free port; stopped, and checked for what it left behind, at the end."""
     listener = listening_socket()
     port = listener.getsockname()[1]
-    server = S3Server(app, sockets=[listener], limits=limits, tls=tls, clock=clock)
+    server = S3Server(app, sockets=[listener], limits=limits, tls=tls, clock=clock, receive_threads=receive_threads)
     stop, ready = asyncio.Event(), asyncio.Event()
     finished = asyncio.create_task(server.serve(stop, grace_seconds=grace_seconds, on_ready=ready.set))
     async with asyncio.timeout(PATIENCE_SECONDS):

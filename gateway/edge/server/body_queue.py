@@ -29,6 +29,17 @@ class BodyQueue:
         self.received_bytes = 0
         self.queued_bytes = 0
 
+    @property
+    def left_bytes(self) -> int | None:
+        """What of the Content-Length is still to come; None for a chunked body."""
+        return self._left if self._decoder is None else None
+
+    def count(self, size_bytes: int) -> None:
+        """So much of a body with a Content-Length was received past the queue."""
+        self._left -= size_bytes
+        self.received_bytes += size_bytes
+        self.complete = not self._left
+
     def feed(self, data: bytes) -> bytes:
         """Take what belongs to the body; the rest, behind its end, is returned. Raises S3Error on bad chunks."""
         if self._decoder is None:
@@ -62,14 +73,21 @@ class BodyQueue:
 
     def take(self) -> bytes:
         """The next bytes: a large piece as it came, or all of what is queued where the pieces are small."""
-        pieces = self._pieces
-        if len(pieces) > 1 and self.queued_bytes < len(pieces) * _WORTH_JOINING_BYTES:
-            joined = b"".join(pieces)
-            self.discard()
-            return joined
-        piece = pieces.popleft()
+        if self._worth_joining():
+            return self.take_all()[0]
+        piece = self._pieces.popleft()
         self.queued_bytes -= len(piece) + _PIECE_OVERHEAD_BYTES
         return piece
+
+    def take_all(self) -> list[bytes]:
+        """All that is queued, joined where the pieces are small."""
+        pieces = [b"".join(self._pieces)] if self._worth_joining() else list(self._pieces)
+        self.discard()
+        return pieces
+
+    def _worth_joining(self) -> bool:
+        count = len(self._pieces)
+        return count > 1 and self.queued_bytes < count * _WORTH_JOINING_BYTES
 
     def discard(self) -> None:
         """Throw away what is queued."""

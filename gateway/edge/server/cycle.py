@@ -140,7 +140,7 @@ class S3Cycle(RequestResponseCycle):
 
         Raises S3Error when the body is malformed, or comes too slowly while this call waits for it.
         """
-        self._send_continue()
+        self.send_continue()
         body = self.request_body
         while not (self.disconnected or self.response_complete):
             if body:
@@ -150,10 +150,11 @@ class S3Cycle(RequestResponseCycle):
             if body.complete and not self._end_told:
                 self._end_told = True
                 return {"type": "http.request", "body": b"", "more_body": False}
-            await self._wait_for_client()
+            await self.wait_for_client()
         return {"type": "http.disconnect"}
 
-    def _send_continue(self) -> None:
+    def send_continue(self) -> None:
+        """Tell a client that waits for it that its body is wanted."""
         if self.waiting_for_100_continue and not self.transport.is_closing():
             self.waiting_for_100_continue = False
             if not self.request_body.received_bytes:
@@ -166,17 +167,23 @@ class S3Cycle(RequestResponseCycle):
         self._end_told = body.complete and not body
         return {"type": "http.request", "body": piece, "more_body": not self._end_told}
 
-    async def _wait_for_client(self) -> None:
+    async def wait_for_client(self, descriptor: int | None = None) -> None:
+        """Until something happens to the connection, or bytes wait at `descriptor`; may return early.
+
+        The time counts as the client's, until its body is complete.
+        """
         self.message_event.clear()
-        if self.request_body.complete:
-            await self.message_event.wait()
-            return
-        self._waiting_since = started = self._now()
+        if descriptor is not None:
+            asyncio.get_running_loop().add_reader(descriptor, self.message_event.set)
+        self._waiting_since = started = None if self.request_body.complete else self._now()
         try:
             await self.message_event.wait()
         finally:
+            if descriptor is not None:
+                asyncio.get_running_loop().remove_reader(descriptor)
             self._waiting_since = None
-            self._waited_seconds += self._now() - started
+            if started is not None:
+                self._waited_seconds += self._now() - started
 
     def check_body(self, now: float) -> None:
         """Called now and then: fail the body if the application waits for it in vain."""
@@ -224,6 +231,11 @@ class S3Cycle(RequestResponseCycle):
             self._complete()
 
     @property
+    def abandoned(self) -> bool:
+        """Whether nobody waits for the rest of the request any more."""
+        return self._gone or self.response_complete
+
+    @property
     def _gone(self) -> bool:
         return self.disconnected or self.transport.is_closing()
 
@@ -232,7 +244,7 @@ class S3Cycle(RequestResponseCycle):
             raise RuntimeError("a response starts once")
         if self.request_body.complete:
             # Nobody read an empty body. The AWS CLI misreads the connection's next answer when the 100 is left out.
-            self._send_continue()
+            self.send_continue()
         head, framing = response_head(
             message["status"],
             self.default_headers + list(message.get("headers", ())),

@@ -23,7 +23,9 @@ from uvicorn.config import Config
 from gateway.clock import Clock, SystemClock
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.listener import Listener
-from gateway.edge.server.protocol import S3Protocol, S3ServerState
+from gateway.edge.server.protocol import S3Protocol
+from gateway.edge.server.receive_threads import ReceiveThreads
+from gateway.edge.server.server_state import S3ServerState
 from gateway.errors import StartupError
 
 Scope = MutableMapping[str, Any]
@@ -62,7 +64,7 @@ class TlsFiles:
 class S3Server:
     """Serves an ASGI application on listening sockets, which it owns: they are closed when it stops.
 
-    Other processes may accept from the same sockets. `serve` runs once.
+    Other processes may accept from the same sockets. `serve` runs once, and lets `receive_threads` go at its end.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class S3Server:
         limits: ServerLimits | None = None,
         tls: TlsFiles | None = None,
         clock: Clock | None = None,
+        receive_threads: ReceiveThreads | None = None,
     ) -> None:
         self._limits = limits or ServerLimits()
         self._clock = clock or SystemClock()
@@ -81,6 +84,7 @@ class S3Server:
         self._config = _uvicorn_config(app)
         self._listeners = [Listener(listening, self._on_connection) for listening in sockets]
         self._openings: set[asyncio.Task[None]] = set()
+        self._receive_threads = receive_threads or ReceiveThreads()
 
     @property
     def open_connections(self) -> int:
@@ -112,6 +116,7 @@ class S3Server:
             self._stop_accepting()
             sweeper.cancel()
             await self._cut_off()
+            self._receive_threads.shut_down()
 
     async def _until(self, stop: asyncio.Event, sweeper: asyncio.Task[None]) -> None:
         stopped = asyncio.create_task(stop.wait())
@@ -147,7 +152,15 @@ class S3Server:
             _logger.debug("a connection came to nothing: %s", error)
 
     def _protocol(self, loop: asyncio.AbstractEventLoop) -> S3Protocol:
-        return S3Protocol(self._config, self._state, {}, loop, limits=self._limits, clock=self._clock)
+        return S3Protocol(
+            self._config,
+            self._state,
+            {},
+            loop,
+            limits=self._limits,
+            clock=self._clock,
+            receive_threads=self._receive_threads,
+        )
 
     def _accept_again(self) -> None:
         if not self._state.draining and self.open_connections < self._limits.max_connections:

@@ -1,0 +1,171 @@
+"""One connection of the S3 port as such: when it begins, how long it may take, how it ends.
+
+After an answer that the client may not have expected yet, the connection lingers: what still arrives is thrown away for
+a while, because closing at once would reset the connection and with it the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+import socket
+from enum import Enum, auto
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from gateway.clock import Clock, SystemClock
+from gateway.edge.server.cycle import HEADER_LINES_EXTENSION, LENT_EXTENSION, ZERO_COPY_EXTENSION, S3Cycle
+from gateway.edge.server.limits import ServerLimits
+from gateway.edge.server.refusals import refusal_bytes
+from gateway.edge.server.scope import connection_scope
+from gateway.edge.server.server_state import S3ServerState
+from gateway.edge.server.write_watch import WriteWatch
+from gateway.errors import S3Error
+from gateway.s3.error_codes import s3_error
+
+_FIRST_BYTE_SECONDS = 1.0
+"""While the server drains: how long a connection that has just been opened may take for its first byte."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Input(Enum):
+    """What the bytes that arrive belong to."""
+
+    HEAD = auto()
+    BODY = auto()
+    SUCCESSOR = auto()
+    """A request is complete, its response is not: the bytes are the next request's."""
+    NOTHING = auto()
+    """The connection is over; bytes are thrown away."""
+
+
+class S3Connection(HttpToolsProtocol):
+    """uvicorn's protocol with deadlines, a drain and an end that loses no answer; requests are `S3Protocol`'s."""
+
+    cycle: S3Cycle | None  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        limits: ServerLimits | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits = limits or ServerLimits()
+        self._now = (clock or SystemClock()).monotonic
+        self._shared = server_state if isinstance(server_state, S3ServerState) else S3ServerState()
+        self._input = Input.HEAD
+        self._received = b""
+        self._fresh = True
+        self._deadline: float | None = None
+        self._discard_left = 0
+        self._write_watch = WriteWatch(self._limits.write_timeout_seconds)
+        self._wire: socket.socket | None = None
+        self._connection_scope: dict[str, object] = {}
+        self.parser = None
+
+    # Beginning and end
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        extensions: dict[str, object] = {HEADER_LINES_EXTENSION: {}}
+        if self.scheme == "http":
+            # Nothing is queued behind the kernel's own buffer, so "not paused" means that a file may be sent now.
+            transport.set_write_buffer_limits(high=0)
+            extensions |= {ZERO_COPY_EXTENSION: {}, LENT_EXTENSION: {}}
+            shown = transport.get_extra_info("socket")
+            self._wire = socket.socket(shown.family, shown.type, shown.proto, shown.fileno())
+        self._connection_scope = connection_scope(self.asgi_version, self.scheme, self.server, self.client, extensions)
+        self._deadline = self._now() + self._limits.head_timeout_seconds
+        self._shared.nothing_open.clear()
+        if self._shared.draining:
+            self.shutdown()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._deadline = None
+        self._received = b""
+        if self.cycle is not None:
+            self.cycle.connection_lost()
+        if self._wire is not None:
+            self._wire.detach()  # the transport closes it
+            self._wire = None
+        if not self.connections:
+            self._shared.nothing_open.set()
+
+    def shutdown(self) -> None:
+        """The server drains: what has begun is finished, what is idle closed."""
+        if self._input is not Input.HEAD:
+            if self.cycle is not None:
+                self.cycle.keep_alive = False
+        elif self._received:
+            return
+        elif self._fresh or self._input_waits():
+            self._deadline = self._now() + _FIRST_BYTE_SECONDS
+        else:
+            self.transport.close()
+
+    def _input_waits(self) -> bool:
+        """Has the kernel bytes for us that the loop has not seen yet?"""
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+
+    def _refuse(self, error: S3Error, *, to_head: bool = False) -> None:
+        _logger.debug("refused a request: %s", error)
+        self.transport.write(refusal_bytes(error, self.server_state.default_headers, without_body=to_head))
+        self._linger()
+
+    def _linger(self) -> None:
+        """Everything is said: let the client read it before the connection goes."""
+        self._discard_from_now_on()
+        self._deadline = self._now() + self._limits.linger_seconds
+        try:
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+        except OSError:
+            self.transport.abort()  # the client has reset the connection already
+
+    def _discard_from_now_on(self) -> None:
+        self._input = Input.NOTHING
+        self._received = b""
+        self._discard_left = self._limits.linger_bytes
+        self.flow.resume_reading()
+
+    def _discard(self, data: bytes) -> None:
+        self._discard_left -= len(data)
+        if self._discard_left < 0:
+            self.transport.abort()
+
+    # Time
+
+    def sweep(self, now: float) -> None:
+        """Called now and then by the server: enforce the timeouts."""
+        writer = self.cycle.writer if self.cycle is not None else None
+        if self._write_watch.stalled(self.transport, writer, now):
+            _logger.debug("dropped a client that takes nothing")
+            self.transport.abort()
+        elif self._deadline is not None and now >= self._deadline:
+            self._deadline = None
+            self._on_deadline()
+        elif self.cycle is not None:
+            self.cycle.check_body(now)
+
+    def _on_deadline(self) -> None:
+        if self._input is Input.NOTHING:
+            self.transport.abort()
+        elif self._received:
+            self._refuse(s3_error("RequestTimeout"), to_head=self._received.startswith(b"HEAD "))
+        elif self._input_waits():
+            self._deadline = self._now() + self._limits.head_timeout_seconds
+        else:
+            self.transport.close()

@@ -1,0 +1,17 @@
+"""What the connections of one server share."""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.server import ServerState
+
+
+class S3ServerState(ServerState):
+    """uvicorn's, and what the drain needs to know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draining = False
+        self.nothing_open = asyncio.Event()
+        self.nothing_open.set()
