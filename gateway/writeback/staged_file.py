@@ -6,7 +6,6 @@ and the CRC32C of each 64 KiB are in the journal. A file is never written again 
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import dataclass
 
@@ -63,13 +62,12 @@ class ChunkChecksums:
 
 
 class StagedWriter:
-    """Writes a new staged file, in order. Blocks: what disk and hashes take. OSError as the disk says it."""
+    """Writes a new staged file, in order. Blocks: what the disk takes. OSError as it says it."""
 
     def __init__(self, name: str, descriptor: int) -> None:
         self.name = name
         self.size_bytes = 0
         self._descriptor = descriptor
-        self._md5 = hashlib.md5(usedforsecurity=False)
         self._checksums = ChunkChecksums()
 
     def write(self, data: memoryview) -> None:
@@ -79,13 +77,12 @@ class StagedWriter:
             written = os.pwrite(self._descriptor, rest, self.size_bytes)
             self.size_bytes += written
             rest = rest[written:]
-        self._md5.update(data)
         self._checksums.update(data)
 
-    def sync(self) -> StagedFile:
-        """Have the bytes survive a power cut; the name does when its directory is synced, too."""
+    def sync(self, md5: bytes) -> StagedFile:
+        """Have the bytes, whose MD5 is given, survive a power cut; the name does when its directory is synced, too."""
         os.fsync(self._descriptor)
-        return StagedFile(self.name, self.size_bytes, self._md5.digest(), self._checksums.digest())
+        return StagedFile(self.name, self.size_bytes, md5, self._checksums.digest())
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -49,13 +49,13 @@ class Staging:
         except OSError as error:
             raise BufferUnavailable(f"a staged file cannot be created: {error}") from error
 
-    def seal(self, writer: StagedWriter) -> StagedFile:
-        """Have a complete file survive a power cut, name and all, and close it.
+    def seal(self, writer: StagedWriter, md5: bytes) -> StagedFile:
+        """Have a complete file, whose MD5 is given, survive a power cut, name and all, and close it.
 
         BufferUnavailable when it may not: then the file is removed, whatever a later attempt to sync it would say.
         """
         try:
-            sealed = writer.sync()
+            sealed = writer.sync(md5)
             self._names.sync()
         except OSError as error:
             self.discard(writer)

@@ -39,11 +39,15 @@ def fixed(at: ObjectKey) -> Fixed:
     return Fixed(at, {"content-type": "text/plain", "x-amz-meta-name": "välue"}, "slot")
 
 
+def md5(content: bytes) -> bytes:
+    return hashlib.md5(content, usedforsecurity=False).digest()
+
+
 def staged(name: str) -> StagedFile:
     """A file whose bytes are its name."""
     content, checksums = name.encode(), ChunkChecksums()
     checksums.update(memoryview(content))
-    return StagedFile(name, len(content), hashlib.md5(content, usedforsecurity=False).digest(), checksums.digest())
+    return StagedFile(name, len(content), md5(content), checksums.digest())
 
 
 def part(number: int, name: str) -> Part:

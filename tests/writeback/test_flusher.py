@@ -24,7 +24,7 @@ from gateway.writeback.staged_file import StagedFile
 from gateway.writeback.staging import Staging
 from gateway.writeback.threads import BufferThreads
 from tests.support.manual_clock import ManualClock
-from tests.support.writeback import key
+from tests.support.writeback import key, md5
 
 PART_BYTES = 5 * 1024 * 1024
 HEADERS = {"content-type": "text/plain", "x-amz-meta-step": "12", "cache-control": "no-store"}
@@ -90,7 +90,7 @@ class Buffer:
     def stage(self, content: bytes) -> StagedFile:
         writer = self.staging.create()
         writer.write(memoryview(content))
-        return self.staging.seal(writer)
+        return self.staging.seal(writer, md5(content))
 
     async def put(self, at: ObjectKey, content: bytes, **changed: Any) -> PendingObject:
         file = self.stage(content)

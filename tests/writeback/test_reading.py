@@ -17,7 +17,7 @@ from gateway.writeback.reading import PIECE_BYTES, FileGone, PendingReader, part
 from gateway.writeback.records import Base, Fixed, Part, PendingObject
 from gateway.writeback.staging import Staging
 from gateway.writeback.threads import BufferThreads
-from tests.support.writeback import key
+from tests.support.writeback import key, md5
 
 
 class Area:
@@ -34,7 +34,7 @@ class Area:
         for number, content in enumerate(contents, 1):
             writer = self.staging.create()
             writer.write(memoryview(content))
-            parts.append(Part(3 * number, self.staging.seal(writer), 1.0))
+            parts.append(Part(3 * number, self.staging.seal(writer, md5(content)), 1.0))
         size_bytes = sum(map(len, contents))
         return PendingObject(1, Fixed(key("k"), {}, "s"), Base(), 1.0, '"e-2"', size_bytes, tuple(parts), True)
 

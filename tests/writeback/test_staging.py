@@ -19,6 +19,7 @@ from gateway.durable import sync_directory
 from gateway.errors import BufferDamaged, BufferUnavailable
 from gateway.writeback.staged_file import CHUNK_BYTES, ChunkChecksums, StagedFile, read_verified
 from gateway.writeback.staging import Staging
+from tests.support.writeback import md5
 
 SIZE_BYTES = 3 * CHUNK_BYTES + 17
 
@@ -34,7 +35,7 @@ def stage(staging: Staging, content: bytes, piece_bytes: int = 50_000) -> Staged
     writer = staging.create()
     for start in range(0, len(content), piece_bytes):
         writer.write(memoryview(content)[start : start + piece_bytes])
-    return staging.seal(writer)
+    return staging.seal(writer, md5(content))
 
 
 def read(staging: Staging, file: StagedFile, position: int, count: int) -> bytes:
