@@ -184,6 +184,11 @@ class Book:
         )
         return [codec.unpack_object(sequence, record) for sequence, record in found]
 
+    def counts(self) -> tuple[int, int]:
+        """How many objects are pending, and how many uploads open."""
+        row = self._row("SELECT (SELECT count(*) FROM objects), (SELECT count(*) FROM uploads)")
+        return (row[0], row[1]) if row else (0, 0)
+
     def slots(self) -> Sequence[str]:
         """The slots in which something is pending."""
         found: list[str] = []

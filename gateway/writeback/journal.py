@@ -69,6 +69,10 @@ class Journal:
         except sqlite3.Error as error:
             raise BufferUnavailable(f"the write-back journal cannot be read: {error}") from error
 
+    def knows_file(self, name: str) -> bool:
+        """Whether anything acknowledged is in a staged file. Not while other threads read."""
+        return self.read(lambda book: book.knows_file(name))
+
     # Changes
 
     async def change(self, step: Callable[[Book], R]) -> R:
@@ -83,6 +87,15 @@ class Journal:
         if first:
             self._thread.submit(self._commit_waiting)
         return await asyncio.shield(asyncio.wrap_future(future))
+
+    def recover(self, now: float) -> tuple[int, int]:
+        """Put in order what no other process has open: how much is pending, and how many uploads are open. Blocks."""
+        self._writer.execute("BEGIN IMMEDIATE")
+        book = Book(self._writer, self._presence)
+        book.forget_ended(now)
+        self._writer.execute("COMMIT")
+        self._tidy()
+        return self.read(lambda book: book.counts())
 
     async def tidy(self) -> None:
         """Let reads of keys pass where nothing is pending any more."""
