@@ -1,4 +1,6 @@
-"""A process that writes to a write-back buffer until it is killed: python -m tests.support.buffer_worker DIR W SEED
+"""A process that writes to a write-back buffer until it is killed.
+
+    python -m tests.support.buffer_worker DIRECTORY WORKER SEED [--without-sync-of=file|journal]
 
 It says what it is about to do (`do …`) and what was acknowledged (`ok …`), a JSON line each, before it goes on.
 """
@@ -8,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sqlite3
 import sys
 from pathlib import Path
 from typing import Any
 
 from gateway.objects import ObjectKey
 from gateway.s3.etags import multipart_etag
+from gateway.writeback import journal, schema
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.records import Base, Ended, Fixed, Part, PendingObject, Upload
-from gateway.writeback.staged_file import StagedFile
+from gateway.writeback.staged_file import StagedFile, StagedWriter
 from tests.support.writeback import md5
 
 KEYS_PER_WORKER = 4
@@ -116,6 +120,21 @@ def say(kind: str, **what: Any) -> None:
     sys.stdout.flush()
 
 
+def leave_out(sync: str) -> None:
+    """What a mistake in the product would do."""
+    if sync == "file":
+        StagedWriter.sync = lambda self, md5: StagedFile(self.name, self.size_bytes, md5, self._checksums.digest())  # type: ignore[method-assign]
+    else:
+        real = schema.connect
+
+        def connect(path: str) -> sqlite3.Connection:
+            connection = real(path)
+            connection.execute("PRAGMA synchronous = OFF")
+            return connection
+
+        journal.connect = connect  # type: ignore[attr-defined]
+
+
 async def main(directory: Path, worker: int, seed: int) -> None:
     buffer = await WritebackBuffer.open(directory, worker)
     writer = Writer(buffer, worker, seed)
@@ -124,4 +143,6 @@ async def main(directory: Path, worker: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
+    for option in sys.argv[4:]:
+        leave_out(option.removeprefix("--without-sync-of="))
     asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
