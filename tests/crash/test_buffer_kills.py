@@ -13,7 +13,7 @@ import signal
 from pathlib import Path
 
 from gateway.writeback.opening import recover
-from tests.support.buffer_history import Expected, check, hear_the_rest, listen, start_writers
+from tests.support.buffer_history import Expected, Hearing, check, start_writers
 
 KILLS = int(os.environ.get("FOREBAY_BUFFER_KILLS", "12"))
 SEED = int(os.environ.get("FOREBAY_KILL_SEED", random.SystemRandom().randrange(2**32)))
@@ -26,12 +26,12 @@ def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     print(f"FOREBAY_KILL_SEED={SEED}")
     dice, expected = random.Random(SEED), [Expected() for _ in range(WORKERS)]
     for _ in range(KILLS):
-        writers = start_writers(tmp_path, dice, WORKERS)
-        for writer, of in zip(writers, expected, strict=True):
-            listen(writer, of, dice.randrange(1, LINES_MAX))
-            writer.send_signal(signal.SIGKILL)
-        for writer, of in zip(writers, expected, strict=True):
-            hear_the_rest(writer, of)
+        hearings = list(map(Hearing, start_writers(tmp_path, dice, WORKERS), expected))
+        for hearing in hearings:
+            hearing.lines(dice.randrange(1, LINES_MAX))
+            hearing.writer.send_signal(signal.SIGKILL)
+        for hearing, of in zip(hearings, expected, strict=True):
+            hearing.rest(of.hear)
         recovered = recover(tmp_path, now=2.0)
         asyncio.run(check(tmp_path, expected))
         assert recovered.removed_files <= WORKERS

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import select
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +24,24 @@ Bytes = list[list[int]]
 
 
 class Expected:
-    """What one worker's keys and uploads are, by what it has said; `doing` may have happened or not."""
+    """What one worker's keys and uploads are, by what it has said; `maybe` are steps that may have happened or not."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Bytes | None] = {}
         self.uploads: dict[str, dict[int, Bytes]] = {}
-        self.doing: dict[str, Any] | None = None
+        self.maybe: list[dict[str, Any]] = []
 
     def hear(self, kind: str, what: dict[str, Any]) -> None:
+        """A step begins (`do`), or the last one was acknowledged (`ok`)."""
         if kind == "do":
-            self.doing = what
-        elif self.doing is not None:
-            self.apply(self.doing)
-            self.doing = None
+            self.maybe.append(what)
+        else:
+            self.apply(self.maybe.pop(0))
+
+    def hear_after_the_cut(self, kind: str, what: dict[str, Any]) -> None:
+        """The same when the power was just going: no acknowledgement counts any more."""
+        if kind == "do":
+            self.maybe.append(what)
 
     def apply(self, what: dict[str, Any]) -> None:
         match what["what"]:
@@ -53,15 +59,58 @@ class Expected:
             case "abort":
                 del self.uploads[what["upload"]]
 
-    def states(self) -> Iterator[tuple[dict[str, Bytes | None], dict[str, dict[int, Bytes]]]]:
-        """What may be there."""
-        yield self.objects, self.uploads
-        if self.doing is not None:
-            after = Expected()
-            after.objects = dict(self.objects)
-            after.uploads = {name: dict(parts) for name, parts in self.uploads.items()}
-            after.apply(self.doing)
-            yield after.objects, after.uploads
+    def states(self) -> Iterator[Expected]:
+        """What may be there: without any of the steps that may have happened, or with the first ones of them."""
+        state = self
+        yield state
+        for step in self.maybe:
+            before, state = state, Expected()
+            state.objects = dict(before.objects)
+            state.uploads = {name: dict(parts) for name, parts in before.uploads.items()}
+            state.apply(step)
+            yield state
+
+    def settle(self, state: Expected) -> None:
+        """It turned out to be this one."""
+        self.objects, self.uploads, self.maybe = state.objects, state.uploads, []
+
+
+class Hearing:
+    """What a writer says, line by line, into what is expected of its work."""
+
+    def __init__(self, writer: subprocess.Popen[bytes], of: Expected) -> None:
+        assert writer.stdout is not None
+        self.writer = writer
+        self._pipe = writer.stdout.fileno()
+        self._of = of
+        self._unheard = b""
+
+    def lines(self, count: int) -> None:
+        """Wait for so many lines."""
+        while self._unheard.count(b"\n") < count:
+            data = os.read(self._pipe, 65_536)
+            if not data:
+                raise RuntimeError("the writer has ended by itself")
+            self._unheard += data
+        for _ in range(count):
+            line, _, self._unheard = self._unheard.partition(b"\n")
+            self._of.hear(*json.loads(line))
+
+    def so_far(self) -> None:
+        """All that was said before this."""
+        while select.select([self._pipe], [], [], 0)[0] and (data := os.read(self._pipe, 65_536)):
+            self._unheard += data
+        self.lines(self._unheard.count(b"\n"))
+
+    def rest(self, hear: Callable[[str, dict[str, Any]], None]) -> None:
+        """What else a writer that is dead had said."""
+        while data := os.read(self._pipe, 65_536):
+            self._unheard += data
+        for line in self._unheard.split(b"\n")[:-1]:
+            hear(*json.loads(line))
+        self.writer.wait()
+        assert self.writer.stdout is not None
+        self.writer.stdout.close()
 
 
 def start_writers(directory: Path, dice: random.Random, count: int, *options: str) -> list[subprocess.Popen[bytes]]:
@@ -85,41 +134,37 @@ def start_writers(directory: Path, dice: random.Random, count: int, *options: st
     ]
 
 
-def listen(writer: subprocess.Popen[bytes], of: Expected, lines: int) -> None:
-    """Hear so many lines of a writer."""
-    assert writer.stdout is not None
-    for _ in range(lines):
-        line = writer.stdout.readline()
-        if not line:
-            raise RuntimeError("the writer has ended by itself")
-        of.hear(*json.loads(line))
-
-
-def hear_the_rest(writer: subprocess.Popen[bytes], of: Expected) -> None:
-    """What a writer that is dead had said."""
-    assert writer.stdout is not None
-    for line in writer.stdout.read().splitlines(keepends=True):
-        if line.endswith(b"\n"):
-            of.hear(*json.loads(line))
-    writer.wait()
-    writer.stdout.close()
-
-
 async def check(directory: Path, expected: Sequence[Expected]) -> None:
     """Each worker's keys and uploads are as it has said; the uploads are ended, as the next process knows none."""
     buffer = await WritebackBuffer.open(directory, 0)
     try:
         for number, of in enumerate(expected):
             found = await _found(buffer, f"w{number}/", f"u{number}-")
-            states = [_bytes_of(*state) for state in of.states()]
-            assert found in states
-            of.objects, of.uploads = list(of.states())[states.index(found)]
-            of.doing = None
+            states = list(of.states())
+            matching = [state for state in states if _bytes_of(state.objects, state.uploads) == found]
+            assert matching, _difference(found, _bytes_of(of.objects, of.uploads), of.maybe)
+            of.settle(matching[0])
             _abort_all(of, await _end_uploads(buffer, f"u{number}-"))
         named = buffer.look(lambda book: {name for name in buffer.staging.names() if book.knows_file(name)})
         assert set(buffer.staging.names()) == named
     finally:
         await buffer.close()
+
+
+def _difference(found: Any, expected: Any, doing: object) -> str:
+    """In what they differ, without the bytes themselves."""
+    lines = [
+        f"{what} {name}: found {_short(one, name)}, not {_short(other, name)}"
+        for what, one, other in zip(("object", "upload"), found, expected, strict=True)
+        for name in sorted(one.keys() | other.keys())
+        if one.get(name, "none") != other.get(name, "none")
+    ]
+    return "; ".join([*lines, f"under way: {doing}"])
+
+
+def _short(values: Any, name: str) -> str:
+    value = values.get(name, "nothing")
+    return repr({number: hash(one) for number, one in value.items()} if isinstance(value, dict) else value)[:60]
 
 
 def _bytes_of(objects: dict[str, Bytes | None], uploads: dict[str, dict[int, Bytes]]) -> object:
