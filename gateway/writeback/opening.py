@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.durable import sync_directory, write_durably
-from gateway.errors import BufferUnavailable, StartupError
+from gateway.errors import BufferDamaged, BufferUnavailable, StartupError
 from gateway.writeback.journal import Journal
+from gateway.writeback.journal_log import check_log
 from gateway.writeback.staging import DIRECTORY_MODE, Staging
 
 FORMAT = b"forebay writeback 1\n"
@@ -42,9 +43,13 @@ def prepare(directory: Path) -> None:
 def recover(directory: Path, now: float) -> Recovered:
     """Put a buffer in order that no process has open: what was acknowledged stays, the rest goes.
 
-    `now` is in seconds since 1970.
+    `now` is in seconds since 1970. StartupError where acknowledged writes would be lost by it: nothing is touched then.
     """
     prepare(directory)
+    try:
+        check_log(directory / "journal-wal")
+    except BufferDamaged as error:
+        raise StartupError(f"{error}: nothing was changed; keep a copy of {directory} before anything else") from error
     journal = Journal(directory, lambda _: None)
     try:
         removed = Staging(directory, 0).sweep(journal.knows_file)
