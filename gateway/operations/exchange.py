@@ -17,6 +17,7 @@ from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import S3Request
 from gateway.s3.signature_v4 import SeedSignature
+from gateway.writeback.buffer import WritebackBuffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Services:
     slots: Slots
     clock: Clock
     buffers: Buffers = field(default_factory=Buffers)
+    writeback: WritebackBuffer | None = None
 
 
 @dataclass(slots=True)

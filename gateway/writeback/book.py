@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from gateway.objects import ObjectKey
 from gateway.writeback import codec
 from gateway.writeback.presence import place_of
-from gateway.writeback.records import Base, Ended, Orphan, Part, PendingObject, State, Upload
+from gateway.writeback.records import Base, Ended, Orphan, Part, PendingObject, Profile, State, Upload
 from gateway.writeback.staged_file import StagedFile
 
 ENDED_KEPT_SECONDS = 24 * 3600.0
@@ -309,6 +309,19 @@ class Book:
 
     def _with_parts(self, pending: PendingObject) -> PendingObject:
         return replace(pending, parts=tuple(self._parts_of("pieces", "sequence", pending.sequence, 0)))
+
+    # Buckets.
+
+    def profile(self, bucket: str) -> Profile | None:
+        """What was learned of a bucket."""
+        row = self._row("SELECT record FROM profiles WHERE bucket = ?", bucket)
+        return codec.unpack_profile(bucket, row[0]) if row else None
+
+    def learn(self, bucket: str, profile: Profile) -> None:
+        """What one of its answers has just told."""
+        self._rows.execute(
+            "INSERT OR REPLACE INTO profiles VALUES (?, ?)", (bucket, codec.pack_profile(bucket, profile))
+        )
 
     # Files.
 

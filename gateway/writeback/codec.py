@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.objects import ObjectKey
-from gateway.writeback.records import Base, Ended, Fixed, Orphan, Part, PendingObject, State, Upload
+from gateway.writeback.records import Base, Ended, Fixed, Orphan, Part, PendingObject, Profile, State, Upload
 from gateway.writeback.rows import Place, pack, unpack
 from gateway.writeback.staged_file import StagedFile
 
@@ -109,6 +109,18 @@ def pack_orphan(orphan: Orphan) -> bytes:
 def unpack_orphan(origin_upload_id: str, packed: bytes) -> Orphan:
     record, _ = unpack(("orphans", origin_upload_id), packed)
     return Orphan(ObjectKey(record["bucket"], record["key"]), origin_upload_id)
+
+
+def pack_profile(bucket: str, profile: Profile) -> bytes:
+    return pack(
+        ("profiles", bucket),
+        {"md5_etags": profile.md5_etags, "may_look": profile.may_look, "learned": profile.learned_at},
+    )
+
+
+def unpack_profile(bucket: str, packed: bytes) -> Profile:
+    record, _ = unpack(("profiles", bucket), packed)
+    return Profile(record["md5_etags"], record["may_look"], record["learned"])
 
 
 def _fixed(fixed: Fixed) -> dict[str, Any]:

@@ -130,3 +130,21 @@ class Orphan:
 
     key: ObjectKey
     origin_upload_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What was learned of a bucket from its own answers.
+
+    `md5_etags`: its ETags are MD5s, so that they can be foretold. `may_look`: the gateway's own key pair may HEAD its
+    objects, without which no flush could tell what it overwrites.
+    """
+
+    md5_etags: bool
+    may_look: bool
+    learned_at: float
+
+    @property
+    def absorbs(self) -> bool:
+        """Whether writes may be acknowledged before the bucket has seen them."""
+        return self.md5_etags and self.may_look
