@@ -141,7 +141,7 @@ class FlushRequests:
         document = complete_multipart_upload_document(
             [(part.number, part.origin_etag or part.file.etag, part.checksums) for part in pending.parts]
         )
-        headers = {**_checksum_headers(pending.checksums), **conditions, "content-type": "application/xml"}
+        headers = {**conditions, "content-type": "application/xml"}
         query = [("uploadId", pending.origin_upload_id or "")]
         body = StreamedBody(_once(document), len(document))  # once: a repeated Complete is answered NoSuchUpload
         async with await self._origin.send(_request("POST", pending, query, headers, body)) as response:

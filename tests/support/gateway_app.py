@@ -23,6 +23,7 @@ from gateway.origin.client import Origin
 from gateway.origin.memory import MemoryOrigin
 from gateway.policy.grants import EVERYTHING, Grant
 from gateway.policy.slots import Slot, Slots
+from gateway.writeback.buffer import WritebackBuffer
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY
 
 BLOCK_SIZE_BYTES = 64 * 1024
@@ -38,6 +39,7 @@ class GatewayApp:
     blocks: BlockCache
     catalog: Catalog
     answers: SmallAnswers
+    buffer: WritebackBuffer | None = None
 
 
 @asynccontextmanager
@@ -55,6 +57,7 @@ async def gateway_app(
     block_size_bytes: int = BLOCK_SIZE_BYTES,
     worker: int = 0,
     small_answers_ttl_seconds: float = 60.0,
+    writeback: bool = False,
 ) -> AsyncIterator[GatewayApp]:
     """A gateway with one bucket, `bucket`. `through` stands between the gateway and `origin`, where given."""
     clock = clock or SystemClock()
@@ -84,8 +87,9 @@ async def gateway_app(
         ttl_seconds=small_answers_ttl_seconds,
         observer=SilentAnswersObserver(),
     )
+    buffer = await WritebackBuffer.open(directory / "writeback", worker) if writeback else None
     try:
-        services = Services(front, catalog, answers, blocks, Slots(slots), clock)
+        services = Services(front, catalog, answers, blocks, Slots(slots), clock, writeback=buffer)
         authenticator = Authenticator(
             keyring or ConfiguredKeyring([Key(ACCESS_KEY_ID, SECRET_ACCESS_KEY, None, grant)]),
             clock,
@@ -93,8 +97,10 @@ async def gateway_app(
             allow_signature_v2=allow_signature_v2,
         )
         app = S3App(services, authenticator, ("s3.local",), INSTANCE_ID, SilentRequestObserver())
-        yield GatewayApp(app, origin, blocks, catalog, answers)
+        yield GatewayApp(app, origin, blocks, catalog, answers, buffer)
     finally:
+        if buffer is not None:
+            await buffer.close()
         await answers.close()
         await catalog.close()
         await blocks.close()
