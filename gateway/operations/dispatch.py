@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gateway.operations.absorbing.choosing import absorbing_handler
+from gateway.operations.absorbing.choosing import buffer_handler
 from gateway.operations.bucket_answers import bucket_answer
 from gateway.operations.copy_object import copy_object, upload_part_copy
 from gateway.operations.delete_objects import delete_object, delete_objects
@@ -51,5 +51,5 @@ def perform(exchange: Exchange) -> Answer:
     """Carry out the operation that the request asks for: what needs no waiting now, the rest when it is awaited."""
     handler = HANDLERS[exchange.request.operation]
     if exchange.services.writeback is not None:
-        handler = absorbing_handler(exchange, exchange.services.writeback, handler)
+        handler = buffer_handler(exchange, exchange.services.writeback, handler)
     return handler(exchange)

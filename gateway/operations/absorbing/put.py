@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, OriginAnswered
+from gateway.operations.absorbing.barrier import flushed
 from gateway.operations.absorbing.base import base_asked
 from gateway.operations.absorbing.eligible import check_metadata, fixed_headers, makes_md5_etags, may_be_absorbed
 from gateway.operations.absorbing.staging import stage_body, unavailable
@@ -26,6 +27,7 @@ async def absorb_put(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
     """Acknowledge an object on this node's disk, or write it through where its answer cannot be foretold."""
     profile = buffer.look(lambda book: book.profile(exchange.object_key.bucket))
     if not may_be_absorbed(exchange.request) or (profile is not None and not profile.absorbs):
+        await flushed(exchange, buffer, [exchange.object_key])
         return await forward_write(exchange)
     if profile is None:
         return await _through_and_learn(exchange, buffer)

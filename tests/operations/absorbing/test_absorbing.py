@@ -7,13 +7,16 @@ import base64
 import hashlib
 import os
 import zlib
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.origin.memory.faults import AlterHeaders, Answer, Unreachable, on
+from gateway.operations.absorbing.barrier import PATIENCE_SECONDS
+from gateway.origin.memory.faults import AlterHeaders, Answer, Hold, Unreachable, on
 from gateway.origin.memory.origin import MemoryOrigin
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
@@ -22,11 +25,12 @@ from gateway.s3.xml_reader import text_of
 from gateway.writeback.flush import Tools
 from gateway.writeback.flush_requests import FlushRequests
 from gateway.writeback.flusher import Flusher
-from gateway.writeback.records import PendingObject
+from gateway.writeback.records import PendingObject, State
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
-from tests.support.writeback import key
+from tests.support.manual_clock import ManualClock
+from tests.support.writeback import key, pending
 
 SLOTS = [Slot("back", Prefix.parse("s3://bucket/back/"), write="back")]
 PART_BYTES = 5 * 1024 * 1024
@@ -86,19 +90,23 @@ class Client:
     def pending(self, name: str) -> PendingObject | None:
         return self.buffer.pending(key(name))
 
-    async def flush(self) -> None:
-        """Until the origin has everything, and this node nothing."""
+    @asynccontextmanager
+    async def flushing(self) -> AsyncIterator[None]:
+        """With the other process that flushes."""
         requests = FlushRequests(self.origin, self.buffer.staging, self.buffer.threads)
         flusher = Flusher(Tools(self.buffer.journal, requests, Silent()), self.gateway.app.services.clock)
         running = asyncio.create_task(flusher.run())
         try:
-            async with asyncio.timeout(20):
-                while not self._is_empty():
-                    assert not running.done()
-                    await asyncio.sleep(0.01)
+            yield
+            assert not running.done()
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+
+    async def flush(self) -> None:
+        """Until the origin has everything, and this node nothing."""
+        async with self.flushing():
+            await eventually(self._is_empty)
 
     def _is_empty(self) -> bool:
         left = self.buffer.look(lambda book: (*book.counts(), len(book.orphans(1))))
@@ -111,6 +119,15 @@ def with_client(path: Path, scenario: Callable[[Client], Coroutine[Any, Any, Non
             await scenario(Client(gateway))
 
     asyncio.run(run())
+
+
+async def eventually(reached: Callable[[], bool]) -> None:
+    """Other tasks and threads come to it, within seconds."""
+    for _ in range(2000):
+        if reached():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came to it")
 
 
 def md5_of(content: bytes) -> str:
@@ -371,6 +388,66 @@ def test_with_the_origin_away_known_buckets_go_on(tmp_path: Path) -> None:
         await client.ask("POST", "back/m?uploads", status=503)
 
     with_client(tmp_path / "unknown", unknown)
+
+
+def test_a_deleted_object_is_gone_at_once_and_for_good(tmp_path: Path) -> None:
+    """Also where the origin had one before, and where a flush is just on its way."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", "back/first", b"over the one at the origin")
+        held, reached = asyncio.Event(), asyncio.Event()
+        client.origin.inject(on(Operation.PUT_OBJECT, key="back/first"), Hold(held, reached))
+        async with client.flushing():
+            await reached.wait()
+            deleting = asyncio.create_task(client.ask("DELETE", "back/first", status=204))
+            await eventually(lambda: (shown := client.pending("back/first")) is not None and shown.deleted)
+            held.set()
+            await deleting
+        assert "back/first" not in client.origin.buckets["bucket"].objects
+        assert client.pending("back/first") is None
+
+    with_client(tmp_path, scenario)
+
+
+def test_requests_for_the_origin_wait_for_the_flush(tmp_path: Path) -> None:
+    """Tags, copies from and onto the key, conditional writes: each finds the object that was acknowledged."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        async with client.flushing():
+            await client.ask("PUT", "back/a", b"one")
+            await client.ask("PUT", "copy", headers={"x-amz-copy-source": "bucket/back/a"})
+            assert client.origin.data("bucket", "copy") == b"one"
+            await client.ask("PUT", "back/b", b"two")
+            await client.ask("PUT", "back/b", headers={"x-amz-copy-source": "bucket/copy"})
+            assert client.origin.data("bucket", "back/b") == b"one"
+            await client.ask("PUT", "back/c", b"three")
+            await client.ask("PUT", "back/c", b"four", {"If-None-Match": "*"}, status=412)
+            await client.ask("PUT", "back/d", b"five")
+            await client.ask("GET", "back/d?tagging")
+
+    with_client(tmp_path, scenario)
+
+
+def test_what_waits_too_long_is_told_so(tmp_path: Path) -> None:
+    """503 to be tried again, with the origin away; 409 where somebody must decide a conflict first."""
+    clock = ManualClock()
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path, slots=SLOTS, writeback=True, clock=clock, allow_unsigned=True) as gateway:
+            client = Client(gateway)
+            stored = await client.buffer.acknowledge(pending(key("back/k"), "x"))
+            asking = asyncio.create_task(call(gateway.app, "GET", "/bucket/back/k?tagging", sign=False))
+            while not asking.done():
+                await clock.advance(PATIENCE_SECONDS / 10)
+            assert (await asking).status == 503
+            await client.buffer.journal.change(lambda book: book.change(replace(stored, state=State.CONFLICT)))
+            answer = await call(gateway.app, "GET", "/bucket/back/k?tagging", sign=False)
+            assert answer.status == 409
+            assert b"OperationAborted" in answer.body
+
+    asyncio.run(scenario())
 
 
 def test_errors_of_create_are_the_origins(tmp_path: Path) -> None:
