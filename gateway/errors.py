@@ -14,6 +14,9 @@ ForebayError
 │   ├── NoSuchSnapshot         there is none of that name
 │   ├── SnapshotConflict       there is one already, or it is in use
 │   └── SnapshotUnusable       it is damaged, of another version, or not of the prefix; left as it is
+├── WritebackError
+│   ├── BufferUnavailable      the write-back buffer cannot take or give bytes now: nothing was acknowledged
+│   └── BufferDamaged          what lies in the write-back buffer is not what was acknowledged: kept, never sent on
 └── BlockError
     ├── BlockDamaged           a block's bytes are not what was written; it is dropped and counts as a miss
     └── StoreUnavailable       the cache directory cannot be used now (ENOSPC, EIO): the origin serves
@@ -97,6 +100,20 @@ class OriginAnswered(OriginError):
 
 class OriginBodyError(OriginError):
     """The origin's body is not what was asked for: short, reset, another version, another range."""
+
+
+class WritebackError(ForebayError):
+    """Something about the write-back buffer went wrong."""
+
+
+class BufferUnavailable(WritebackError):
+    """The buffer's directory or journal cannot take or give bytes now (ENOSPC, EIO): nothing was acknowledged."""
+
+
+class BufferDamaged(WritebackError):
+    """Bytes in the buffer are not those that were acknowledged: they stay where they are, and are neither served nor
+    sent to the origin.
+    """
 
 
 class BlockError(ForebayError):

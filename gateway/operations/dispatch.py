@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from gateway.operations.absorbing.choosing import buffer_handler
 from gateway.operations.bucket_answers import bucket_answer
 from gateway.operations.copy_object import copy_object, upload_part_copy
 from gateway.operations.delete_objects import delete_object, delete_objects
@@ -52,4 +53,6 @@ def perform(exchange: Exchange) -> Answer:
     handler = HANDLERS[exchange.request.operation]
     if exchange.services.slots.any_frozen:
         handler = frozen_handler(exchange, handler)
+    if exchange.services.writeback is not None:
+        handler = buffer_handler(exchange, exchange.services.writeback, handler)
     return handler(exchange)

@@ -18,6 +18,7 @@ from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import S3Request
 from gateway.s3.signature_v4 import SeedSignature
+from gateway.writeback.buffer import WritebackBuffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Services:
     clock: Clock
     buffers: Buffers = field(default_factory=Buffers)
     snapshots: Shelf | NoShelf = field(default_factory=NoShelf)
+    writeback: WritebackBuffer | None = None
 
 
 @dataclass(slots=True)

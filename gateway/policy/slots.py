@@ -22,6 +22,8 @@ class Slot:
     Of the cache directory, `capacity_bytes` are guaranteed to the slot, and it takes at most `capacity_limit_bytes`
     (None: all that is idle). Its objects are cached in blocks of `block_size_bytes` (None: of the cache's size).
     `eviction` says which blocks leave first; of objects larger than `kept_object_bytes_max` none are kept.
+
+    `write` says when a write is acknowledged: `through`, when the origin has it; `back`, when this node's disk has.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Slot:
     eviction: Literal["epoch", "s3-fifo", "lru"] = "epoch"
     kept_object_bytes_max: int | None = None
     snapshot: str = ""
+    write: Literal["through", "back"] = "through"
 
 
 DEFAULT_SLOT = Slot("default", Prefix(""))

@@ -23,6 +23,7 @@ __all__ = [
     "DeleteEntry",
     "DeleteError",
     "DeleteRequest",
+    "complete_multipart_upload_document",
     "complete_multipart_upload_result",
     "delete_request_document",
     "document",
@@ -159,6 +160,16 @@ def complete_multipart_upload_result(bucket: str, key: str, etag: str, location:
     """The success document of CompleteMultipartUpload; `etag` with or without quotes."""
     fields = {"Location": location or f"/{bucket}/{key}", "Bucket": bucket, "Key": key, "ETag": quote(etag)}
     return document("CompleteMultipartUploadResult", "".join(element(*field) for field in fields.items()))
+
+
+def complete_multipart_upload_document(parts: Sequence[tuple[int, str, Mapping[str, str]]]) -> bytes:
+    """The body of a CompleteMultipartUpload request for the origin: number, ETag, checksums (algorithm → base64)."""
+    return document("CompleteMultipartUpload", "".join(_part(*part) for part in parts))
+
+
+def _part(number: int, etag: str, checksums: Mapping[str, str]) -> str:
+    sums = "".join(element(f"Checksum{algorithm.upper()}", value) for algorithm, value in checksums.items())
+    return f"<Part>{element('PartNumber', str(number))}{element('ETag', quote(etag))}{sums}</Part>"
 
 
 def delete_request_document(request: DeleteRequest) -> bytes:

@@ -32,6 +32,13 @@ def mortal_disk(mount_point: Path, image: Path, size_bytes: int = 128 * 1024**2)
     with image.open("wb") as file:
         file.truncate(size_bytes)
     _run("mkfs.ext4", "-q", str(image))
+    with mounted(mount_point, image):
+        yield mount_point
+
+
+@contextmanager
+def mounted(mount_point: Path, image: Path) -> Iterator[Path]:
+    """The file system of an image, as it was left."""
     _run("mount", "-o", "loop", str(image), str(mount_point))
     try:
         yield mount_point

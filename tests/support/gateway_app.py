@@ -25,6 +25,7 @@ from gateway.origin.client import Origin
 from gateway.origin.memory import MemoryOrigin
 from gateway.policy.grants import EVERYTHING, Grant
 from gateway.policy.slots import Slot, Slots
+from gateway.writeback.buffer import WritebackBuffer
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY
 
 BLOCK_SIZE_BYTES = 64 * 1024
@@ -41,6 +42,7 @@ class GatewayApp:
     catalog: Catalog
     answers: SmallAnswers
     library: Library
+    buffer: WritebackBuffer | None = None
 
 
 @asynccontextmanager
@@ -58,6 +60,7 @@ async def gateway_app(
     block_size_bytes: int = BLOCK_SIZE_BYTES,
     worker: int = 0,
     small_answers_ttl_seconds: float = 60.0,
+    writeback: bool = False,
 ) -> AsyncIterator[GatewayApp]:
     """A gateway with one bucket, `bucket`. `through` stands between the gateway and `origin`, where given."""
     clock = clock or SystemClock()
@@ -89,8 +92,9 @@ async def gateway_app(
     )
     library = Library(directory / "snapshots")
     shelf = Shelf(library, slots, clock, SilentSnapshotObserver())
+    buffer = await WritebackBuffer.open(directory / "writeback", worker) if writeback else None
     try:
-        services = Services(front, catalog, answers, blocks, Slots(slots), clock, snapshots=shelf)
+        services = Services(front, catalog, answers, blocks, Slots(slots), clock, snapshots=shelf, writeback=buffer)
         authenticator = Authenticator(
             keyring or ConfiguredKeyring([Key(ACCESS_KEY_ID, SECRET_ACCESS_KEY, None, grant)]),
             clock,
@@ -98,8 +102,10 @@ async def gateway_app(
             allow_signature_v2=allow_signature_v2,
         )
         app = S3App(services, authenticator, ("s3.local",), INSTANCE_ID, SilentRequestObserver())
-        yield GatewayApp(app, origin, blocks, catalog, answers, library)
+        yield GatewayApp(app, origin, blocks, catalog, answers, library, buffer)
     finally:
+        if buffer is not None:
+            await buffer.close()
         await shelf.close()
         library.shut()
         await answers.close()

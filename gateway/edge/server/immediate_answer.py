@@ -32,6 +32,9 @@ def send_now(
     )
     writer.start(start, framing)
     body = response.body
+    if framing.bodiless:
+        writer.write_head()
+        return framing, None
     if isinstance(body, bytes):
         writer.write_bytes(body, more_body=False)
         return framing, None

@@ -1,0 +1,1 @@
+"""Writes in slots with `write = "back"`: acknowledged when this node's disk has them."""

@@ -1,0 +1,37 @@
+"""What the origin has under a key when an absorb begins: the flush must find that again, or it is a conflict."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
+from gateway.operations.exchange import Exchange
+from gateway.writeback.records import Base
+
+
+@asynccontextmanager
+async def base_asked(exchange: Exchange) -> AsyncIterator[asyncio.Task[Base]]:
+    """Asks while the body comes in. The task raises OriginAnswered where the origin refuses to say."""
+    asking = asyncio.create_task(_ask(exchange))
+    try:
+        yield asking
+    finally:
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+async def _ask(exchange: Exchange) -> Base:
+    services, asked_at = exchange.services, exchange.services.clock.now()
+    try:
+        head = await services.catalog.ask(exchange.object_key, exchange.slot, headers={})
+    except OriginAnswered as answer:
+        if answer.status == 404:
+            return Base(absent=True, asked_at=asked_at)
+        if answer.status >= 500:
+            return Base(known=False, asked_at=asked_at)
+        raise
+    except (OriginUnreachable, OriginBodyError):
+        return Base(known=False, asked_at=asked_at)
+    return Base((head.version.etag,), asked_at=asked_at)

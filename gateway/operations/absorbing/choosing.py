@@ -1,0 +1,83 @@
+"""Which requests concern the write-back buffer, and who answers them.
+
+Writes in its slots are absorbed, deletes of what is pending leave a tombstone, and whatever else names a key under
+which something is pending waits until the origin has it: the origin alone can answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gateway.objects import ObjectKey
+from gateway.operations.absorbing.barrier import flushed
+from gateway.operations.absorbing.deleting import delete_pending
+from gateway.operations.absorbing.eligible import has_conditions
+from gateway.operations.absorbing.put import absorb_put
+from gateway.operations.absorbing.uploads import (
+    absorb_abort,
+    absorb_complete,
+    absorb_create,
+    absorb_part,
+    absorbed_parts,
+    is_known,
+)
+from gateway.operations.exchange import Exchange
+from gateway.operations.reply import Answer, Reply
+from gateway.s3.addressing import parse_copy_source
+from gateway.s3.requests import Operation
+
+if TYPE_CHECKING:
+    from gateway.writeback.buffer import WritebackBuffer
+
+Handler = Callable[[Exchange], Answer]
+_Absorb = Callable[[Exchange, "WritebackBuffer"], Coroutine[Any, Any, Reply]]
+
+_BEGINNINGS: Mapping[Operation, _Absorb] = {
+    Operation.PUT_OBJECT: absorb_put,
+    Operation.CREATE_MULTIPART_UPLOAD: absorb_create,
+}
+
+_OF_UPLOADS: Mapping[Operation, _Absorb] = {
+    Operation.UPLOAD_PART: absorb_part,
+    Operation.COMPLETE_MULTIPART_UPLOAD: absorb_complete,
+    Operation.ABORT_MULTIPART_UPLOAD: absorb_abort,
+    Operation.LIST_PARTS: absorbed_parts,
+}
+"""What is about an upload goes where its Create went, whatever the slot says by now."""
+
+
+def buffer_handler(exchange: Exchange, buffer: WritebackBuffer, handler: Handler) -> Handler:
+    """The handler for a request that concerns the buffer; else `handler`."""
+    absorb = _absorbing(exchange, buffer)
+    if absorb is not None:
+        return lambda exchange: absorb(exchange, buffer)
+    waited_for = _pending_keys(exchange, buffer)
+    if waited_for:
+        return lambda exchange: _afterwards(exchange, buffer, waited_for, handler)
+    return handler
+
+
+def _absorbing(exchange: Exchange, buffer: WritebackBuffer) -> _Absorb | None:
+    operation = exchange.request.operation
+    if operation in _OF_UPLOADS:
+        return _OF_UPLOADS[operation] if is_known(exchange, buffer) else None
+    if operation is Operation.DELETE_OBJECT and not has_conditions(exchange.request.headers):
+        return delete_pending if _pending_keys(exchange, buffer) else None
+    return _BEGINNINGS.get(operation) if exchange.slot.write == "back" else None
+
+
+def _pending_keys(exchange: Exchange, buffer: WritebackBuffer) -> list[ObjectKey]:
+    """The keys that the request names under which something is pending: its own, and the source of a copy."""
+    request = exchange.request
+    keys = [ObjectKey(request.bucket, request.key)] if request.bucket is not None and request.key is not None else []
+    source = request.headers.get("x-amz-copy-source")
+    if source is not None:
+        keys.append(parse_copy_source(source).key)
+    return [key for key in keys if buffer.pending(key) is not None]
+
+
+async def _afterwards(exchange: Exchange, buffer: WritebackBuffer, keys: list[ObjectKey], handler: Handler) -> Reply:
+    await flushed(exchange, buffer, keys)
+    answer = handler(exchange)
+    return answer if isinstance(answer, Reply) else await answer

@@ -1,0 +1,95 @@
+"""Which writes may be acknowledged before the origin has seen them: those whose answer can be foretold.
+
+Whatever only the origin can judge goes through: conditions, customer keys, owners and payers, rights, and headers that
+are not known to be accepted. A body whose digest the client announced is verified here either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.s3.checksums import ALGORITHMS, PREFIX
+from gateway.s3.error_codes import s3_error
+from gateway.s3.requests import S3Request
+
+METADATA_SIZE_BYTES_MAX = 2048
+"""S3's limit for the names and values of user metadata together."""
+
+_METADATA = "x-amz-meta-"
+
+_STORED = frozenset(
+    {
+        "cache-control",
+        "content-disposition",
+        "content-encoding",
+        "content-language",
+        "content-type",
+        "expires",
+    }
+)
+"""Headers whose every value S3 takes."""
+
+STORAGE_CLASSES = frozenset({"STANDARD", "REDUCED_REDUNDANCY", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING"})
+"""Those whose objects can be read at once."""
+
+_OF_THE_REQUEST = frozenset(
+    {
+        "x-amz-api-version",
+        "x-amz-content-sha256",
+        "x-amz-date",
+        "x-amz-decoded-content-length",
+        "x-amz-sdk-checksum-algorithm",
+        "x-amz-security-token",
+        "x-amz-trailer",
+        "x-amz-user-agent",
+        "x-amzn-trace-id",
+    }
+)
+"""Headers about the request and its body: verified here, and not the origin's business any more."""
+
+_ENCRYPTED_WITHOUT_MD5 = ("aws:kms", "aws:kms:dsse")
+
+
+def may_be_absorbed(request: S3Request) -> bool:
+    """Whether a PutObject says nothing that only the origin can judge."""
+    return all(_is_foreseen(name, value) for name, value in request.headers.items())
+
+
+def has_conditions(headers: Mapping[str, str]) -> bool:
+    """Whether the origin must judge the write by what it has under the key."""
+    return any(name.startswith(("if-", "x-amz-if-")) for name in headers)
+
+
+def makes_md5_etags(answer: Mapping[str, str]) -> bool:
+    """Whether the bucket whose answer to a write this is makes ETags that are MD5s (S3 API, "Object", ETag)."""
+    if "x-amz-server-side-encryption-customer-algorithm" in answer:
+        return False
+    return answer.get("x-amz-server-side-encryption", "") not in _ENCRYPTED_WITHOUT_MD5
+
+
+def fixed_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """What of a write's headers is stored with the object, and sent with it at the flush."""
+    return {name: value for name, value in headers.items() if _is_stored(name)}
+
+
+def check_metadata(headers: Mapping[str, str]) -> None:
+    """S3Error MetadataTooLarge as S3 says it."""
+    size_bytes = sum(
+        len(name) - len(_METADATA) + len(value) for name, value in headers.items() if name.startswith(_METADATA)
+    )
+    if size_bytes > METADATA_SIZE_BYTES_MAX:
+        raise s3_error("MetadataTooLarge", Size=str(size_bytes), MaxSizeAllowed=str(METADATA_SIZE_BYTES_MAX))
+
+
+def _is_stored(name: str) -> bool:
+    return name in _STORED or name.startswith(_METADATA) or name == "x-amz-storage-class"
+
+
+def _is_foreseen(name: str, value: str) -> bool:
+    if name == "x-amz-storage-class":
+        return value in STORAGE_CLASSES
+    if name.startswith(PREFIX):
+        return name[len(PREFIX) :] in ALGORITHMS
+    if name.startswith("if-") or name == "origin":
+        return False
+    return not name.startswith("x-") or name in _OF_THE_REQUEST or _is_stored(name) or name.startswith("x-forebay-")

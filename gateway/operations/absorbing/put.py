@@ -1,0 +1,62 @@
+"""PutObject in a slot with `write = "back"`.
+
+may its answer be foretold? → body verified, staged, synced, while the origin says what it has under the key
+→ journal → 200
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.errors import BufferUnavailable, OriginAnswered
+from gateway.operations.absorbing.barrier import flushed
+from gateway.operations.absorbing.base import base_asked
+from gateway.operations.absorbing.eligible import check_metadata, fixed_headers, makes_md5_etags, may_be_absorbed
+from gateway.operations.absorbing.staging import stage_body, unavailable
+from gateway.operations.exchange import Exchange
+from gateway.operations.passthrough import forward_write
+from gateway.operations.reply import Reply
+from gateway.s3.forwarding import towards_origin
+from gateway.writeback.records import Base, Fixed, PendingObject, Profile
+
+if TYPE_CHECKING:
+    from gateway.writeback.buffer import WritebackBuffer
+
+
+async def absorb_put(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
+    """Acknowledge an object on this node's disk, or write it through where its answer cannot be foretold."""
+    profile = buffer.look(lambda book: book.profile(exchange.object_key.bucket))
+    if not may_be_absorbed(exchange.request) or (profile is not None and not profile.absorbs):
+        await flushed(exchange, buffer, [exchange.object_key])
+        return await forward_write(exchange)
+    if profile is None:
+        return await _through_and_learn(exchange, buffer)
+    check_metadata(exchange.request.headers)
+    async with base_asked(exchange) as asking:
+        staged = await stage_body(exchange, buffer, 1)
+        try:
+            base = await asking
+        except OriginAnswered:
+            base = Base(known=False, asked_at=exchange.services.clock.now())
+    part = staged.part
+    fixed = Fixed(exchange.object_key, fixed_headers(towards_origin(exchange.request.headers)), exchange.slot.name)
+    pending = PendingObject(0, fixed, base, part.stored_at, part.file.etag, part.file.size_bytes, (part,))
+    try:
+        await buffer.acknowledge(pending)
+    except BufferUnavailable as error:
+        raise unavailable(error) from error
+    return Reply(200, staged.answer_headers, b"", "absorbed")
+
+
+async def _through_and_learn(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
+    """The first write to a bucket tells what its ETags are, and whether its objects may be looked at."""
+    async with base_asked(exchange) as asking:
+        reply = await forward_write(exchange)
+        try:
+            may_look = (await asking).known
+        except OriginAnswered:
+            may_look = False
+    if reply.status == 200:
+        profile = Profile(makes_md5_etags(dict(reply.headers)), may_look, exchange.services.clock.now())
+        await buffer.journal.change(lambda book: book.learn(exchange.object_key.bucket, profile))
+    return reply

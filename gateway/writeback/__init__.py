@@ -1,0 +1,1 @@
+"""The write-back buffer: writes that are acknowledged on this node's disk, and reach the origin later."""

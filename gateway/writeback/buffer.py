@@ -1,0 +1,135 @@
+"""The write-back buffer as one process uses it: stages bodies, acknowledges writes, knows what is pending.
+
+    <directory>/FORMAT      "forebay writeback 1"
+    <directory>/journal     what was acknowledged (schema.py); with SQLite's -wal and -shm beside it
+    <directory>/presence    where anything is pending (presence.py)
+    <directory>/staged/     the bytes (staging.py)
+
+A write is acknowledged in this order: the bytes are verified, its file is synced, the file's directory is synced, the
+journal is committed. Nothing before the last step is visible to anybody, and what is left of it after a kill goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Self, TypeVar
+
+from gateway.objects import ByteRange, ObjectKey
+from gateway.writeback.book import Book
+from gateway.writeback.journal import Journal
+from gateway.writeback.opening import prepare
+from gateway.writeback.reading import PendingReader
+from gateway.writeback.records import Ended, Part, PendingObject, Upload
+from gateway.writeback.staged_file import StagedFile, StagedWriter
+from gateway.writeback.staging import Staging
+from gateway.writeback.threads import BufferThreads
+
+THREADS = 8
+
+R = TypeVar("R")
+
+
+class WritebackBuffer:
+    """Of one process. What changes something is durable when it returns; BufferUnavailable when it may not be."""
+
+    def __init__(self, journal: Journal, staging: Staging, threads: BufferThreads) -> None:
+        self.journal = journal
+        self.staging = staging
+        self.threads = threads
+        self._reader = PendingReader(staging, threads)
+
+    @classmethod
+    async def open(cls, directory: Path, worker: int) -> Self:
+        """Open, or create, as worker slot `worker`, whose process before this one is dead.
+
+        StartupError for a directory of another version, which stays as it is; BufferUnavailable when the disk fails.
+        """
+        threads = BufferThreads(THREADS)
+        try:
+            journal, staging = await threads.run(_open, directory, worker)
+        except BaseException:
+            threads.shut_down()
+            raise
+        return cls(journal, staging, threads)
+
+    async def close(self) -> None:
+        """Finish what was begun, and close."""
+        await asyncio.to_thread(self._close)
+
+    # What is pending
+
+    def pending(self, key: ObjectKey) -> PendingObject | None:
+        """The object or tombstone that was acknowledged last under a key and has not reached the origin.
+
+        Next to nothing for a key under which nothing is; else some microseconds. Event loop only, as `look`.
+        """
+        if not self.journal.may_be_pending(key):
+            return None
+        return self.journal.read(lambda book: book.latest(key))
+
+    def look(self, at: Callable[[Book], R]) -> R:
+        """What a look at the journal as it is now finds."""
+        return self.journal.read(at)
+
+    def pieces(self, pending: PendingObject, byte_range: ByteRange) -> AsyncGenerator[memoryview, None]:
+        """The bytes of a pending object (reading.py)."""
+        return self._reader.pieces(pending, byte_range)
+
+    # Bodies
+
+    async def stage(self) -> StagedWriter:
+        """A new file for a body: write to it on any one thread at a time, then `seal` or `discard` it."""
+        return await self.threads.run(self.staging.create)
+
+    async def seal(self, writer: StagedWriter, md5: bytes) -> StagedFile:
+        """Have a body survive a power cut; when it cannot, it is gone."""
+        return await self.threads.run(self.staging.seal, writer, md5)
+
+    async def discard(self, writer: StagedWriter) -> None:
+        """Throw a body away that is not sealed."""
+        await self.threads.run(self.staging.discard, writer)
+
+    # Acknowledged by these. After BufferUnavailable it may be so all the same: nothing may be thrown away.
+
+    async def acknowledge(self, pending: PendingObject) -> PendingObject:
+        """An object, or a tombstone, is the key's last state now."""
+        return await self.journal.change(lambda book: book.put(pending))
+
+    async def open_upload(self, upload: Upload) -> None:
+        """CreateMultipartUpload."""
+        await self.journal.change(lambda book: book.open_upload(upload))
+
+    async def put_part(self, upload_id: str, part: Part) -> bool:
+        """UploadPart; False when there is no such upload: then its file is gone."""
+        stored = await self.journal.change(lambda book: book.put_part(upload_id, part))
+        if not stored:
+            await self.threads.run(self.staging.remove, part.file.name)
+        return stored
+
+    async def complete(self, pending: PendingObject, ended: Ended) -> PendingObject:
+        """CompleteMultipartUpload with the chosen parts."""
+        return await self.journal.change(lambda book: book.complete(pending, ended))
+
+    async def abort(self, ended: Ended) -> None:
+        """AbortMultipartUpload."""
+        await self.journal.change(lambda book: book.abort(ended))
+
+    def _close(self) -> None:
+        self.threads.shut_down()
+        self.journal.close()
+
+
+def _open(directory: Path, worker: int) -> tuple[Journal, Staging]:
+    prepare(directory)
+    staging = Staging(directory, worker)
+    staging.prepare()
+
+    def remove(names: list[str]) -> None:
+        for name in names:
+            staging.remove(name)
+
+    journal = Journal(directory, remove)
+    staging.sweep(journal.knows_file, worker)
+    return journal, staging

@@ -1,0 +1,182 @@
+"""One pending object on its way: carries out the instructions of upload_state.py, and writes down what comes of them.
+
+What must survive a kill is in the journal before the origin hears of it (`sending`) or before anything builds on it (an
+upload's id, a part's ETag). The journal decides whether the object is still pending: one that was overwritten before it
+was `sending` is gone from there, and its flush ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from gateway.clock import Clock
+from gateway.errors import BufferDamaged
+from gateway.writeback.flush_requests import FlushRequests
+from gateway.writeback.journal import Journal
+from gateway.writeback.records import Part, PendingObject, State
+from gateway.writeback.upload_state import (
+    Again,
+    Begin,
+    Begun,
+    Delete,
+    Event,
+    Finish,
+    Flush,
+    Head,
+    Instruction,
+    Keep,
+    PartSent,
+    SendPart,
+    Settle,
+    StartOver,
+    Wait,
+)
+
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 60.0
+
+
+class FlushObserver(Protocol):
+    """What happens to pending objects, for metrics, logs and whoever keeps their bytes."""
+
+    async def publish(self, pending: PendingObject, etag: str | None) -> None:
+        """The origin has it as this version; its files are still there. Told at least once, before it is forgotten."""
+
+    def failing(self, pending: PendingObject, failures: int, reason: str) -> None:
+        """It failed, and is tried again."""
+
+    def conflict(self, pending: PendingObject) -> None:
+        """Others have changed the key at the origin: kept, until somebody decides."""
+
+    def damaged(self, pending: PendingObject, reason: str) -> None:
+        """What lies here is not what was acknowledged: kept, and not sent."""
+
+
+class Overtaken(Exception):
+    """The object is pending no more: something that was acknowledged later took its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What every flush of a process shares."""
+
+    journal: Journal
+    requests: FlushRequests
+    observer: FlushObserver
+
+
+class OneFlush:
+    """Runs once, for one object."""
+
+    def __init__(self, tools: Tools, clock: Clock, dice: random.Random) -> None:
+        self._journal = tools.journal
+        self._requests = tools.requests
+        self._observer = tools.observer
+        self._clock = clock
+        self._dice = dice
+        self._events: asyncio.Queue[asyncio.Task[Event | None]] = asyncio.Queue()
+        self._under_way: set[asyncio.Task[Event | None]] = set()
+
+    async def run(self, sequence: int) -> None:
+        """Until the origin has it, or it is a conflict, or it is overtaken. BufferDamaged, BufferUnavailable."""
+        pending = self._journal.read(lambda book: book.object(sequence))
+        if pending is None:
+            return
+        flush = Flush(pending)
+        try:
+            self._start(flush, flush.begin())
+            while self._under_way:
+                event = (await self._events.get()).result()
+                if event is not None:
+                    self._start(flush, flush.after(event))
+        except Overtaken:
+            return
+        except BufferDamaged:
+            if self._is_pending(sequence):  # otherwise its files went with it
+                raise
+        finally:
+            await self._stop()
+
+    def _is_pending(self, sequence: int) -> bool:
+        return self._journal.read(lambda book: book.has_object(sequence))
+
+    def _start(self, flush: Flush, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            task = asyncio.create_task(self._carry_out(flush.object, instruction))
+            self._under_way.add(task)
+            task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Event | None]) -> None:
+        self._under_way.discard(task)
+        self._events.put_nowait(task)
+
+    async def _stop(self) -> None:
+        left = list(self._under_way)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    async def _carry_out(self, pending: PendingObject, instruction: Instruction) -> Event | None:
+        match instruction:
+            case Head():
+                return await self._requests.head(pending)
+            case Begin():
+                return await self._begin(pending)
+            case SendPart():
+                return await self._send_part(pending, instruction)
+            case Finish():
+                return await self._when_marked(pending, lambda: self._requests.finish(pending, instruction))
+            case Delete():
+                return await self._when_marked(pending, lambda: self._requests.delete(pending))
+            case Wait():
+                return await self._wait(pending, instruction)
+            case StartOver():
+                await self._journal.change(lambda book: book.start_over(pending))
+            case Settle():
+                await self._settle(pending, instruction)
+            case Keep():
+                await self._keep(pending)
+        return None
+
+    async def _begin(self, pending: PendingObject) -> Event:
+        event = await self._requests.begin(pending)
+        if isinstance(event, Begun):
+            begun = replace(pending, origin_upload_id=event.origin_upload_id)
+            if not await self._journal.change(lambda book: book.change(begun)):
+                await self._requests.abort(pending.key, event.origin_upload_id)
+                raise Overtaken
+        return event
+
+    async def _send_part(self, pending: PendingObject, instruction: SendPart) -> Event:
+        event = await self._requests.send_part(pending, instruction)
+        if isinstance(event, PartSent):
+            part: Part = replace(instruction.part, origin_etag=event.etag)
+            await self._journal.change(lambda book: book.piece_sent(pending.sequence, part))
+        return event
+
+    async def _when_marked(self, pending: PendingObject, send: Callable[[], Awaitable[Event]]) -> Event:
+        """From here on the origin may have it: it is settled before anything that was acknowledged later."""
+        marked = replace(pending, state=State.SENDING)
+        if not await self._journal.change(lambda book: book.change(marked)):
+            raise Overtaken
+        return await send()
+
+    async def _wait(self, pending: PendingObject, instruction: Wait) -> Event:
+        self._observer.failing(pending, instruction.failures, instruction.reason)
+        longest = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(instruction.failures, 10))
+        await self._clock.sleep(longest * self._dice.uniform(0.5, 1.0))
+        if not self._is_pending(pending.sequence):
+            raise Overtaken
+        return Again()
+
+    async def _settle(self, pending: PendingObject, instruction: Settle) -> None:
+        await self._observer.publish(pending, instruction.etag)
+        await self._journal.change(lambda book: book.settle(pending.sequence, instruction.etag))
+
+    async def _keep(self, pending: PendingObject) -> None:
+        if await self._journal.change(lambda book: book.change(pending)):
+            self._observer.conflict(pending)

@@ -1,0 +1,72 @@
+"""Opening the buffer's directory: its format, and what crashes have left. All of this blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.durable import sync_directory, write_durably
+from gateway.errors import BufferDamaged, BufferUnavailable, StartupError
+from gateway.writeback.journal import Journal
+from gateway.writeback.journal_log import check_log
+from gateway.writeback.staging import DIRECTORY_MODE, Staging
+
+FORMAT = b"forebay writeback 1\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What was there: acknowledged objects and open uploads, both kept, and files that nobody was told of, removed."""
+
+    pending: int
+    uploads: int
+    removed_files: int
+
+
+def prepare(directory: Path) -> None:
+    """Make the directory where it is not there. StartupError for one that is not ours, or of another version."""
+    try:
+        directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        found = _format(directory)
+        if found is None:
+            write_durably(directory / "FORMAT", FORMAT)
+            sync_directory(directory.parent)
+    except OSError as error:
+        raise BufferUnavailable(f"the write-back buffer {directory} cannot be used: {error}") from error
+    if found not in (None, FORMAT):
+        raise StartupError(
+            f"{directory} has the write-back format {found!r}, this version reads {FORMAT!r}: what it holds is "
+            "untouched; run the version that wrote it until everything is flushed"
+        )
+
+
+def recover(directory: Path, now: float) -> Recovered:
+    """Put a buffer in order that no process has open: what was acknowledged stays, the rest goes.
+
+    `now` is in seconds since 1970. StartupError where acknowledged writes would be lost by it: nothing is touched then.
+    """
+    prepare(directory)
+    try:
+        check_log(directory / "journal-wal")
+    except BufferDamaged as error:
+        raise StartupError(f"{error}: nothing was changed; keep a copy of {directory} before anything else") from error
+    journal = Journal(directory, lambda _: None)
+    try:
+        removed = Staging(directory, 0).sweep(journal.knows_file)
+        pending, uploads = journal.recover(now)
+    finally:
+        journal.close()
+    return Recovered(pending, uploads, removed)
+
+
+def _format(directory: Path) -> bytes | None:
+    """None for a directory in which nothing is yet."""
+    try:
+        return (directory / "FORMAT").read_bytes()
+    except FileNotFoundError:
+        foreign = sorted(entry.name for entry in directory.iterdir() if entry.name != "FORMAT.new")
+        if foreign:
+            raise StartupError(
+                f"{directory} is not empty and not a write-back buffer (it holds {foreign[0]!r})"
+            ) from None
+        return None

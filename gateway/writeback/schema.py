@@ -1,0 +1,93 @@
+"""The journal's tables (SQLite), and their version.
+
+    files      a staged file's name → its length, MD5, checksums
+    uploads    an open upload's id → what Create fixed
+    parts      (upload, number) → a part, its file
+    objects    a sequence → a pending object or tombstone; its bucket and key
+    pieces     (sequence, number) → a part of a pending object, its file
+    ended      an upload's id → how it ended
+    orphans    uploads of the origin that are to be aborted there
+    profiles   a bucket → what its ETags are (profiles.py)
+
+Keys of objects are blobs of UTF-8, so that they come in S3's order. `place` is the key's place in presence.py;
+`startable` is 0 for what waits for a person.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from gateway.errors import StartupError
+
+VERSION = 1
+
+_APPLICATION_ID = 0x464F5242
+"""`FORB`: the file says of itself that it is a journal of Forebay."""
+
+_TABLES = """
+CREATE TABLE files (name TEXT PRIMARY KEY, record BLOB NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE uploads (
+  upload_id TEXT PRIMARY KEY, bucket TEXT NOT NULL, key BLOB NOT NULL, record BLOB NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX uploads_by_key ON uploads (bucket, key, upload_id);
+CREATE TABLE parts (
+  upload_id TEXT NOT NULL, number INTEGER NOT NULL, file TEXT NOT NULL, record BLOB NOT NULL,
+  PRIMARY KEY (upload_id, number)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX parts_by_file ON parts (file);
+CREATE TABLE objects (
+  sequence INTEGER PRIMARY KEY AUTOINCREMENT, bucket TEXT NOT NULL, key BLOB NOT NULL, place INTEGER NOT NULL,
+  slot TEXT NOT NULL, startable INTEGER NOT NULL, record BLOB NOT NULL
+) STRICT;
+CREATE INDEX objects_by_key ON objects (bucket, key, sequence);
+CREATE INDEX objects_by_place ON objects (place);
+CREATE INDEX objects_by_slot ON objects (slot, startable, sequence);
+CREATE TABLE pieces (
+  sequence INTEGER NOT NULL, number INTEGER NOT NULL, file TEXT NOT NULL, record BLOB NOT NULL,
+  PRIMARY KEY (sequence, number)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX pieces_by_file ON pieces (file);
+CREATE TABLE ended (upload_id TEXT PRIMARY KEY, ended_at REAL NOT NULL, record BLOB NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE profiles (bucket TEXT PRIMARY KEY, record BLOB NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE orphans (origin_upload_id TEXT PRIMARY KEY, record BLOB NOT NULL) STRICT, WITHOUT ROWID;
+"""
+
+
+def connect(path: str) -> sqlite3.Connection:
+    """A connection whose commits survive a power cut, and whose reads wait for no writer."""
+    connection = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA cell_size_check = ON")
+    connection.execute("PRAGMA trusted_schema = OFF")
+    return connection
+
+
+def prepare(connection: sqlite3.Connection) -> None:
+    """Make the tables of a new journal; StartupError for one of another version, which stays as it is."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        version = _pragma(connection, "user_version")
+        if version == 0 and _pragma(connection, "schema_version") == 0:
+            _create(connection)
+        elif version != VERSION or _pragma(connection, "application_id") != _APPLICATION_ID:
+            raise StartupError(
+                f"the write-back journal has version {version}, this version of Forebay reads {VERSION}: what it holds "
+                "is untouched; run the version that wrote it until everything is flushed"
+            )
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def _create(connection: sqlite3.Connection) -> None:
+    for statement in filter(str.strip, _TABLES.split(";")):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _pragma(connection: sqlite3.Connection, name: str) -> int:
+    value: int = connection.execute(f"PRAGMA {name}").fetchone()[0]
+    return value

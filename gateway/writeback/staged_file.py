@@ -1,0 +1,116 @@
+"""A staged file: the bytes of one PutObject or UploadPart as they came, and nothing else.
+
+So the origin gets the client's own part boundaries, and a file becomes cached blocks by index alone. Name, length, MD5
+and the CRC32C of each 64 KiB are in the journal. A file is never written again once it is sealed.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from awscrt import checksums as crt
+
+from gateway.errors import BufferDamaged
+
+CHUNK_BYTES = 64 * 1024
+CHECKSUM_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """What the journal knows of one. `checksums` are 4 bytes little-endian for each chunk of 64 KiB, in order."""
+
+    name: str
+    size_bytes: int
+    md5: bytes
+    checksums: bytes
+
+    @property
+    def etag(self) -> str:
+        """As S3 gives it to a part, or to an object put in one piece: quoted."""
+        return f'"{self.md5.hex()}"'
+
+
+class ChunkChecksums:
+    """The CRC32C of each 64 KiB of what passes, in pieces of any size."""
+
+    def __init__(self) -> None:
+        self._packed = bytearray()
+        self._running = 0
+        self._filled_bytes = 0
+
+    def update(self, data: memoryview) -> None:
+        position = 0
+        while position < len(data):
+            piece = data[position : position + CHUNK_BYTES - self._filled_bytes]
+            self._running = crt.crc32c(piece, self._running)
+            self._filled_bytes += len(piece)
+            position += len(piece)
+            if self._filled_bytes == CHUNK_BYTES:
+                self._end_chunk()
+
+    def digest(self) -> bytes:
+        """Of all that has passed; call once."""
+        if self._filled_bytes:
+            self._end_chunk()
+        return bytes(self._packed)
+
+    def _end_chunk(self) -> None:
+        self._packed += self._running.to_bytes(CHECKSUM_BYTES, "little")
+        self._running = self._filled_bytes = 0
+
+
+class StagedWriter:
+    """Writes a new staged file, in order. Blocks: what the disk takes. OSError as it says it."""
+
+    def __init__(self, name: str, descriptor: int) -> None:
+        self.name = name
+        self.size_bytes = 0
+        self._descriptor = descriptor
+        self._checksums = ChunkChecksums()
+
+    def write(self, data: memoryview) -> None:
+        """Append; the bytes may be changed when this returns."""
+        rest = data
+        while rest:
+            written = os.pwrite(self._descriptor, rest, self.size_bytes)
+            self.size_bytes += written
+            rest = rest[written:]
+        self._checksums.update(data)
+
+    def sync(self, md5: bytes) -> StagedFile:
+        """Have the bytes, whose MD5 is given, survive a power cut; the name does when its directory is synced, too."""
+        os.fsync(self._descriptor)
+        return StagedFile(self.name, self.size_bytes, md5, self._checksums.digest())
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def read_verified(descriptor: int, file: StagedFile, position: int, count: int) -> memoryview:
+    """`count` bytes at `position`, none of them from a chunk that is not what was written. Blocks.
+
+    BufferDamaged when one is, or when the file is shorter than it was; OSError as the disk says it.
+    """
+    first = position - position % CHUNK_BYTES
+    stop = min(-(-(position + count) // CHUNK_BYTES) * CHUNK_BYTES, file.size_bytes)
+    content = memoryview(_read_all(descriptor, first, stop - first))
+    for start in range(0, len(content), CHUNK_BYTES):
+        _check_chunk(file, (first + start) // CHUNK_BYTES, content[start : start + CHUNK_BYTES])
+    if len(content) < stop - first:
+        raise BufferDamaged(f"staged file {file.name} ends at {first + len(content)} of {file.size_bytes} bytes")
+    return content[position - first : position - first + count]
+
+
+def _check_chunk(file: StagedFile, number: int, chunk: memoryview) -> None:
+    expected = file.checksums[number * CHECKSUM_BYTES : (number + 1) * CHECKSUM_BYTES]
+    if crt.crc32c(chunk).to_bytes(CHECKSUM_BYTES, "little") != expected:
+        raise BufferDamaged(f"staged file {file.name} is damaged in its chunk {number} of {CHUNK_BYTES} bytes")
+
+
+def _read_all(descriptor: int, offset: int, count: int) -> bytes:
+    content = os.pread(descriptor, count, offset)
+    while len(content) < count and (more := os.pread(descriptor, count - len(content), offset + len(content))):
+        content += more
+    return content

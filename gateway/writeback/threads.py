@@ -1,0 +1,26 @@
+"""Where the buffer's blocking work runs: reading, writing and syncing staged files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class BufferThreads:
+    """A bounded number of threads of one process."""
+
+    def __init__(self, count: int) -> None:
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="writeback")
+
+    async def run(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
+        """Run it to its end, even when the caller is cancelled once it has begun."""
+        return await asyncio.wrap_future(self._threads.submit(function, *arguments, **keywords))
+
+    def shut_down(self) -> None:
+        """Wait for what runs; blocks."""
+        self._threads.shutdown(wait=True)

@@ -1,0 +1,87 @@
+"""Uploads, parts and pending objects for tests of the write-back buffer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+from gateway.objects import ObjectKey
+from gateway.s3.etags import multipart_etag
+from gateway.writeback.presence import place_of
+from gateway.writeback.records import Base, Fixed, Part, PendingObject, Upload
+from gateway.writeback.staged_file import ChunkChecksums, StagedFile
+
+
+class PlainPresence:
+    """`Presence` without its file."""
+
+    def __init__(self) -> None:
+        self.places: set[int] = set()
+
+    def may_be(self, key: ObjectKey) -> bool:
+        return place_of(key) in self.places
+
+    def anything(self) -> bool:
+        return bool(self.places)
+
+    def set(self, place: int) -> None:
+        self.places.add(place)
+
+    def keep(self, places: Iterable[int]) -> None:
+        self.places = set(places)
+
+
+def key(name: str) -> ObjectKey:
+    return ObjectKey("bucket", name)
+
+
+def fixed(at: ObjectKey) -> Fixed:
+    return Fixed(at, {"content-type": "text/plain", "x-amz-meta-name": "välue"}, "slot")
+
+
+def md5(content: bytes) -> bytes:
+    return hashlib.md5(content, usedforsecurity=False).digest()
+
+
+def staged(name: str) -> StagedFile:
+    """A file whose bytes are its name."""
+    content, checksums = name.encode(), ChunkChecksums()
+    checksums.update(memoryview(content))
+    return StagedFile(name, len(content), md5(content), checksums.digest())
+
+
+def part(number: int, name: str) -> Part:
+    return Part(number, staged(name), 12.5, {"crc32": "AAAAAA=="})
+
+
+def upload(upload_id: str, at: ObjectKey) -> Upload:
+    return Upload(upload_id, fixed(at), Base(('"old"',)), 3.25)
+
+
+def pending(
+    at: ObjectKey,
+    name: str | None = None,
+    *,
+    parts: Sequence[Part] = (),
+    multipart: bool = False,
+    deleted: bool = False,
+    origin_upload_id: str | None = None,
+) -> PendingObject:
+    """Of one part that is called `name`, or of the given ones; not yet in any journal."""
+    parts = (part(1, name),) if name is not None else tuple(parts)
+    etags = [one.file.etag for one in parts]
+    etag = (multipart_etag(etags) if multipart else etags[0]) if etags else ""
+    size_bytes = sum(one.file.size_bytes for one in parts)
+    return PendingObject(
+        0,
+        fixed(at),
+        Base(absent=True),
+        99.5,
+        etag or "",
+        size_bytes,
+        parts,
+        multipart,
+        deleted,
+        "u" if multipart else None,
+        origin_upload_id,
+    )

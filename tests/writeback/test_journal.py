@@ -1,0 +1,196 @@
+"""The journal of several processes: durable when it says so, one change without the other, loud about a bad disk."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gateway.errors import BufferUnavailable, StartupError
+from gateway.objects import ObjectKey
+from gateway.writeback.book import Book
+from gateway.writeback.journal import Journal
+from gateway.writeback.records import Ended
+from tests.support.writeback import key, part, pending, upload
+
+
+def with_journal(path: Path, scenario: Callable[[Journal, list[str]], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        freed: list[str] = []
+        journal = Journal(path, freed.extend)
+        try:
+            await scenario(journal, freed)
+        finally:
+            journal.close()
+
+    asyncio.run(run())
+
+
+def latest(journal: Journal, at: ObjectKey) -> str | None:
+    found = journal.read(lambda book: book.latest(at))
+    return found.etag if found is not None else None
+
+
+def test_what_is_acknowledged_is_there_for_every_process(tmp_path: Path) -> None:
+    """Two journals on one directory see each other's changes, and whether there is anything to look for."""
+
+    async def scenario(journal: Journal, _: list[str]) -> None:
+        other = Journal(tmp_path, lambda _: None)
+        try:
+            assert not other.may_be_pending(key("a"))
+            stored = await journal.change(lambda book: book.put(pending(key("a"), "x")))
+            assert other.may_be_pending(key("a"))
+            assert latest(other, key("a")) == stored.etag
+            await other.change(lambda book: book.settle(stored.sequence, stored.etag))
+            await other.tidy()
+            assert not journal.may_be_pending(key("a"))
+            assert latest(journal, key("a")) is None
+        finally:
+            other.close()
+
+    with_journal(tmp_path, scenario)
+
+
+def test_a_change_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:
+    """Changes that share a commit stand each for itself; the failure reaches its own caller."""
+
+    def fail(book: Book) -> None:
+        book.open_upload(upload("never", key("a")))
+        book.put(pending(key("never"), "never"))
+        book.drop(1)
+        raise KeyError("no such thing")
+
+    async def scenario(journal: Journal, freed: list[str]) -> None:
+        changes = [journal.change(partial(Book.open_upload, upload=upload(f"u{n}", key("a")))) for n in range(20)]
+        outcomes = await asyncio.gather(*changes, journal.change(fail), return_exceptions=True)
+        assert [one for one in outcomes if isinstance(one, Exception)] == [outcomes[-1]]
+        assert isinstance(outcomes[-1], KeyError)
+        names = journal.read(lambda book: [one.upload_id for one in book.uploads("bucket")])
+        assert names == sorted(f"u{n}" for n in range(20))
+        assert freed == []
+
+    with_journal(tmp_path, scenario)
+
+
+def test_many_changes_share_a_commit(tmp_path: Path) -> None:
+    """What waits while a commit is under way goes into the next one: a sync of the disk for all of it."""
+
+    async def scenario(journal: Journal, _: list[str]) -> None:
+        commits: list[str] = []
+        journal._writer.set_trace_callback(commits.append)
+        await asyncio.gather(*(journal.change(lambda book: book.put(pending(key("a"), "x"))) for _ in range(500)))
+        assert commits.count("COMMIT") < 50
+        assert journal.read(lambda book: len(book.waiting(0, 1000))) == 1
+
+    with_journal(tmp_path, scenario)
+
+
+def test_files_are_given_back_after_the_commit(tmp_path: Path) -> None:
+    """A file is unlinked when nothing durable names it any more, and not before."""
+
+    async def scenario(journal: Journal, freed: list[str]) -> None:
+        await journal.change(lambda book: book.open_upload(upload("u", key("a"))))
+        await journal.change(lambda book: book.put_part("u", part(1, "p")))
+        assert freed == []
+        await journal.change(lambda book: book.abort(Ended("u", key("a"), 1.0, None)))
+        assert freed == ["p"]
+
+    with_journal(tmp_path, scenario)
+
+
+def test_after_a_commit_that_failed_in_the_disk_nothing_is_believed(tmp_path: Path) -> None:
+    """No later commit of this process is acknowledged, whatever the disk says then; reads go on."""
+
+    async def scenario(journal: Journal, _: list[str]) -> None:
+        await journal.change(lambda book: book.put(pending(key("a"), "kept")))
+        real, journal._writer = (
+            journal._writer,
+            cast(sqlite3.Connection, _Failing(journal._writer, sqlite3.SQLITE_IOERR_FSYNC)),
+        )
+        with pytest.raises(BufferUnavailable):
+            await journal.change(lambda book: book.put(pending(key("b"), "lost")))
+        journal._writer = real
+        with pytest.raises(BufferUnavailable):
+            await journal.change(lambda book: book.put(pending(key("b"), "late")))
+        assert latest(journal, key("a")) is not None
+        assert latest(journal, key("b")) is None
+
+    with_journal(tmp_path, scenario)
+
+
+def test_a_full_disk_passes(tmp_path: Path) -> None:
+    """A commit for which there is no room is refused, and the next one is tried."""
+
+    async def scenario(journal: Journal, _: list[str]) -> None:
+        real, journal._writer = (
+            journal._writer,
+            cast(sqlite3.Connection, _Failing(journal._writer, sqlite3.SQLITE_FULL)),
+        )
+        with pytest.raises(BufferUnavailable):
+            await journal.change(lambda book: book.put(pending(key("b"), "lost")))
+        journal._writer = real
+        await journal.change(lambda book: book.put(pending(key("b"), "late")))
+        assert latest(journal, key("b")) is not None
+
+    with_journal(tmp_path, scenario)
+
+
+def test_a_journal_of_another_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    """Newer or foreign: what it holds stays as it is, and the message says what to do."""
+    Journal(tmp_path, lambda _: None).close()
+    connection = sqlite3.connect(tmp_path / "journal")
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    before = (tmp_path / "journal").read_bytes()
+    with pytest.raises(StartupError, match="version 99"):
+        Journal(tmp_path, lambda _: None)
+    assert (tmp_path / "journal").read_bytes() == before
+
+
+def test_a_reader_sees_one_moment(tmp_path: Path) -> None:
+    """A look at several rows is at one state of the journal, whatever is committed meanwhile."""
+
+    async def scenario(journal: Journal, _: list[str]) -> None:
+        first = await journal.change(lambda book: book.put(pending(key("a"), "one")))
+        other = Journal(tmp_path, lambda _: None)
+
+        def look(book: Book) -> tuple[int, int]:
+            before = len(book.waiting(0, 10))
+            other._commit(
+                Book(other._writer, other._presence),
+                [(lambda inner: inner.put(replace(pending(key("b"), "two"))), None)],  # type: ignore[list-item]
+            )
+            return before, len(book.waiting(0, 10))
+
+        try:
+            assert journal.read(look) == (1, 1)
+            assert [one.sequence > first.sequence for one in journal.read(lambda book: book.waiting(1, 10))] == [True]
+        finally:
+            other.close()
+
+    with_journal(tmp_path, scenario)
+
+
+class _Failing:
+    """A connection whose commits fail."""
+
+    def __init__(self, real: sqlite3.Connection, code: int) -> None:
+        self._real = real
+        self._code = code
+
+    def execute(self, statement: str, *values: Any) -> Any:
+        if statement == "COMMIT":
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = self._code
+            raise error
+        return self._real.execute(statement, *values)
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._real.in_transaction
