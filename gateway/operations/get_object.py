@@ -192,7 +192,7 @@ async def serve(
     reader = await exchange.services.blocks.open_range(
         head.version, byte_range, slot=exchange.slot.name, headers=towards_blocks(headers), answer=answer
     )
-    status, lengths, encoded = 206 if asked else 200, _lengths(head, asked), _encoded(head, asked, overrides)
+    status, lengths, encoded = 206 if asked else 200, lengths_of(head, asked), encoded_headers(head, asked, overrides)
     span = reader.whole()
     if span is not None:
         return Reply(status, lengths, span, reader.outcome, None, encoded, span.failed)
@@ -209,12 +209,12 @@ def at_once(exchange: Exchange, head: ObjectHead, overrides: Mapping[str, str]) 
         return Reply(304, [(name, value) for name, value in onward if name in HEADERS_OF_NOT_MODIFIED], cache="hit")
     asked = head.part or asked_range(request, head)
     if version.size_bytes == 0:
-        return Reply(200, _lengths(head, None), b"", cache="hit", encoded=_encoded(head, None, overrides))
+        return Reply(200, lengths_of(head, None), b"", cache="hit", encoded=encoded_headers(head, None, overrides))
     byte_range = asked or ByteRange(0, version.size_bytes - 1)
     span = exchange.services.blocks.warm_span(version, byte_range, slot=exchange.slot.name)
     if span is None:
         return None
-    status, lengths, encoded = 206 if asked else 200, _lengths(head, asked), _encoded(head, asked, overrides)
+    status, lengths, encoded = 206 if asked else 200, lengths_of(head, asked), encoded_headers(head, asked, overrides)
     return Reply(status, lengths, span, "hit", None, encoded, span.failed)
 
 
@@ -234,7 +234,7 @@ def arrived_reply(
     )
     if body is None:
         return None
-    lengths, encoded = _lengths(head, asked), _encoded(head, asked, overrides)
+    lengths, encoded = lengths_of(head, asked), encoded_headers(head, asked, overrides)
     return Reply(206 if asked else 200, lengths, body, "miss", encoded=encoded)
 
 
@@ -255,7 +255,7 @@ def asked_range(request: S3Request, head: ObjectHead) -> ByteRange | None:
     return parse_range(request.headers.get("range"), head.version.size_bytes)
 
 
-def _encoded(head: ObjectHead, asked: ByteRange | None, overrides: Mapping[str, str]) -> EncodedHeaders:
+def encoded_headers(head: ObjectHead, asked: ByteRange | None, overrides: Mapping[str, str]) -> EncodedHeaders:
     """The headers of HeadObject, but for lengths, with the overrides that the caller asked for."""
     onward = head.of_whole if asked is None or head.part is not None else head.of_range
     if not overrides:
@@ -264,7 +264,7 @@ def _encoded(head: ObjectHead, asked: ByteRange | None, overrides: Mapping[str, 
     return EncodedHeaders.of([*((name, value) for name, value in kept if name not in overrides), *overrides.items()])
 
 
-def _lengths(head: ObjectHead, asked: ByteRange | None) -> list[tuple[str, str]]:
+def lengths_of(head: ObjectHead, asked: ByteRange | None) -> list[tuple[str, str]]:
     """The headers that say which bytes are sent."""
     if asked is None:
         return [("content-length", str(head.version.size_bytes))]

@@ -1,7 +1,7 @@
 """Which requests concern the write-back buffer, and who answers them.
 
-Writes in its slots are absorbed, deletes of what is pending leave a tombstone, and whatever else names a key under
-which something is pending waits until the origin has it: the origin alone can answer.
+Writes in its slots are absorbed, what is pending is read from here and deleted by a tombstone, and whatever else names
+a key under which something is pending waits until the origin has it: the origin alone can answer.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from gateway.operations.absorbing.barrier import flushed
 from gateway.operations.absorbing.deleting import delete_pending
 from gateway.operations.absorbing.eligible import has_conditions
 from gateway.operations.absorbing.put import absorb_put
+from gateway.operations.absorbing.reads import get_pending, head_pending, is_known_here
 from gateway.operations.absorbing.uploads import (
     absorb_abort,
     absorb_complete,
@@ -47,11 +48,21 @@ _OF_UPLOADS: Mapping[Operation, _Absorb] = {
 """What is about an upload goes where its Create went, whatever the slot says by now."""
 
 
+_READS = {Operation.GET_OBJECT: get_pending, Operation.HEAD_OBJECT: head_pending}
+
+
 def buffer_handler(exchange: Exchange, buffer: WritebackBuffer, handler: Handler) -> Handler:
     """The handler for a request that concerns the buffer; else `handler`."""
     absorb = _absorbing(exchange, buffer)
     if absorb is not None:
         return lambda exchange: absorb(exchange, buffer)
+    read = _READS.get(exchange.request.operation)
+    if read is not None:
+        pending = buffer.pending(exchange.object_key)
+        if pending is None:
+            return handler
+        if is_known_here(exchange.request):
+            return lambda exchange: read(exchange, buffer, pending)
     waited_for = _pending_keys(exchange, buffer)
     if waited_for:
         return lambda exchange: _afterwards(exchange, buffer, waited_for, handler)

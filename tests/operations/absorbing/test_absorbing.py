@@ -7,127 +7,24 @@ import base64
 import hashlib
 import os
 import zlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gateway.operations.absorbing.barrier import PATIENCE_SECONDS
 from gateway.origin.memory.faults import AlterHeaders, Answer, Hold, Unreachable, on
 from gateway.origin.memory.origin import MemoryOrigin
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
 from gateway.s3.requests import Operation
 from gateway.s3.xml_reader import text_of
-from gateway.writeback.flush import Tools
-from gateway.writeback.flush_requests import FlushRequests
-from gateway.writeback.flusher import Flusher
-from gateway.writeback.records import PendingObject, State
-from tests.support.asgi import Answer as Got
+from gateway.writeback.records import State
+from tests.support.absorbing import PART_BYTES, SLOTS, Client, eventually, with_client
 from tests.support.asgi import call
-from tests.support.gateway_app import GatewayApp, gateway_app
+from tests.support.gateway_app import gateway_app
 from tests.support.manual_clock import ManualClock
 from tests.support.writeback import key, pending
 
-SLOTS = [Slot("back", Prefix.parse("s3://bucket/back/"), write="back")]
-PART_BYTES = 5 * 1024 * 1024
 ABSORBED = "absorbed"
-
-
-class Silent:
-    """A flush that nobody watches, but for conflicts and damages: there must be none."""
-
-    async def publish(self, pending: PendingObject, etag: str | None) -> None:
-        return
-
-    def failing(self, pending: PendingObject, failures: int, reason: str) -> None:
-        print(f"{pending.key}: {reason}")
-
-    def conflict(self, pending: PendingObject) -> None:
-        raise AssertionError(f"{pending.key} is a conflict")
-
-    def damaged(self, pending: PendingObject, reason: str) -> None:
-        raise AssertionError(reason)
-
-
-class Client:
-    """An S3 client of a gateway with a write-back buffer."""
-
-    def __init__(self, gateway: GatewayApp) -> None:
-        assert gateway.buffer is not None
-        self.gateway, self.origin, self.buffer = gateway, gateway.origin, gateway.buffer
-
-    async def ask(
-        self, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None, status: int = 200
-    ) -> Got:
-        answer = await call(self.gateway.app, method, f"/bucket/{target}", headers, body)
-        assert answer.status == status, answer.body
-        return answer
-
-    async def learn(self) -> None:
-        """Make the bucket known: the first write to it goes through."""
-        await self.ask("PUT", "back/first", b"x")
-
-    async def create(self, name: str, headers: Mapping[str, str] | None = None) -> str:
-        answer = await self.ask("POST", f"{name}?uploads", headers=headers)
-        return text_of(answer.body, "UploadId") or ""
-
-    async def part(self, name: str, upload_id: str, number: int, body: bytes, **headers: str) -> str:
-        target = f"{name}?partNumber={number}&uploadId={upload_id}"
-        answer = await self.ask("PUT", target, body, {n.replace("_", "-"): v for n, v in headers.items()})
-        return answer.headers["etag"]
-
-    async def complete(
-        self, name: str, upload_id: str, etags: Mapping[int, str], status: int = 200, **headers: str
-    ) -> Got:
-        parts = "".join(f"<Part><PartNumber>{n}</PartNumber><ETag>{etag}</ETag></Part>" for n, etag in etags.items())
-        body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
-        return await self.ask("POST", f"{name}?uploadId={upload_id}", body, headers, status)
-
-    def pending(self, name: str) -> PendingObject | None:
-        return self.buffer.pending(key(name))
-
-    @asynccontextmanager
-    async def flushing(self) -> AsyncIterator[None]:
-        """With the other process that flushes."""
-        requests = FlushRequests(self.origin, self.buffer.staging, self.buffer.threads)
-        flusher = Flusher(Tools(self.buffer.journal, requests, Silent()), self.gateway.app.services.clock)
-        running = asyncio.create_task(flusher.run())
-        try:
-            yield
-            assert not running.done()
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-
-    async def flush(self) -> None:
-        """Until the origin has everything, and this node nothing."""
-        async with self.flushing():
-            await eventually(self._is_empty)
-
-    def _is_empty(self) -> bool:
-        left = self.buffer.look(lambda book: (*book.counts(), len(book.orphans(1))))
-        return left == (0, 0, 0) and not list(self.buffer.staging.names())
-
-
-def with_client(path: Path, scenario: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
-    async def run() -> None:
-        async with gateway_app(path, slots=SLOTS, writeback=True) as gateway:
-            await scenario(Client(gateway))
-
-    asyncio.run(run())
-
-
-async def eventually(reached: Callable[[], bool]) -> None:
-    """Other tasks and threads come to it, within seconds."""
-    for _ in range(2000):
-        if reached():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never came to it")
 
 
 def md5_of(content: bytes) -> str:
