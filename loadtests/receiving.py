@@ -8,6 +8,7 @@ socket and one buffer; both do MD5, `pwrite` and `fsync`, which is most of the w
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from loadtests.harness import command
@@ -16,7 +17,7 @@ from loadtests.harness.comparison import Contender, turn
 from loadtests.harness.intervals import difference_of, ratio_of
 from loadtests.harness.receiving_server import ReceivingServer
 from loadtests.harness.report import Measured, Report, Verdict, at_least, at_most
-from loadtests.harness.uploader import random_part, upload_seconds
+from loadtests.harness.uploader import upload_seconds
 
 _PART_BYTES = 8 * 1024**2
 _GIB = 1024**3
@@ -36,7 +37,7 @@ def test(options: Options) -> Report:
 
 
 def _measure(servers: Sequence[Contender], connections: int, options: Options) -> tuple[_Series, _Series]:
-    part, parts = random_part(_PART_BYTES), options.of(256 // connections, least=2)
+    part, parts = os.urandom(_PART_BYTES), options.of(256 // connections, least=2)
     gibibytes = connections * parts * len(part) / _GIB
     rates: _Series = {server.name: [] for server in servers}
     cpu: _Series = {server.name: [] for server in servers}

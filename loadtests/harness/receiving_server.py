@@ -121,6 +121,8 @@ def _take(connection: socket.socket, buffer: memoryview, arrived: bytes, size_by
         left_bytes -= len(piece)
         if left_bytes:
             piece = buffer[: connection.recv_into(buffer[:left_bytes])]
+            if not piece:
+                raise ConnectionError("the client left")
     part.sync()
     part.close()
     return digest.hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import os
 import threading
 import time
 
@@ -35,8 +34,3 @@ def upload_seconds(to: Contender, *, connections: int, parts: int, part: bytes) 
     if failures:
         raise RuntimeError(failures[0])
     return time.perf_counter() - started
-
-
-def random_part(size_bytes: int) -> bytes:
-    """No zeros, which a file system might not store."""
-    return os.urandom(size_bytes)
