@@ -60,10 +60,15 @@ def remembered_head(exchange: Exchange, headers: Mapping[str, str]) -> ObjectHea
 
 def needs_the_origin(request: S3Request) -> bool:
     """Whether the request asks for something that the catalog and blocks of the current version cannot know."""
-    if request.parameter("versionId") is not None:
-        return True
     asked = request.headers.get("range")
     if asked is not None and (request.parameter("partNumber") is not None or not is_one_range(asked)):
+        return True
+    return asks_for_more(request)
+
+
+def asks_for_more(request: S3Request) -> bool:
+    """Whether it asks for anything but bytes and metadata of the current version."""
+    if request.parameter("versionId") is not None:
         return True
     if "origin" in request.headers:
         return True  # the bucket's CORS rules go by origin and method, and a HEAD is another method

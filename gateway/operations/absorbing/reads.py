@@ -12,7 +12,7 @@ from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead
 from gateway.objects import BodyStream, ByteRange, ObjectVersion
 from gateway.operations.exchange import Exchange
 from gateway.operations.get_object import asked_range, at_once, encoded_headers, lengths_of, response_overrides
-from gateway.operations.reading import judged_by_the_origin, needs_the_origin
+from gateway.operations.reading import asks_for_more, judged_by_the_origin
 from gateway.operations.reply import Reply
 from gateway.s3.checksums import PREFIX
 from gateway.s3.error_codes import s3_error
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def is_known_here(request: S3Request) -> bool:
     """Whether a GET or HEAD asks for nothing that only the origin can judge."""
     headers = judged_by_the_origin(request)
-    return not needs_the_origin(request) and all(name == CHECKSUM_MODE for name in headers)
+    return not asks_for_more(request) and all(name == CHECKSUM_MODE for name in headers)
 
 
 def get_pending(exchange: Exchange, buffer: WritebackBuffer, pending: PendingObject) -> Reply:
@@ -63,6 +63,8 @@ def _head(exchange: Exchange, pending: PendingObject) -> ObjectHead:
         raise s3_error("NoSuchKey", Key=pending.key.key)
     headers = _headers(pending, with_checksums=CHECKSUM_MODE in judged_by_the_origin(exchange.request))
     number = exchange.request.parameter("partNumber")
+    if number is not None and "range" in exchange.request.headers:
+        raise s3_error("InvalidRequest", "Cannot specify both Range header and partNumber query parameter.")
     part = _part(pending, number) if number is not None else None
     if number is not None and pending.multipart:
         headers["x-amz-mp-parts-count"] = str(len(pending.parts))
@@ -76,6 +78,9 @@ def _headers(pending: PendingObject, *, with_checksums: bool) -> dict[str, str]:
     if with_checksums:
         checksums: Mapping[str, str] = pending.checksums if pending.multipart else pending.parts[0].checksums
         headers |= {PREFIX + algorithm: value for algorithm, value in checksums.items()}
+        if checksums:
+            composite = any("-" in value for value in checksums.values())
+            headers["x-amz-checksum-type"] = "COMPOSITE" if composite else "FULL_OBJECT"
     return headers
 
 

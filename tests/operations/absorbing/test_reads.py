@@ -25,6 +25,7 @@ _OF_ONE_ANSWER = {
     "x-forebay-cache",
     "last-modified",
 }
+_OF_ERRORS = {"content-type", "content-length"}
 
 QUESTIONS: list[tuple[str, dict[str, str]]] = [
     ("", {}),
@@ -47,7 +48,10 @@ QUESTIONS: list[tuple[str, dict[str, str]]] = [
 
 def told(answer: Answer) -> tuple[int, Mapping[str, str], str]:
     """All of an answer that does not belong to the one request, the body by its digest."""
-    headers = {name: value for name, value in answer.headers.items() if name not in _OF_ONE_ANSWER}
+    ignored = _OF_ONE_ANSWER | (_OF_ERRORS if answer.status >= 400 else set())
+    if answer.status == 304:
+        ignored = ignored | {"cache-control"}  # RFC 9110, 15.4.5 has it there, and not every origin
+    headers = {name: value for name, value in answer.headers.items() if name not in ignored}
     return answer.status, headers, "" if answer.status >= 400 else hashlib.sha256(answer.body).hexdigest()
 
 
