@@ -7,6 +7,7 @@ few that S3 changes by themselves: what has one of them is not confirmed.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from gateway.metadata.head import ObjectHead
 from gateway.metadata.listing.records import date_text
@@ -63,6 +64,7 @@ def is_version(head: ObjectHead, modified: str, etag: str, size_bytes: int) -> b
     return modified.endswith("Z") and modified[:19] == date_text(int(head.last_modified))
 
 
+@lru_cache(maxsize=1024)
 def _storage_class(form: EntryForm) -> str:
     found = _STORAGE_CLASS.search(form.after_size)
     return found[1] if found is not None else "STANDARD"

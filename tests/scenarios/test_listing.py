@@ -77,6 +77,11 @@ def listable(text: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     return text if IS_OURS else text.map(lambda found: found.translate({1: "!", ord("+"): "-", ord("%"): "~"}))
 
 
+def fair(question: Question) -> Question:
+    """moto has all keys of a page before all common prefixes: what has both is asked for whole."""
+    return dataclasses.replace(question, limit=1000) if ORIGIN == "moto" and question.delimiter else question
+
+
 TEXT, KEY = listable(model.TEXT), listable(model.KEY)
 QUESTION = st.builds(
     Question,
@@ -86,7 +91,7 @@ QUESTION = st.builds(
     st.integers(1, 6),
     st.one_of(st.just(""), KEY),
     st.booleans(),
-)
+).map(fair)
 CLASSES = st.sampled_from(["STANDARD", "STANDARD_IA", "GLACIER_IR"] if IS_OURS else ["STANDARD"])
 WRITE = st.tuples(st.sampled_from(["PUT", "PUT", "DELETE"]), KEY, CLASSES)
 
@@ -179,6 +184,23 @@ async def sides(directory: Path, url: str | None) -> AsyncIterator[Sides]:
         gateway = gateway_app(directory, through=origin, slots=[slot], clock=ManualClock(), allow_unsigned=True)
         async with gateway as running_gateway:
             yield Sides(origin, running_gateway, bucket)
+        if url is not None:
+            await remove(origin, bucket)
+
+
+async def remove(origin: Origin, bucket: str) -> None:
+    """A server that stays behind has no room for a bucket per example."""
+    query = (("list-type", "2"), ("encoding-type", "url"))
+    while True:
+        async with await origin.send(OriginRequest("GET", bucket, None, query)) as response:
+            root = xml(await response.read(2**24))
+        keys = [unquote(node.findtext("Key") or "") for node in root.iter("Contents")]
+        whole_bucket: list[str | None] = [None]
+        for key in keys or whole_bucket:
+            async with await origin.send(OriginRequest("DELETE", bucket, key)) as answer:
+                assert answer.status == 204
+        if not keys:
+            return
 
 
 async def compare(both: Sides, question: Question) -> list[str]:
