@@ -19,6 +19,8 @@ from gateway.counting import WorkerMetrics
 from gateway.edge.asgi import S3App
 from gateway.edge.authentication import Authenticator
 from gateway.edge.keyring import ConfiguredKeyring, Key, Keyring, OriginKeyring
+from gateway.jobs.indexing.indexes import Indexes
+from gateway.jobs.indexing.keeping import IndexPlan
 from gateway.jobs.runner import Jobs
 from gateway.jobs.store import JobStore
 from gateway.jobs.work import Tools
@@ -140,13 +142,14 @@ class Upkeep:
     """What the background process does with the cache directory."""
 
     jobs: Jobs
+    indexes: Indexes
     blocks: BlockCache
     scrubber: Scrubber | None
 
 
 @asynccontextmanager
 async def upkeep(settings: Settings, *, instance_id: str, lease_end: socket | None = None) -> AsyncIterator[Upkeep]:
-    """The background process's part: jobs go on while this lasts.
+    """The background process's part: jobs go on while this lasts, and indexes are kept up.
 
     StartupError when the directory is a mistake, StoreUnavailable when the disk under it fails.
     """
@@ -157,10 +160,21 @@ async def upkeep(settings: Settings, *, instance_id: str, lease_end: socket | No
         tools = Tools(node.origin, catalog, blocks, node.slots, node.clock)
         store = await asyncio.to_thread(JobStore, settings.cache.directory / "jobs")
         jobs = await Jobs.open(tools, store)
+        indexes = Indexes.open(tools, _index_plans(settings), node.metrics.indexes)
         try:
-            yield Upkeep(jobs, blocks, _scrubber(settings, blocks))
+            yield Upkeep(jobs, indexes, blocks, _scrubber(settings, blocks))
         finally:
+            await indexes.close()
             await jobs.close()
+
+
+def _index_plans(settings: Settings) -> list[IndexPlan]:
+    scratch = settings.cache.directory / "jobs" / "inventories"
+    return [
+        IndexPlan(slot.name, slot.index_refresh_in_force_seconds, slot.index_listers, slot.index_inventory, scratch)
+        for slot in settings.slots
+        if slot.index
+    ]
 
 
 def _scrubber(settings: Settings, blocks: BlockCache) -> Scrubber | None:

@@ -17,6 +17,7 @@ from gateway.config import Settings
 from gateway.control.answers import json_answer
 from gateway.control.disk import disk_document
 from gateway.control.guard import Guard
+from gateway.control.indexes import IndexHolder
 from gateway.control.jobs import JobsApi, JobsHolder
 from gateway.control.openapi import describe
 from gateway.control.page import render
@@ -34,10 +35,11 @@ def control_app(
     metrics_directory: Path,
     jobs: JobsHolder | None = None,
     scrub: ScrubHolder | None = None,
+    indexes: IndexHolder | None = None,
 ) -> Starlette:
     """The application. With `admin.token` set, everything but /healthz and /readyz asks for it."""
-    jobs = jobs or JobsHolder()
-    control = _Control(settings, holder, metrics_directory, jobs, scrub or ScrubHolder())
+    jobs, indexes = jobs or JobsHolder(), indexes or IndexHolder()
+    control = _Control(settings, holder, metrics_directory, jobs, scrub or ScrubHolder(), indexes)
     work = JobsApi(jobs)
     guard = Guard(settings.admin)
     return Starlette(
@@ -52,6 +54,7 @@ def control_app(
             Route("/api/v1/pin", guard(work.pin), methods=["POST"]),
             Route("/api/v1/unpin", guard(work.unpin), methods=["POST"]),
             Route("/api/v1/pins", guard(work.pins)),
+            Route("/api/v1/indexes", guard(indexes.list)),
             Route("/api/v1/jobs", guard(work.list)),
             Route("/api/v1/jobs/{job_id}", guard(work.show), methods=["GET"]),
             Route("/api/v1/jobs/{job_id}", guard(work.cancel), methods=["DELETE"]),
@@ -68,12 +71,14 @@ class _Control:
         metrics_directory: Path,
         jobs: JobsHolder,
         scrub: ScrubHolder,
+        indexes: IndexHolder,
     ) -> None:
         self._settings = settings
         self._holder = holder
         self._jobs = jobs
         self._metrics_directory = metrics_directory
         self._scrub = scrub
+        self._indexes = indexes
         self._probe = OriginProbe(settings.origin)
 
     async def healthz(self, _request: Request) -> Response:
@@ -151,6 +156,7 @@ class _Control:
                 **_sum(figures.values()),
             },
             "pins": self._pins(),
+            "indexes": self._indexes.documents() or [],
             "slots": [
                 {
                     "name": slot.name,

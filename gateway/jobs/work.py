@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from gateway.blocks.cache import BlockCache
 from gateway.clock import Clock
-from gateway.errors import OriginAnswered, OriginError, OriginUnreachable, PinRefused, StoreUnavailable
+from gateway.errors import OriginAnswered, OriginError, PinRefused, StoreUnavailable
 from gateway.jobs.listing import list_pages
+from gateway.jobs.patience import patiently
 from gateway.jobs.records import Job, JobKind
 from gateway.jobs.worklist import Entry, Recovered, Worklist
 from gateway.metadata.catalog import CHECKSUM_MODE, Catalog, is_remembered
@@ -28,20 +27,12 @@ from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.xml_reader import error_code_of
 
-T = TypeVar("T")
-
 PIECES_AT_ONCE = 32
 PIECES_WHILE_BUSY = 2
 _BUSY_LOOK_SECONDS = 0.05
 
 _HEADERS = {CHECKSUM_MODE: "ENABLED"}
 """As most clients ask; what is learned so answers those that ask without it as well."""
-
-ATTEMPTS_MAX = 6
-"""About half a minute with the pauses between them: an origin that is down longer fails the object, not the job."""
-
-_FIRST_PAUSE_SECONDS = 1.0
-_RETRYABLE = frozenset({429, 500, 502, 503, 504})
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +175,7 @@ class Work:
         async def ask() -> ObjectVersion:
             return (await self._tools.catalog.current(entry.key, slot, headers=_HEADERS)).version
 
-        return await self._patiently(ask)
+        return await patiently(self._tools.clock, ask)
 
     async def _fetch(self, version: ObjectVersion, slot: Slot) -> None:
         """Every block of a version, as far as there is room; none where the slot keeps no object so large."""
@@ -214,7 +205,7 @@ class Work:
             return await self._tools.blocks.fetch(version, piece, slot=slot.name, purpose=Purpose.WARM)
 
         try:
-            fetched_bytes, kept = (0, False) if self.job.full else await self._patiently(fetch)
+            fetched_bytes, kept = (0, False) if self.job.full else await patiently(self._tools.clock, fetch)
         finally:
             self._running -= 1
             self._pieces.release()
@@ -233,19 +224,6 @@ class Work:
             bytes_fetched=self.job.bytes_fetched + fetched_bytes,
             full=self.job.full or full,  # going on would evict what this job has brought
         )
-
-    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask again while the origin is down or busy, for a while."""
-        pause_seconds = _FIRST_PAUSE_SECONDS
-        for _ in range(ATTEMPTS_MAX - 1):
-            try:
-                return await ask()
-            except (OriginUnreachable, OriginAnswered) as error:
-                if isinstance(error, OriginAnswered) and error.status not in _RETRYABLE:
-                    raise
-            await self._tools.clock.sleep(pause_seconds)
-            pause_seconds *= 2
-        return await ask()
 
 
 def _as_recovered(job: Job, found: Recovered) -> Job:

@@ -26,7 +26,7 @@ from gateway.metadata.observer import CatalogObserver
 from gateway.metadata.opening import OpenCatalog, open_directory
 from gateway.metadata.records import Entry, Learned, without_checksums
 from gateway.metadata.store import Fill
-from gateway.objects import ObjectKey
+from gateway.objects import ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
@@ -126,6 +126,11 @@ class Catalog:
             return None
         self.observer.looked_up(slot.name, "hit" if entry.head is not None else "absent")
         return _answer(key, entry, headers)
+
+    def has_learned(self, version: ObjectVersion) -> bool:
+        """Whether this version is the last one that was learned of its key, at any age, and not written since."""
+        entry = self._opened.store.lookup(version.key)
+        return entry is not None and entry.head is not None and entry.head.version == version
 
     def learned(
         self, head: ObjectHead, slot: Slot, asked: Learned, *, headers: Mapping[str, str], with_checksums: bool

@@ -12,6 +12,7 @@ import uvicorn
 from gateway.app import upkeep
 from gateway.clock import SystemClock
 from gateway.control.app import control_app
+from gateway.control.indexes import IndexHolder
 from gateway.control.jobs import JobsHolder
 from gateway.control.scrub import ScrubHolder
 from gateway.control.state import CURRENT
@@ -40,16 +41,17 @@ async def serve_background(orders: Orders) -> None:
     handover = orders.handover
     with lease_server(handover.settings, books_ends(handover.leases), SystemClock()):
         jobs, scrub = JobsHolder(), ScrubHolder(handover.settings.cache.scrub_period_seconds)
-        keeping_up = asyncio.create_task(_keep_up(handover, jobs, scrub), name="upkeep")
+        indexes = IndexHolder()
+        keeping_up = asyncio.create_task(_keep_up(handover, jobs, scrub, indexes), name="upkeep")
         try:
-            await _serve_admin(orders, jobs, scrub)
+            await _serve_admin(orders, jobs, scrub, indexes)
         finally:
             keeping_up.cancel()
             await asyncio.gather(keeping_up, return_exceptions=True)
 
 
-async def _serve_admin(orders: Orders, jobs: JobsHolder, scrub: ScrubHolder) -> None:
-    app = control_app(orders.handover.settings, CURRENT, orders.handover.metrics_directory, jobs, scrub)
+async def _serve_admin(orders: Orders, jobs: JobsHolder, scrub: ScrubHolder, indexes: IndexHolder) -> None:
+    app = control_app(orders.handover.settings, CURRENT, orders.handover.metrics_directory, jobs, scrub, indexes)
     server = _Server(
         uvicorn.Config(
             app,
@@ -70,8 +72,8 @@ async def _serve_admin(orders: Orders, jobs: JobsHolder, scrub: ScrubHolder) -> 
     await serving
 
 
-async def _keep_up(handover: Handover, holder: JobsHolder, scrub: ScrubHolder) -> None:
-    """Survey the blocks where that is needed, scrub them, and do jobs.
+async def _keep_up(handover: Handover, holder: JobsHolder, scrub: ScrubHolder, indexes: IndexHolder) -> None:
+    """Survey the blocks where that is needed, scrub them, keep up the indexes of slots, and do jobs.
 
     What fails is tried again: the workers serve meanwhile.
     """
@@ -82,6 +84,7 @@ async def _keep_up(handover: Handover, holder: JobsHolder, scrub: ScrubHolder) -
         try:
             async with upkeep(handover.settings, instance_id=handover.instance_id, lease_end=lease_end) as kept:
                 holder.jobs = kept.jobs
+                indexes.follow(kept.indexes)
                 await kept.blocks.survey()
                 scrub.follow(kept.scrubber)
                 await (kept.scrubber.run() if kept.scrubber is not None else asyncio.Event().wait())
@@ -91,6 +94,7 @@ async def _keep_up(handover: Handover, holder: JobsHolder, scrub: ScrubHolder) -
             told = str(error)
         finally:
             holder.jobs = None
+            indexes.follow(None)
             scrub.follow(None)
         await asyncio.sleep(_PAUSE_SECONDS)
 
