@@ -39,13 +39,23 @@ def render(status: dict[str, Any]) -> str:
         (s["name"], s["prefix"], s["mode"], _gib(s["usage_bytes"]), _gib(s["capacity_bytes"]), _ratio(s["hit_ratio"]))
         for s in status["slots"]
     ]
+    indexes = [
+        (i["slot"], "yes" if i["complete"] else "no", _age(i["age_seconds"]), i["keys"], i["state"])
+        for i in status["indexes"]
+    ]
     body = _table((), facts) + _table(("process", "pid", "state", "restarts"), processes)
+    if indexes:
+        body += _table(("index of slot", "complete", "age", "keys", "state"), indexes)
     head = ("slot", "prefix", "mode", "in use", "guaranteed", "bytes from cache")
     return _PAGE.format(body=body + (_table(head, slots) if slots else ""))
 
 
 def _ratio(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.1%}"
+
+
+def _age(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.0f} s"
 
 
 def _gib(size_bytes: int) -> str:

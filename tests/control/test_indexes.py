@@ -12,6 +12,7 @@ from starlette.requests import Request
 from gateway.cli.status import show_status
 from gateway.control.indexes import IndexHolder
 from gateway.control.openapi import describe
+from gateway.control.page import render
 from gateway.jobs.indexing.progress import Progress
 
 
@@ -24,6 +25,20 @@ class OneIndex:
 
     def documents(self) -> list[dict[str, Any]]:
         return [self._progress.document(self._now)]
+
+
+def status_of(found: Progress) -> dict[str, Any]:
+    """The status of a gateway that runs and has this index."""
+    gateway = {"version": "1", "s3_url": "u", "draining": False, "ready": True, "closed": None, "processes": []}
+    cache = {"directory": "/c", "usage_bytes": 0, "capacity_bytes": 1, "hit_ratio": None, "scrub": None}
+    return {
+        "gateway": gateway,
+        "origin": {"endpoint_url": "o", "reachable": True},
+        "cache": cache | {"disk": {"state": "well"}},
+        "pins": [],
+        "slots": [],
+        "indexes": OneIndex(found).documents(),
+    }
 
 
 def progress(**more: Any) -> Progress:
@@ -84,21 +99,11 @@ def test_an_index_that_has_become_too_old_is_not_complete(
 )
 def test_status_says_how_an_index_stands(found: Progress, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A line for each."""
-    cache = {"directory": "/c", "usage_bytes": 0, "capacity_bytes": 1, "hit_ratio": None, "scrub": None}
-    show_status(
-        {
-            "gateway": {
-                "version": "1",
-                "s3_url": "u",
-                "draining": False,
-                "ready": True,
-                "closed": None,
-                "processes": [],
-            },
-            "origin": {"endpoint_url": "o", "reachable": True},
-            "cache": cache | {"disk": {"state": "well"}},
-            "pins": [],
-            "indexes": OneIndex(found).documents(),
-        }
-    )
+    show_status(status_of(found))
     assert line in capsys.readouterr().out.splitlines()
+
+
+def test_the_page_shows_it_too() -> None:
+    """A row for each."""
+    page = render(status_of(progress(state="waiting", complete=True, known_since=962.0, keys=9000)))
+    assert "<td>data</td><td>yes</td><td>38 s</td><td>9000</td><td>waiting</td>" in page

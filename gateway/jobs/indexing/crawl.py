@@ -17,7 +17,7 @@ from functools import partial
 
 import lmdb
 
-from gateway.errors import OriginAnswered, OriginError, StoreUnavailable
+from gateway.errors import OriginAnswered, StoreUnavailable
 from gateway.jobs.indexing.changes import drop_changed
 from gateway.jobs.indexing.landmarks import Landmarks
 from gateway.jobs.indexing.parts import Part, key_before
@@ -90,7 +90,7 @@ class Crawl:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._plan.listers):
                     group.create_task(self._lister(), name="index lister")
-        except* (OriginError, StoreUnavailable) as errors:
+        except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
     async def _lister(self) -> None:
