@@ -26,7 +26,7 @@ _EMPTY_MD5 = "d41d8cd98f00b204e9800998ecf8427e"
 
 
 def key_of(number: int) -> str:
-    return f"{PREFIX}class-{number // _PER_CLASS:06d}/image-of-the-set-{number:012d}.JPEG"
+    return f"{PREFIX}class-{number // _PER_CLASS:06d}/image-of-the-set-{number:014d}.JPEG"
 
 
 class _Keys:
