@@ -19,6 +19,8 @@ from gateway.counting import WorkerMetrics
 from gateway.edge.asgi import S3App
 from gateway.edge.authentication import Authenticator
 from gateway.edge.keyring import ConfiguredKeyring, Key, Keyring, OriginKeyring
+from gateway.jobs.indexing.indexes import Indexes
+from gateway.jobs.indexing.keeping import IndexPlan
 from gateway.jobs.runner import Jobs
 from gateway.jobs.snapshots import SnapshotDesk
 from gateway.jobs.store import JobStore
@@ -163,6 +165,7 @@ class Upkeep:
 
     jobs: Jobs
     events: OriginEvents
+    indexes: Indexes
     blocks: BlockCache
     scrubber: Scrubber | None
     snapshots: SnapshotDesk
@@ -170,7 +173,7 @@ class Upkeep:
 
 @asynccontextmanager
 async def upkeep(settings: Settings, *, instance_id: str, lease_end: socket | None = None) -> AsyncIterator[Upkeep]:
-    """The background process's part: jobs go on while this lasts.
+    """The background process's part: jobs go on while this lasts, and indexes are kept up.
 
     StartupError when the directory is a mistake, StoreUnavailable when the disk under it fails.
     """
@@ -184,12 +187,24 @@ async def upkeep(settings: Settings, *, instance_id: str, lease_end: socket | No
         )
         store = await asyncio.to_thread(JobStore, settings.cache.directory / "jobs")
         jobs = await Jobs.open(tools, store)
+        indexes = Indexes.open(tools, _index_plans(settings), node.metrics.indexes)
         try:
             events = OriginEvents(catalog, blocks, node.slots)
-            yield Upkeep(jobs, events, blocks, _scrubber(settings, blocks), SnapshotDesk(tools, jobs))
+            desk = SnapshotDesk(tools, jobs)
+            yield Upkeep(jobs, events, indexes, blocks, _scrubber(settings, blocks), desk)
         finally:
+            await indexes.close()
             await jobs.close()
             await asyncio.to_thread(library.shut)
+
+
+def _index_plans(settings: Settings) -> list[IndexPlan]:
+    scratch = settings.cache.directory / "jobs" / "inventories"
+    return [
+        IndexPlan(slot.name, slot.index_refresh_in_force_seconds, slot.index_listers, slot.index_inventory, scratch)
+        for slot in settings.slots
+        if slot.index
+    ]
 
 
 def _scrubber(settings: Settings, blocks: BlockCache) -> Scrubber | None:

@@ -30,6 +30,11 @@ from gateway.metrics import (
     CATALOG_LOOKUPS,
     CATALOG_NOT_KEPT,
     DISK_STATES,
+    INDEX_CHANGED_KEYS,
+    INDEX_CRAWLED_KEYS,
+    INDEX_CRAWLS,
+    INDEX_KEYS,
+    INDEX_KNOWN_SINCE,
     LISTING_KEYS_NOT_KEPT,
     LISTING_PAGES,
     ORIGIN_BYTES,
@@ -141,6 +146,24 @@ class SnapshotMetrics:
         SNAPSHOT_REFUSALS.add(1, slot, reason)
 
 
+class IndexMetrics:
+    """Counts what becomes of indexes (the methods of `jobs.indexing.progress.IndexObserver`)."""
+
+    def crawled(self, slot: str, keys: int) -> None:
+        INDEX_CRAWLED_KEYS.add(keys, slot)
+
+    def found_changed(self, slot: str, keys: int) -> None:
+        INDEX_CHANGED_KEYS.add(keys, slot)
+
+    def crawl_ended(self, slot: str, outcome: str) -> None:
+        INDEX_CRAWLS.add(1, slot, outcome)
+
+    def index_stands(self, slot: str, keys: int | None, known_since: float | None) -> None:
+        if keys is not None:
+            INDEX_KEYS.set(keys, slot)
+        INDEX_KNOWN_SINCE.set(known_since or 0.0, slot)
+
+
 class SmallAnswerMetrics:
     """Counts the events of one process's small answers (the methods of `metadata.observer.AnswersObserver`)."""
 
@@ -204,6 +227,7 @@ class WorkerMetrics:
         self.catalog = CatalogMetrics()
         self.answers = SmallAnswerMetrics()
         self.snapshots = SnapshotMetrics()
+        self.indexes = IndexMetrics()
 
     def origin_attempt(self, attempt: OriginAttempt) -> None:
         status = "unreachable" if attempt.status is None else str(attempt.status)

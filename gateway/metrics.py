@@ -164,6 +164,30 @@ LISTING_KEYS_NOT_KEPT = Counter(
     (),
     "Keys listed by the origin that the listing index did not keep: too many at once, or the disk could not take them.",
 )
+INDEX_CRAWLS = Counter(
+    "forebay_index_crawls_total",
+    "crawls",
+    ("slot", "outcome"),
+    "Crawls of slots with index = true that are over. outcome: done or failed (what is left is crawled later).",
+)
+INDEX_CRAWLED_KEYS = Counter(
+    "forebay_index_crawled_keys_total", "keys", ("slot",), "Keys that crawls have listed and kept."
+)
+INDEX_CHANGED_KEYS = Counter(
+    "forebay_index_changed_keys_total",
+    "keys",
+    ("slot",),
+    "Keys that crawls have found changed or gone; they were forgotten, and their blocks dropped.",
+)
+INDEX_KEYS = Gauge("forebay_index_keys", "keys", ("slot",), "Keys that the last whole crawl has listed.", latest=True)
+INDEX_KNOWN_SINCE = Gauge(
+    "forebay_index_known_since_timestamp_seconds",
+    "seconds since 1970",
+    ("slot",),
+    "When the oldest part of a complete index was asked for: time() minus this is its age. 0 while the index is not "
+    "complete, or its age is not known because the machine was booted since.",
+    latest=True,
+)
 
 ORIGIN_EVENTS = Counter(
     "forebay_origin_events_total",

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from loadtests import (
     cold_epoch,
     cold_large,
+    crawl,
     epochs,
     heads,
     listing,
@@ -42,6 +43,7 @@ TESTS: dict[str, tuple[command.Test, Options]] = {
     "many_ranges": (many_ranges.test, Options(2, 3, 1)),
     "listing": (listing.test, Options(2, 3, 0.1)),
     "receiving": (receiving.test, Options(2, 3, 0.5)),
+    "crawl": (crawl.test, Options(2, 2, 0.1)),
     "epochs": (epochs.test, Options(2, 2, 1)),
     "training": (training.test, Options(2, 3, 0.5)),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from rich.console import Console
@@ -43,11 +43,30 @@ def show_status(document: dict[str, Any]) -> None:
         problem = one["problem"]
         text = f"slot {one['slot']}: frozen by snapshot {one['snapshot']}" if problem is None else problem
         console.print(text, style="red" if problem else None, soft_wrap=True, highlight=False, markup=False)
+    for index in document["indexes"]:
+        console.print(_index(index), soft_wrap=True, highlight=False, markup=False)
     table = Table("process", "pid", "state", "restarts")
     for process in gateway["processes"]:
         ready = "ready" if process["ready"] else "down"
         table.add_row(process["name"], str(process["process_id"] or "-"), ready, str(process["restarts"]))
     console.print(table)
+
+
+def _index(index: dict[str, Any]) -> str:
+    """`index of imagenet: complete, 0:00:38 old; 1,281,167 keys`"""
+    stands = "complete" if index["complete"] else "not complete"
+    if index["complete"] and index["age_seconds"] is not None:
+        stands += f", {timedelta(seconds=round(index['age_seconds']))} old"
+    before = "" if index["keys_before"] is None else f" of about {index['keys_before']:,}"
+    now = {
+        "starting": "",
+        "inventory": "; reading the inventory",
+        "crawling": f"; crawling, {index['keys']:,}{before} keys so far",
+        "waiting": "" if index["keys_before"] is None else f"; {index['keys_before']:,} keys",
+        "failing": f"; {index['error']}",
+    }
+    inventory = f"; inventory not used: {index['inventory_error']}" if index["inventory_error"] else ""
+    return f"index of {index['slot']}: {stands}{now[index['state']]}{inventory}"
 
 
 def _scrub(scrub: dict[str, Any]) -> str:

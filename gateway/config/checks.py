@@ -34,6 +34,7 @@ def check(settings: Settings, environment: Mapping[str, str]) -> list[ConfigErro
         _capacity,
         _credentials,
         _slots,
+        _indexes,
     )
     problems = [problem for rule in rules for problem in rule(settings)]
     if any(problem.key == "origin.endpoint_url" for problem in problems):
@@ -201,6 +202,31 @@ def _frozen(key: str, slot: SlotSettings) -> Iterator[ConfigError]:
         yield ConfigError(f"{key}.mode", slot.mode, 'read-only with consistency = "snapshot"')
     if slot.prefix == "s3://":
         yield ConfigError(f"{key}.prefix", slot.prefix, 'a bucket, with consistency = "snapshot": s3://bucket/prefix')
+
+
+_INDEX_KEYS = ("index_refresh_seconds", "index_listers", "index_inventory")
+
+
+def _indexes(settings: Settings) -> Iterator[ConfigError]:
+    for i, slot in enumerate(settings.slots):
+        if not slot.index:
+            for name in _INDEX_KEYS:
+                if name in slot.model_fields_set:
+                    key = type(slot).model_fields[name].alias or name
+                    yield ConfigError(f"slots[{i}].{key}", getattr(slot, name), "only together with index = true")
+            continue
+        consistency = slot.consistency or ("ttl" if slot.mode == "read-only" else "strict")
+        if consistency not in ("ttl", "immutable"):
+            allowed = f"only with consistency = ttl or immutable: with {consistency} no crawl may answer a LIST"
+            yield ConfigError(f"slots[{i}].index", True, allowed)
+        if slot.prefix == "s3://":
+            yield ConfigError(f"slots[{i}].index", True, "only where prefix names a bucket")
+        refresh = slot.index_refresh_seconds
+        if consistency == "ttl" and slot.metadata_ttl_seconds < 2:
+            yield ConfigError(f"slots[{i}].metadata_ttl", slot.metadata_ttl_seconds, "at least 2s with index = true")
+        elif consistency == "ttl" and refresh is not None and refresh > slot.metadata_ttl_seconds:
+            allowed = f"at most metadata_ttl ({slot.metadata_ttl_seconds:g} seconds): LIST never answers what is older"
+            yield ConfigError(f"slots[{i}].index_refresh", refresh, allowed)
 
 
 _SLOT_KEYS_NOT_IN_FORCE: Mapping[str, object] = {

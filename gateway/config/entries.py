@@ -10,6 +10,7 @@ from pydantic import AfterValidator, SecretStr, model_validator
 from gateway.config.fields import (
     BandwidthBytesPerSecond,
     DurationSeconds,
+    S3ObjectUrl,
     S3Prefix,
     Section,
     SizeBytes,
@@ -101,6 +102,34 @@ class SlotSettings(Section):
         toml="stale_if_unreachable",
         le=365 * 86400,
     )
+    index: bool = setting(
+        False,
+        "Keep a complete listing of the prefix: it is crawled at the start and every index_refresh, LIST is answered "
+        "without the origin, and what others changed is forgotten and dropped from the cache when it is found.",
+        allowed="true or false; not with consistency = strict, nor with prefix s3://",
+    )
+    index_refresh_seconds: DurationSeconds | None = setting(
+        None,
+        "How often the index is crawled anew. Omitted: every half of metadata_ttl with consistency = ttl; once with "
+        "immutable.",
+        allowed="1s to 365d; at most metadata_ttl with consistency = ttl; only with index = true",
+        toml="index_refresh",
+        ge=1,
+        le=365 * 86400,
+    )
+    index_listers: int = setting(
+        32,
+        "LIST requests to the origin at the same time during a crawl.",
+        allowed="1 to 256; only with index = true",
+        ge=1,
+        le=256,
+    )
+    index_inventory: S3ObjectUrl | None = setting(
+        None,
+        "manifest.json of an S3 Inventory of the prefix, to begin the first crawl with. CSV; ORC and Parquet with "
+        "`pip install 'forebay[inventory]'`.",
+        allowed="s3://bucket/path/manifest.json; only with index = true",
+    )
     capacity_bytes: SizeBytes | None = setting(
         None,
         "Cache space that no other slot can take.",
@@ -158,6 +187,13 @@ class SlotSettings(Section):
     keep_last: int | None = setting(
         None, "Checkpoints kept readable on this disk.", allowed="1 to 10000", ge=1, le=10_000
     )
+
+    @property
+    def index_refresh_in_force_seconds(self) -> float | None:
+        """What holds where `index_refresh` is omitted, too. None: never."""
+        if self.index_refresh_seconds is not None or self.consistency_in_force == "immutable":
+            return self.index_refresh_seconds
+        return self.metadata_ttl_seconds / 2
 
     @property
     def consistency_in_force(self) -> Literal["strict", "ttl", "immutable", "snapshot"]:

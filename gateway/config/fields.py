@@ -46,6 +46,13 @@ def s3_prefix(value: str) -> str:
     return value
 
 
+def s3_object_url(value: str) -> str:
+    """`s3://bucket/key`."""
+    if not re.match(r"s3://[^/]+/.", value):
+        raise ValueError("s3://bucket/key")
+    return value
+
+
 def valid_endpoint_url(value: str) -> str:
     """Scheme, host and port only; empty stands for omitted."""
     match = re.fullmatch(r"https?://(\[[0-9A-Fa-f:.]+\]|[^/?#@:\s\[\]]+)(?::(\d{1,5}))?/?", value)
@@ -56,6 +63,7 @@ def valid_endpoint_url(value: str) -> str:
 
 HostName = Annotated[str, AfterValidator(host_name)]
 S3Prefix = Annotated[str, AfterValidator(s3_prefix)]
+S3ObjectUrl = Annotated[str, AfterValidator(s3_object_url)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 PORT = "a whole number 0 to 65535; 0 picks a free port"
 

@@ -54,6 +54,7 @@ def control_app(
             Route("/api/v1/unpin", guard(work.unpin), methods=["POST"]),
             Route("/api/v1/pins", guard(work.pins)),
             Route("/api/v1/events", guard(events.post), methods=["POST"]),
+            Route("/api/v1/indexes", guard(lent.indexes.list)),
             Route("/api/v1/jobs", guard(work.list)),
             Route("/api/v1/jobs/{job_id}", guard(work.show), methods=["GET"]),
             Route("/api/v1/jobs/{job_id}", guard(work.cancel), methods=["DELETE"]),
@@ -164,6 +165,7 @@ class _Control:
             },
             "pins": self._pins(),
             "frozen": await self._frozen(),
+            "indexes": self._lent.indexes.documents() or [],
             "slots": [
                 {
                     "name": slot.name,

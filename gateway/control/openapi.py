@@ -102,6 +102,30 @@ _FROZEN = {
         "problem": {"type": ["string", "null"], "description": "why requests in the slot are refused"},
     },
 }
+_INDEX = {
+    "type": "object",
+    "properties": {
+        "slot": {"type": "string"},
+        "prefix": {"type": "string"},
+        "refresh_seconds": {"type": ["number", "null"], "description": "null: crawled once"},
+        "state": {"enum": ["starting", "inventory", "crawling", "waiting", "failing"]},
+        "complete": {"type": "boolean", "description": "LIST of the prefix is answered without the origin"},
+        "known_since": {"type": ["number", "null"], "description": "seconds since 1970-01-01 UTC: the oldest part"},
+        "age_seconds": {"type": ["number", "null"], "description": "of the oldest part"},
+        "started_at": {"type": ["number", "null"], "description": "of the crawl under way, or the last one"},
+        "ended_at": {"type": ["number", "null"], "description": "of the last crawl that came to its end"},
+        "next_at": {"type": ["number", "null"]},
+        "keys": {"type": "integer", "description": "listed by the crawl under way, or the last one"},
+        "pages": {"type": "integer"},
+        "keys_before": {"type": ["integer", "null"], "description": "listed by the last crawl that listed everything"},
+        "crawls": {"type": "integer", "description": "that have come to their end, since the gateway started"},
+        "changed": {"type": "integer", "description": "keys that were found changed or gone"},
+        "error": {"type": ["string", "null"]},
+        "inventory": {"type": ["string", "null"], "description": "s3://bucket/path/manifest.json to begin with"},
+        "inventory_error": {"type": ["string", "null"], "description": "why it could not be used"},
+    },
+}
+_INDEXES = {"type": "object", "properties": {"indexes": {"type": "array", "items": _INDEX}}}
 _STATUS = {
     "type": "object",
     "properties": {
@@ -110,6 +134,7 @@ _STATUS = {
         "cache": _CACHE,
         "pins": {"type": "array", "items": {"type": "string", "description": "s3://bucket/prefix"}},
         "frozen": {"type": "array", "items": _FROZEN},
+        "indexes": {"type": "array", "items": _INDEX},
         "slots": {"type": "array", "items": _SLOT},
     },
 }
@@ -197,6 +222,7 @@ def describe() -> dict[str, Any]:
             "/api/v1/unpin": _unpin(),
             "/api/v1/pins": _get("The pinned prefixes.", "application/json", _PINS),
             "/api/v1/events": _events(),
+            "/api/v1/indexes": _get("Indexes of slots.", "application/json", _INDEXES),
             "/api/v1/jobs": _get("Jobs, the oldest first.", "application/json", _JOBS),
             "/api/v1/jobs/{job_id}": _job(),
             **snapshot_paths(_JOB, _GUARDED),

@@ -40,7 +40,13 @@ def render(status: dict[str, Any]) -> str:
         for s in status["slots"]
     ]
     frozen = [(one["slot"], one["snapshot"], one["problem"] or "in use") for one in status["frozen"]]
+    indexes = [
+        (i["slot"], "yes" if i["complete"] else "no", _age(i["age_seconds"]), i["keys"], i["state"])
+        for i in status["indexes"]
+    ]
     body = _table((), facts) + _table(("process", "pid", "state", "restarts"), processes)
+    if indexes:
+        body += _table(("index of slot", "complete", "age", "keys", "state"), indexes)
     head = ("slot", "prefix", "mode", "in use", "guaranteed", "bytes from cache")
     body += _table(head, slots) if slots else ""
     return _PAGE.format(body=body + (_table(("slot", "frozen by", "state"), frozen) if frozen else ""))
@@ -48,6 +54,10 @@ def render(status: dict[str, Any]) -> str:
 
 def _ratio(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.1%}"
+
+
+def _age(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.0f} s"
 
 
 def _gib(size_bytes: int) -> str:

@@ -134,6 +134,11 @@ class Catalog:
         self.observer.looked_up(slot.name, "listed")
         return _answer(key, entry, headers)
 
+    def has_learned(self, version: ObjectVersion) -> bool:
+        """Whether this version is the last one that was learned of its key, at any age, and not written since."""
+        entry = self._opened.store.lookup(version.key)
+        return entry is not None and entry.head is not None and entry.head.version == version
+
     def learned(
         self, head: ObjectHead, slot: Slot, asked: Learned, *, headers: Mapping[str, str], with_checksums: bool
     ) -> None:

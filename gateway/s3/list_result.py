@@ -90,7 +90,7 @@ def _quick_entries(body: bytes, *, with_owner: bool) -> tuple[list[ListedEntry],
             return [], body
         key, modified, etag, before, size, after = found.groups()
         plain_etag = etag.replace(b"&quot;", b'"').replace(b"&#34;", b'"')
-        form = _quick_form(before, after, with_owner)
+        form = form_of_parts(before, after, with_owner)
         if b"&" in plain_etag or form is None:
             return [], body
         entries.append(
@@ -101,7 +101,8 @@ def _quick_entries(body: bytes, *, with_owner: bool) -> tuple[list[ListedEntry],
 
 
 @lru_cache(maxsize=4096)
-def _quick_form(before: bytes, after: bytes, with_owner: bool) -> EntryForm | None:
+def form_of_parts(before: bytes, after: bytes, with_owner: bool) -> EntryForm | None:
+    """The form of an entry that says this between ETag and size, and this behind; None: it cannot be read so."""
     root = parse_bounded(b"<x>" + before + b"<Size/>" + after + b"</x>", _ELEMENTS_MAX)
     return None if root is None else _form(root, with_owner=with_owner)
 

@@ -71,7 +71,7 @@ async def _serve_admin(orders: Orders, lent: Holders) -> None:
 
 
 async def _keep_up(handover: Handover, lent: Holders) -> None:
-    """Survey the blocks where that is needed, scrub them, and do jobs.
+    """Survey the blocks where that is needed, scrub them, keep up the indexes of slots, and do jobs.
 
     What fails is tried again: the workers serve meanwhile.
     """
@@ -98,11 +98,13 @@ async def _keep_up(handover: Handover, lent: Holders) -> None:
 def _lend(lent: Holders, kept: Upkeep) -> None:
     """Let the admin port see to what the cache directory holds."""
     lent.jobs.jobs, lent.changes.changes, lent.snapshots.desk = kept.jobs, kept.events, kept.snapshots
+    lent.indexes.follow(kept.indexes)
 
 
 def _take_back(lent: Holders) -> None:
     """The cache directory is closed."""
     lent.jobs.jobs = lent.changes.changes = lent.snapshots.desk = None
+    lent.indexes.follow(None)
     lent.scrub.follow(None)
 
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from gateway.config.entries import SlotSettings
 from loadtests.harness import machine
 from loadtests.harness.content import BUCKET
-from loadtests.harness.origin import LoadOrigin
+from loadtests.harness.server_process import ServerProcess
 from tests.support.gateway_process import GatewayProcess
 
 
@@ -63,7 +63,7 @@ def slot_knows(key: str) -> bool:
 
 @contextmanager
 def gateway(
-    origin: LoadOrigin,
+    origin: ServerProcess,
     *,
     name: str = "forebay",
     capacity: str = "8GiB",

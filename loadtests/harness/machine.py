@@ -71,6 +71,14 @@ def peak_memory_bytes(pid: int) -> int:
     raise LookupError(f"no VmHWM of process {pid}")
 
 
+def anonymous_bytes(pid: int) -> int:
+    """What the process has resident without mapped files (RssAnon)."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise LookupError(f"no RssAnon of process {pid}")
+
+
 def forget_pages(directory: Path) -> None:
     """Drop the files below `directory` from the page cache, and no other file."""
     os.sync()

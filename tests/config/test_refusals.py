@@ -59,6 +59,9 @@ def test_all_errors_are_reported_at_once_with_key_value_and_what_is_allowed(tmp_
         ('[[slots]]\nname = "a b"\nprefix = "s3://b/"\n', "slots[0].name"),
         ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nmode = "rw"\n', "slots[0].mode"),
         ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nweight = 0\n', "slots[0].weight"),
+        ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nindex_refresh = "1h"\n', "slots[0].index_refresh"),
+        ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nindex_listers = 4\n', "slots[0].index_listers"),
+        ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nindex_inventory = "s3://c/m"\n', "slots[0].index_inventory"),
         (
             '[cache]\ncapacity = "1GiB"\n[[slots]]\nname = "a"\nprefix = "s3://b/"\ncapacity = "2GiB"\n',
             "slots[].capacity",
@@ -177,3 +180,38 @@ def test_a_ceiling_too_low_to_work_under_is_refused(tmp_path: Path, direction: s
     assert found[f"origin.{key}"].startswith(f"origin.{key} = '63KiB/s': at least 64KiB/s")
     assert found[f"slots[0].{key}"].startswith(f"slots[0].{key} = 65535: at least 64KiB/s")
     assert load(tmp_path, f'[origin]\n{key} = "64KiB/s"\n').warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("slot", "key", "why"),
+    [
+        ({"consistency": "strict"}, "index", "consistency = ttl or immutable"),
+        ({}, "index", "with strict"),
+        ({"mode": "read-only", "prefix": "s3://"}, "index", "names a bucket"),
+        ({"mode": "read-only", "index_refresh": "90s"}, "index_refresh", "at most metadata_ttl (60 seconds)"),
+        ({"mode": "read-only", "metadata_ttl": "1s"}, "metadata_ttl", "at least 2s"),
+        ({"consistency": "immutable", "index_inventory": "s3://bucket"}, "index_inventory", "manifest.json"),
+    ],
+)
+def test_an_index_that_could_answer_nothing_is_refused(
+    tmp_path: Path, slot: dict[str, object], key: str, why: str
+) -> None:
+    """Where LIST always asks the origin, where no bucket is named, where it would be too old before the next crawl."""
+    found = problems(tmp_path, to_toml({"slots": [{"name": "a", "prefix": "s3://b/", "index": True} | slot]}))
+    assert list(found) == [f"slots[0].{key}"]
+    assert why in found[f"slots[0].{key}"]
+
+
+@pytest.mark.parametrize(
+    ("slot", "refresh_seconds"),
+    [
+        ({"mode": "read-only"}, 30.0),
+        ({"consistency": "ttl", "metadata_ttl": "1h", "index_refresh": "1h"}, 3600.0),
+        ({"consistency": "immutable"}, None),
+        ({"consistency": "immutable", "index_refresh": "1d"}, 86_400.0),
+    ],
+)
+def test_how_often_an_index_is_crawled(tmp_path: Path, slot: dict[str, object], refresh_seconds: float | None) -> None:
+    """What is not said: twice in metadata_ttl, and once where nothing changes."""
+    loaded = load(tmp_path, to_toml({"slots": [{"name": "a", "prefix": "s3://b/", "index": True} | slot]}))
+    assert loaded.settings.slots[0].index_refresh_in_force_seconds == refresh_seconds

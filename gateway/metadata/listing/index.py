@@ -13,7 +13,7 @@ from gateway.clock import Clock
 from gateway.metadata.generations import WriteGenerations
 from gateway.metadata.listing.batches import Asked, Batch
 from gateway.metadata.listing.bounds import Bound, answerable
-from gateway.metadata.listing.intervals import known_until
+from gateway.metadata.listing.intervals import Interval, known_until
 from gateway.metadata.listing.landing import ListingLanding
 from gateway.metadata.listing.learning import told_by
 from gateway.metadata.listing.marks import Marks
@@ -23,7 +23,7 @@ from gateway.metadata.listing.places import END, behind
 from gateway.metadata.listing.records import form_of, forms_of, numbered, pack, unpack
 from gateway.metadata.listing.sharing import SharedQuestions
 from gateway.metadata.listing.store import ListingStore
-from gateway.metadata.listing.view import View
+from gateway.metadata.listing.view import View, touching
 from gateway.metadata.observer import CatalogObserver
 from gateway.metadata.records import Learned
 from gateway.policy.slots import Slots
@@ -131,7 +131,7 @@ class ListingIndex:
 
     def asked(self, bucket: str) -> Asked:
         """To be taken before the origin is asked for what `learn` or `learn_truth` is to be told."""
-        learned = Learned(self._generations.of_bucket(bucket), self._clock.monotonic(), self._boot)
+        learned = self.moment(bucket)
         try:
             return Asked(learned, self._marks.now())
         except lmdb.Error:
@@ -162,6 +162,17 @@ class ListingIndex:
         For crawls: in transactions of a millisecond, between which other processes come in. Raises lmdb.Error.
         """
         return await self._landing.land([batch])
+
+    def known(self, bucket: str, start: bytes, stop: bytes) -> list[Interval]:
+        """What of [start, stop) is known at any age and not void, in order. Blocks; raises lmdb.Error."""
+        generation = self._generations.of_bucket(bucket)
+        with self._store.view(bucket) as view:
+            around = [] if view is None else list(touching(view, start, stop, overlapping=True))
+        return [one for one in around if one.learned.generation == generation]
+
+    def moment(self, bucket: str) -> Learned:
+        """Now, as intervals have it."""
+        return Learned(self._generations.of_bucket(bucket), self._clock.monotonic(), self._boot)
 
     # --- own writes -------------------------------------------------------------------------------------------------
 
@@ -196,7 +207,7 @@ class ListingIndex:
         await asyncio.to_thread(self._marking.shutdown)
 
     def _known_until(self, view: View, bucket: str, start: bytes, bound: Bound, *, stale: bool) -> bytes:
-        now = Learned(self._generations.of_bucket(bucket), self._clock.monotonic(), self._boot)
+        now = self.moment(bucket)
         return known_until(view.intervals(start), start, lambda learned: bound.allows(learned, now, stale=stale))
 
     def _merged(

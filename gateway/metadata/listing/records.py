@@ -77,6 +77,11 @@ def with_form(record: bytes, form: int) -> bytes:
     return record[:_FORM_AT] + form.to_bytes(2, "little") + record[_FORM_AT + 2 :]
 
 
+def without_form(record: bytes) -> bytes:
+    """What is said of this object alone."""
+    return record[:_FORM_AT] + record[_FORM_AT + 2 :]
+
+
 def form_of(record: bytes) -> int:
     """The number of the record's form."""
     return int.from_bytes(record[_FORM_AT : _FORM_AT + 2], "little")
@@ -128,8 +133,8 @@ def minute_text(minutes: int) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _parsed_seconds(text: str) -> int | None:
-    """None for what is no date, or none that `date_text` gives back to the letter."""
+def parsed_seconds(text: str) -> int | None:
+    """Seconds since 1970. None for what is no date, or none that `date_text` gives back to the letter."""
     found = _DATE.fullmatch(text)
     if found is None:
         return None
@@ -144,4 +149,4 @@ def _parsed_date(text: str) -> tuple[int | None, int]:
     fraction = _MILLISECONDS.fullmatch(text, 19)
     if fraction is None:
         return None, 0
-    return _parsed_seconds(text[:19]), int(fraction[1])
+    return parsed_seconds(text[:19]), int(fraction[1])

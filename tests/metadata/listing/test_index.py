@@ -491,3 +491,39 @@ def test_a_sorted_build_takes_little_room(tmp_path: Path) -> None:
         assert statistics["size_bytes"] / 20_000 < 130
 
     play(tmp_path / "c", scenario)
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+def test_what_lands_in_many_places_at_once_is_packed_as_well(tmp_path: Path, streams: int) -> None:
+    """A crawl lands keys in order, but here and there, and in front of others: no page is left half empty."""
+
+    async def scenario(one: Bench) -> None:
+        each, at_once = 4000 // streams, 500
+        await one.index.land(
+            Batch("b", b"zzz", END, [(b"zzz", pack(entry(b"zzz"), 0))], [STANDARD], one.index.asked("b"), 0)
+        )
+        for first in range(0, each, at_once):
+            for stream in range(streams):
+                keys = [b"%054d" % (stream * each + n) for n in range(first, min(first + at_once, each))]
+                listed = [(key, pack(entry(key), 0)) for key in keys]
+                asked = one.index.asked("b")
+                await one.index.land(Batch("b", keys[0], behind(keys[-1]), listed, [STANDARD], asked, math.inf))
+        assert one.opened.listing.statistics()["keys"] == 4001
+        assert one.opened.listing.statistics()["size_bytes"] < 130 * 4001
+
+    play(tmp_path, scenario)
+
+
+def test_a_form_that_has_changed_is_no_change_of_the_object(tmp_path: Path) -> None:
+    """A listing with owners, or of a bucket whose checksums are told now: kept, but nothing to drop blocks for."""
+
+    async def scenario(one: Bench) -> None:
+        await one.learn(entry(b"a"), entry(b"b"))
+        listed = [(key, pack(entry(key), 0)) for key in (b"a", b"b")]
+        changed = await one.index.land(Batch("b", b"", END, listed, [GLACIER], one.index.asked("b"), 0.0))
+        assert changed == []
+        found = one.find()
+        assert isinstance(found, Found)
+        assert {found.forms[int.from_bytes(record[6:8], "little")] for _, record in found.page.keys} == {GLACIER}
+
+    play(tmp_path, scenario)

@@ -1,0 +1,142 @@
+"""Indexes of slots over an origin in memory, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gateway.jobs.indexing.indexes import Indexes
+from gateway.jobs.indexing.keeping import IndexPlan
+from gateway.jobs.work import Tools
+from gateway.metadata.listing.bounds import Bound
+from gateway.metadata.listing.index import Found, ListingIndex
+from gateway.metadata.listing.pages import Wanted
+from gateway.origin.client import Origin, OriginRequest, OriginResponse
+from gateway.origin.memory import MemoryOrigin
+from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Slot, Slots
+from gateway.s3.requests import Operation
+from tests.support.blocks import BUCKET, TestClock
+from tests.support.jobs import JobBench, job_bench
+
+FOR_EVER = Bound(math.inf, math.inf)
+TTL = Slot("data", Prefix.parse(f"s3://{BUCKET}/"), "read-write", "ttl", 100.0)
+IMMUTABLE = Slot("data", Prefix.parse(f"s3://{BUCKET}/"), "read-write", "immutable")
+
+
+@dataclass
+class KeptObserver:
+    """Keeps what it is told."""
+
+    crawled_keys: int = 0
+    changed_keys: int = 0
+    outcomes: list[str] = field(default_factory=list)
+    known_since: float | None = None
+
+    def crawled(self, slot: str, keys: int) -> None:
+        self.crawled_keys += keys
+
+    def found_changed(self, slot: str, keys: int) -> None:
+        self.changed_keys += keys
+
+    def crawl_ended(self, slot: str, outcome: str) -> None:
+        self.outcomes.append(outcome)
+
+    def index_stands(self, slot: str, keys: int | None, known_since: float | None) -> None:
+        self.known_since = known_since
+
+
+@dataclass(frozen=True)
+class IndexBench:
+    """What a test needs to watch an index being kept."""
+
+    indexes: Indexes
+    bench: JobBench
+    clock: TestClock
+    observer: KeptObserver
+
+    @property
+    def listing(self) -> ListingIndex:
+        index = self.bench.catalog.listing
+        assert isinstance(index, ListingIndex)
+        return index
+
+    async def crawled(self, times: int = 1) -> None:
+        """Wait until so many crawls have come to their end, while time passes."""
+
+        def is_over() -> bool:
+            document = self.indexes.documents()[0]
+            return bool(document["crawls"] >= times and document["state"] == "waiting")
+
+        await self.until(is_over)
+
+    async def until(self, holds: object) -> None:
+        """Wait for what the indexes are about to bring about; the clock moves on while they sleep."""
+        assert callable(holds)
+        async with asyncio.timeout(20):
+            while not holds():
+                await asyncio.sleep(0.002)
+                self.clock.advance(0.5)
+
+    def listed(self, bound: Bound = FOR_EVER, *, prefix: str = "", bucket: str = BUCKET) -> list[str] | None:
+        """All keys as the index lists them, page by page; None: it cannot."""
+        keys: list[str] = []
+        wanted = Wanted(prefix.encode(), limit=7)
+        while True:
+            found = self.listing.find(bucket, wanted, bound, with_owner=False)
+            if not isinstance(found, Found):
+                return None
+            keys += [key.decode() for key, _ in found.page.keys]
+            if not found.page.is_truncated:
+                return keys
+            wanted = Wanted(prefix.encode(), limit=7, after=found.page.last)
+
+
+@asynccontextmanager
+async def index_bench(
+    directory: Path,
+    origin: MemoryOrigin,
+    slots: Sequence[Slot] = (TTL,),
+    *,
+    plans: Sequence[IndexPlan] = (IndexPlan("data", 50.0, listers=4),),
+    through: Origin | None = None,
+    clock: TestClock | None = None,
+) -> AsyncIterator[IndexBench]:
+    clock, observer = clock or TestClock(), KeptObserver()
+    async with job_bench(directory, origin, through=through, slots=slots, clock=clock) as bench:
+        tools = Tools(through or origin, bench.catalog, bench.cache, Slots(slots), clock)
+        indexes = Indexes.open(tools, plans, observer)
+        try:
+            yield IndexBench(indexes, bench, clock, observer)
+        finally:
+            await indexes.close()
+
+
+def lists(origin: MemoryOrigin) -> int:
+    """How often the origin was asked for a page."""
+    return sum(call.operation is Operation.LIST_OBJECTS_V2 for call in origin.calls)
+
+
+def fill(origin: MemoryOrigin, keys: Collection[str], body: bytes = b"x") -> None:
+    for key in keys:
+        origin.put(BUCKET, key, body)
+
+
+class SmallPages:
+    """Stands before an origin, and asks it for pages of a few keys only."""
+
+    def __init__(self, origin: Origin, keys: int) -> None:
+        self._origin = origin
+        self._keys = keys
+
+    async def send(self, request: OriginRequest) -> OriginResponse:
+        if ("list-type", "2") in request.query:
+            request = replace(request, query=[*request.query, ("max-keys", str(self._keys))])
+        return await self._origin.send(request)
+
+    async def aclose(self) -> None:
+        await self._origin.aclose()
