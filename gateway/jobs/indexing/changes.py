@@ -9,23 +9,17 @@ from gateway.metadata.catalog import Catalog
 from gateway.metadata.listing.batches import Batch
 from gateway.metadata.listing.records import unpack
 from gateway.objects import ObjectKey, ObjectVersion
-from gateway.policy.slots import Slots
 
 
-async def drop_changed(
-    catalog: Catalog, blocks: BlockCache, slots: Slots, batch: Batch, changed: Sequence[bytes]
-) -> int:
+async def drop_changed(catalog: Catalog, blocks: BlockCache, batch: Batch, changed: Sequence[bytes]) -> int:
     """Of the keys that the index knew otherwise than the origin has listed them in `batch`; how many were dropped.
 
     Those of which the catalog has learned just what is listed are left alone: they were written through this gateway,
-    or looked up since, and their blocks are those of the version that is there. So are those in a slot that a snapshot
-    freezes: theirs are of the version that the snapshot holds.
+    or looked up since, and their blocks are those of the version that is there.
     """
     listed, dropped = dict(batch.listed), 0
     for raw in changed:
         key = ObjectKey(batch.bucket, raw.decode())
-        if slots.find(key.bucket, key.key).consistency == "snapshot":
-            continue
         record = listed.get(raw)
         if record is not None:
             entry = unpack(raw, record, batch.forms)

@@ -178,7 +178,7 @@ class Crawl:
         self._progress.pages += 1
         self._observer.crawled(self._plan.slot, len(batch.listed))
         if changed and self._plan.finds_changes:
-            dropped = await drop_changed(self._tools.catalog, self._tools.blocks, self._tools.slots, batch, changed)
+            dropped = await drop_changed(self._tools.catalog, self._tools.blocks, batch, changed)
             self._progress.changed += dropped
             self._observer.found_changed(self._plan.slot, dropped)
 
