@@ -36,6 +36,7 @@ def status_of(found: Progress) -> dict[str, Any]:
         "origin": {"endpoint_url": "o", "reachable": True},
         "cache": cache | {"disk": {"state": "well"}},
         "pins": [],
+        "frozen": [],
         "slots": [],
         "indexes": OneIndex(found).documents(),
     }
