@@ -55,8 +55,9 @@ campaign: $(STAMPS)/test  ## long: generated tests, 100,000 pages of listings, s
 	@echo "campaign: SEED=$(SEED), done so far: $$(ls $(DONE) 2>/dev/null | tr '\n' ' ')"
 	@mkdir -p $(DONE)
 	$(call part,generated,,-m "not clients and not torch" --hypothesis-seed=$(SEED))
-	$(call part,listing,FOREBAY_LISTING_EXAMPLES=3000,--timeout=3600 --hypothesis-seed=$(SEED) tests/scenarios/test_listing.py tests/semantics/test_listing_staleness.py)
-	$(call part,listing-moto,FOREBAY_LISTING_EXAMPLES=200 FOREBAY_LISTING_ORIGIN=moto,--timeout=3600 --hypothesis-seed=$(SEED) tests/scenarios/test_listing.py -k every_page)
+	$(call part,listing,FOREBAY_LISTING_EXAMPLES=16000,--timeout=7200 --hypothesis-seed=$(SEED) tests/scenarios/test_listing.py)
+	$(call part,listing-staleness,FOREBAY_LISTING_EXAMPLES=3000,--timeout=3600 --hypothesis-seed=$(SEED) tests/semantics/test_listing_staleness.py)
+	$(call part,listing-moto,FOREBAY_LISTING_EXAMPLES=1500 FOREBAY_LISTING_ORIGIN=moto,--timeout=3600 --hypothesis-seed=$(SEED) tests/scenarios/test_listing.py -k every_page)
 	$(call part,staleness,FOREBAY_STALENESS_EXAMPLES=5000,--timeout=7200 --hypothesis-seed=$(SEED) tests/semantics/test_staleness_histories.py)
 	$(call part,races,FOREBAY_STEPS=50000 FOREBAY_SEED=$(SEED),tests/scenarios/test_races.py)
 	$(call part,kills,FOREBAY_KILLS=500 FOREBAY_KILL_SEED=$(SEED),tests/crash/test_kills.py)
