@@ -70,14 +70,16 @@ class Tools:
 
 
 class OneFlush:
-    """Runs once, for one object."""
+    """Runs once, for one object. `waits` while it has failed and does nothing; `on_wait` is told when that begins."""
 
-    def __init__(self, tools: Tools, clock: Clock, dice: random.Random) -> None:
+    def __init__(self, tools: Tools, clock: Clock, dice: random.Random, on_wait: Callable[[], None]) -> None:
         self._journal = tools.journal
         self._requests = tools.requests
         self._observer = tools.observer
         self._clock = clock
         self._dice = dice
+        self._on_wait = on_wait
+        self.waits = False
         self._events: asyncio.Queue[asyncio.Task[Event | None]] = asyncio.Queue()
         self._under_way: set[asyncio.Task[Event | None]] = set()
 
@@ -168,7 +170,12 @@ class OneFlush:
     async def _wait(self, pending: PendingObject, instruction: Wait) -> Event:
         self._observer.failing(pending, instruction.failures, instruction.reason)
         longest = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(instruction.failures, 10))
-        await self._clock.sleep(longest * self._dice.uniform(0.5, 1.0))
+        self.waits = True
+        self._on_wait()
+        try:
+            await self._clock.sleep(longest * self._dice.uniform(0.5, 1.0))
+        finally:
+            self.waits = False
         if not self._is_pending(pending.sequence):
             raise Overtaken
         return Again()

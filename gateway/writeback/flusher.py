@@ -9,22 +9,49 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from gateway.clock import Clock
-from gateway.errors import BufferDamaged
+from gateway.errors import BufferDamaged, BufferUnavailable
 from gateway.objects import ObjectKey
 from gateway.writeback.book import Book
 from gateway.writeback.flush import OneFlush, Tools
 from gateway.writeback.records import PendingObject
 
 FLUSHES_PER_SLOT = 8
+"""At work at once."""
+
+WAITING_PER_SLOT = 64
+"""That have failed and wait for their next try: they are in nobody's way, up to this number."""
 
 LOOK_SECONDS = 0.25
 """What nobody told us of is found so soon."""
 
 _PAGE = 32
+
+
+class _SlotFlushes:
+    """What is on its way in one slot, by key."""
+
+    def __init__(self) -> None:
+        self._flushes: dict[ObjectKey, OneFlush] = {}
+
+    def __contains__(self, key: ObjectKey) -> bool:
+        return key in self._flushes
+
+    def has_room(self) -> bool:
+        """Whether another one may begin."""
+        waiting = sum(flush.waits for flush in self._flushes.values())
+        at_work = len(self._flushes) - waiting
+        return at_work < FLUSHES_PER_SLOT and waiting < WAITING_PER_SLOT
+
+    def begin(self, key: ObjectKey, flush: OneFlush) -> None:
+        self._flushes[key] = flush
+
+    def end(self, key: ObjectKey) -> None:
+        del self._flushes[key]
 
 
 class Flusher:
@@ -33,7 +60,8 @@ class Flusher:
     def __init__(self, tools: Tools, clock: Clock) -> None:
         self._tools = tools
         self._clock = clock
-        self._running: dict[str, dict[ObjectKey, asyncio.Task[None]]] = {}
+        self._slots: dict[str, _SlotFlushes] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._aside: set[int] = set()
         self._news = asyncio.Event()
 
@@ -41,39 +69,47 @@ class Flusher:
         self._news.set()
 
     async def run(self) -> None:
-        """For ever."""
+        """For ever. A journal that cannot be used now is asked again."""
         try:
             while True:
                 self._news.clear()
-                await self._abort_orphans()
-                self._start_flushes()
+                with suppress(BufferUnavailable):  # whoever writes to it learns of it
+                    await self._abort_orphans()
+                    self._start_flushes()
                 await self._some_news()
         finally:
             await self._stop()
 
     def _start_flushes(self) -> None:
-        for slot in self._tools.journal.read(lambda book: book.slots()):
-            running = self._running.setdefault(slot, {})
+        for name in self._tools.journal.read(lambda book: book.slots()):
+            slot = self._slots.setdefault(name, _SlotFlushes())
             after = 0
-            while len(running) < FLUSHES_PER_SLOT and (page := self._page(slot, after)):
+            while slot.has_room() and (page := self._page(name, after)):
                 for pending in page:
-                    if len(running) < FLUSHES_PER_SLOT and self._may_start(running, pending):
-                        running[pending.key] = asyncio.create_task(self._flush(running, pending))
+                    if slot.has_room() and self._may_start(slot, pending):
+                        self._start(slot, pending)
                 after = page[-1].sequence
 
     def _page(self, slot: str, after: int) -> Sequence[PendingObject]:
         return self._tools.journal.read(lambda book: book.startable(slot, after, _PAGE))
 
-    def _may_start(self, running: Mapping[ObjectKey, object], pending: PendingObject) -> bool:
+    def _may_start(self, slot: _SlotFlushes, pending: PendingObject) -> bool:
         """Whether it is the first of its key, and not on its way."""
-        if pending.key in running or pending.sequence in self._aside:
+        if pending.key in slot or pending.sequence in self._aside:
             return False
         first = self._tools.journal.read(lambda book: book.earliest(pending.key))
         return first is not None and first.sequence == pending.sequence
 
-    async def _flush(self, running: dict[ObjectKey, asyncio.Task[None]], pending: PendingObject) -> None:
+    def _start(self, slot: _SlotFlushes, pending: PendingObject) -> None:
+        flush = OneFlush(self._tools, self._clock, random.Random(), self.wake)
+        slot.begin(pending.key, flush)
+        task = asyncio.create_task(self._flush(slot, pending, flush))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _flush(self, slot: _SlotFlushes, pending: PendingObject, flush: OneFlush) -> None:
         try:
-            await OneFlush(self._tools, self._clock, random.Random()).run(pending.sequence)
+            await flush.run(pending.sequence)
         except BufferDamaged as error:
             self._aside.add(pending.sequence)
             self._tools.observer.damaged(pending, str(error))
@@ -81,7 +117,7 @@ class Flusher:
             self._tools.observer.failing(pending, 1, repr(error))
             await self._clock.sleep(LOOK_SECONDS)
         finally:
-            del running[pending.key]
+            slot.end(pending.key)
             self.wake()
 
     async def _abort_orphans(self) -> None:
@@ -101,7 +137,7 @@ class Flusher:
             telling.cancel()
 
     async def _stop(self) -> None:
-        running = [task for flushes in self._running.values() for task in flushes.values()]
+        running = list(self._tasks)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)

@@ -447,6 +447,21 @@ def test_a_slot_that_gets_nowhere_keeps_no_other_waiting(tmp_path: Path) -> None
     with_buffer(tmp_path, scenario)
 
 
+def test_what_is_refused_keeps_nothing_else_of_its_slot_waiting(tmp_path: Path) -> None:
+    """Objects that fail give way while they wait for their next try."""
+
+    async def scenario(buffer: Buffer) -> None:
+        buffer.origin.inject(lambda call: (call.key or "").startswith("no/"), Answer(403, "AccessDenied"), times=None)
+        for number in range(3 * FLUSHES_PER_SLOT):
+            await buffer.put(key(f"no/{number}"), b"x")
+        await buffer.put(key("yes"), b"y")
+        buffer.start()
+        await buffer.until(lambda: len(buffer.left()) == 3 * FLUSHES_PER_SLOT)
+        assert list(buffer.bucket.objects) == ["yes"]
+
+    with_buffer(tmp_path, scenario)
+
+
 def test_an_origin_with_other_etags_is_believed(tmp_path: Path) -> None:
     """A bucket that encrypts makes ETags that are no MD5: the object is done when the origin shows what it answered."""
 
