@@ -107,6 +107,10 @@ class Book:
         self._close_upload(ended)
         return stored
 
+    def completed_at_origin(self, ended: Ended) -> None:
+        """The origin has made the object itself: nothing of the upload is needed here any more."""
+        self._close_upload(ended)
+
     def abort(self, ended: Ended) -> None:
         """End an upload without an object: its parts go, here and at the origin."""
         upload = self.upload(ended.upload_id)

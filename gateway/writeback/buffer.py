@@ -112,6 +112,18 @@ class WritebackBuffer:
         """CompleteMultipartUpload with the chosen parts."""
         return await self.journal.change(lambda book: book.complete(pending, ended))
 
+    async def completed_at_origin(self, ended: Ended) -> None:
+        """CompleteMultipartUpload that the origin has carried out."""
+        await self.journal.change(lambda book: book.completed_at_origin(ended))
+
+    async def begun_at_origin(self, upload_id: str, origin_upload_id: str) -> None:
+        """The origin has an upload for this one, too."""
+        await self.journal.change(lambda book: book.begun_at_origin(upload_id, origin_upload_id))
+
+    async def sent(self, upload_id: str, part: Part) -> None:
+        """The origin has a part of an open upload."""
+        await self.journal.change(lambda book: book.sent(upload_id, part))
+
     async def abort(self, ended: Ended) -> None:
         """AbortMultipartUpload."""
         await self.journal.change(lambda book: book.abort(ended))

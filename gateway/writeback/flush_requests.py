@@ -84,6 +84,10 @@ class FlushRequests:
             event = await _event(send(pending, {}))
         return event
 
+    async def complete(self, pending: PendingObject, conditions: Mapping[str, str]) -> Event:
+        """CompleteMultipartUpload under the client's own conditions (`if-match`, `if-none-match`)."""
+        return await _event(self._complete(pending, conditions))
+
     async def delete(self, pending: PendingObject) -> Event:
         """Delete the key, whatever lies there."""
         return await _event(self._delete(pending))

@@ -68,7 +68,12 @@ class Client:
         return answer.headers["etag"]
 
     async def complete(
-        self, name: str, upload_id: str, etags: Mapping[int, str], status: int = 200, **headers: str
+        self,
+        name: str,
+        upload_id: str,
+        etags: Mapping[int, str],
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
     ) -> Got:
         parts = "".join(f"<Part><PartNumber>{n}</PartNumber><ETag>{etag}</ETag></Part>" for n, etag in etags.items())
         body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()

@@ -57,7 +57,12 @@ def may_be_absorbed(request: S3Request) -> bool:
 
 def has_conditions(headers: Mapping[str, str]) -> bool:
     """Whether the origin must judge the write by what it has under the key."""
-    return any(name.startswith(("if-", "x-amz-if-")) for name in headers)
+    return any(is_condition(name) for name in headers)
+
+
+def is_condition(name: str) -> bool:
+    """Whether a header makes a write depend on what is there."""
+    return name.startswith(("if-", "x-amz-if-"))
 
 
 def makes_md5_etags(answer: Mapping[str, str]) -> bool:

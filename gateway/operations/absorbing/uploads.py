@@ -18,12 +18,14 @@ from gateway.errors import BufferUnavailable, OriginAnswered, OriginUnreachable,
 from gateway.objects import ObjectKey
 from gateway.operations.absorbing.base import base_asked
 from gateway.operations.absorbing.completion import Completion, complete
-from gateway.operations.absorbing.eligible import check_metadata, makes_md5_etags
+from gateway.operations.absorbing.conditional import complete_at_origin
+from gateway.operations.absorbing.eligible import check_metadata, has_conditions, makes_md5_etags
 from gateway.operations.absorbing.staging import stage_body, unavailable
 from gateway.operations.exchange import Exchange
 from gateway.operations.passthrough import onward_request
 from gateway.operations.payload import receive_document, receive_payload
 from gateway.operations.reply import Reply
+from gateway.operations.visibility import changed_by, visible
 from gateway.s3.error_codes import s3_error
 from gateway.s3.etags import unquote
 from gateway.s3.forwarding import towards_client, towards_origin, without
@@ -126,11 +128,21 @@ async def absorb_complete(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
     made = complete(upload_id, upload.fixed.headers, exchange.request.headers, stored, listed)
     now = exchange.services.clock.now()
     ended = Ended(upload_id, exchange.object_key, now, made.etag, [(one.number, unquote(one.etag)) for one in listed])
+    if has_conditions(exchange.request.headers):
+        return await visible(changed_by(exchange), _completed_at_origin(exchange, buffer, upload, made, ended))
     try:
         await buffer.complete(_pending(upload, made, now), ended)
     except BufferUnavailable as error:
         raise unavailable(error) from error
     return Reply(200, [_XML], _result(exchange.object_key, made), "absorbed")
+
+
+async def _completed_at_origin(
+    exchange: Exchange, buffer: WritebackBuffer, upload: Upload, made: Completion, ended: Ended
+) -> Reply:
+    await complete_at_origin(exchange, buffer, upload, made, ended)
+    await exchange.services.blocks.invalidate(exchange.object_key)
+    return Reply(200, [_XML], _result(exchange.object_key, made), "forwarded")
 
 
 def _pending(upload: Upload, made: Completion, now: float) -> PendingObject:

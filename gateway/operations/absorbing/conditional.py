@@ -1,0 +1,127 @@
+"""CompleteMultipartUpload with a condition: the origin judges it, so its 200 comes after the origin's.
+
+    what is pending under the key is flushed → parts that the origin lacks are sent → Complete with the condition
+
+Parts that were absorbed are at the origin then; when the condition does not hold, the upload stays open, as at S3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gateway.errors import BufferUnavailable, S3Error
+from gateway.operations.absorbing.barrier import flushed
+from gateway.operations.absorbing.completion import Completion
+from gateway.operations.absorbing.eligible import is_condition
+from gateway.operations.absorbing.staging import unavailable
+from gateway.operations.exchange import Exchange
+from gateway.s3.error_codes import CODES, s3_error
+from gateway.s3.etags import unquote
+from gateway.writeback.flush_requests import FlushRequests
+from gateway.writeback.records import Ended, Part, PendingObject, Upload
+from gateway.writeback.upload_state import (
+    PARTS_AT_ONCE,
+    Begun,
+    Event,
+    Finished,
+    Headed,
+    Lost,
+    PartSent,
+    Refused,
+    SendPart,
+)
+
+if TYPE_CHECKING:
+    from gateway.writeback.buffer import WritebackBuffer
+
+
+async def complete_at_origin(
+    exchange: Exchange, buffer: WritebackBuffer, upload: Upload, made: Completion, ended: Ended
+) -> None:
+    """Return when the origin has made the object; S3Error with its code when it has not."""
+    await flushed(exchange, buffer, [exchange.object_key])
+    completing = _Completing(exchange, buffer, upload, made)
+    try:
+        await completing.run()
+        await buffer.completed_at_origin(ended)
+    except BufferUnavailable as error:
+        raise unavailable(error) from error
+
+
+class _Completing:
+    """One such Complete under way."""
+
+    def __init__(self, exchange: Exchange, buffer: WritebackBuffer, upload: Upload, made: Completion) -> None:
+        self._requests = FlushRequests(exchange.services.origin, buffer.staging, buffer.threads)
+        self._buffer = buffer
+        self._upload_id = upload.upload_id
+        self._conditions = _conditions(exchange.request.headers)
+        self._object = PendingObject(
+            0,
+            upload.fixed,
+            upload.base,
+            0.0,
+            made.etag,
+            made.size_bytes,
+            made.parts,
+            multipart=True,
+            upload_id=upload.upload_id,
+            origin_upload_id=upload.origin_upload_id,
+        )
+
+    async def run(self) -> None:
+        if self._object.origin_upload_id is None:
+            await self._begin()
+        self._object = replace(self._object, parts=await self._all_sent())
+        event = await self._requests.complete(self._object, self._conditions)
+        if not isinstance(event, Finished) and not await self._was_done_before(event):
+            raise _error(event)
+
+    async def _begin(self) -> None:
+        event = await self._requests.begin(self._object)
+        if not isinstance(event, Begun):
+            raise _error(event)
+        await self._buffer.begun_at_origin(self._upload_id, event.origin_upload_id)
+        self._object = replace(self._object, origin_upload_id=event.origin_upload_id)
+
+    async def _all_sent(self) -> list[Part]:
+        limit = asyncio.Semaphore(PARTS_AT_ONCE)
+        sending = [asyncio.create_task(self._send(part, limit)) for part in self._object.parts]
+        try:
+            return await asyncio.gather(*sending)
+        finally:
+            for task in sending:
+                task.cancel()
+            await asyncio.gather(*sending, return_exceptions=True)
+
+    async def _send(self, part: Part, limit: asyncio.Semaphore) -> Part:
+        if part.origin_etag is not None:
+            return part
+        async with limit:
+            event = await self._requests.send_part(self._object, SendPart(self._object.origin_upload_id or "", part))
+        if not isinstance(event, PartSent):
+            raise _error(event)
+        sent = replace(part, origin_etag=event.etag)
+        await self._buffer.sent(self._upload_id, sent)
+        return sent
+
+    async def _was_done_before(self, event: Event) -> bool:
+        """An answer was lost, this one or one before: the ETag decides."""
+        if not isinstance(event, Lost) and event != Refused("NoSuchUpload"):
+            return False
+        found = await self._requests.head(self._object)
+        return isinstance(found, Headed) and unquote(found.etag or "") == unquote(self._object.etag)
+
+
+def _conditions(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if is_condition(name)}
+
+
+def _error(event: Event) -> S3Error:
+    code = getattr(event, "code", None)
+    if code in CODES:
+        return s3_error(code)
+    return s3_error("ServiceUnavailable", f"The origin has not done it: {event}")
