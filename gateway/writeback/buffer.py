@@ -97,6 +97,17 @@ class WritebackBuffer:
         """An object, or a tombstone, is the key's last state now."""
         return await self.journal.change(lambda book: book.put(pending))
 
+    async def acknowledge_sharing(self, pending: PendingObject) -> bool:
+        """The same for an object made of files of others; False when one of them has gone meanwhile."""
+
+        def put(book: Book) -> bool:
+            if not all(book.knows_file(part.file.name) for part in pending.parts):
+                return False
+            book.put(pending)
+            return True
+
+        return await self.journal.change(put)
+
     async def open_upload(self, upload: Upload) -> None:
         """CreateMultipartUpload."""
         await self.journal.change(lambda book: book.open_upload(upload))

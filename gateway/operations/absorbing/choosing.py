@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.objects import ObjectKey
 from gateway.operations.absorbing.barrier import flushed
+from gateway.operations.absorbing.copying import absorb_copy, copied_here
 from gateway.operations.absorbing.deleting import delete_pending
 from gateway.operations.absorbing.eligible import has_conditions
 from gateway.operations.absorbing.put import absorb_put
@@ -56,6 +57,10 @@ def buffer_handler(exchange: Exchange, buffer: WritebackBuffer, handler: Handler
     absorb = _absorbing(exchange, buffer)
     if absorb is not None:
         return lambda exchange: absorb(exchange, buffer)
+    if exchange.request.operation is Operation.COPY_OBJECT:
+        source = copied_here(exchange, buffer)
+        if source is not None:
+            return lambda exchange: absorb_copy(exchange, buffer, source)
     read = _READS.get(exchange.request.operation)
     if read is not None:
         pending = buffer.pending(exchange.object_key)

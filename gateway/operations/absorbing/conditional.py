@@ -122,6 +122,6 @@ def _conditions(headers: Mapping[str, str]) -> dict[str, str]:
 
 def _error(event: Event) -> S3Error:
     code = getattr(event, "code", None)
-    if code in CODES:
+    if isinstance(code, str) and code in CODES:
         return s3_error(code)
     return s3_error("ServiceUnavailable", f"The origin has not done it: {event}")

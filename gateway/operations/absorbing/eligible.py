@@ -52,7 +52,7 @@ _ENCRYPTED_WITHOUT_MD5 = ("aws:kms", "aws:kms:dsse")
 
 def may_be_absorbed(request: S3Request) -> bool:
     """Whether a PutObject says nothing that only the origin can judge."""
-    return all(_is_foreseen(name, value) for name, value in request.headers.items())
+    return all(is_foreseen(name, value) for name, value in request.headers.items())
 
 
 def has_conditions(headers: Mapping[str, str]) -> bool:
@@ -90,7 +90,8 @@ def _is_stored(name: str) -> bool:
     return name in _STORED or name.startswith(_METADATA) or name == "x-amz-storage-class"
 
 
-def _is_foreseen(name: str, value: str) -> bool:
+def is_foreseen(name: str, value: str) -> bool:
+    """Whether a header of a write needs no judgement of the origin's."""
     if name == "x-amz-storage-class":
         return value in STORAGE_CLASSES
     if name.startswith(PREFIX):
