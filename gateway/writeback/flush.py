@@ -40,11 +40,18 @@ FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 60.0
 
 
-class FlushObserver(Protocol):
-    """What happens to pending objects, for metrics, logs and whoever keeps their bytes."""
+class Publication(Protocol):
+    """Who must know of an object before it is pending no more."""
 
     async def publish(self, pending: PendingObject, etag: str | None) -> None:
-        """The origin has it as this version; its files are still there. Told at least once, before it is forgotten."""
+        """The origin has it as this version (None: the key is deleted); its files are still there.
+
+        Called at least once: a flush that is killed behind it is found to be done, and publishes again.
+        """
+
+
+class FlushObserver(Protocol):
+    """What happens to pending objects, for metrics and logs."""
 
     def failing(self, pending: PendingObject, failures: int, reason: str) -> None:
         """It failed, and is tried again."""
@@ -66,6 +73,7 @@ class Tools:
 
     journal: Journal
     requests: FlushRequests
+    publication: Publication
     observer: FlushObserver
 
 
@@ -75,6 +83,7 @@ class OneFlush:
     def __init__(self, tools: Tools, clock: Clock, dice: random.Random, on_wait: Callable[[], None]) -> None:
         self._journal = tools.journal
         self._requests = tools.requests
+        self._publication = tools.publication
         self._observer = tools.observer
         self._clock = clock
         self._dice = dice
@@ -181,7 +190,7 @@ class OneFlush:
         return Again()
 
     async def _settle(self, pending: PendingObject, instruction: Settle) -> None:
-        await self._observer.publish(pending, instruction.etag)
+        await self._publication.publish(pending, instruction.etag)
         await self._journal.change(lambda book: book.settle(pending.sequence, instruction.etag))
 
     async def _keep(self, pending: PendingObject) -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from gateway.operations.absorbing.publishing import Publisher
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
 from gateway.s3.xml_reader import text_of
@@ -26,9 +27,6 @@ PART_BYTES = 5 * 1024 * 1024
 
 class Silent:
     """A flush that nobody watches, but for conflicts and damages: there must be none."""
-
-    async def publish(self, pending: PendingObject, etag: str | None) -> None:
-        return
 
     def failing(self, pending: PendingObject, failures: int, reason: str) -> None:
         print(f"{pending.key}: {reason}")
@@ -86,7 +84,9 @@ class Client:
     async def flushing(self) -> AsyncIterator[None]:
         """With the other process that flushes."""
         requests = FlushRequests(self.origin, self.buffer.staging, self.buffer.threads)
-        flusher = Flusher(Tools(self.buffer.journal, requests, Silent()), self.gateway.app.services.clock)
+        services = self.gateway.app.services
+        publisher = Publisher(self.gateway.catalog, self.gateway.blocks, services.slots, self.buffer.staging)
+        flusher = Flusher(Tools(self.buffer.journal, requests, publisher, Silent()), services.clock)
         running = asyncio.create_task(flusher.run())
         try:
             yield

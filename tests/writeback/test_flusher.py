@@ -72,7 +72,7 @@ class Buffer:
 
     def start(self) -> None:
         requests = FlushRequests(self.origin, self.staging, self.threads)
-        self.flusher = Flusher(Tools(self.journal, requests, self.observer), self.clock)
+        self.flusher = Flusher(Tools(self.journal, requests, self.observer, self.observer), self.clock)
         self._flushing = asyncio.create_task(self.flusher.run())
 
     async def kill(self) -> None:

@@ -1,0 +1,50 @@
+"""What was flushed is an object of the origin's from now on: found there, and its bytes stay here as cached blocks.
+
+The staged files become blocks under a second name, without a copy; whatever lies in no file as a whole block is fetched
+when it is read. Nothing is lost when there is no room for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gateway.blocks.adoption import OfferedFile
+from gateway.blocks.cache import BlockCache
+from gateway.errors import BlockError
+from gateway.metadata.catalog import Catalog
+from gateway.objects import ObjectVersion
+from gateway.operations.visibility import Change, doubt
+from gateway.policy.slots import Slots
+from gateway.writeback.records import PendingObject
+from gateway.writeback.staging import Staging
+
+
+class Publisher:
+    """Tells catalog, listing index and blocks (the method of `writeback.flush.Publication`)."""
+
+    def __init__(self, catalog: Catalog, blocks: BlockCache, slots: Slots, staging: Staging) -> None:
+        self._catalog = catalog
+        self._blocks = blocks
+        self._slots = slots
+        self._staging = staging
+
+    async def publish(self, pending: PendingObject, etag: str | None) -> None:
+        """The origin has it as this version; None: the key is deleted."""
+        await self._blocks.invalidate(pending.key)
+        if etag is not None:
+            await self._keep(pending, ObjectVersion(pending.key, etag, pending.size_bytes))
+        await doubt(Change(self._catalog, self._slots, pending.key.bucket, [pending.key.key]))
+
+    async def _keep(self, pending: PendingObject, version: ObjectVersion) -> None:
+        slot = self._slots.find(pending.key.bucket, pending.key.key).name
+        for offered in self._offered(pending, version):
+            try:
+                await self._blocks.adopt(offered, slot=slot)
+            except BlockError:
+                return  # no room, or a disk in trouble, which was told: the origin has them
+
+    def _offered(self, pending: PendingObject, version: ObjectVersion) -> Iterator[OfferedFile]:
+        offset = 0
+        for part in pending.parts:
+            yield OfferedFile(self._staging.path(part.file), version, offset, part.file.checksums)
+            offset += part.file.size_bytes
