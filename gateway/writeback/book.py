@@ -78,8 +78,8 @@ class Book:
         self._put_file(part.file)
         place = ("parts", upload_id, part.number)
         self._rows.execute(
-            "INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?)",
-            (upload_id, part.number, part.file.name, codec.pack_part(place, part)),
+            "INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?)",
+            (upload_id, part.number, part.file.name, part.origin_etag is not None, codec.pack_part(place, part)),
         )
         self._free([replaced[0]] if replaced else [])
         return True
@@ -98,8 +98,18 @@ class Book:
             place = ("parts", upload_id, part.number)
             record = codec.pack_part(place, replace(now, origin_etag=part.origin_etag))
             self._rows.execute(
-                "UPDATE parts SET record = ? WHERE upload_id = ? AND number = ?", (record, upload_id, part.number)
+                "UPDATE parts SET record = ?, sent = 1 WHERE upload_id = ? AND number = ?",
+                (record, upload_id, part.number),
             )
+
+    def unsent(self, after: tuple[str, int], count_max: int) -> Sequence[tuple[str, int]]:
+        """Parts of open uploads that the origin does not have, by upload and number, behind such a pair."""
+        found = self._rows.execute(
+            "SELECT upload_id, number FROM parts WHERE sent = 0 AND (upload_id, number) > (?, ?) "
+            "ORDER BY upload_id, number LIMIT ?",
+            (*after, count_max),
+        )
+        return [(upload_id, number) for upload_id, number in found]
 
     def complete(self, pending: PendingObject, ended: Ended) -> PendingObject:
         """Make an upload's chosen parts an acknowledged object; parts that were not chosen go."""

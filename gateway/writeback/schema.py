@@ -10,7 +10,7 @@
     profiles   a bucket → what its ETags are (profiles.py)
 
 Keys of objects are blobs of UTF-8, so that they come in S3's order. `place` is the key's place in presence.py;
-`startable` is 0 for what waits for a person.
+`startable` is 0 for what waits for a person, `sent` 1 for parts that the origin has, or need not have yet.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ CREATE TABLE uploads (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX uploads_by_key ON uploads (bucket, key, upload_id);
 CREATE TABLE parts (
-  upload_id TEXT NOT NULL, number INTEGER NOT NULL, file TEXT NOT NULL, record BLOB NOT NULL,
+  upload_id TEXT NOT NULL, number INTEGER NOT NULL, file TEXT NOT NULL, sent INTEGER NOT NULL, record BLOB NOT NULL,
   PRIMARY KEY (upload_id, number)
 ) STRICT, WITHOUT ROWID;
+CREATE INDEX parts_unsent ON parts (upload_id, number) WHERE sent = 0;
 CREATE INDEX parts_by_file ON parts (file);
 CREATE TABLE objects (
   sequence INTEGER PRIMARY KEY AUTOINCREMENT, bucket TEXT NOT NULL, key BLOB NOT NULL, place INTEGER NOT NULL,

@@ -4,151 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gateway.objects import ObjectKey
 from gateway.origin.memory.faults import AlterBody, AlterHeaders, Answer, Hold, Unreachable, on
-from gateway.origin.memory.origin import MemoryOrigin
-from gateway.s3.etags import multipart_etag
 from gateway.s3.requests import Operation
-from gateway.writeback.flush import Tools
-from gateway.writeback.flush_requests import IN_MEMORY_BYTES_MAX, FlushRequests
-from gateway.writeback.flusher import FLUSHES_PER_SLOT, Flusher
-from gateway.writeback.journal import Journal
-from gateway.writeback.records import Base, Ended, Fixed, Part, PendingObject, State, Upload
-from gateway.writeback.staged_file import StagedFile
-from gateway.writeback.staging import Staging
-from gateway.writeback.threads import BufferThreads
-from tests.support.manual_clock import ManualClock
-from tests.support.writeback import key, md5
-
-PART_BYTES = 5 * 1024 * 1024
-HEADERS = {"content-type": "text/plain", "x-amz-meta-step": "12", "cache-control": "no-store"}
-
-
-class Observer:
-    """Writes down what it is told."""
-
-    def __init__(self) -> None:
-        self.published: list[tuple[str, str | None]] = []
-        self.failures: list[str] = []
-        self.conflicts: list[str] = []
-        self.damages: list[str] = []
-
-    async def publish(self, pending: PendingObject, etag: str | None) -> None:
-        self.published.append((pending.key.key, etag))
-
-    def failing(self, pending: PendingObject, failures: int, reason: str) -> None:
-        self.failures.append(reason)
-
-    def conflict(self, pending: PendingObject) -> None:
-        self.conflicts.append(pending.key.key)
-
-    def damaged(self, pending: PendingObject, reason: str) -> None:
-        self.damages.append(pending.key.key)
-
-
-class Buffer:
-    """A buffer on an origin in memory, and its flusher."""
-
-    def __init__(self, directory: Path) -> None:
-        self.clock = ManualClock()
-        self.origin = MemoryOrigin(self.clock)
-        self.bucket = self.origin.create_bucket("bucket")
-        self.staging = Staging(directory, 0)
-        self.staging.prepare()
-        self.journal = Journal(directory, self._remove)
-        self.threads = BufferThreads(2)
-        self.observer = Observer()
-        self._flushing: asyncio.Task[None] | None = None
-
-    def _remove(self, names: list[str]) -> None:
-        for name in names:
-            self.staging.remove(name)
-
-    def start(self) -> None:
-        requests = FlushRequests(self.origin, self.staging, self.threads)
-        self.flusher = Flusher(Tools(self.journal, requests, self.observer, self.observer), self.clock)
-        self._flushing = asyncio.create_task(self.flusher.run())
-
-    async def kill(self) -> None:
-        """The flushing process is gone, in the middle of whatever it did."""
-        assert self._flushing is not None
-        self._flushing.cancel()
-        await asyncio.gather(self._flushing, return_exceptions=True)
-
-    async def close(self) -> None:
-        if self._flushing is not None:
-            await self.kill()
-        self.threads.shut_down()
-        self.journal.close()
-
-    def stage(self, content: bytes) -> StagedFile:
-        writer = self.staging.create()
-        writer.write(memoryview(content))
-        return self.staging.seal(writer, md5(content))
-
-    async def put(self, at: ObjectKey, content: bytes, **changed: Any) -> PendingObject:
-        file = self.stage(content)
-        new = PendingObject(
-            0,
-            changed.get("fixed", Fixed(at, HEADERS, "slot")),
-            changed.get("base", Base(absent=True)),
-            1.0,
-            file.etag,
-            file.size_bytes,
-            (Part(1, file, 1.0, changed.get("checksums", {})),),
-        )
-        return await self.journal.change(lambda book: book.put(new))
-
-    async def upload(self, at: ObjectKey, sizes: list[int], origin_upload_id: str | None = None) -> PendingObject:
-        fixed, files = Fixed(at, HEADERS, "slot"), [self.stage(os.urandom(size)) for size in sizes]
-        parts = tuple(Part(2 * number, file, 1.0) for number, file in enumerate(files, 1))
-        await self.journal.change(
-            lambda book: book.open_upload(Upload("u", fixed, Base(absent=True), 1.0, origin_upload_id))
-        )
-        etag = multipart_etag([file.etag for file in files]) or ""
-        new = PendingObject(
-            0, fixed, Base(absent=True), 1.0, etag, sum(sizes), parts, True, False, "u", origin_upload_id
-        )
-        return await self.journal.change(lambda book: book.complete(new, Ended("u", at, 1.0, etag)))
-
-    async def delete(self, at: ObjectKey) -> None:
-        gone = PendingObject(0, Fixed(at, {}, "slot"), Base(absent=True), 1.0, "", 0, deleted=True)
-        await self.journal.change(lambda book: book.put(gone))
-
-    def left(self) -> list[PendingObject]:
-        return list(self.journal.read(lambda book: book.waiting(0, 10_000)))
-
-    async def until(self, reached: Callable[[], bool]) -> None:
-        """Let time pass until it is so."""
-        for _ in range(20_000):
-            if reached():
-                return
-            await self.clock.advance(0.3)
-            await asyncio.sleep(0.0005)
-        raise AssertionError("it never came to it")
-
-    async def flushed(self) -> None:
-        await self.until(lambda: not self.left() and not list(self.staging.names()))
-
-    def stored(self, at: ObjectKey) -> Mapping[str, str]:
-        return self.bucket.object(at.key).headers
-
-
-def with_buffer(path: Path, scenario: Callable[[Buffer], Coroutine[Any, Any, None]]) -> None:
-    async def run() -> None:
-        buffer = Buffer(path)
-        try:
-            await scenario(buffer)
-        finally:
-            await buffer.close()
-
-    asyncio.run(run())
+from gateway.writeback.flush_requests import IN_MEMORY_BYTES_MAX
+from gateway.writeback.flusher import FLUSHES_PER_SLOT
+from gateway.writeback.records import Fixed, State
+from tests.support.flushing import HEADERS, PART_BYTES, Buffer, with_buffer
+from tests.support.writeback import key
 
 
 @pytest.mark.parametrize("size", [0, 1, IN_MEMORY_BYTES_MAX, IN_MEMORY_BYTES_MAX + 1, 3_000_000])
