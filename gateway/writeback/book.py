@@ -15,11 +15,15 @@ from typing import Any, Protocol
 from gateway.objects import ObjectKey
 from gateway.writeback import codec
 from gateway.writeback.presence import place_of
-from gateway.writeback.records import Base, Ended, Orphan, Part, PendingObject, Profile, State, Upload
+from gateway.writeback.records import Base, Ended, Orphan, OwnDoing, Part, PendingObject, Profile, State, Upload
 from gateway.writeback.staged_file import StagedFile
 
 ENDED_KEPT_SECONDS = 24 * 3600.0
 """How long a repeated Complete or Abort is answered as the first was."""
+
+
+OWN_DOING_KEPT_SECONDS = 7 * 24 * 3600.0
+"""An upload that was begun longer ago takes what this gateway has written since for somebody else's."""
 
 
 class Places(Protocol):
@@ -120,6 +124,7 @@ class Book:
     def completed_at_origin(self, ended: Ended) -> None:
         """The origin has made the object itself: nothing of the upload is needed here any more."""
         self._close_upload(ended)
+        self.did(ended.key, OwnDoing(ended.ended_at, ended.etag))
 
     def abort(self, ended: Ended) -> None:
         """End an upload without an object: its parts go, here and at the origin."""
@@ -147,8 +152,9 @@ class Book:
         return codec.unpack_ended(upload_id, row[0]) if row else None
 
     def forget_ended(self, now: float) -> None:
-        """Nobody repeats what ended so long ago."""
+        """Nobody repeats what ended so long ago, and no upload was begun before that."""
         self._rows.execute("DELETE FROM ended WHERE ended_at < ?", (now - ENDED_KEPT_SECONDS,))
+        self._rows.execute("DELETE FROM origin WHERE at < ?", (now - OWN_DOING_KEPT_SECONDS,))
 
     def _close_upload(self, ended: Ended) -> None:
         files = self._files("parts", "upload_id", ended.upload_id)
@@ -257,7 +263,7 @@ class Book:
             (codec.pack_part(place, part), sequence, part.number),
         )
 
-    def settle(self, sequence: int, etag: str | None) -> None:
+    def settle(self, sequence: int, etag: str | None, now: float) -> None:
         """The origin has this version under the key now (None: no object), by our doing: nothing is pending of it.
 
         What was acknowledged after it expects to find that.
@@ -266,6 +272,19 @@ class Book:
         if done is not None:
             self._remove(sequence)
             self._expect(done.key, Base.exactly(etag))
+            self.did(done.key, OwnDoing(now, etag))
+
+    def did(self, key: ObjectKey, own: OwnDoing) -> None:
+        """This gateway has changed what the origin has under a key."""
+        self._rows.execute(
+            "INSERT OR REPLACE INTO origin VALUES (?, ?, ?, ?)",
+            (key.bucket, _encoded(key), own.at, codec.pack_own_doing(key, own)),
+        )
+
+    def own_doing(self, key: ObjectKey) -> OwnDoing | None:
+        """What it has last done to it, as far as is remembered."""
+        row = self._row("SELECT record FROM origin WHERE bucket = ? AND key = ?", key.bucket, _encoded(key))
+        return codec.unpack_own_doing(key, row[0]) if row else None
 
     def drop(self, sequence: int) -> None:
         """Give up an object that was never sent: something later took its place, or somebody has decided so."""
@@ -280,7 +299,7 @@ class Book:
 
     def _enter(self, pending: PendingObject) -> PendingObject:
         earlier = [one for one in self._pending_of(pending.key) if one.state is not State.SENDING]
-        base = earlier[0].base if earlier else pending.base
+        base = earlier[0].base if earlier else self._base_now(pending)
         place = place_of(pending.key)
         self._presence.set(place)
         inserted = self._rows.execute(
@@ -297,6 +316,15 @@ class Book:
         for one in earlier:
             self._remove_unsent(one)
         return stored
+
+    def _base_now(self, pending: PendingObject) -> Base:
+        """What was there when the absorb began, or what this gateway itself has put there since."""
+        own, base = self.own_doing(pending.key), pending.base
+        if own is None or not own.known:
+            return base
+        if own.at >= base.asked_at:
+            return Base.exactly(own.etag)
+        return base if base.known else replace(base, etags=(own.etag,) if own.etag is not None else ())
 
     def _expect(self, key: ObjectKey, base: Base) -> None:
         following = self.earliest(key)

@@ -21,7 +21,7 @@ from gateway.writeback.book import Book
 from gateway.writeback.journal import Journal
 from gateway.writeback.opening import prepare
 from gateway.writeback.reading import PendingReader
-from gateway.writeback.records import Ended, Part, PendingObject, Upload
+from gateway.writeback.records import Ended, OwnDoing, Part, PendingObject, Upload
 from gateway.writeback.staged_file import StagedFile, StagedWriter
 from gateway.writeback.staging import Staging
 from gateway.writeback.threads import BufferThreads
@@ -134,6 +134,10 @@ class WritebackBuffer:
     async def sent(self, upload_id: str, part: Part) -> None:
         """The origin has a part of an open upload."""
         await self.journal.change(lambda book: book.sent(upload_id, part))
+
+    async def did(self, key: ObjectKey, own: OwnDoing) -> None:
+        """This gateway has changed a key at the origin, past the buffer."""
+        await self.journal.change(lambda book: book.did(key, own))
 
     async def abort(self, ended: Ended) -> None:
         """AbortMultipartUpload."""

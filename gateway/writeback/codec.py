@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.objects import ObjectKey
-from gateway.writeback.records import Base, Ended, Fixed, Orphan, Part, PendingObject, Profile, State, Upload
+from gateway.writeback.records import Base, Ended, Fixed, Orphan, OwnDoing, Part, PendingObject, Profile, State, Upload
 from gateway.writeback.rows import Place, pack, unpack
 from gateway.writeback.staged_file import StagedFile
 
@@ -121,6 +121,15 @@ def pack_profile(bucket: str, profile: Profile) -> bytes:
 def unpack_profile(bucket: str, packed: bytes) -> Profile:
     record, _ = unpack(("profiles", bucket), packed)
     return Profile(record["md5_etags"], record["may_look"], record["learned"])
+
+
+def pack_own_doing(key: ObjectKey, own: OwnDoing) -> bytes:
+    return pack(("origin", key.bucket, key.key), {"at": own.at, "etag": own.etag, "known": own.known})
+
+
+def unpack_own_doing(key: ObjectKey, packed: bytes) -> OwnDoing:
+    record, _ = unpack(("origin", key.bucket, key.key), packed)
+    return OwnDoing(record["at"], record["etag"], record["known"])
 
 
 def _fixed(fixed: Fixed) -> dict[str, Any]:

@@ -191,7 +191,8 @@ class OneFlush:
 
     async def _settle(self, pending: PendingObject, instruction: Settle) -> None:
         await self._publication.publish(pending, instruction.etag)
-        await self._journal.change(lambda book: book.settle(pending.sequence, instruction.etag))
+        now = self._clock.now()
+        await self._journal.change(lambda book: book.settle(pending.sequence, instruction.etag, now))
 
     async def _keep(self, pending: PendingObject) -> None:
         if await self._journal.change(lambda book: book.change(pending)):

@@ -17,7 +17,8 @@ class Base:
 
     `etags` are any of its versions that were there when the absorb began, or that our own flush has put there since;
     `absent` says whether there may be none. Where `known` is false the origin could not be asked when the absorb began,
-    at `asked_at` (seconds since 1970): then only what is older than that may be there.
+    at `asked_at` (seconds since 1970): then only what is older than that may be there, and `etags`, which this gateway
+    has put there before.
     """
 
     etags: tuple[str, ...] = ()
@@ -26,7 +27,7 @@ class Base:
     asked_at: float = 0.0
 
     def allows(self, etag: str | None) -> bool:
-        """Whether this version (None: no object) is what was expected. Only where that is `known`."""
+        """Whether this version (None: no object) is one of those that were expected."""
         return self.absent if etag is None else etag in self.etags
 
     @classmethod
@@ -148,3 +149,15 @@ class Profile:
     def absorbs(self) -> bool:
         """Whether writes may be acknowledged before the bucket has seen them."""
         return self.md5_etags and self.may_look
+
+
+@dataclass(frozen=True, slots=True)
+class OwnDoing:
+    """What this gateway itself has put under a key at the origin, at a time (seconds since 1970).
+
+    `etag` None: it has deleted the object. Where `known` is false a forwarded request has changed it, who knows how.
+    """
+
+    at: float
+    etag: str | None = None
+    known: bool = True

@@ -7,7 +7,8 @@
     pieces     (sequence, number) → a part of a pending object, its file
     ended      an upload's id → how it ended
     orphans    uploads of the origin that are to be aborted there
-    profiles   a bucket → what its ETags are (profiles.py)
+    profiles   a bucket → what its ETags are
+    origin     a key → what the origin has under it by our own doing, and since when
 
 Keys of objects are blobs of UTF-8, so that they come in S3's order. `place` is the key's place in presence.py;
 `startable` is 0 for what waits for a person, `sent` 1 for parts that the origin has, or need not have yet.
@@ -50,6 +51,9 @@ CREATE TABLE pieces (
 CREATE INDEX pieces_by_file ON pieces (file);
 CREATE TABLE ended (upload_id TEXT PRIMARY KEY, ended_at REAL NOT NULL, record BLOB NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE profiles (bucket TEXT PRIMARY KEY, record BLOB NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE origin (
+  bucket TEXT NOT NULL, key BLOB NOT NULL, at REAL NOT NULL, record BLOB NOT NULL, PRIMARY KEY (bucket, key)
+) STRICT, WITHOUT ROWID;
 CREATE TABLE orphans (origin_upload_id TEXT PRIMARY KEY, record BLOB NOT NULL) STRICT, WITHOUT ROWID;
 """
 

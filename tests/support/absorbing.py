@@ -100,6 +100,11 @@ class Client:
         async with self.flushing():
             await eventually(self._is_empty)
 
+    async def flush_objects(self) -> None:
+        """Until the origin has every object; uploads may be open."""
+        async with self.flushing():
+            await eventually(lambda: self.buffer.look(lambda book: book.counts()[0]) == 0)
+
     def _is_empty(self) -> bool:
         left = self.buffer.look(lambda book: (*book.counts(), len(book.orphans(1))))
         return left == (0, 0, 0) and not list(self.buffer.staging.names())

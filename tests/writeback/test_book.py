@@ -86,17 +86,26 @@ def test_what_may_have_reached_the_origin_is_settled_before_what_follows(book: B
     book.change(replace(sent, state=State.SENDING))
     following = book.put(pending(KEYS[0], "two"))
     assert [one.sequence for one in book.waiting(0, 10)] == [sent.sequence, following.sequence]
-    book.settle(sent.sequence, '"one"')
+    book.settle(sent.sequence, '"one"', 50.0)
     earliest = book.earliest(KEYS[0])
     assert earliest is not None
     assert (earliest.sequence, earliest.base) == (following.sequence, Base(('"one"',)))
+
+
+@pytest.mark.parametrize(("asked_at", "expected"), [(40.0, '"own"'), (60.0, '"other"')])
+def test_what_this_gateway_has_written_since_is_no_surprise(book: Book, asked_at: float, expected: str) -> None:
+    """The flush expects what an own flush has left since the origin was asked; what was asked later holds."""
+    settled = book.put(pending(KEYS[0], "one"))
+    book.settle(settled.sequence, '"own"', 50.0)
+    stored = book.put(replace(pending(KEYS[0], "two"), base=Base(('"other"',), asked_at=asked_at)))
+    assert stored.base.etags == (expected,)
 
 
 def test_a_copy_keeps_the_files_that_it_shares(book: Book) -> None:
     """Files go with the last object that is made of them."""
     one = part(1, "shared")
     first, second = book.put(pending(KEYS[0], parts=(one,))), book.put(pending(KEYS[1], parts=(one,)))
-    book.settle(first.sequence, None)
+    book.settle(first.sequence, None, 50.0)
     assert book.freed == []
     assert book.knows_file(one.file.name)
     book.drop(second.sequence)
@@ -163,6 +172,7 @@ class Histories(RuleBasedStateMachine):
         self.pending: dict[ObjectKey, list[PendingObject]] = {}
         self.orphans: set[str] = set()
         self.made: set[str] = set()
+        self.own: dict[ObjectKey, Base] = {}
         self.count = 0
 
     def new(self) -> str:
@@ -239,7 +249,7 @@ class Histories(RuleBasedStateMachine):
         earlier = self.pending.setdefault(stored.key, [])
         kept = [one for one in earlier if one.state is State.SENDING]
         self.orphaned(*(one.origin_upload_id for one in earlier if one not in kept))
-        expected = next((one.base for one in earlier if one not in kept), stored.base)
+        expected = next((one.base for one in earlier if one not in kept), self.own.get(stored.key, stored.base))
         assert stored.base == expected
         self.pending[stored.key] = [*kept, stored]
 
@@ -267,7 +277,8 @@ class Histories(RuleBasedStateMachine):
         if base is None:
             self.book.drop(first.sequence)
         else:
-            self.book.settle(first.sequence, base.etags[0] if base.etags else None)
+            self.book.settle(first.sequence, base.etags[0] if base.etags else None, 50.0)
+            self.own[first.key] = base
         following = self.pending[first.key][1:]
         self.pending[first.key] = [replace(one, base=base or first.base) for one in following[:1]] + following[1:]
 

@@ -47,7 +47,7 @@ def test_what_is_acknowledged_is_there_for_every_process(tmp_path: Path) -> None
             stored = await journal.change(lambda book: book.put(pending(key("a"), "x")))
             assert other.may_be_pending(key("a"))
             assert latest(other, key("a")) == stored.etag
-            await other.change(lambda book: book.settle(stored.sequence, stored.etag))
+            await other.change(lambda book: book.settle(stored.sequence, stored.etag, 50.0))
             await other.tidy()
             assert not journal.may_be_pending(key("a"))
             assert latest(journal, key("a")) is None

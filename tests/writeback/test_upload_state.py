@@ -176,6 +176,8 @@ def test_an_origin_that_could_not_be_asked_may_have_what_is_older() -> None:
     older = Headed('"old"', 10_000.0 - CLOCKS_APART_SECONDS - 1)
     assert play(Flush(unknown), older) == [Finish('"old"')]
     assert play(Flush(unknown), Headed(None)) == [Finish(None)]
+    own = single(base=Base(('"own"',), known=False, asked_at=10_000.0))
+    assert play(Flush(own), Headed('"own"', 9_999.0)) == [Finish('"own"')]
     assert play(Flush(unknown), Headed('"new"', 10_001.0)) == [Keep('"new"')]
 
 

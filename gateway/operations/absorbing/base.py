@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
 from gateway.operations.exchange import Exchange
 from gateway.writeback.records import Base
+
+if TYPE_CHECKING:
+    from gateway.writeback.buffer import WritebackBuffer
 
 
 @asynccontextmanager
@@ -20,6 +24,20 @@ async def base_asked(exchange: Exchange) -> AsyncIterator[asyncio.Task[Base]]:
     finally:
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
+
+
+async def base_now(exchange: Exchange, buffer: WritebackBuffer, base: Base) -> Base:
+    """The base where this gateway has not changed the key past the buffer since; else what is there now.
+
+    What went through the buffer the journal knows itself.
+    """
+    own = buffer.look(lambda book: book.own_doing(exchange.object_key))
+    if own is None or own.known or own.at < base.asked_at:
+        return base
+    try:
+        return await _ask(exchange)
+    except OriginAnswered:
+        return Base(known=False, asked_at=exchange.services.clock.now())
 
 
 async def _ask(exchange: Exchange) -> Base:

@@ -16,6 +16,7 @@ from gateway.operations.absorbing.deleting import delete_pending
 from gateway.operations.absorbing.eligible import has_conditions
 from gateway.operations.absorbing.put import absorb_put
 from gateway.operations.absorbing.reads import get_pending, head_pending, is_known_here
+from gateway.operations.absorbing.through import written_through
 from gateway.operations.absorbing.uploads import (
     absorb_abort,
     absorb_complete,
@@ -25,6 +26,7 @@ from gateway.operations.absorbing.uploads import (
     is_known,
 )
 from gateway.operations.exchange import Exchange
+from gateway.operations.passthrough import READ_METHODS
 from gateway.operations.reply import Answer, Reply
 from gateway.s3.addressing import parse_copy_source
 from gateway.s3.requests import Operation
@@ -69,9 +71,14 @@ def buffer_handler(exchange: Exchange, buffer: WritebackBuffer, handler: Handler
         if is_known_here(exchange.request):
             return lambda exchange: read(exchange, buffer, pending)
     waited_for = _pending_keys(exchange, buffer)
-    if waited_for:
+    if waited_for or _is_write_past_the_buffer(exchange):
         return lambda exchange: _afterwards(exchange, buffer, waited_for, handler)
     return handler
+
+
+def _is_write_past_the_buffer(exchange: Exchange) -> bool:
+    request = exchange.request
+    return exchange.slot.write == "back" and request.key is not None and request.method not in READ_METHODS
 
 
 def _absorbing(exchange: Exchange, buffer: WritebackBuffer) -> _Absorb | None:
@@ -95,5 +102,11 @@ def _pending_keys(exchange: Exchange, buffer: WritebackBuffer) -> list[ObjectKey
 
 async def _afterwards(exchange: Exchange, buffer: WritebackBuffer, keys: list[ObjectKey], handler: Handler) -> Reply:
     await flushed(exchange, buffer, keys)
+    if _is_write_past_the_buffer(exchange):
+        return await written_through(exchange, buffer, _answered(exchange, handler))
+    return await _answered(exchange, handler)
+
+
+async def _answered(exchange: Exchange, handler: Handler) -> Reply:
     answer = handler(exchange)
     return answer if isinstance(answer, Reply) else await answer

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, OriginAnswered
 from gateway.objects import ObjectKey
-from gateway.operations.absorbing.base import base_asked
+from gateway.operations.absorbing.base import base_asked, base_now
 from gateway.operations.absorbing.eligible import check_metadata, fixed_headers, is_foreseen
 from gateway.operations.absorbing.staging import unavailable
 from gateway.operations.exchange import Exchange
@@ -63,6 +63,7 @@ async def absorb_copy(exchange: Exchange, buffer: WritebackBuffer, source: Pendi
             base = await asking
         except OriginAnswered:
             base = Base(known=False, asked_at=now)
+        base = await base_now(exchange, buffer, base)
     parts = tuple(replace(part, origin_etag=None) for part in source.parts)
     copy = replace(
         source,

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, OriginAnswered
 from gateway.operations.absorbing.barrier import flushed
-from gateway.operations.absorbing.base import base_asked
+from gateway.operations.absorbing.base import base_asked, base_now
 from gateway.operations.absorbing.eligible import check_metadata, fixed_headers, makes_md5_etags, may_be_absorbed
 from gateway.operations.absorbing.staging import stage_body, unavailable
+from gateway.operations.absorbing.through import written_through
 from gateway.operations.exchange import Exchange
 from gateway.operations.passthrough import forward_write
 from gateway.operations.reply import Reply
@@ -28,7 +29,7 @@ async def absorb_put(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
     profile = buffer.look(lambda book: book.profile(exchange.object_key.bucket))
     if not may_be_absorbed(exchange.request) or (profile is not None and not profile.absorbs):
         await flushed(exchange, buffer, [exchange.object_key])
-        return await forward_write(exchange)
+        return await written_through(exchange, buffer, forward_write(exchange))
     if profile is None:
         return await _through_and_learn(exchange, buffer)
     check_metadata(exchange.request.headers)
@@ -38,6 +39,7 @@ async def absorb_put(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
             base = await asking
         except OriginAnswered:
             base = Base(known=False, asked_at=exchange.services.clock.now())
+        base = await base_now(exchange, buffer, base)
     part = staged.part
     fixed = Fixed(exchange.object_key, fixed_headers(towards_origin(exchange.request.headers)), exchange.slot.name)
     pending = PendingObject(0, fixed, base, part.stored_at, part.file.etag, part.file.size_bytes, (part,))
@@ -51,7 +53,7 @@ async def absorb_put(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
 async def _through_and_learn(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
     """The first write to a bucket tells what its ETags are, and whether its objects may be looked at."""
     async with base_asked(exchange) as asking:
-        reply = await forward_write(exchange)
+        reply = await written_through(exchange, buffer, forward_write(exchange))
         try:
             may_look = (await asking).known
         except OriginAnswered:

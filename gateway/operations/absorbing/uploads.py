@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, OriginAnswered, OriginUnreachable, S3Error
 from gateway.objects import ObjectKey
-from gateway.operations.absorbing.base import base_asked
+from gateway.operations.absorbing.base import base_asked, base_now
 from gateway.operations.absorbing.completion import Completion, complete
 from gateway.operations.absorbing.conditional import complete_at_origin
 from gateway.operations.absorbing.eligible import check_metadata, has_conditions, makes_md5_etags
@@ -130,6 +131,7 @@ async def absorb_complete(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
     ended = Ended(upload_id, exchange.object_key, now, made.etag, [(one.number, unquote(one.etag)) for one in listed])
     if has_conditions(exchange.request.headers):
         return await visible(changed_by(exchange), _completed_at_origin(exchange, buffer, upload, made, ended))
+    upload = replace(upload, base=await base_now(exchange, buffer, upload.base))
     try:
         await buffer.complete(_pending(upload, made, now), ended)
     except BufferUnavailable as error:

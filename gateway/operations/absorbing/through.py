@@ -1,0 +1,37 @@
+"""Writes in a slot with `write = "back"` that go through all the same: the buffer is told that the key has changed.
+
+Otherwise an upload that was begun before them would take what they have written for somebody else's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING
+
+from gateway.operations.exchange import Exchange
+from gateway.operations.reply import Reply
+from gateway.s3.requests import Operation
+from gateway.writeback.records import OwnDoing
+
+if TYPE_CHECKING:
+    from gateway.writeback.buffer import WritebackBuffer
+
+
+async def written_through(exchange: Exchange, buffer: WritebackBuffer, write: Awaitable[Reply]) -> Reply:
+    """Carry out a write of the request's key at the origin, answered or not."""
+    etag, known = None, False
+    try:
+        reply = await write
+        etag, known = _done(exchange, reply)
+        return reply
+    finally:
+        await buffer.did(exchange.object_key, OwnDoing(exchange.services.clock.now(), etag, known))
+
+
+def _done(exchange: Exchange, reply: Reply) -> tuple[str | None, bool]:
+    """What the origin has under the key now (None: no object), and whether its answer says so."""
+    operation = exchange.request.operation
+    if operation is Operation.PUT_OBJECT and reply.status == 200:
+        etag = dict(reply.headers).get("etag")
+        return etag, etag is not None
+    return None, operation is Operation.DELETE_OBJECT and reply.status == 204

@@ -1,0 +1,231 @@
+"""Random histories of writes, reads, flushes, restarts and failures of the origin, against a dictionary.
+
+Every answer is of what was acknowledged last; in the end the origin has exactly that, and nothing is left here or
+there. FOREBAY_ABSORB_EXAMPLES lengthens a run; a failure prints the history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.clock import SystemClock
+from gateway.origin.memory.faults import Answer, Fault, Unreachable
+from gateway.origin.memory.origin import MemoryOrigin
+from tests.support.absorbing import PART_BYTES, SLOTS, Client
+from tests.support.asgi import Answer as Got
+from tests.support.asgi import call
+from tests.support.gateway_app import gateway_app
+
+EXAMPLES = int(os.environ.get("FOREBAY_ABSORB_EXAMPLES", "15"))
+STEPS_MAX = 40
+KEYS = ("back/a", "back/b", "back/a/b", "through")
+LARGE = random.Random(7).randbytes(PART_BYTES)
+
+Value = bytes | None
+
+WHAT = [
+    "put",
+    "put",
+    "delete",
+    "read",
+    "read",
+    "head",
+    "range",
+    "copy",
+    "upload",
+    "abort",
+    "flush",
+    "some",
+    "fail",
+    "restart",
+]
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(WHAT),
+        st.sampled_from(KEYS),
+        st.sampled_from(KEYS),
+        st.integers(0, 2**16),
+    ),
+    min_size=1,
+    max_size=STEPS_MAX,
+)
+
+
+class HurriedClock(SystemClock):
+    """Fifty times as fast, but for the wall: nobody waits for pauses and patience."""
+
+    def monotonic(self) -> float:
+        return 50 * super().monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / 50)
+
+
+class History:
+    """A gateway that comes and goes over one origin and one directory, and what its keys may hold."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.clock = HurriedClock()
+        self.origin = MemoryOrigin(self.clock)
+        self.origin.create_bucket("bucket")
+        self.may_be: dict[str, set[Value]] = {key: {None} for key in KEYS}
+        self.faults: list[Fault] = []
+        self.steps: list[tuple[str, str, str, int]] = []
+
+    async def play(self, steps: list[tuple[str, str, str, int]]) -> None:
+        self.steps = list(reversed(steps))
+        while self.steps:
+            async with self._gateway() as client:
+                await self._until_restart(client)
+        async with self._gateway() as client:
+            await self._check_end(client)
+
+    @asynccontextmanager
+    async def _gateway(self) -> AsyncIterator[Client]:
+        async with gateway_app(
+            self.directory, origin=self.origin, slots=SLOTS, writeback=True, clock=self.clock
+        ) as gateway:
+            yield Client(gateway)
+
+    async def _until_restart(self, client: Client) -> None:
+        while self.steps:
+            what, key, other, number = self.steps.pop()
+            if what == "restart":
+                return
+            await getattr(self, f"_{what}")(client, key, other, number)
+
+    async def _ask(self, client: Client, method: str, target: str, body: bytes = b"", **headers: str) -> Got:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await call(client.gateway.app, method, f"/bucket/{target}", named, body)
+
+    def _wrote(self, key: str, value: Value, answer: Got) -> None:
+        """An acknowledged write is the only state; one that failed may have happened."""
+        if answer.status < 300:
+            self.may_be[key] = {value}
+        else:
+            assert answer.status >= 500
+            self.may_be[key] = self.may_be[key] | {value}
+
+    async def _put(self, client: Client, key: str, _: str, number: int) -> None:
+        body = b"%d" % number
+        async with client.flushing():
+            self._wrote(key, body, await self._ask(client, "PUT", key, body))
+
+    async def _delete(self, client: Client, key: str, _: str, __: int) -> None:
+        async with client.flushing():
+            self._wrote(key, None, await self._ask(client, "DELETE", key))
+
+    async def _copy(self, client: Client, key: str, other: str, _: int) -> None:
+        if key == other:
+            return
+        async with client.flushing():
+            answer = await self._ask(client, "PUT", other, x_amz_copy_source=f"/bucket/{key}")
+        if answer.status == 404:
+            assert None in self.may_be[key]
+            self.may_be[key] = {None}
+        elif answer.status == 200:
+            self.may_be[other] = set(self.may_be[key]) - {None}
+        else:
+            assert answer.status >= 500
+            self.may_be[other] |= self.may_be[key]
+
+    async def _upload(self, client: Client, key: str, _: str, number: int) -> None:
+        answer = await self._ask(client, "POST", f"{key}?uploads")
+        if answer.status != 200:
+            assert answer.status >= 500
+            return
+        upload_id = answer.body.partition(b"<UploadId>")[2].partition(b"</UploadId>")[0].decode()
+        bodies = {1: LARGE, 2: b"%d" % number} if number % 2 else {3: b"%d" % number}
+        etags = {}
+        for part, body in bodies.items():
+            stored = await self._ask(client, "PUT", f"{key}?partNumber={part}&uploadId={upload_id}", body)
+            if stored.status != 200:
+                assert stored.status >= 500
+                return
+            etags[part] = stored.headers["etag"]
+        listed = "".join(f"<Part><PartNumber>{n}</PartNumber><ETag>{etag}</ETag></Part>" for n, etag in etags.items())
+        document = f"<CompleteMultipartUpload>{listed}</CompleteMultipartUpload>".encode()
+        done = await self._ask(client, "POST", f"{key}?uploadId={upload_id}", document)
+        self._wrote(key, b"".join(bodies.values()), done)
+
+    async def _abort(self, client: Client, key: str, _: str, __: int) -> None:
+        answer = await self._ask(client, "POST", f"{key}?uploads")
+        if answer.status == 200:
+            upload_id = answer.body.partition(b"<UploadId>")[2].partition(b"</UploadId>")[0].decode()
+            ended = await self._ask(client, "DELETE", f"{key}?uploadId={upload_id}")
+            assert ended.status == 204 or ended.status >= 500
+
+    async def _read(self, client: Client, key: str, _: str, __: int) -> None:
+        answer = await self._ask(client, "GET", key)
+        if answer.status < 500:
+            value = answer.body if answer.status == 200 else None
+            assert answer.status in (200, 404)
+            self._saw(key, value)
+
+    async def _head(self, client: Client, key: str, _: str, __: int) -> None:
+        answer = await self._ask(client, "HEAD", key)
+        if answer.status == 200:
+            sizes = {len(value) for value in self.may_be[key] if value is not None}
+            assert int(answer.headers["content-length"]) in sizes
+        elif answer.status < 500:
+            self._saw(key, None)
+
+    async def _range(self, client: Client, key: str, _: str, number: int) -> None:
+        answer = await self._ask(client, "GET", key, Range="bytes=1-3")
+        if answer.status == 206:
+            assert answer.body in {value[1:4] for value in self.may_be[key] if value is not None}
+
+    def _saw(self, key: str, value: Value) -> None:
+        assert value in self.may_be[key], f"{key} reads {str(value)[:40]}, not one of {len(self.may_be[key])}"
+        self.may_be[key] = {value}
+
+    async def _some(self, client: Client, _: str, __: str, number: int) -> None:
+        """The flush gets so far, and is killed."""
+        async with client.flushing():
+            for _turn in range(number % 50):
+                await asyncio.sleep(0)
+
+    async def _flush(self, client: Client, _: str, __: str, ___: int) -> None:
+        self._heal()
+        await client.flush_objects()
+
+    async def _fail(self, _: Client, __: str, ___: str, number: int) -> None:
+        effects = (Unreachable(), Unreachable(late=True), Answer(500, "InternalError"), Answer(503, late=True))
+        self.faults.append(self.origin.inject(lambda _: True, effects[number % 4], times=1 + number % 3))
+
+    def _heal(self) -> None:
+        for fault in self.faults:
+            fault.times = 0
+        self.faults.clear()
+
+    async def _check_end(self, client: Client) -> None:
+        self._heal()
+        await client.flush_objects()
+        stored = self.origin.buckets["bucket"].objects
+        for key, values in self.may_be.items():
+            value = self.origin.data("bucket", key) if key in stored else None
+            assert value in values, f"{key} is {str(value)[:40]} at the origin"
+        for upload in client.buffer.look(lambda book: list(book.uploads("bucket"))):
+            await self._ask(client, "DELETE", f"{upload.fixed.key.key}?uploadId={upload.upload_id}")
+        await client.flush()
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=STEPS)
+def test_every_answer_is_of_what_was_acknowledged_last(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str, str, int]]
+) -> None:
+    """Whatever happens between."""
+    directory = tmp_path_factory.mktemp("history")
+    asyncio.run(History(directory).play(steps))
