@@ -62,6 +62,9 @@ campaign: $(STAMPS)/test  ## long: generated tests, 100,000 pages of listings, s
 	$(call part,races,FOREBAY_STEPS=50000 FOREBAY_SEED=$(SEED),tests/scenarios/test_races.py)
 	$(call part,kills,FOREBAY_KILLS=500 FOREBAY_KILL_SEED=$(SEED),tests/crash/test_kills.py)
 	$(call part,harms,FOREBAY_HARMS=10000 FOREBAY_HARM_SEED=$(SEED),tests/crash/test_harms.py)
+	$(call part,buffer-histories,FOREBAY_ABSORB_EXAMPLES=3000,--timeout=7200 --hypothesis-seed=$(SEED) tests/operations/absorbing/test_histories.py)
+	$(call part,buffer-kills,FOREBAY_BUFFER_KILLS=500 FOREBAY_KILL_SEED=$(SEED),--timeout=3600 tests/crash/test_buffer_kills.py)
+	$(call part,buffer-power-cuts,FOREBAY_POWER_CUTS=3000 FOREBAY_KILL_SEED=$(SEED),--timeout=7200 tests/crash/test_buffer_power_cuts.py)
 	@rm -r $(DONE) && echo "campaign: all parts passed"
 
 # A part that has passed with this seed is not run again; one that fails says how to go on from it.
