@@ -62,10 +62,28 @@ def list_objects(exchange: Exchange) -> Answer:
         return forward(exchange)
     query = list_query(request)
     listing = Listing(exchange, bucket, query, wanted_of(query), bound)
-    found = None if insists(exchange) else _find(listing)
-    if isinstance(found, Found):
-        return list_reply(listing, found, "hit")
-    return _ask(listing) if found is None else _ask_about(listing, found.keys)
+    found = looked_up(listing)
+    return list_reply(listing, found, "hit") if isinstance(found, Found) else _answered(listing, found)
+
+
+async def _answered(listing: Listing, known: Unsettled | None) -> Reply:
+    found, outcome = await told_page(listing, known)
+    return list_reply(listing, found, outcome)
+
+
+def looked_up(listing: Listing) -> Found | Unsettled | None:
+    """What the index knows of the page at once."""
+    return None if insists(listing.exchange) else _find(listing)
+
+
+async def told_page(listing: Listing, known: Unsettled | None) -> tuple[Found, str]:
+    """The page for which the origin must be asked, and how it came about: a `listed` outcome of the observer."""
+    return await _ask(listing) if known is None else await _ask_about(listing, known.keys)
+
+
+async def strict_page(listing: Listing) -> Found:
+    """The origin's page, of which nothing is learned."""
+    return _found(await _page_with_keys(listing))
 
 
 def wanted_of(query: ListQuery) -> Wanted:
@@ -87,7 +105,7 @@ def _find(
     )
 
 
-async def _ask_about(listing: Listing, keys: Sequence[bytes]) -> Reply:
+async def _ask_about(listing: Listing, keys: Sequence[bytes]) -> tuple[Found, str]:
     """The page that the index knows but for these keys; the origin's page when there are too many."""
     truths: dict[bytes, Truth] = {}
     while len(truths) + len(keys) <= TRUTHS_MAX:
@@ -98,7 +116,7 @@ async def _ask_about(listing: Listing, keys: Sequence[bytes]) -> Reply:
         truths |= dict(zip(keys, told, strict=True))
         found = _find(listing, truths=truths)
         if isinstance(found, Found):
-            return list_reply(listing, found, "partial")
+            return found, "partial"
         if found is None:
             break
         keys = found.keys
@@ -116,7 +134,7 @@ async def _truth(listing: Listing, key: bytes) -> Truth:
     return truth
 
 
-async def _ask(listing: Listing) -> Reply:
+async def _ask(listing: Listing) -> tuple[Found, str]:
     """The origin's page; an older one of the index where the origin does not answer and the slots allow it."""
     try:
         page = await _told(listing)
@@ -124,8 +142,8 @@ async def _ask(listing: Listing) -> Reply:
         stale = _find(listing, stale=True) if is_down(error) else None
         if not isinstance(stale, Found):
             raise
-        return list_reply(listing, stale, "stale")
-    return list_reply(listing, _found(page), "miss")
+        return stale, "stale"
+    return _found(page), "miss"
 
 
 async def _told(listing: Listing) -> ListedPage:

@@ -21,6 +21,9 @@ from gateway.writeback.staged_file import StagedFile
 ENDED_KEPT_SECONDS = 24 * 3600.0
 """How long a repeated Complete or Abort is answered as the first was."""
 
+_BEHIND_ALL = b"\xff"
+"""No byte of UTF-8 is as great."""
+
 
 OWN_DOING_KEPT_SECONDS = 7 * 24 * 3600.0
 """An upload that was begun longer ago takes what this gateway has written since for somebody else's."""
@@ -204,6 +207,11 @@ class Book:
         )
         return [codec.unpack_object(sequence, record) for sequence, record in found]
 
+    def newest(self) -> int:
+        """The sequence of what was acknowledged last of all that is pending; 0: nothing is."""
+        row = self._row("SELECT max(sequence) FROM objects")
+        return (row[0] or 0) if row else 0
+
     def counts(self) -> tuple[int, int]:
         """How many objects are pending, and how many uploads open."""
         row = self._row("SELECT (SELECT count(*) FROM objects), (SELECT count(*) FROM uploads)")
@@ -228,11 +236,14 @@ class Book:
         return [codec.unpack_object(sequence, record) for sequence, record in found]
 
     def listing(self, bucket: str, start: bytes, stop: bytes | None, count_max: int) -> Sequence[PendingObject]:
-        """What is pending under keys from `start` to before `stop`, the latest of each, in order, without parts."""
+        """What is pending under keys from `start` to before `stop`, the latest of each, in order, without parts.
+
+        Reads nothing outside of the range.
+        """
         found = self._rows.execute(
-            "SELECT max(sequence), record FROM objects WHERE bucket = ? AND key >= ? AND (? IS NULL OR key < ?) "
+            "SELECT max(sequence), record FROM objects WHERE bucket = ? AND key >= ? AND key < ? "
             "GROUP BY key ORDER BY key LIMIT ?",
-            (bucket, start, stop, stop, count_max),
+            (bucket, start, _BEHIND_ALL if stop is None else stop, count_max),
         )
         return [codec.unpack_object(sequence, record) for sequence, record in found]
 

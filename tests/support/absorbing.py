@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from gateway.objects import ObjectKey
 from gateway.operations.absorbing.publishing import Publisher
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
 from gateway.s3.xml_reader import text_of
-from gateway.writeback.flush import Tools
+from gateway.writeback.flush import OneFlush, Tools
 from gateway.writeback.flush_requests import FlushRequests
 from gateway.writeback.flusher import Flusher
 from gateway.writeback.records import PendingObject
@@ -83,10 +85,7 @@ class Client:
     @asynccontextmanager
     async def flushing(self) -> AsyncIterator[None]:
         """With the other process that flushes."""
-        requests = FlushRequests(self.origin, self.buffer.staging, self.buffer.threads)
-        services = self.gateway.app.services
-        publisher = Publisher(self.gateway.catalog, self.gateway.blocks, services.slots, self.buffer.staging)
-        flusher = Flusher(Tools(self.buffer.journal, requests, publisher, Silent()), services.clock)
+        flusher = Flusher(self._tools(), self.gateway.app.services.clock)
         running = asyncio.create_task(flusher.run())
         try:
             yield
@@ -94,6 +93,19 @@ class Client:
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+
+    async def flush_one(self, at: ObjectKey) -> None:
+        """Until the origin has what is pending under a key."""
+        while (first := self.buffer.look(lambda book: book.earliest(at))) is not None:
+            await OneFlush(self._tools(), self.gateway.app.services.clock, random.Random(1), lambda: None).run(
+                first.sequence
+            )
+
+    def _tools(self) -> Tools:
+        requests = FlushRequests(self.origin, self.buffer.staging, self.buffer.threads)
+        slots = self.gateway.app.services.slots
+        publisher = Publisher(self.gateway.catalog, self.gateway.blocks, slots, self.buffer.staging)
+        return Tools(self.buffer.journal, requests, publisher, Silent())
 
     async def flush(self) -> None:
         """Until the origin has everything, and this node nothing."""
@@ -110,9 +122,11 @@ class Client:
         return left == (0, 0, 0) and not list(self.buffer.staging.names())
 
 
-def with_client(path: Path, scenario: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
+def with_client(
+    path: Path, scenario: Callable[[Client], Coroutine[Any, Any, None]], slots: Sequence[Slot] = tuple(SLOTS)
+) -> None:
     async def run() -> None:
-        async with gateway_app(path, slots=SLOTS, writeback=True) as gateway:
+        async with gateway_app(path, slots=slots, writeback=True) as gateway:
             await scenario(Client(gateway))
 
     asyncio.run(run())

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from gateway.errors import S3Error
+from gateway.metadata.listing.places import END, behind, behind_all
 from gateway.objects import ObjectKey
 from gateway.operations.exchange import Exchange
 from gateway.s3.error_codes import s3_error
@@ -18,6 +19,7 @@ PATIENCE_SECONDS = 20.0
 """Clients give up after some 60 seconds; a 503 before that has them try again."""
 
 _LOOK_SECONDS = 0.01
+_KEYS_AT_A_LOOK = 100
 
 
 async def flushed(exchange: Exchange, buffer: WritebackBuffer, keys: Iterable[ObjectKey]) -> None:
@@ -25,15 +27,35 @@ async def flushed(exchange: Exchange, buffer: WritebackBuffer, keys: Iterable[Ob
 
     S3Error ServiceUnavailable (503) when that takes too long, OperationAborted (409) where a conflict is in its way.
     """
-    clock = exchange.services.clock
-    deadline = clock.monotonic() + PATIENCE_SECONDS
+    deadline = exchange.services.clock.monotonic() + PATIENCE_SECONDS
     for key, sequence in [(key, pending.sequence) for key in keys if (pending := buffer.pending(key)) is not None]:
-        while (first := buffer.look(lambda book: book.earliest(key))) is not None and first.sequence <= sequence:  # noqa: B023
-            if first.state is State.CONFLICT:
-                raise _conflict(key)
-            if clock.monotonic() >= deadline:
-                raise s3_error("ServiceUnavailable", f"{key} is not at the origin yet: try again.")
-            await clock.sleep(_LOOK_SECONDS)
+        await settled(exchange, buffer, key, sequence, deadline)
+
+
+async def flushed_under(exchange: Exchange, buffer: WritebackBuffer, bucket: str, prefix: str = "") -> None:
+    """The same of all that is pending by now in a bucket under a prefix."""
+    deadline = exchange.services.clock.monotonic() + PATIENCE_SECONDS
+    newest = buffer.look(lambda book: book.newest())
+    place = prefix.encode()
+    stop = behind_all(place) if place else END
+    while found := buffer.look(lambda book: book.listing(bucket, place, stop, _KEYS_AT_A_LOOK)):  # noqa: B023
+        for one in found:
+            await settled(exchange, buffer, one.key, min(one.sequence, newest), deadline)
+        place = behind(found[-1].key.key.encode())
+
+
+async def settled(exchange: Exchange, buffer: WritebackBuffer, key: ObjectKey, sequence: int, deadline: float) -> None:
+    """Return when nothing is pending under a key that was acknowledged as `sequence` or before it; raises as `flushed`.
+
+    `deadline` is of the monotonic clock.
+    """
+    clock = exchange.services.clock
+    while (first := buffer.look(lambda book: book.earliest(key))) is not None and first.sequence <= sequence:
+        if first.state is State.CONFLICT:
+            raise _conflict(key)
+        if clock.monotonic() >= deadline:
+            raise s3_error("ServiceUnavailable", f"{key} is not at the origin yet: try again.")
+        await clock.sleep(_LOOK_SECONDS)
 
 
 def _conflict(key: ObjectKey) -> S3Error:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gateway.objects import ObjectKey
-from gateway.operations.absorbing.barrier import flushed
+from gateway.operations.absorbing.barrier import flushed, flushed_under
 from gateway.operations.absorbing.copying import absorb_copy, copied_here
 from gateway.operations.absorbing.deleting import delete_pending
 from gateway.operations.absorbing.eligible import has_conditions
+from gateway.operations.absorbing.listing import LISTINGS, listing_handler
 from gateway.operations.absorbing.put import absorb_put
 from gateway.operations.absorbing.reads import get_pending, head_pending, is_known_here
 from gateway.operations.absorbing.through import written_through
@@ -29,6 +30,7 @@ from gateway.operations.exchange import Exchange
 from gateway.operations.passthrough import READ_METHODS
 from gateway.operations.reply import Answer, Reply
 from gateway.s3.addressing import parse_copy_source
+from gateway.s3.presigned import strip_signature_parameters
 from gateway.s3.requests import Operation
 
 if TYPE_CHECKING:
@@ -56,6 +58,10 @@ _READS = {Operation.GET_OBJECT: get_pending, Operation.HEAD_OBJECT: head_pending
 
 def buffer_handler(exchange: Exchange, buffer: WritebackBuffer, handler: Handler) -> Handler:
     """The handler for a request that concerns the buffer; else `handler`."""
+    if exchange.request.key is None:
+        return _of_bucket(exchange, buffer, handler)
+    if "x-amz-rename-source" in exchange.request.headers:  # names a key in a way that origins read differently
+        return lambda exchange: _when_empty(exchange, buffer, handler)
     absorb = _absorbing(exchange, buffer)
     if absorb is not None:
         return lambda exchange: absorb(exchange, buffer)
@@ -79,6 +85,29 @@ def buffer_handler(exchange: Exchange, buffer: WritebackBuffer, handler: Handler
 def _is_write_past_the_buffer(exchange: Exchange) -> bool:
     request = exchange.request
     return exchange.slot.write == "back" and request.key is not None and request.method not in READ_METHODS
+
+
+def _of_bucket(exchange: Exchange, buffer: WritebackBuffer, handler: Handler) -> Handler:
+    """The handler for a request that names no key: it may be about everything in its bucket."""
+    if exchange.request.operation in LISTINGS:
+        return listing_handler(exchange, buffer, handler)
+    if exchange.request.bucket is not None and _is_about_all_objects(exchange):
+        return lambda exchange: _when_empty(exchange, buffer, handler)
+    return handler
+
+
+def _is_about_all_objects(exchange: Exchange) -> bool:
+    """ListObjectVersions, DeleteBucket, and POST Object, which names its key in its body."""
+    request = exchange.request
+    if request.operation is not Operation.FORWARD:
+        return False
+    said = {name for name, _ in strip_signature_parameters(request.query)} - {"x-id"}
+    return "versions" in said or (request.method not in READ_METHODS and not said)
+
+
+async def _when_empty(exchange: Exchange, buffer: WritebackBuffer, handler: Handler) -> Reply:
+    await flushed_under(exchange, buffer, exchange.request.bucket or "", exchange.request.parameter("prefix") or "")
+    return await _answered(exchange, handler)
 
 
 def _absorbing(exchange: Exchange, buffer: WritebackBuffer) -> _Absorb | None:

@@ -42,7 +42,9 @@ async def absorb_put(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
         base = await base_now(exchange, buffer, base)
     part = staged.part
     fixed = Fixed(exchange.object_key, fixed_headers(towards_origin(exchange.request.headers)), exchange.slot.name)
-    pending = PendingObject(0, fixed, base, part.stored_at, part.file.etag, part.file.size_bytes, (part,))
+    pending = PendingObject(
+        0, fixed, base, part.stored_at, part.file.etag, part.file.size_bytes, (part,), checksums=part.checksums
+    )
     try:
         await buffer.acknowledge(pending)
     except BufferUnavailable as error:

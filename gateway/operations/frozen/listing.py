@@ -23,7 +23,7 @@ from gateway.operations.plain import is_plain
 from gateway.operations.reply import Answer, Reply
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
-from gateway.s3.list_query import list_query
+from gateway.s3.list_query import ListQuery, list_query
 from gateway.s3.list_result import EntryForm, ListedEntry, ListedPage
 
 _COSTS_NOTHING = frozenset({"x-amz-request-payer"})
@@ -43,29 +43,45 @@ def list_frozen(exchange: Exchange) -> Answer:
     request = exchange.request
     if not is_plain(request, besides=_COSTS_NOTHING):
         raise s3_error("NotImplemented", "A part of this listing is frozen by a snapshot, which knows no such header.")
-    bucket, query = request.bucket or "", list_query(request)
-    wanted = wanted_of(query)
-    found = parts(exchange.services.slots, bucket, wanted.start, max(wanted.start, wanted.stop))
-    slots = {part.slot.name: part.slot for part in found if part.slot is not None}
-    frozen = _Frozen(Listing(exchange, bucket, query, wanted, Bound(0.0, 0.0)), found, tuple(slots.values()))
+    query = list_query(request)
+    frozen = _frozen(exchange, query, wanted_of(query))
     shelf = exchange.services.snapshots
     shelved = [one for slot in frozen.slots if (one := shelf.of(slot)) is not None]
-    if len(shelved) < len(frozen.slots):
-        return _when_opened(frozen)
-    return _answered(frozen, shelved)
+    if _is_mixed(frozen) or len(shelved) < len(frozen.slots):
+        return _answered(frozen)
+    return list_reply(frozen.listing, _of_one(frozen, shelved), "hit")
 
 
-async def _when_opened(frozen: _Frozen) -> Reply:
+async def frozen_page(exchange: Exchange, query: ListQuery, wanted: Wanted) -> tuple[Found, str]:
+    """A page of what is frozen in part or wholly, and how it came about."""
+    return await _page(_frozen(exchange, query, wanted))
+
+
+def _frozen(exchange: Exchange, query: ListQuery, wanted: Wanted) -> _Frozen:
+    bucket = exchange.request.bucket or ""
+    found = parts(exchange.services.slots, bucket, wanted.start, max(wanted.start, wanted.stop))
+    slots = {part.slot.name: part.slot for part in found if part.slot is not None}
+    return _Frozen(Listing(exchange, bucket, query, wanted, Bound(0.0, 0.0)), found, tuple(slots.values()))
+
+
+def _is_mixed(frozen: _Frozen) -> bool:
+    return any(part.slot is None for part in frozen.parts) or len(frozen.slots) > 1
+
+
+async def _answered(frozen: _Frozen) -> Reply:
+    found, outcome = await _page(frozen)
+    return list_reply(frozen.listing, found, outcome)
+
+
+async def _page(frozen: _Frozen) -> tuple[Found, str]:
     shelf = frozen.listing.exchange.services.snapshots
-    answer = _answered(frozen, [await shelf.opened(slot) for slot in frozen.slots])
-    return answer if isinstance(answer, Reply) else await answer
+    shelved = [shelf.of(slot) or await shelf.opened(slot) for slot in frozen.slots]
+    return await _mixed(frozen, shelved) if _is_mixed(frozen) else (_of_one(frozen, shelved), "hit")
 
 
-def _answered(frozen: _Frozen, shelved: Sequence[Shelved]) -> Answer:
-    if any(part.slot is None for part in frozen.parts) or len(frozen.slots) > 1:
-        return _mixed(frozen, shelved)
+def _of_one(frozen: _Frozen, shelved: Sequence[Shelved]) -> Found:
     if not shelved:
-        return list_reply(frozen.listing, Found(Page(), ()), "hit")  # nothing can lie where it begins
+        return Found(Page(), ())  # nothing can lie where it begins
     snapshot, wanted = shelved[0].snapshot, frozen.listing.wanted
     try:
         with snapshot.data.keys() as keys:
@@ -75,7 +91,7 @@ def _answered(frozen: _Frozen, shelved: Sequence[Shelved]) -> Answer:
         check_forms(page.keys, snapshot.data.forms)
     except (lmdb.Error, SnapshotUnusable) as error:
         raise unusable(shelved[0].manifest.name, error) from error
-    return list_reply(frozen.listing, Found(page, snapshot.data.forms), "hit")
+    return Found(page, snapshot.data.forms)
 
 
 def check_forms(listed: Sequence[Listed], forms: Sequence[EntryForm]) -> None:
@@ -84,7 +100,7 @@ def check_forms(listed: Sequence[Listed], forms: Sequence[EntryForm]) -> None:
         raise SnapshotUnusable("a record names a form that is not there")
 
 
-async def _mixed(frozen: _Frozen, shelved: Sequence[Shelved]) -> Reply:
+async def _mixed(frozen: _Frozen, shelved: Sequence[Shelved]) -> tuple[Found, str]:
     """Of several snapshots, or of what is frozen and what is not."""
     listing, forms = frozen.listing, list[EntryForm]()
     with ExitStack() as stack:
@@ -106,7 +122,7 @@ async def _mixed(frozen: _Frozen, shelved: Sequence[Shelved]) -> Reply:
 
         page = await Mixing(listing.wanted, ask, readers, numbered).fill(frozen.parts)
     outcome = "partial" if any(part.slot is None for part in frozen.parts) else "hit"
-    return list_reply(listing, Found(page, forms), outcome)
+    return Found(page, forms), outcome
 
 
 class _Renumbering:
