@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from gateway.errors import OriginBodyError
 from gateway.objects import ObjectKey
+from gateway.operations.absorbing.deleting import Buried, bury_pending
+from gateway.operations.absorbing.through import deleted_through
 from gateway.operations.exchange import Exchange
 from gateway.operations.passthrough import forward_write, onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document
@@ -17,11 +20,12 @@ from gateway.policy.access import refusal_of_write
 from gateway.s3.forwarding import towards_client, towards_origin, without
 from gateway.s3.xml import (
     DELETE_SIZE_BYTES_MAX,
+    DeleteEntry,
     DeleteError,
     DeleteRequest,
     delete_request_document,
     document,
-    insert_delete_errors,
+    insert_delete_results,
     parse_delete,
 )
 
@@ -34,24 +38,47 @@ async def delete_object(exchange: Exchange) -> Reply:
 
 
 async def delete_objects(exchange: Exchange) -> Reply:
-    """Delete up to 1,000 objects; keys outside the caller's rights come back as AccessDenied, the others go."""
+    """Delete up to 1,000 objects; keys outside the caller's rights come back as AccessDenied, the others go.
+
+    What is pending on this node goes first, so that no late flush brings it back.
+    """
     body = await receive_document(exchange, DELETE_SIZE_BYTES_MAX)
     asked = parse_delete(body)
     refused = _refused(exchange, asked)
-    if not refused:
-        changed = changed_keys(exchange, (entry.key for entry in asked.objects))
-        reply = await visible(changed, _send(exchange, Payload(body)))
-        await _forget(exchange, (entry.key for entry in asked.objects))
-        return reply
     kept = [entry for entry in asked.objects if entry.key not in {error.key for error in refused}]
-    if not kept:
+    buried = await _bury(exchange, kept)
+    done = _Done([*refused, *buried.errors], () if asked.quiet else buried.deleted)
+    left = buried.left
+    if not left:
+        empty = document("DeleteResult", "")
         return Reply(
-            200, [("content-type", "application/xml")], insert_delete_errors(document("DeleteResult", ""), refused)
+            200, [("content-type", "application/xml")], insert_delete_results(empty, done.errors, done.deleted)
         )
-    changed = changed_keys(exchange, (entry.key for entry in kept))
-    reply = await visible(changed, _delete_some(exchange, DeleteRequest(kept, asked.quiet), refused))
-    await _forget(exchange, (entry.key for entry in kept))
+    keys = [entry.key for entry in left]
+    if len(left) == len(asked.objects):
+        sending = _send(exchange, Payload(body))
+    else:
+        sending = _delete_some(exchange, DeleteRequest(left, asked.quiet), done)
+    reply = await _written_down(exchange, keys, visible(changed_keys(exchange, keys), sending))
+    await _forget(exchange, keys)
     return reply
+
+
+async def _written_down(exchange: Exchange, keys: Sequence[str], delete: Coroutine[Any, Any, Reply]) -> Reply:
+    buffer = exchange.services.writeback
+    return await (delete if buffer is None else deleted_through(exchange, buffer, keys, delete))
+
+
+class _Done(NamedTuple):
+    """What the origin is not asked for, and what is answered instead."""
+
+    errors: Sequence[DeleteError]
+    deleted: Sequence[str]
+
+
+async def _bury(exchange: Exchange, entries: Sequence[DeleteEntry]) -> Buried:
+    buffer = exchange.services.writeback
+    return Buried(entries) if buffer is None else await bury_pending(exchange, buffer, entries)
 
 
 def _refused(exchange: Exchange, asked: DeleteRequest) -> list[DeleteError]:
@@ -69,14 +96,14 @@ async def _send(exchange: Exchange, payload: Payload) -> Reply:
     return streamed_reply(response, head_only=False)
 
 
-async def _delete_some(exchange: Exchange, allowed: DeleteRequest, refused: Sequence[DeleteError]) -> Reply:
-    """Send the allowed part of the request, and answer for the rest. Its digests are not the client's any more."""
+async def _delete_some(exchange: Exchange, left: DeleteRequest, done: _Done) -> Reply:
+    """Send a part of the request, and answer for the rest. Its digests are not the client's any more."""
     headers = {
         name: value
         for name, value in towards_origin(exchange.request.headers).items()
         if name != "content-md5" and not name.startswith(("x-amz-checksum-", "x-amz-sdk-checksum-"))
     }
-    body = delete_request_document(allowed)
+    body = delete_request_document(left)
     digest = hashlib.md5(body, usedforsecurity=False).digest()
     headers["content-md5"] = base64.b64encode(digest).decode()
     response = await exchange.services.origin.send(onward_request(exchange, Payload(body), headers=headers))
@@ -85,7 +112,7 @@ async def _delete_some(exchange: Exchange, allowed: DeleteRequest, refused: Sequ
     async with response:
         result = await response.read(RESULT_SIZE_BYTES_MAX)
     try:
-        merged = insert_delete_errors(result, refused)
+        merged = insert_delete_results(result, done.errors, done.deleted)
     except ValueError:
         raise OriginBodyError("the origin's answer to DeleteObjects is no DeleteResult") from None
     return Reply(200, without(towards_client(response.headers), "content-length"), merged, "forwarded")

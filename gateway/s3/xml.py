@@ -31,7 +31,7 @@ __all__ = [
     "encode_list_key",
     "error_code_of",
     "escape",
-    "insert_delete_errors",
+    "insert_delete_results",
     "parse_complete_multipart_upload",
     "parse_delete",
     "text_of",
@@ -188,9 +188,13 @@ def _entry_fields(entry: DeleteEntry) -> Iterator[str]:
         yield element(name, value)
 
 
-def insert_delete_errors(result: bytes, errors: Sequence[DeleteError]) -> bytes:
-    """A `<DeleteResult>` document with more errors, the rest as it was; ValueError when it is no such document."""
-    added = "".join(map(_delete_error, errors)).encode()
+def insert_delete_results(result: bytes, errors: Sequence[DeleteError], deleted: Sequence[str] = ()) -> bytes:
+    """A `<DeleteResult>` document with more errors and more deleted keys, the rest as it was.
+
+    ValueError when it is no such document.
+    """
+    done = [f"<Deleted>{element('Key', key)}</Deleted>" for key in deleted]
+    added = "".join([*done, *map(_delete_error, errors)]).encode()
     end = re.search(rb"</(?:\w+:)?DeleteResult\s*>\s*\Z", result)
     if end is not None:
         return result[: end.start()] + added + result[end.start() :]

@@ -15,7 +15,7 @@ from gateway.s3.xml import (
     DeleteRequest,
     complete_multipart_upload_result,
     delete_request_document,
-    insert_delete_errors,
+    insert_delete_results,
     parse_complete_multipart_upload,
     parse_delete,
 )
@@ -237,17 +237,17 @@ def test_the_result_of_complete_is_what_clients_parse() -> None:
 )
 def test_errors_join_the_origins_answer(result: bytes) -> None:
     """The caller sees one document: what the origin did, and what was not let through."""
-    joined = insert_delete_errors(
-        result, [DeleteError("k&1", None, "AccessDenied", "no"), DeleteError("k2", "v", "C", "m")]
+    joined = insert_delete_results(
+        result, [DeleteError("k&1", None, "AccessDenied", "no"), DeleteError("k2", "v", "C", "m")], ["d&1"]
     )
     root = ElementTree.fromstring(joined)
     before = ElementTree.fromstring(result)
-    assert len(root) == len(before) + 2
-    texts = [[child.text for child in node] for node in root][-2:]
-    assert texts == [["k&1", "AccessDenied", "no"], ["k2", "v", "C", "m"]]
+    assert len(root) == len(before) + 3
+    texts = [[child.text for child in node] for node in root][-3:]
+    assert texts == [["d&1"], ["k&1", "AccessDenied", "no"], ["k2", "v", "C", "m"]]
 
 
 def test_errors_do_not_join_anything_else() -> None:
     """An error document of the origin is passed on, not amended."""
     with pytest.raises(ValueError, match="DeleteResult"):
-        insert_delete_errors(b"<Error><Code>X</Code></Error>", [])
+        insert_delete_results(b"<Error><Code>X</Code></Error>", [])

@@ -107,7 +107,7 @@ def _is_about_all_objects(exchange: Exchange) -> bool:
 
 async def _when_empty(exchange: Exchange, buffer: WritebackBuffer, handler: Handler) -> Reply:
     await flushed_under(exchange, buffer, exchange.request.bucket or "", exchange.request.parameter("prefix") or "")
-    return await _answered(exchange, handler)
+    return await _afterwards(exchange, buffer, [], handler)
 
 
 def _absorbing(exchange: Exchange, buffer: WritebackBuffer) -> _Absorb | None:

@@ -7,15 +7,17 @@ meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from gateway.errors import BufferUnavailable
+from gateway.errors import BufferUnavailable, S3Error
 from gateway.objects import ObjectKey
-from gateway.operations.absorbing.barrier import flushed
+from gateway.operations.absorbing.barrier import PATIENCE_SECONDS, flushed, settled
 from gateway.operations.absorbing.staging import unavailable
 from gateway.operations.exchange import Exchange
 from gateway.operations.reply import Reply
+from gateway.s3.xml import DeleteEntry, DeleteError
 from gateway.writeback.records import Base, Fixed, PendingObject
 
 if TYPE_CHECKING:
@@ -31,11 +33,69 @@ async def delete_pending(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
 async def bury(exchange: Exchange, buffer: WritebackBuffer, keys: Sequence[ObjectKey]) -> None:
     """Have these keys, under which something is pending, deleted here at once, and at the origin when this returns."""
     for key in keys:
-        fixed = Fixed(key, {}, exchange.services.slots.find(key.bucket, key.key).name)
-        now = exchange.services.clock.now()
-        tombstone = PendingObject(0, fixed, Base(known=False, asked_at=now), now, "", 0, deleted=True)
-        try:
-            await buffer.acknowledge(tombstone)
-        except BufferUnavailable as error:
-            raise unavailable(error) from error
+        await _acknowledge(exchange, buffer, key)
     await flushed(exchange, buffer, keys)
+
+
+class Buried(NamedTuple):
+    """What of a DeleteObjects is `left` for the origin, and how the rest fared."""
+
+    left: Sequence[DeleteEntry]
+    deleted: Sequence[str] = ()
+    errors: Sequence[DeleteError] = ()
+
+
+async def bury_pending(exchange: Exchange, buffer: WritebackBuffer, entries: Sequence[DeleteEntry]) -> Buried:
+    """Delete what is pending of a DeleteObjects: all of it here first, then one after the other at the origin.
+
+    A version, and what is deleted on a condition, is the origin's to judge, once it has what was pending.
+    """
+    bucket = exchange.request.bucket or ""
+    deadline = exchange.services.clock.monotonic() + PATIENCE_SECONDS
+    tombstones = await _tombstones(exchange, buffer, [ObjectKey(bucket, one.key) for one in entries if _is_plain(one)])
+    left, deleted, errors = list[DeleteEntry](), list[str](), list[DeleteError]()
+    for entry in entries:
+        key = ObjectKey(bucket, entry.key)
+        tombstone = tombstones.get(key) if _is_plain(entry) else None
+        last = tombstone or buffer.pending(key)
+        try:
+            if isinstance(last, S3Error):
+                raise last
+            if last is not None:
+                await settled(exchange, buffer, key, last.sequence, deadline)
+        except S3Error as error:
+            errors.append(DeleteError(entry.key, entry.version_id, error.code, error.message))
+        else:
+            (left.append(entry) if tombstone is None else deleted.append(entry.key))
+    return Buried(left, deleted, errors)
+
+
+def _is_plain(entry: DeleteEntry) -> bool:
+    """Whether it says no more than its key."""
+    return entry == DeleteEntry(entry.key)
+
+
+async def _tombstones(
+    exchange: Exchange, buffer: WritebackBuffer, keys: Iterable[ObjectKey]
+) -> dict[ObjectKey, PendingObject | S3Error]:
+    """Those of the keys under which something is pending, deleted here; or why not."""
+    pending = list(dict.fromkeys(key for key in keys if buffer.pending(key) is not None))
+    buried = await asyncio.gather(*(_acknowledge(exchange, buffer, key) for key in pending), return_exceptions=True)
+    found: dict[ObjectKey, PendingObject | S3Error] = {}
+    for key, tombstone in zip(pending, buried, strict=True):
+        if not isinstance(tombstone, (PendingObject, S3Error)):
+            raise tombstone
+        found[key] = tombstone
+    return found
+
+
+async def _acknowledge(exchange: Exchange, buffer: WritebackBuffer, key: ObjectKey) -> PendingObject:
+    """A tombstone in place of what is pending; S3Error ServiceUnavailable where the disk does not take it."""
+    fixed = Fixed(key, {}, exchange.services.slots.find(key.bucket, key.key).name)
+    now = exchange.services.clock.now()
+    try:
+        return await buffer.acknowledge(
+            PendingObject(0, fixed, Base(known=False, asked_at=now), now, "", 0, deleted=True)
+        )
+    except BufferUnavailable as error:
+        raise unavailable(error) from error

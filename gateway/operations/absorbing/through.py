@@ -5,15 +5,17 @@ Otherwise an upload that was begun before them would take what they have written
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING
 
+from gateway.objects import ObjectKey
 from gateway.operations.exchange import Exchange
 from gateway.operations.reply import Reply
 from gateway.s3.requests import Operation
 from gateway.writeback.records import OwnDoing
 
 if TYPE_CHECKING:
+    from gateway.writeback.book import Book
     from gateway.writeback.buffer import WritebackBuffer
 
 
@@ -26,6 +28,25 @@ async def written_through(exchange: Exchange, buffer: WritebackBuffer, write: Aw
         return reply
     finally:
         await buffer.did(exchange.object_key, OwnDoing(exchange.services.clock.now(), etag, known))
+
+
+async def deleted_through(
+    exchange: Exchange, buffer: WritebackBuffer, keys: Iterable[str], delete: Awaitable[Reply]
+) -> Reply:
+    """Carry out a DeleteObjects of these keys at the origin, answered or not; what became of each is not looked at."""
+    try:
+        return await delete
+    finally:
+        bucket, slots = exchange.request.bucket or "", exchange.services.slots
+        own = OwnDoing(exchange.services.clock.now(), known=False)
+        changed = [ObjectKey(bucket, key) for key in keys if slots.find(bucket, key).write == "back"]
+
+        def note(book: Book) -> None:
+            for key in changed:
+                book.did(key, own)
+
+        if changed:
+            await buffer.journal.change(note)
 
 
 def _done(exchange: Exchange, reply: Reply) -> tuple[str | None, bool]:
