@@ -154,9 +154,10 @@ LISTING_PAGES = Counter(
     "forebay_listing_pages_total",
     "pages",
     ("slot", "outcome"),
-    "Pages of LIST in slots whose consistency is not strict. outcome: hit (index or snapshot answered), partial (they "
-    "did, and the origin was asked about keys just written through Forebay, or about what no snapshot freezes), miss "
-    "(the origin was asked) or stale (it did not answer, and the slot allows an older answer).",
+    "Pages of LIST that Forebay has made: in slots whose consistency is not strict, and where something may be pending "
+    "in the write-back buffer. outcome: hit (index or snapshot answered), partial (they did, and the origin was asked "
+    "about keys just written through Forebay, or about what no snapshot freezes), miss (the origin was asked) or stale "
+    "(it did not answer, and the slot allows an older answer).",
 )
 LISTING_KEYS_NOT_KEPT = Counter(
     "forebay_listing_keys_not_kept_total",

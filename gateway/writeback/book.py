@@ -141,6 +141,10 @@ class Book:
         found = self._rows.execute("SELECT origin_upload_id, record FROM orphans LIMIT ?", (count_max,))
         return [codec.unpack_orphan(origin_upload_id, record) for origin_upload_id, record in found]
 
+    def is_orphan(self, origin_upload_id: str) -> bool:
+        """Whether an upload of the origin is to be aborted there."""
+        return self._row("SELECT 1 FROM orphans WHERE origin_upload_id = ?", origin_upload_id) is not None
+
     def forget_orphan(self, origin_upload_id: str) -> None:
         """The origin has no such upload any more."""
         self._rows.execute("DELETE FROM orphans WHERE origin_upload_id = ?", (origin_upload_id,))

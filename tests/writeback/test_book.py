@@ -80,6 +80,25 @@ def test_an_overwritten_object_is_given_up_with_its_upload_at_the_origin(book: B
     assert {orphan.origin_upload_id for orphan in book.orphans(1000)} == {f"o{number}" for number in range(99)}
 
 
+def test_orphans_are_known_by_their_ids(book: Book) -> None:
+    """Until the origin has none such any more."""
+    book.put(pending(key("k"), "a", multipart=True, origin_upload_id="o"))
+    assert not book.is_orphan("o")
+    book.put(pending(key("k"), "b"))
+    assert book.is_orphan("o")
+    book.forget_orphan("o")
+    assert not book.is_orphan("o")
+
+
+def test_the_newest_is_what_was_acknowledged_last(book: Book) -> None:
+    """Of what is still pending; nothing has the sequence 0."""
+    assert book.newest() == 0
+    first, second = book.put(pending(key("b"), "b")), book.put(pending(key("a"), deleted=True))
+    assert book.newest() == second.sequence > first.sequence
+    book.drop(second.sequence)
+    assert book.newest() == first.sequence
+
+
 def test_what_may_have_reached_the_origin_is_settled_before_what_follows(book: Book) -> None:
     """An object that is being sent is not given up when it is overwritten, and its successor expects its version."""
     sent = book.put(pending(KEYS[0], "one"))

@@ -18,6 +18,7 @@ from gateway.operations.absorbing.listing import LISTINGS, listing_handler
 from gateway.operations.absorbing.put import absorb_put
 from gateway.operations.absorbing.reads import get_pending, head_pending, is_known_here
 from gateway.operations.absorbing.through import written_through
+from gateway.operations.absorbing.upload_listing import list_uploads, may_concern_uploads
 from gateway.operations.absorbing.uploads import (
     absorb_abort,
     absorb_complete,
@@ -28,6 +29,7 @@ from gateway.operations.absorbing.uploads import (
 )
 from gateway.operations.exchange import Exchange
 from gateway.operations.passthrough import READ_METHODS
+from gateway.operations.plain import is_plain
 from gateway.operations.reply import Answer, Reply
 from gateway.s3.addressing import parse_copy_source
 from gateway.s3.presigned import strip_signature_parameters
@@ -91,6 +93,9 @@ def _of_bucket(exchange: Exchange, buffer: WritebackBuffer, handler: Handler) ->
     """The handler for a request that names no key: it may be about everything in its bucket."""
     if exchange.request.operation in LISTINGS:
         return listing_handler(exchange, buffer, handler)
+    if exchange.request.operation is Operation.LIST_MULTIPART_UPLOADS:
+        is_ours = is_plain(exchange.request) and may_concern_uploads(exchange, buffer)
+        return (lambda exchange: list_uploads(exchange, buffer)) if is_ours else handler
     if exchange.request.bucket is not None and _is_about_all_objects(exchange):
         return lambda exchange: _when_empty(exchange, buffer, handler)
     return handler

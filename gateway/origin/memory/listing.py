@@ -58,24 +58,30 @@ def list_v1(request: OriginRequest, bucket: Bucket) -> MemoryResponse:
 
 
 def list_uploads(request: OriginRequest, bucket: Bucket) -> MemoryResponse:
-    """ListMultipartUploads, by key and then by age, without delimiter."""
-    prefix = parameter(request, "prefix") or ""
+    """ListMultipartUploads, by key and then by age."""
+    prefix, delimiter = parameter(request, "prefix") or "", parameter(request, "delimiter") or ""
     key_marker = parameter(request, "key-marker") or ""
     id_marker = (parameter(request, "upload-id-marker") or "") if key_marker else ""
-    limit = _limit(parameter(request, "max-uploads"), "max-uploads")
-    uploads = sorted(bucket.uploads.values(), key=lambda upload: (upload.key.encode(), upload.order))
-    behind = [
-        upload
-        for upload in uploads
-        if upload.key.startswith(prefix) and _is_behind(upload, key_marker, id_marker, bucket)
-    ]
-    page = behind[:limit]
-    fields = element("Bucket", bucket.name) + element("KeyMarker", key_marker) + element("UploadIdMarker", id_marker)
-    if len(behind) > len(page) and page:
-        fields += element("NextKeyMarker", page[-1].key) + element("NextUploadIdMarker", page[-1].upload_id)
-    fields += element("Prefix", prefix) + element("MaxUploads", str(limit))
-    fields += element("IsTruncated", _flag(len(behind) > len(page) > 0))
-    return xml_answer("ListMultipartUploadsResult", fields + "".join(_upload(upload) for upload in page))
+    limit, url = _limit(parameter(request, "max-uploads"), "max-uploads"), _url(request)
+    rows: list[Upload | str] = []
+    for upload in sorted(bucket.uploads.values(), key=lambda upload: (upload.key.encode(), upload.order)):
+        if upload.key.startswith(prefix) and _is_behind(upload, key_marker, id_marker, bucket):
+            end = upload.key.find(delimiter, len(prefix)) if delimiter else -1
+            row = upload if end < 0 else upload.key[: end + len(delimiter)]
+            if isinstance(row, Upload) or (row.encode() > key_marker.encode() and rows[-1:] != [row]):
+                rows.append(row)
+    page = rows[:limit]
+    fields = element("Bucket", bucket.name) + f"<KeyMarker>{encode_list_key(key_marker, url)}</KeyMarker>"
+    fields += element("UploadIdMarker", id_marker)
+    if len(rows) > len(page) and page:
+        last = page[-1]
+        key, upload_id = (last, "") if isinstance(last, str) else (last.key, last.upload_id)
+        fields += f"<NextKeyMarker>{encode_list_key(key, url)}</NextKeyMarker>"
+        fields += element("NextUploadIdMarker", upload_id)
+    fields += f"<Prefix>{encode_list_key(prefix, url)}</Prefix>" + element("MaxUploads", str(limit))
+    fields += element("EncodingType", "url") if url else ""
+    fields += element("IsTruncated", _flag(len(rows) > len(page) > 0))
+    return xml_answer("ListMultipartUploadsResult", fields + "".join(_upload(row, url=url) for row in page))
 
 
 def _is_behind(upload: Upload, key_marker: str, id_marker: str, bucket: Bucket) -> bool:
@@ -85,9 +91,12 @@ def _is_behind(upload: Upload, key_marker: str, id_marker: str, bucket: Bucket) 
     return marked is not None and upload.order > marked.order
 
 
-def _upload(upload: Upload) -> str:
-    fields = element("Key", upload.key) + element("UploadId", upload.upload_id) + OWNER
-    fields += element("StorageClass", "STANDARD") + element("Initiated", timestamp(upload.initiated))
+def _upload(row: Upload | str, *, url: bool) -> str:
+    """An upload, or a common prefix."""
+    if isinstance(row, str):
+        return f"<CommonPrefixes><Prefix>{encode_list_key(row, url)}</Prefix></CommonPrefixes>"
+    fields = f"<Key>{encode_list_key(row.key, url)}</Key>" + element("UploadId", row.upload_id) + OWNER
+    fields += element("StorageClass", "STANDARD") + element("Initiated", timestamp(row.initiated))
     return f"<Upload>{fields}</Upload>"
 
 
