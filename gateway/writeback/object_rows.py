@@ -1,0 +1,212 @@
+"""Pending objects in the journal: a chain for each key, the first of which is to reach the origin before the next."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from gateway.objects import ObjectKey
+from gateway.writeback import codec
+from gateway.writeback.file_rows import encoded
+from gateway.writeback.origin_rows import OriginRows
+from gateway.writeback.presence import place_of
+from gateway.writeback.records import Base, OwnDoing, Part, PendingObject, State
+
+_BEHIND_ALL = b"\xff"
+"""No byte of UTF-8 is as great."""
+
+
+class Places(Protocol):
+    """Of presence.py: told before something is pending."""
+
+    def set(self, place: int) -> None: ...
+
+
+class ObjectRows(OriginRows):
+    """One transaction's view."""
+
+    def __init__(self, connection: sqlite3.Connection, presence: Places) -> None:
+        super().__init__(connection)
+        self._presence = presence
+
+    # What is pending.
+
+    def latest(self, key: ObjectKey) -> PendingObject | None:
+        """What is pending under a key: the object or tombstone that was acknowledged last."""
+        row = self._row(
+            "SELECT sequence, record FROM objects WHERE bucket = ? AND key = ? ORDER BY sequence DESC LIMIT 1",
+            key.bucket,
+            encoded(key),
+        )
+        return self._with_parts(codec.unpack_object(row[0], row[1])) if row else None
+
+    def object(self, sequence: int) -> PendingObject | None:
+        row = self._row("SELECT record FROM objects WHERE sequence = ?", sequence)
+        return self._with_parts(codec.unpack_object(sequence, row[0])) if row else None
+
+    def has_object(self, sequence: int) -> bool:
+        """Whether it is still pending."""
+        return self._row("SELECT 1 FROM objects WHERE sequence = ?", sequence) is not None
+
+    def earliest(self, key: ObjectKey) -> PendingObject | None:
+        """What is to be dealt with first under a key: without its parts."""
+        row = self._row(
+            "SELECT sequence, record FROM objects WHERE bucket = ? AND key = ? ORDER BY sequence LIMIT 1",
+            key.bucket,
+            encoded(key),
+        )
+        return codec.unpack_object(row[0], row[1]) if row else None
+
+    def waiting(self, after: int, count_max: int) -> Sequence[PendingObject]:
+        """What is pending in the order of its acknowledgement, without its parts, behind a sequence."""
+        found = self._rows.execute(
+            "SELECT sequence, record FROM objects WHERE sequence > ? ORDER BY sequence LIMIT ?", (after, count_max)
+        )
+        return [codec.unpack_object(sequence, record) for sequence, record in found]
+
+    def newest(self) -> int:
+        """The sequence of what was acknowledged last of all that is pending; 0: nothing is."""
+        row = self._row("SELECT max(sequence) FROM objects")
+        return (row[0] or 0) if row else 0
+
+    def slots(self) -> Sequence[str]:
+        """The slots in which something is pending."""
+        found: list[str] = []
+        after = ""
+        while (row := self._row("SELECT min(slot) FROM objects WHERE slot > ?", after)) and row[0] is not None:
+            after = row[0]
+            found.append(after)
+        return found
+
+    def startable(self, slot: str, after: int, count_max: int) -> Sequence[PendingObject]:
+        """What of a slot's may be flushed, in the order of its acknowledgement, without its parts."""
+        found = self._rows.execute(
+            "SELECT sequence, record FROM objects WHERE slot = ? AND startable = 1 AND sequence > ? "
+            "ORDER BY sequence LIMIT ?",
+            (slot, after, count_max),
+        )
+        return [codec.unpack_object(sequence, record) for sequence, record in found]
+
+    def listing(self, bucket: str, start: bytes, stop: bytes | None, count_max: int) -> Sequence[PendingObject]:
+        """What is pending under keys from `start` to before `stop`, the latest of each, in order, without parts.
+
+        Reads nothing outside of the range.
+        """
+        found = self._rows.execute(
+            "SELECT max(sequence), record FROM objects WHERE bucket = ? AND key >= ? AND key < ? "
+            "GROUP BY key ORDER BY key LIMIT ?",
+            (bucket, start, _BEHIND_ALL if stop is None else stop, count_max),
+        )
+        return [codec.unpack_object(sequence, record) for sequence, record in found]
+
+    def places(self) -> set[int]:
+        """The places of presence.py where something is pending."""
+        return {place for (place,) in self._rows.execute("SELECT DISTINCT place FROM objects")}
+
+    # What becomes of it.
+
+    def put(self, pending: PendingObject) -> PendingObject:
+        """Acknowledge an object, or a tombstone; its sequence is given now."""
+        return self._enter(pending)
+
+    def change(self, pending: PendingObject) -> bool:
+        """Write down where an object is on its way; its parts stay as they are. False when it is pending no more."""
+        changed = self._rows.execute(
+            "UPDATE objects SET record = ?, startable = ? WHERE sequence = ?",
+            (codec.pack_object(pending), pending.state is not State.CONFLICT, pending.sequence),
+        )
+        return changed.rowcount > 0
+
+    def start_over(self, pending: PendingObject) -> None:
+        """The origin's upload of an object is of no use: it is to be aborted, and its parts are to be sent again."""
+        before = self.object(pending.sequence)
+        if before is None:
+            return
+        if before.origin_upload_id is not None:
+            self._orphan(before.key, before.origin_upload_id)
+        self.change(replace(pending, origin_upload_id=None))
+        for part in before.parts:
+            self.piece_sent(pending.sequence, replace(part, origin_etag=None))
+
+    def piece_sent(self, sequence: int, part: Part) -> None:
+        """The origin has a part of a pending object."""
+        place = ("pieces", sequence, part.number)
+        self._rows.execute(
+            "UPDATE pieces SET record = ? WHERE sequence = ? AND number = ?",
+            (codec.pack_part(place, part), sequence, part.number),
+        )
+
+    def settle(self, sequence: int, etag: str | None, now: float) -> None:
+        """The origin has this version under the key now (None: no object), by our doing: nothing is pending of it.
+
+        What was acknowledged after it expects to find that.
+        """
+        done = self.object(sequence)
+        if done is not None:
+            self._remove(sequence)
+            self._expect(done.key, Base.exactly(etag))
+            self.did(done.key, OwnDoing(now, etag))
+
+    def drop(self, sequence: int) -> None:
+        """Give up an object that was never sent: something later took its place, or somebody has decided so."""
+        given_up = self.object(sequence)
+        if given_up is not None:
+            self._remove_unsent(given_up)
+            self._expect(given_up.key, given_up.base)
+
+    def _enter(self, pending: PendingObject) -> PendingObject:
+        earlier = [one for one in self._pending_of(pending.key) if one.state is not State.SENDING]
+        base = earlier[0].base if earlier else self._base_now(pending)
+        place = place_of(pending.key)
+        self._presence.set(place)
+        inserted = self._rows.execute(
+            "INSERT INTO objects (bucket, key, place, slot, startable, record) VALUES (?, ?, ?, ?, 1, ?)",
+            (pending.key.bucket, encoded(pending.key), place, pending.fixed.slot, b""),
+        )
+        stored = replace(pending, sequence=int(inserted.lastrowid or 0), base=base)
+        self.change(stored)
+        for part in stored.parts:
+            self._put_file(part.file)
+            packed = codec.pack_part(("pieces", stored.sequence, part.number), part)
+            row = (stored.sequence, part.number, part.file.name, packed)
+            self._rows.execute("INSERT INTO pieces VALUES (?, ?, ?, ?)", row)
+        for one in earlier:
+            self._remove_unsent(one)
+        return stored
+
+    def _base_now(self, pending: PendingObject) -> Base:
+        """What was there when the absorb began, or what this gateway itself has put there since."""
+        own, base = self.own_doing(pending.key), pending.base
+        if own is None or not own.known:
+            return base
+        if own.at >= base.asked_at:
+            return Base.exactly(own.etag)
+        return base if base.known else replace(base, etags=(own.etag,) if own.etag is not None else ())
+
+    def _expect(self, key: ObjectKey, base: Base) -> None:
+        following = self.earliest(key)
+        if following is not None:
+            self.change(replace(following, base=base))
+
+    def _remove_unsent(self, pending: PendingObject) -> None:
+        if pending.origin_upload_id is not None:
+            self._orphan(pending.key, pending.origin_upload_id)
+        self._remove(pending.sequence)
+
+    def _remove(self, sequence: int) -> None:
+        files = self._files("pieces", "sequence", sequence)
+        self._rows.execute("DELETE FROM pieces WHERE sequence = ?", (sequence,))
+        self._rows.execute("DELETE FROM objects WHERE sequence = ?", (sequence,))
+        self._free(files)
+
+    def _pending_of(self, key: ObjectKey) -> list[PendingObject]:
+        found = self._rows.execute(
+            "SELECT sequence, record FROM objects WHERE bucket = ? AND key = ? ORDER BY sequence",
+            (key.bucket, encoded(key)),
+        )
+        return [codec.unpack_object(sequence, record) for sequence, record in found.fetchall()]
+
+    def _with_parts(self, pending: PendingObject) -> PendingObject:
+        return replace(pending, parts=tuple(self._parts_of("pieces", "sequence", pending.sequence, 0)))
