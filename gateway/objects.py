@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectKey:
+class ObjectKey(NamedTuple):
     """An object's name. `key` is the decoded S3 key; it is opaque and never becomes a path."""
 
     bucket: str
@@ -51,7 +51,7 @@ class ByteRange:
         return self.last + 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FileSpan:
     """`count` bytes at `offset` of an open, immutable file: what `sendfile` takes.
 

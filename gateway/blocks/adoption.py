@@ -50,7 +50,7 @@ def describe(offered: OfferedFile, slot: str, block_size_bytes: int) -> Adoption
     if not records:
         return None
     file = layout.file_name(records[0].block_id, secrets.token_hex(8))
-    placed = [replace(record, extent=replace(record.extent, file=file)) for record in records]
+    placed = [replace(record, extent=record.extent._replace(file=file)) for record in records]
     return Adoption(offered.path, Reservation(file, slot, layout.in_pages(size_bytes), to_write=False), placed)
 
 

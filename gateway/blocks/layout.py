@@ -16,6 +16,7 @@ import hashlib
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from awscrt import checksums
 
@@ -56,8 +57,7 @@ class Block:
         return ByteRange(self.offset, self.offset + self.length - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """Where a block's bytes lie: `length` bytes at `offset` of the file named `file`.
 
     `checksums` holds the CRC32C of every chunk, 4 bytes little-endian each.

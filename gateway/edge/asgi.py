@@ -24,7 +24,7 @@ from gateway.edge.authorisation import authorise
 from gateway.edge.body import AsgiRequestBody, Receive
 from gateway.edge.failures import reply_to
 from gateway.edge.foreign_services import foreign_service_reply
-from gateway.edge.replies import own_fields, ready_lines, send_reply
+from gateway.edge.replies import content_length, own_fields, ready_lines, send_reply
 from gateway.edge.server.immediate import BEGUN, ImmediateResponse
 from gateway.edge.server.receiving import RECEIVE_INTO
 from gateway.edge.visit import BROKEN_OFF, CLIENT_LEFT, NO_BODY, CountedBody, Visit
@@ -132,7 +132,7 @@ class S3App:
         visit.status, visit.cache = str(reply.status), reply.cache
         body = reply.body if isinstance(reply.body, bytes) else reply.body.span
         return ImmediateResponse(
-            reply.status, own_fields(reply, close=False), ready_lines(reply, visit.request_id), body
+            reply.status, own_fields(reply), ready_lines(reply, visit.request_id), body, content_length(reply)
         )
 
     def end(self, visit: Visit, sent_bytes: int, error: Exception | None = None) -> None:
@@ -218,7 +218,7 @@ class S3App:
         body = visit.body
         if body is None:
             body = visit.body = body_of(request.headers) if body_of is not None else NO_BODY
-        visit.operation = request.operation.value
+        visit.operation = request.operation  # a string itself
         if self.instance_id in request.headers.get(HOP_HEADER, ""):
             raise s3_error("LoopDetected")
         caller = self._caller(request)
@@ -227,7 +227,7 @@ class S3App:
         authorise(request, caller.grant, self.services.slots)
         slot = self._slot(request)
         visit.slot = slot.name
-        exchange = Exchange(self.services, request, body, caller.grant, caller.seed, slot, anonymous=caller.anonymous)
+        exchange = Exchange(self.services, request, body, caller.grant, caller.seed, slot, caller.anonymous)
         return perform(exchange)
 
     def _caller(self, request: S3Request) -> Caller | Reply:

@@ -18,7 +18,7 @@ from gateway.s3.requests import S3Request
 from gateway.s3.signature_v4 import SeedSignature, parse_authorization, verify_header
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Caller:
     """Who sent the request. `seed` is what signed chunks of its body build on."""
 

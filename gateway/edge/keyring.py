@@ -12,7 +12,7 @@ from gateway.policy.grants import EVERYTHING, Grant
 from gateway.s3.error_codes import s3_error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Key:
     """One key pair that callers may sign with. The secret never shows in a repr."""
 
@@ -71,13 +71,15 @@ class OriginKeyring:
         self._pairs = pairs
 
     def find(self, access_key_id: str, session_token: str | None) -> Key:
-        matching = [pair for pair in self._pairs.known() if pair.access_key_id == access_key_id]
-        if not matching:
-            raise self._not_ours(access_key_id, session_token)
-        for pair in matching:
-            if _same(pair.session_token, session_token):
+        for pair in self._pairs.known():
+            if pair.access_key_id == access_key_id and _same(pair.session_token, session_token):
                 return Key(pair.access_key_id, pair.secret_access_key, pair.session_token, EVERYTHING)
-        raise s3_error(
+        raise self._refusal(access_key_id, session_token)
+
+    def _refusal(self, access_key_id: str, session_token: str | None) -> S3Error:
+        if not any(pair.access_key_id == access_key_id for pair in self._pairs.known()):
+            return self._not_ours(access_key_id, session_token)
+        return s3_error(
             "InvalidToken",
             "The session token is not the one of the gateway's own credentials. "
             "To admit callers with credentials of their own, configure [[credentials]].",

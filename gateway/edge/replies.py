@@ -35,7 +35,12 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 async def send_reply(reply: Reply, scope: MutableMapping[str, Any], send: Send, *, request_id: str, close: bool) -> int:
     """Send the whole answer; returns the number of body bytes sent. The caller closes the reply."""
-    headers = own_fields(reply, close=close)
+    headers = own_fields(reply)
+    length = content_length(reply)
+    if length is not None:
+        headers.append((b"content-length", b"%d" % length))
+    if close:
+        headers.append((b"connection", b"close"))
     extensions = scope.get("extensions") or {}
     start = {"type": "http.response.start", "status": reply.status, "headers": headers}
     if HEADER_LINES in extensions:
@@ -82,16 +87,19 @@ def _ready_pairs(reply: Reply, request_id: str) -> list[tuple[bytes, bytes]]:
     return pairs
 
 
-def own_fields(reply: Reply, *, close: bool) -> list[tuple[bytes, bytes]]:
-    """The fields that belong to this answer alone, its length among them."""
-    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
-    if isinstance(reply.body, (bytes, memoryview)) and reply.status not in (204, 304):
-        names = {name for name, _ in reply.headers}
-        if "content-length" not in names:
-            headers.append((b"content-length", str(len(reply.body)).encode()))
-    if close:
-        headers.append((b"connection", b"close"))
-    return headers
+def own_fields(reply: Reply) -> list[tuple[bytes, bytes]]:
+    """The fields that belong to this answer alone, as its handler gave them."""
+    headers = reply.headers  # most often there are none, and even an empty comprehension costs something
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers] if headers else []
+
+
+def content_length(reply: Reply) -> int | None:
+    """What Content-Length is to say, where it is not among the answer's own fields."""
+    if reply.length_bytes is not None:
+        return reply.length_bytes
+    if not isinstance(reply.body, (bytes, memoryview)) or reply.status in (204, 304):
+        return None
+    return None if any(name == "content-length" for name, _ in reply.headers) else len(reply.body)
 
 
 async def _send_stream(stream: BodyStream, send: Send, *, zero_copy: bool, lending: bool) -> int:

@@ -91,4 +91,4 @@ NO_BODY = NoBody()
 
 def _next_request_id() -> str:
     """16 hexadecimal digits, another for every request: a system call for each would cost more than all the rest."""
-    return f"{next(_numbers) * _SPREAD & 0xFFFFFFFFFFFFFFFF:016X}"
+    return "%016X" % (next(_numbers) * _SPREAD & 0xFFFFFFFFFFFFFFFF)

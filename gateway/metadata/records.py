@@ -104,7 +104,7 @@ def _pack_head(head: ObjectHead) -> tuple[int, int, int, bytes, bytes]:
 
 def has_extra(record: bytes) -> bool:
     """Whether an extra record belongs to it."""
-    return len(record) >= _FIXED.size and bool(_FIXED.unpack_from(record)[1] & _EXTRA)
+    return len(record) >= _FIXED.size and bool(record[_CHECKSUM_BYTES] & _EXTRA)  # the flags' low byte comes first
 
 
 def unpack(place: bytes, key: ObjectKey, record: bytes, extra: bytes) -> Entry | None:

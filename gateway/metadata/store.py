@@ -133,8 +133,8 @@ class CatalogStore:
     def _packed(self, place: bytes) -> tuple[bytes | None, bytes]:
         """Record and extra record; what the disk does not give is not known."""
         try:
-            with self._environment.begin() as transaction:
-                record = _get(transaction, self._entries, place)
+            with self._environment.begin(self._entries) as transaction:
+                record: bytes | None = transaction.get(place)
                 if record is None or not records.has_extra(record):
                     return record, b""
                 return record, _get(transaction, self._extras, place) or b""

@@ -214,8 +214,10 @@ def at_once(exchange: Exchange, head: ObjectHead, overrides: Mapping[str, str]) 
     span = exchange.services.blocks.warm_span(version, byte_range, slot=exchange.slot.name)
     if span is None:
         return None
-    status, lengths, encoded = 206 if asked else 200, lengths_of(head, asked), encoded_headers(head, asked, overrides)
-    return Reply(status, lengths, span, "hit", None, encoded, span.failed)
+    encoded = encoded_headers(head, asked, overrides)
+    if asked is None:
+        return Reply(200, (), span, "hit", None, encoded, span.failed, version.size_bytes)
+    return Reply(206, lengths_of(head, asked), span, "hit", None, encoded, span.failed)
 
 
 def arrived_reply(

@@ -59,5 +59,4 @@ def head_reply(exchange: Exchange, head: ObjectHead) -> Reply:
     if judged == "not-modified":
         headers = towards_client(head.headers)
         return Reply(304, [pair for pair in headers if pair[0] in HEADERS_OF_NOT_MODIFIED], cache=cache)
-    lengths = [("content-length", str(head.version.size_bytes))]
-    return Reply(200, lengths, b"", cache, encoded=head.of_whole)
+    return Reply(200, (), b"", cache, encoded=head.of_whole, length_bytes=head.version.size_bytes)

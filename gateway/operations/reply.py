@@ -22,10 +22,11 @@ class Reply:
     """An HTTP answer. Whoever receives one calls `aclose` in the end.
 
     `headers` are lower-case (name, value) pairs, values latin-1 decoded; the edge adds date, server, request ids and
-    the content length of a body in memory. `encoded` are more of them, as they go onto the wire. A streamed body brings
-    its own `content-length` header, or is sent in HTTP chunks; one that lies in a file whole can be given as its
-    `HeldSpan`. `cache` becomes the `x-forebay-cache` header: hit, partial, miss, bypass or forwarded. `resource` is
-    closed after the body: a stream that was never started could not give it back by itself.
+    the content length of a body in memory. `encoded` are more of them, as they go onto the wire. `length_bytes` is the
+    content length that the body does not tell: a HEAD's, or a streamed body's, which else brings its own
+    `content-length` header, or is sent in HTTP chunks. A body that lies in a file whole can be given as its `HeldSpan`.
+    `cache` becomes the `x-forebay-cache` header: hit, partial, miss, bypass or forwarded. `resource` is closed after
+    the body: a stream that was never started could not give it back by itself.
     `on_failure` is told why the body could not be sent to its end, unless the client left.
     """
 
@@ -36,6 +37,7 @@ class Reply:
     resource: Closable | None = None
     encoded: EncodedHeaders = NO_HEADERS
     on_failure: Callable[[Exception], None] | None = None
+    length_bytes: int | None = None
 
     def failed(self, error: Exception) -> None:
         """The body broke off."""

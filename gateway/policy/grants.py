@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.policy.prefixes import Prefix
 
@@ -14,15 +14,15 @@ class Grant:
 
     prefixes: Sequence[Prefix]
     read_only: bool = False
+    covers_everything: bool = field(init=False, repr=False, compare=False)
+    """Whether service-level operations (ListBuckets) are allowed."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "covers_everything", any(not prefix.bucket for prefix in self.prefixes))
 
     def covers(self, bucket: str, key_prefix: str) -> bool:
         """Whether every key of `bucket` beginning with `key_prefix` is allowed; "" asks for the whole bucket."""
-        return any(prefix.covers(bucket, key_prefix) for prefix in self.prefixes)
-
-    @property
-    def covers_everything(self) -> bool:
-        """Whether service-level operations (ListBuckets) are allowed."""
-        return any(not prefix.bucket for prefix in self.prefixes)
+        return self.covers_everything or any(prefix.covers(bucket, key_prefix) for prefix in self.prefixes)
 
 
 EVERYTHING = Grant((Prefix(""),))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from gateway.s3.addressing import (
     CopySource,
@@ -37,6 +36,8 @@ __all__ = [
 
 _NAME_KEPT_BYTES_MAX = 64
 """Field names up to this length are kept decoded: the same few come with every request."""
+
+_NAMES_KEPT_MAX = 1024
 
 _NEVER_REPEATED = frozenset({"host", "authorization", "x-amz-date", "x-amz-content-sha256", "content-length"})
 
@@ -94,17 +95,30 @@ def parse_request(
     return S3Request(method, raw_path, raw_query, host, fields, bucket, key, query, operation)
 
 
-def _decoded(raw_name: bytes) -> str:
-    return raw_name.decode("latin-1").lower()
+class FieldNames(dict[bytes, str]):
+    """Raw field names → decoded, in lower case. A dictionary finds bytes at a third of what `lru_cache` costs."""
+
+    def __missing__(self, raw_name: bytes) -> str:
+        name = raw_name.decode("latin-1").lower()
+        if len(raw_name) <= _NAME_KEPT_BYTES_MAX:
+            if len(self) >= _NAMES_KEPT_MAX:
+                self.clear()
+            self[raw_name] = name
+        return name
 
 
-_field_name = lru_cache(maxsize=1024)(_decoded)
+_field_names = FieldNames()
 
 
 def _join_headers(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+    fields = {_field_names[raw_name]: raw_value.decode("latin-1").strip(" \t") for raw_name, raw_value in headers}
+    return fields if len(fields) == len(headers) else _join_repeated(headers)
+
+
+def _join_repeated(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
     fields: dict[str, str] = {}
     for raw_name, raw_value in headers:
-        name = _field_name(raw_name) if len(raw_name) <= _NAME_KEPT_BYTES_MAX else _decoded(raw_name)
+        name = _field_names[raw_name]
         value = raw_value.decode("latin-1").strip(" \t")
         if name in fields:
             if name in _NEVER_REPEATED:

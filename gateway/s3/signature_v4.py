@@ -8,8 +8,8 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
 from urllib.parse import quote
 
 from gateway.errors import S3Error
@@ -31,13 +31,30 @@ from gateway.s3.requests import S3Request
 
 CLOCK_SKEW_SECONDS_MAX = 15 * 60
 
+_MAY_BE_UNSIGNED = frozenset(
+    {
+        "accept",
+        "accept-encoding",
+        "amz-sdk-invocation-id",
+        "amz-sdk-request",
+        "authorization",
+        "connection",
+        "content-length",
+        "content-type",
+        "range",
+        "user-agent",
+    }
+)
+"""What most requests have, none of it `x-amz-*`: set aside at once, so that few names are looked at one by one."""
+
 _MAY_NEED_TRIMMING = re.compile("\t|  |: | \n| $")
 """White space where canonical_value would take some away; between header lines."""
 
 _SIGNED_WHEN_PRESENT = frozenset({"host", "content-type", "content-md5", "range"})
 
 
-class Authorization(NamedTuple):
+@dataclass(slots=True)
+class Authorization:
     """The parts of an `Authorization: AWS4-HMAC-SHA256 …` header."""
 
     access_key_id: str
@@ -53,16 +70,14 @@ class Authorization(NamedTuple):
         return f"{self.date}/{self.region}/{self.service}/aws4_request"
 
 
-class SeedSignature(NamedTuple):
+@dataclass(slots=True)
+class SeedSignature:
     """A verified signature and what the signatures of its body's chunks are made with."""
 
-    signing_key: bytes
+    signing_key: bytes = field(repr=False)
     timestamp: str
     scope: str
-    signature: str
-
-    def __repr__(self) -> str:
-        return f"SeedSignature(timestamp={self.timestamp!r}, scope={self.scope!r})"
+    signature: str = field(repr=False)
 
 
 # --- verifying ------------------------------------------------------------------------------------------------------
@@ -75,8 +90,11 @@ def parse_authorization(header: str) -> Authorization:
     schemes, AuthorizationHeaderMalformed for a header that lacks a part.
     """
     common, found, signature = header.rpartition(", Signature=")
-    if found and signature.isalnum():
-        return _common_part(common)._replace(signature=signature)
+    if found and signature and "," not in signature:
+        known = _common_part(common)
+        return Authorization(
+            known.access_key_id, known.date, known.region, known.service, known.signed_headers, signature
+        )
     return _parse_authorization(header)
 
 
@@ -128,8 +146,11 @@ def verify_header(request: S3Request, authorization: Authorization, secret: str,
     RequestTimeTooSkewed, InvalidRequest and InvalidArgument (x-amz-content-sha256), SignatureDoesNotMatch.
     """
     headers = request.headers
-    timestamp = _request_timestamp(headers)
-    _check_time(timestamp, authorization.date, now)
+    timestamp, signed_at = _request_timestamp(headers)
+    if abs(now - signed_at) > CLOCK_SKEW_SECONDS_MAX:
+        raise _skewed(timestamp, now)
+    if authorization.date != timestamp[:8]:
+        raise _malformed(f"The credential's date {authorization.date} is not the request's, {timestamp[:8]}.")
     check_signed_headers(headers, authorization.signed_headers)
     payload_hash = headers.get("x-amz-content-sha256")
     if payload_hash is None:
@@ -143,19 +164,21 @@ def verify_header(request: S3Request, authorization: Authorization, secret: str,
 
 def canonical_request(request: S3Request, query: str, signed_headers: Sequence[str], payload_hash: str) -> bytes:
     """The canonical request of what arrived: bytes as received, `host` as the client addressed us."""
-    headers = request.headers
-    lines = [request.method, canonical_path(request.raw_path), query]
-    for name in signed_headers:
-        value = request.host if name == "host" else headers.get(name, "")
-        lines.append(f"{name}:{canonical_value(value)}")
-    lines += ["", ";".join(signed_headers), payload_hash]
-    return "\n".join(lines).encode("latin-1")
+    host, headers = request.host, request.headers
+    lines = [f"{name}:{host if name == 'host' else headers.get(name, '')}" for name in signed_headers]
+    fields = "\n".join(lines)
+    if "  " in fields or "\t" in fields:  # the values are trimmed already
+        fields = "\n".join([canonical_value(line) for line in lines])
+    path, names = canonical_path(request.raw_path), ";".join(signed_headers)
+    return f"{request.method}\n{path}\n{query}\n{fields}\n\n{names}\n{payload_hash}".encode("latin-1")
 
 
 def check_signed_headers(headers: Mapping[str, str], signed_headers: Sequence[str]) -> None:
     """Raise AccessDenied unless `host` and every `x-amz-*` header present are signed."""
     if "host" not in signed_headers:
         raise s3_error("AccessDenied", "The host header must be signed.", HeadersNotSigned="host")
+    if _accounted_for(signed_headers).issuperset(headers):
+        return
     unsigned = [name for name in headers if name.startswith("x-amz-") and name not in signed_headers]
     if unsigned:
         raise s3_error(
@@ -165,10 +188,17 @@ def check_signed_headers(headers: Mapping[str, str], signed_headers: Sequence[st
         )
 
 
+@lru_cache(maxsize=1024)
+def _accounted_for(signed_headers: Sequence[str]) -> frozenset[str]:
+    """The names that need no look: those that are signed, and those that need not be."""
+    return _MAY_BE_UNSIGNED.union(signed_headers)
+
+
 def check_signature(authorization: Authorization, secret: str, timestamp: str, canonical: bytes) -> SeedSignature:
     """Compare, in constant time; raises S3Error SignatureDoesNotMatch with all that a client needs to find out why."""
     key = signing_key(secret, authorization.date, authorization.region, authorization.service)
-    text = string_to_sign(timestamp, authorization.scope, canonical)
+    scope = authorization.scope
+    text = string_to_sign(timestamp, scope, canonical)
     expected = sign(key, text)
     if not hmac.compare_digest(expected.encode(), authorization.signature.encode()):
         raise s3_error(
@@ -178,29 +208,28 @@ def check_signature(authorization: Authorization, secret: str, timestamp: str, c
             SignatureProvided=authorization.signature,
             CanonicalRequest=canonical.decode("latin-1"),
         )
-    return SeedSignature(key, timestamp, authorization.scope, expected)
+    return SeedSignature(key, timestamp, scope, expected)
 
 
-def _request_timestamp(headers: Mapping[str, str]) -> str:
+def _request_timestamp(headers: Mapping[str, str]) -> tuple[str, float]:
+    """When the request was signed, as it says and in seconds."""
     timestamp = headers.get("x-amz-date")
     if timestamp is None:
-        seconds = parse_http_date(headers.get("date", ""))
-        timestamp = "" if seconds is None else format_timestamp(seconds)
-    if parse_timestamp(timestamp) is None:
+        date = parse_http_date(headers.get("date", ""))
+        timestamp = "" if date is None else format_timestamp(date)
+    seconds = parse_timestamp(timestamp)
+    if seconds is None:
         raise s3_error("AccessDenied", "AWS authentication requires a valid Date or x-amz-date header")
-    return timestamp
+    return timestamp, seconds
 
 
-def _check_time(timestamp: str, credential_date: str, now: float) -> None:
-    if abs(now - (parse_timestamp(timestamp) or 0.0)) > CLOCK_SKEW_SECONDS_MAX:
-        raise s3_error(
-            "RequestTimeTooSkewed",
-            RequestTime=timestamp,
-            ServerTime=format_iso_date(now),
-            MaxAllowedSkewMilliseconds=str(CLOCK_SKEW_SECONDS_MAX * 1000),
-        )
-    if credential_date != timestamp[:8]:
-        raise _malformed(f"The credential's date {credential_date} is not the request's, {timestamp[:8]}.")
+def _skewed(timestamp: str, now: float) -> S3Error:
+    return s3_error(
+        "RequestTimeTooSkewed",
+        RequestTime=timestamp,
+        ServerTime=format_iso_date(now),
+        MaxAllowedSkewMilliseconds=str(CLOCK_SKEW_SECONDS_MAX * 1000),
+    )
 
 
 def _wrong_scheme(scheme: str) -> S3Error:

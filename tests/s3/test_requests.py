@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import S3Error
-from gateway.s3.requests import another_service, parse_request
+from gateway.s3.requests import FieldNames, another_service, parse_request
 from tests.s3.wire import request
 
 
@@ -20,6 +20,15 @@ def test_headers_that_decide_cannot_come_twice(name: str) -> None:
     """Two servers must not pick different ones."""
     with pytest.raises(S3Error, match="InvalidRequest"):
         parse_request("GET", b"/b/k", b"", [(name.encode(), b"a"), (name.encode(), b"b")], ())
+
+
+def test_names_that_clients_make_up_are_not_kept() -> None:
+    """What is remembered of field names is bounded in number and length, whatever is sent."""
+    names = FieldNames()
+    assert [names[b"X-%d" % number] for number in range(5000)] == [f"x-{number}" for number in range(5000)]
+    assert names[b"X" * 65] == "x" * 65
+    assert len(names) <= 1024
+    assert max(map(len, names)) <= 64
 
 
 def test_parameters_are_found_by_name() -> None:

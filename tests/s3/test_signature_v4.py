@@ -123,6 +123,17 @@ def test_every_amz_header_must_be_signed() -> None:
     assert refusal.value.elements == {"HeadersNotSigned": "x-amz-acl"}
 
 
+def test_what_need_not_be_signed_is_no_amz_header() -> None:
+    """The names that are set aside before the rest is looked at let none of those through."""
+    parsed = plain()
+    parsed.headers = {**parsed.headers, "accept": "*/*", "user-agent": "boto3", "x-amz-tagging": "a=b"}
+    with pytest.raises(S3Error, match="AccessDenied") as refusal:
+        verify(parsed)
+    assert refusal.value.elements == {"HeadersNotSigned": "x-amz-tagging"}
+    del parsed.headers["x-amz-tagging"]
+    verify(parsed)
+
+
 def test_the_host_must_be_signed() -> None:
     """Otherwise a request could be taken to another bucket."""
     parsed = plain()

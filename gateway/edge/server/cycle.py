@@ -24,7 +24,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from gateway.edge.server.body_queue import BodyQueue
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.refusals import refusal
-from gateway.edge.server.response_head import Header, ResponseFraming, response_head
+from gateway.edge.server.response_head import Header, ResponseFraming, checked_lines, response_head
 from gateway.edge.server.response_writer import ResponseWriter
 from gateway.edge.server.sending import Sender
 from gateway.errors import ClientDisconnected
@@ -265,7 +265,7 @@ class S3Cycle(RequestResponseCycle):
             method=self.scope["method"],
             http_version=self.scope["http_version"],
             keep_alive=self.keep_alive and self.request_body.complete,
-            lines=message.get(HEADER_LINES_EXTENSION, b""),
+            lines=checked_lines(message.get(HEADER_LINES_EXTENSION, b"")),
         )
         self.writer.start(head, framing)
         self.keep_alive = framing.keep_alive

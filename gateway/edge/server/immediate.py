@@ -8,7 +8,8 @@ about requests without a body; whatever is not immediate goes on in a task as ev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from gateway.objects import FileSpan
 
@@ -16,13 +17,17 @@ BEGUN = "forebay.begun"
 """Where in the scope the application finds what its `begin` returned."""
 
 
-class ImmediateResponse(NamedTuple):
-    """A whole response. `headers` are looked at as those of ASGI are; `lines` are ready to be sent."""
+@dataclass(slots=True)
+class ImmediateResponse:
+    """A whole response. `headers` are looked at as those of ASGI are; `lines` are ready to be sent, and nobody looks at
+    them again. `length_bytes` is the Content-Length, where it is not among the headers.
+    """
 
     status: int
     headers: Sequence[tuple[bytes, bytes]]
     lines: bytes
     body: bytes | FileSpan
+    length_bytes: int | None = None
 
 
 class ImmediateApp(Protocol):

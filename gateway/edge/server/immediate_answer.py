@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from gateway.edge.server.cycle import S3Cycle
 from gateway.edge.server.head_parser import RequestHead
 from gateway.edge.server.immediate import ImmediateApp, ImmediateResponse
-from gateway.edge.server.response_head import Header, ResponseFraming, response_head
+from gateway.edge.server.response_head import ResponseFraming, response_head
 from gateway.edge.server.response_writer import ResponseWriter
 from gateway.edge.server.sending import Sender
 from gateway.errors import ClientDisconnected
@@ -17,18 +17,19 @@ def send_now(
     writer: ResponseWriter,
     head: RequestHead,
     response: ImmediateResponse,
-    default_headers: Sequence[Header],
+    default_lines: bytes,
     *,
     keep_alive: bool,
 ) -> tuple[ResponseFraming, Sender | None]:
     """Give the kernel what it takes of a response; the sender is what is left. Raises as ResponseWriter does."""
     start, framing = response_head(
         response.status,
-        [*default_headers, *response.headers],
+        response.headers,
         method=head.method,
         http_version=head.version,
         keep_alive=keep_alive,
-        lines=response.lines,
+        lines=response.lines + default_lines,
+        length_bytes=response.length_bytes,
     )
     writer.start(start, framing)
     body = response.body

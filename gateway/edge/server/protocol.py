@@ -40,6 +40,9 @@ from gateway.s3.error_codes import s3_error
 
 _PIPELINED_BYTES = 64 * 1024
 
+_HEAD, _BODY, _SUCCESSOR, _NOTHING = Input
+"""By these names, as Python 3.11 takes its time over a member of an enumeration."""
+
 
 class S3Protocol(S3Connection):
     """See the module."""
@@ -64,23 +67,23 @@ class S3Protocol(S3Connection):
     # Bytes in
 
     def data_received(self, data: bytes) -> None:
-        if self._input is Input.BODY:
+        if self._input is _BODY:
             self._feed_body(data)
-        elif self._input is Input.NOTHING:
+        elif self._input is _NOTHING:
             self._discard(data)
         else:
             self._received = self._received + data if self._received else data
             self._look_at_received()
 
     def _look_at_received(self) -> None:
-        if self._input is Input.HEAD:
+        if self._input is _HEAD:
             self._try_head()
         elif len(self._received) > _PIPELINED_BYTES:
             self.flow.pause_reading()
 
     def _try_head(self) -> None:
         received = self._received
-        if received.startswith(b"\r\n"):  # tolerated before a request line, once (RFC 9112, 2.2)
+        if received[:2] == b"\r\n":  # tolerated before a request line, once (RFC 9112, 2.2)
             received = received[2:]
         end = received.find(HEAD_END)
         self._received = received[end + 4 :] if end >= 0 else received
@@ -127,7 +130,7 @@ class S3Protocol(S3Connection):
 
     def _after_body_bytes(self, body: BodyQueue, rest: bytes) -> None:
         if body.complete:
-            self._input = Input.SUCCESSOR
+            self._input = _SUCCESSOR
             self._received = rest
             self._look_at_received()
         elif body.queued_bytes > self._limits.receive_buffer_of_one(len(self.connections)):
@@ -135,7 +138,7 @@ class S3Protocol(S3Connection):
 
     def _on_body_complete(self) -> None:
         """The rest of a body was received past the transport."""
-        self._input = Input.SUCCESSOR
+        self._input = _SUCCESSOR
 
     # Answers without a task (immediate.py)
 
@@ -154,7 +157,7 @@ class S3Protocol(S3Connection):
         writer = ResponseWriter(self.transport, self.flow, self._wire)
         keep_alive = head.keep_alive and not self._shared.draining
         try:
-            framing, rest = send_now(writer, head, response, self.server_state.default_headers, keep_alive=keep_alive)
+            framing, rest = send_now(writer, head, response, self._shared.default_lines, keep_alive=keep_alive)
         except Exception as error:  # noqa: BLE001 - the application hears of it, and the client of what it can
             app.end(begun, writer.sent_bytes, error)
             self._give_up(head, writer)
@@ -166,7 +169,7 @@ class S3Protocol(S3Connection):
         self.cycle = cycle = self._cycle_for(head)
         cycle.take_over(writer, framing)
         self._start_asgi_task(cycle, finishing(app, begun, cycle, writer, rest))
-        self._input = Input.SUCCESSOR
+        self._input = _SUCCESSOR
 
     def _give_up(self, head: RequestHead, writer: ResponseWriter) -> None:
         """An answer failed: InternalError while that can still be said, else a broken connection."""
@@ -187,10 +190,10 @@ class S3Protocol(S3Connection):
             scope[RECEIVE_INTO] = receiving.receive_into
         self._start_asgi_task(cycle, self.app)
         if cycle.request_body.complete:
-            self._input = Input.SUCCESSOR
+            self._input = _SUCCESSOR
             self._look_at_received()
             return
-        self._input = Input.BODY
+        self._input = _BODY
         arrived, self._received = self._received, b""
         if arrived:
             self._feed_body(arrived)
@@ -232,7 +235,7 @@ class S3Protocol(S3Connection):
             self._linger()
 
     def _next_request(self) -> None:
-        self._input = Input.HEAD
+        self._input = _HEAD
         self._deadline = self._now() + self._limits.keep_alive_timeout_seconds
         self.flow.resume_reading()
         if self._received:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 _OURS = frozenset((b"connection", b"content-length", b"transfer-encoding"))
+_NOT_IN_A_LINE = re.compile(rb"[\r\n\0]")
 _WITHOUT_BODY = frozenset((204, 304))
 
 Header = tuple[bytes, bytes]
@@ -37,33 +39,40 @@ class ResponseFraming:
 
 
 def response_head(
-    status: int, headers: Iterable[Header], *, method: str, http_version: str, keep_alive: bool, lines: bytes = b""
+    status: int,
+    headers: Iterable[Header],
+    *,
+    method: str,
+    http_version: str,
+    keep_alive: bool,
+    lines: bytes = b"",
+    length_bytes: int | None = None,
 ) -> tuple[bytes, ResponseFraming]:
     """The head's bytes and the framing of what follows.
 
-    `lines` are further fields that are ready to be sent. The application's `connection` and `transfer-encoding` fields
-    are taken as wishes. Raises RuntimeError when a field would break out of its line, so that no value from an origin
-    can forge a response.
+    `lines` are further fields that are ready to be sent: whoever made them has checked that each is one line
+    (`EncodedHeaders.of`, `checked_lines`). `length_bytes` is the Content-Length, where it is not among the headers. The
+    application's `connection` and `transfer-encoding` fields are taken as wishes. Raises RuntimeError when a field
+    would break out of its line, so that no value from an origin can forge a response.
     """
-    parts = [STATUS_LINE[status], lines]
-    length: int | None = None
+    fields = []
+    length = length_bytes
     for name, value in headers:
         lowered = name.lower()
         if lowered not in _OURS:
-            parts.append(b"%b: %b\r\n" % (lowered, value))
+            fields.append(b"%b: %b\r\n" % (lowered, value))
         elif lowered == b"content-length":
             length = _length(value, length)
         elif lowered == b"connection" and b"close" in value.lower():
             keep_alive = False
     framing = _framing(status, length, method, http_version, keep_alive)
     if length is not None:
-        parts.append(b"content-length: %d\r\n" % length)
+        fields.append(b"content-length: %d\r\n" % length)
     if framing.chunked:
-        parts.append(b"transfer-encoding: chunked\r\n")
+        fields.append(b"transfer-encoding: chunked\r\n")
     if not framing.keep_alive:
-        parts.append(b"connection: close\r\n")
-    parts.append(b"\r\n")
-    return _checked(b"".join(parts), len(parts) - 1 + lines.count(b"\r\n")), framing
+        fields.append(b"connection: close\r\n")
+    return b"%b%b%b\r\n" % (STATUS_LINE[status], lines, _checked(fields)), framing
 
 
 def _length(value: bytes, earlier: int | None) -> int:
@@ -81,14 +90,21 @@ def _framing(status: int, length: int | None, method: str, http_version: str, ke
     return framing
 
 
-def _checked(head: bytes, lines: int) -> bytes:
-    # As many lines as were meant, one of them empty, at the end; every CR and LF is part of a line end.
-    if (
-        head.count(b"\r\n") != lines
-        or head.count(b"\n") != lines
-        or head.count(b"\r") != lines
-        or b"\0" in head
-        or head.find(b"\r\n\r\n") != len(head) - 4
-    ):
-        raise RuntimeError("a response header field has a line break or NUL in it")
-    return head
+def _checked(fields: list[bytes]) -> bytes:
+    """The fields as one; each ends its line, and has no other line break in it."""
+    lines = b"".join(fields)
+    if lines.count(b"\r") != len(fields) or lines.count(b"\n") != len(fields) or 0 in lines:
+        raise _torn()
+    return lines
+
+
+def checked_lines(lines: bytes) -> bytes:
+    """`lines`, if they are whole lines, none of them empty: RuntimeError otherwise."""
+    fields = lines.split(b"\r\n")
+    if fields.pop() or not all(fields) or any(_NOT_IN_A_LINE.search(field) for field in fields):
+        raise _torn()
+    return lines
+
+
+def _torn() -> RuntimeError:
+    return RuntimeError("a response header field has a line break or NUL in it")

@@ -186,6 +186,7 @@ class S3Server:
     def _refresh_date(self) -> None:
         date = formatdate(self._clock.now(), usegmt=True).encode()
         self._state.default_headers = [(b"date", date)]
+        self._state.default_lines = b"date: %b\r\n" % date
 
     # The end
 

@@ -12,6 +12,8 @@ class S3ServerState(ServerState):
 
     def __init__(self) -> None:
         super().__init__()
+        self.default_lines = b""
+        """`default_headers` once more, as lines of a response head."""
         self.draining = False
         self.nothing_open = asyncio.Event()
         self.nothing_open.set()
