@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import structlog
 import uvicorn
@@ -23,6 +23,8 @@ from gateway.serve.orders import Orders
 
 _GRACE_SECONDS = 5
 _PAUSE_SECONDS = 30
+_OPENING_SECONDS_MAX = 5.0
+"""A disk that takes longer keeps nobody waiting: the workers serve without it, too."""
 
 _log = structlog.get_logger("forebay.background")
 
@@ -40,15 +42,17 @@ async def serve_background(orders: Orders) -> None:
     handover = orders.handover
     with lease_server(handover.settings, books_ends(handover.leases), SystemClock()):
         lent = Holders(scrub=ScrubHolder(handover.settings.cache.scrub_period_seconds))
-        keeping_up = asyncio.create_task(_keep_up(handover, lent), name="upkeep")
+        tried = asyncio.Event()
+        keeping_up = asyncio.create_task(_keep_up(handover, lent, tried), name="upkeep")
         try:
-            await _serve_admin(orders, lent)
+            await _serve_admin(orders, lent, tried)
         finally:
             keeping_up.cancel()
             await asyncio.gather(keeping_up, return_exceptions=True)
 
 
-async def _serve_admin(orders: Orders, lent: Holders) -> None:
+async def _serve_admin(orders: Orders, lent: Holders, tried: asyncio.Event) -> None:
+    """Ready once it was tried to open the cache directory: so commands that come with the first line find it open."""
     app = control_app(orders.handover.settings, CURRENT, orders.handover.metrics_directory, lent)
     server = _Server(
         uvicorn.Config(
@@ -62,6 +66,9 @@ async def _serve_admin(orders: Orders, lent: Holders) -> None:
         )
     )
     serving = asyncio.create_task(server.serve(orders.listeners))
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_OPENING_SECONDS_MAX):
+            await tried.wait()
     orders.ready()
     stopping = asyncio.create_task(orders.stop.wait())
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -70,18 +77,19 @@ async def _serve_admin(orders: Orders, lent: Holders) -> None:
     await serving
 
 
-async def _keep_up(handover: Handover, lent: Holders) -> None:
+async def _keep_up(handover: Handover, lent: Holders, tried: asyncio.Event) -> None:
     """Survey the blocks where that is needed, scrub them, keep up the indexes of slots, and do jobs.
 
-    What fails is tried again: the workers serve meanwhile.
+    What fails is tried again: the workers serve meanwhile. `tried` is set after the first attempt to begin.
     """
     lease_end = holders_end(handover.leases, BACKGROUND)
     told = ""
     while True:
-        await _while_closed(handover)
+        await _while_closed(handover, tried)
         try:
             async with upkeep(handover.settings, instance_id=handover.instance_id, lease_end=lease_end) as kept:
                 _lend(lent, kept)
+                tried.set()
                 await kept.snapshots.warn()
                 await kept.blocks.survey()
                 lent.scrub.follow(kept.scrubber)
@@ -91,6 +99,7 @@ async def _keep_up(handover: Handover, lent: Holders) -> None:
                 _log.warning("the upkeep of the cache directory goes on later", error=str(error))
             told = str(error)
         finally:
+            tried.set()
             _take_back(lent)
         await asyncio.sleep(_PAUSE_SECONDS)
 
@@ -108,8 +117,9 @@ def _take_back(lent: Holders) -> None:
     lent.scrub.follow(None)
 
 
-async def _while_closed(handover: Handover) -> None:
+async def _while_closed(handover: Handover, tried: asyncio.Event) -> None:
     """For good: where there is no cache directory, none is opened before the gateway is started again."""
     state = CURRENT.state
     if handover.closed is not None or (state is not None and state.closed is not None):
+        tried.set()
         await asyncio.Event().wait()
