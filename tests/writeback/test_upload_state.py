@@ -275,7 +275,7 @@ def _failed(instruction: Instruction, failure: Lost | Refused) -> Event:
     return PartFailed(instruction.origin_upload_id, instruction.part.number, reason, code)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(data=st.data(), parts=st.integers(0, 5), existed=st.booleans())
 def test_nothing_is_lost_whatever_happens(data: st.DataObject, parts: int, existed: bool) -> None:
     """Lost answers, refusals, kills and other writers in any order: the object ends at the origin or as a conflict.

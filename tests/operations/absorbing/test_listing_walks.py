@@ -158,7 +158,7 @@ def test_every_page_lists_what_was_written(tmp_path: Path, slot: Slot) -> None:
                 await client.flush_one(ObjectKey(name, one))
             await bucket.walk(Walk("", "/", 3, "", is_v2=True), {})
 
-        @settings(max_examples=20, deadline=None)
+        @settings(max_examples=8, deadline=None)
         @given(
             st.sets(NAMES, max_size=15),
             st.dictionaries(NAMES, st.booleans(), max_size=8),

@@ -90,7 +90,7 @@ def a_book() -> Iterator[Book]:
         connection.close()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(model.KEYS, WRITES, WANTED, st.lists(st.booleans(), max_size=120))
 def test_every_page_is_that_of_the_flushed_bucket(
     origin: set[str], writes: dict[str, bool], wanted: Wanted, flushes: list[bool]
