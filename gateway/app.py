@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
@@ -13,6 +13,7 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.closed import Blocks, ClosedCache
 from gateway.blocks.scrubbing import Scrubber, ScrubSettings
 from gateway.blocks.settings import BlockSettings
+from gateway.buffering import Flushing, Surroundings, is_needed, opened_buffer
 from gateway.clock import Clock, SystemClock
 from gateway.config import Settings
 from gateway.counting import WorkerMetrics
@@ -40,6 +41,7 @@ from gateway.origin.settings import OriginSettings
 from gateway.policy.grants import Grant
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
+from gateway.writeback.telling import Teller
 
 SNAPSHOTS = "snapshots"
 """Where in the cache directory they lie."""
@@ -122,6 +124,7 @@ async def s3_application(
     async with (
         _node(settings, instance_id=instance_id, lease_end=lease_end) as node,
         _no_directory(node) if closed else _directory(settings, node, worker) as (blocks, catalog),
+        nullcontext() if closed else opened_buffer(settings, worker) as buffer,
     ):
         answers = SmallAnswers(
             settings.cache.directory / "catalog" / ANSWERS,
@@ -136,7 +139,17 @@ async def s3_application(
             allow_signature_v2=settings.server.allow_signature_v2,
         )
         shelf, library = await _shelf(settings, node, closed=closed)
-        services = Services(node.origin, catalog, answers, blocks, node.slots, node.clock, snapshots=shelf)
+        services = Services(
+            node.origin,
+            catalog,
+            answers,
+            blocks,
+            node.slots,
+            node.clock,
+            snapshots=shelf,
+            writeback=buffer,
+            buffer_closed=closed and is_needed(settings),
+        )
         try:
             yield S3App(
                 services, authenticator, tuple(settings.server.base_domains), instance_id, node.metrics.requests
@@ -169,6 +182,7 @@ class Upkeep:
     blocks: BlockCache
     scrubber: Scrubber | None
     snapshots: SnapshotDesk
+    flushing: Flushing | None
 
 
 @asynccontextmanager
@@ -180,6 +194,7 @@ async def upkeep(settings: Settings, *, instance_id: str, lease_end: socket | No
     async with (
         _node(settings, instance_id=instance_id, lease_end=lease_end) as node,
         _directory(settings, node, BACKGROUND_WORKER) as (blocks, catalog),
+        opened_buffer(settings, BACKGROUND_WORKER) as buffer,
     ):
         library = await asyncio.to_thread(Library, settings.cache.directory / SNAPSHOTS)
         tools = Tools(
@@ -191,7 +206,9 @@ async def upkeep(settings: Settings, *, instance_id: str, lease_end: socket | No
         try:
             events = OriginEvents(catalog, blocks, node.slots)
             desk = SnapshotDesk(tools, jobs)
-            yield Upkeep(jobs, events, indexes, blocks, _scrubber(settings, blocks), desk)
+            around = Surroundings(node.origin, catalog, blocks, node.slots, node.clock, Teller(node.metrics.writeback))
+            flushing = Flushing(buffer, around) if buffer is not None else None
+            yield Upkeep(jobs, events, indexes, blocks, _scrubber(settings, blocks), desk, flushing)
         finally:
             await indexes.close()
             await jobs.close()
@@ -286,6 +303,7 @@ def _slots(settings: Settings) -> Slots:
             slot.eviction,
             slot.kept_object_bytes_max,
             slot.snapshot or "",
+            slot.write,
         )
         for slot in settings.slots
     )

@@ -51,6 +51,11 @@ from gateway.metrics import (
     SMALL_ANSWER_TROUBLES,
     SMALL_ANSWERS,
     SNAPSHOT_REFUSALS,
+    WRITEBACK_CONFLICTS,
+    WRITEBACK_DAMAGED,
+    WRITEBACK_FLUSH_FAILURES,
+    WRITEBACK_FLUSHED_BYTES,
+    WRITEBACK_FLUSHED_OBJECTS,
 )
 
 
@@ -164,6 +169,23 @@ class IndexMetrics:
         INDEX_KNOWN_SINCE.set(known_since or 0.0, slot)
 
 
+class WritebackMetrics:
+    """Counts what becomes of acknowledged writes (the methods of `writeback.telling.FlushCounters`)."""
+
+    def flushed(self, slot: str, size_bytes: int) -> None:
+        WRITEBACK_FLUSHED_OBJECTS.add(1, slot)
+        WRITEBACK_FLUSHED_BYTES.add(size_bytes, slot)
+
+    def flush_failed(self, slot: str) -> None:
+        WRITEBACK_FLUSH_FAILURES.add(1, slot)
+
+    def flush_conflict(self, slot: str) -> None:
+        WRITEBACK_CONFLICTS.add(1, slot)
+
+    def flush_damaged(self, slot: str) -> None:
+        WRITEBACK_DAMAGED.add(1, slot)
+
+
 class SmallAnswerMetrics:
     """Counts the events of one process's small answers (the methods of `metadata.observer.AnswersObserver`)."""
 
@@ -228,6 +250,7 @@ class WorkerMetrics:
         self.answers = SmallAnswerMetrics()
         self.snapshots = SnapshotMetrics()
         self.indexes = IndexMetrics()
+        self.writeback = WritebackMetrics()
 
     def origin_attempt(self, attempt: OriginAttempt) -> None:
         status = "unreachable" if attempt.status is None else str(attempt.status)

@@ -16,7 +16,7 @@ REQUESTS = Counter(
     "requests",
     ("operation", "slot", "status", "cache"),
     "Requests to the S3 port that are over. slot: the key's, or none when refused before. status: the HTTP status, "
-    "client-left or broken-off. cache: hit, partial, miss, bypass, forwarded or none.",
+    "client-left or broken-off. cache: hit, partial, miss, bypass, forwarded, absorbed or none.",
 )
 REQUEST_SECONDS = Histogram(
     "forebay_request_duration_seconds",
@@ -196,6 +196,34 @@ ORIGIN_EVENTS = Counter(
     ("outcome",),
     "Events of the origin that came to the admin port. outcome: applied (what is remembered of the object is void), "
     "ignored (a test, a confirmation, another service, a frozen slot) or malformed.",
+)
+
+WRITEBACK_FLUSHED_OBJECTS = Counter(
+    "forebay_writeback_flushed_objects_total",
+    "objects",
+    ("slot",),
+    "Acknowledged writes and deletions that have reached the origin.",
+)
+WRITEBACK_FLUSHED_BYTES = Counter(
+    "forebay_writeback_flushed_bytes_total", "bytes", ("slot",), "Bytes of the objects that have reached the origin."
+)
+WRITEBACK_FLUSH_FAILURES = Counter(
+    "forebay_writeback_flush_failures_total",
+    "attempts",
+    ("slot",),
+    "Attempts to flush a write that failed; each is made again, for ever.",
+)
+WRITEBACK_CONFLICTS = Counter(
+    "forebay_writeback_conflicts_total",
+    "objects",
+    ("slot",),
+    "Writes that are kept here because others have changed the object at the origin.",
+)
+WRITEBACK_DAMAGED = Counter(
+    "forebay_writeback_damaged_total",
+    "objects",
+    ("slot",),
+    "Writes found to lie here otherwise than they were acknowledged; they are kept, and not sent.",
 )
 
 SNAPSHOT_REFUSALS = Counter(

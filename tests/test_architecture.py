@@ -34,12 +34,13 @@ ALLOWED: Mapping[str, set[str]] = {
     "jobs": BASE | {"origin", "policy", "metadata", "blocks", "writeback"},
     "edge": BASE | {"operations", "policy", "origin"},
     "metering": BASE | SETTINGS | COUNTING | {"origin", "policy"},
+    "buffering": BASE | SETTINGS | {"operations", "policy", "metadata", "blocks", "writeback", "origin"},
     "app": BASE
     | SETTINGS
     | COUNTING
-    | {"edge", "jobs", "operations", "policy", "metadata", "blocks", "writeback", "origin", "metering"},
+    | {"edge", "jobs", "operations", "policy", "metadata", "blocks", "writeback", "origin", "metering", "buffering"},
     "control": BASE | SETTINGS | COUNTING | {"", "jobs", "policy"},
-    "serve": LEAVES | SETTINGS | COUNTING | {"", "app", "control", "edge", "jobs", "metering"},
+    "serve": LEAVES | SETTINGS | COUNTING | {"", "app", "control", "edge", "jobs", "metering", "writeback"},
     "demo": LEAVES | {""},
     "cli": LEAVES | SETTINGS | COUNTING | {"", "serve", "control", "demo"},
     "__main__": {"cli"},

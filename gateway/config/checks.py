@@ -184,10 +184,7 @@ def _slots(settings: Settings) -> Iterator[ConfigError]:
             allowed = f"at least {BLOCKS_MIN} blocks of {block_size_bytes} bytes"
             yield ConfigError(f"slots[{i}].capacity_limit", limit, allowed)
         yield from _frozen(f"slots[{i}]", slot)
-        if slot.write != "through":
-            yield ConfigError(
-                f"slots[{i}].write", slot.write, 'write-back is not available in this version; use "through"'
-            )
+        yield from _written_back(f"slots[{i}]", slot, persistent=settings.cache.persistent)
 
 
 def _frozen(key: str, slot: SlotSettings) -> Iterator[ConfigError]:
@@ -202,6 +199,19 @@ def _frozen(key: str, slot: SlotSettings) -> Iterator[ConfigError]:
         yield ConfigError(f"{key}.mode", slot.mode, 'read-only with consistency = "snapshot"')
     if slot.prefix == "s3://":
         yield ConfigError(f"{key}.prefix", slot.prefix, 'a bucket, with consistency = "snapshot": s3://bucket/prefix')
+
+
+def _written_back(key: str, slot: SlotSettings, *, persistent: bool) -> Iterator[ConfigError]:
+    if slot.write != "back":
+        return
+    if not persistent:
+        allowed = (
+            "through; back needs cache.persistent = true, by which you say that cache.directory outlives the pod and "
+            "the machine's restart: it holds the only copy of what is acknowledged and not yet flushed"
+        )
+        yield ConfigError(f"{key}.write", slot.write, allowed)
+    if slot.mode == "read-only":
+        yield ConfigError(f"{key}.write", slot.write, "through in a read-only slot, which takes no writes")
 
 
 _INDEX_KEYS = ("index_refresh_seconds", "index_listers", "index_inventory")
@@ -244,7 +254,7 @@ def not_in_force(settings: Settings) -> list[str]:
         for name, harmless in _SLOT_KEYS_NOT_IN_FORCE.items()
         if name in slot.model_fields_set and getattr(slot, name) != harmless
     ]
-    return [f"{key} is not in force in this version: every write goes through" for key in keys]
+    return [f"{key} is not in force in this version" for key in keys]
 
 
 def not_protected(settings: Settings) -> list[str]:

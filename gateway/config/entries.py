@@ -181,8 +181,9 @@ class SlotSettings(Section):
     weight: int = setting(1, "Share of a contended link.", allowed="1 to 1000", ge=1, le=1000)
     write: Literal["through", "back"] = setting(
         "through",
-        "`through`: acknowledged when the origin has it. `back`: not available in this version.",
-        allowed="through",
+        "When a write is acknowledged. `through`: when the origin has it. `back`: when this node's disk has it, "
+        "synced: the origin gets it in the background.",
+        allowed="through or back; back needs cache.persistent = true and mode = read-write",
     )
     keep_last: int | None = setting(
         None, "Checkpoints kept readable on this disk.", allowed="1 to 10000", ge=1, le=10_000

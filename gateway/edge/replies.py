@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from typing import Any, get_args
 
 from gateway.objects import BodyStream, FileSpan, HeldSpan, LentBytes
-from gateway.operations.reply import Reply
+from gateway.operations.reply import CacheLabel, Reply
 
 ZERO_COPY = "http.response.zerocopysend"
 
@@ -26,9 +26,7 @@ READ_SIZE_BYTES = 1024**2
 
 _SERVER = (b"server", b"Forebay")
 _IDENTITY = b"server: Forebay\r\nx-amz-request-id: %b\r\nx-amz-id-2: forebay/%b\r\n"
-_CACHE = {
-    name: b"x-forebay-cache: %b\r\n" % name.encode() for name in ("hit", "partial", "miss", "bypass", "forwarded")
-}
+_CACHE: Mapping[str, bytes] = {name: b"x-forebay-cache: %b\r\n" % name.encode() for name in get_args(CacheLabel)}
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 

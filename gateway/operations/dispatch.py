@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from gateway.operations.absorbing.choosing import buffer_handler
+from gateway.operations.absorbing.closed import check_without_buffer
 from gateway.operations.bucket_answers import bucket_answer
 from gateway.operations.copy_object import copy_object, upload_part_copy
 from gateway.operations.delete_objects import delete_object, delete_objects
@@ -55,4 +56,6 @@ def perform(exchange: Exchange) -> Answer:
         handler = frozen_handler(exchange, handler)
     if exchange.services.writeback is not None:
         handler = buffer_handler(exchange, exchange.services.writeback, handler)
+    elif exchange.services.buffer_closed:
+        check_without_buffer(exchange)
     return handler(exchange)

@@ -34,6 +34,8 @@ class Services:
     buffers: Buffers = field(default_factory=Buffers)
     snapshots: Shelf | NoShelf = field(default_factory=NoShelf)
     writeback: WritebackBuffer | None = None
+    buffer_closed: bool = False
+    """There may be acknowledged writes on this node's disk, and it cannot be used."""
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from gateway.operations.reading import (
     needs_the_origin,
     remembered_head,
 )
-from gateway.operations.reply import Answer, Reply
+from gateway.operations.reply import Answer, CacheLabel, Reply
 from gateway.s3.conditions import evaluate_read
 from gateway.s3.forwarding import towards_client
 from gateway.s3.requests import S3Request
@@ -55,7 +55,7 @@ def is_special(request: S3Request) -> bool:
 def head_reply(exchange: Exchange, head: ObjectHead) -> Reply:
     now = exchange.services.clock.now()
     judged = evaluate_read(exchange.request.headers, etag=head.version.etag, last_modified=head.last_modified, now=now)
-    cache = "hit" if head.remembered else "miss"
+    cache: CacheLabel = "hit" if head.remembered else "miss"
     if judged == "not-modified":
         headers = towards_client(head.headers)
         return Reply(304, [pair for pair in headers if pair[0] in HEADERS_OF_NOT_MODIFIED], cache=cache)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
 from gateway.metadata.catalog import is_down
@@ -29,6 +30,9 @@ from gateway.s3.list_document import list_document
 from gateway.s3.list_query import ListQuery, list_query
 from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX, ListedPage, parse_listed_page
 from gateway.s3.list_token import ListPlace
+
+ListOutcome: TypeAlias = Literal["hit", "partial", "miss", "stale"]
+"""How a page came about, as the catalog's observer is told."""
 
 TRUTHS_MAX = 16
 """Keys just written that are asked about one by one; with more in a page, the page is asked for."""
@@ -76,7 +80,7 @@ def looked_up(listing: Listing) -> Found | Unsettled | None:
     return None if insists(listing.exchange) else _find(listing)
 
 
-async def told_page(listing: Listing, known: Unsettled | None) -> tuple[Found, str]:
+async def told_page(listing: Listing, known: Unsettled | None) -> tuple[Found, ListOutcome]:
     """The page for which the origin must be asked, and how it came about: a `listed` outcome of the observer."""
     return await _ask(listing) if known is None else await _ask_about(listing, known.keys)
 
@@ -105,7 +109,7 @@ def _find(
     )
 
 
-async def _ask_about(listing: Listing, keys: Sequence[bytes]) -> tuple[Found, str]:
+async def _ask_about(listing: Listing, keys: Sequence[bytes]) -> tuple[Found, ListOutcome]:
     """The page that the index knows but for these keys; the origin's page when there are too many."""
     truths: dict[bytes, Truth] = {}
     while len(truths) + len(keys) <= TRUTHS_MAX:
@@ -134,7 +138,7 @@ async def _truth(listing: Listing, key: bytes) -> Truth:
     return truth
 
 
-async def _ask(listing: Listing) -> tuple[Found, str]:
+async def _ask(listing: Listing) -> tuple[Found, ListOutcome]:
     """The origin's page; an older one of the index where the origin does not answer and the slots allow it."""
     try:
         page = await _told(listing)
@@ -225,7 +229,7 @@ def _found(page: ListedPage) -> Found:
     return Found(Page(listed, page.prefixes, is_truncated, last, last == last_prefix != b""), forms)
 
 
-def list_reply(listing: Listing, found: Found, outcome: str) -> Reply:
+def list_reply(listing: Listing, found: Found, outcome: ListOutcome) -> Reply:
     query, page = listing.query, found.page
     url = query.is_url_encoded
     body = list_document(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from gateway.objects import BodyStream
 from gateway.operations.exchange import Exchange
 from gateway.operations.payload import Payload, receive_payload
-from gateway.operations.reply import Reply
+from gateway.operations.reply import CacheLabel, Reply
 from gateway.operations.visibility import changed_by, visible
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.s3.forwarding import towards_client, towards_origin, without
@@ -19,7 +19,7 @@ _WITHOUT_BODY = frozenset({204, 304})
 """RFC 9110, 6.4.1: their answers end with the head, whatever Content-Length says."""
 
 
-async def forward(exchange: Exchange, *, cache: str = "forwarded") -> Reply:
+async def forward(exchange: Exchange, *, cache: CacheLabel = "forwarded") -> Reply:
     """Send the client's request on and stream the answer back, whatever its status."""
     payload = await receive_payload(exchange)
     response = await exchange.services.origin.send(onward_request(exchange, payload))
@@ -67,7 +67,7 @@ def onward_request(
     )
 
 
-def streamed_reply(response: OriginResponse, *, head_only: bool, cache: str | None = "forwarded") -> Reply:
+def streamed_reply(response: OriginResponse, *, head_only: bool, cache: CacheLabel | None = "forwarded") -> Reply:
     """The origin's answer, streamed as it comes."""
     headers = towards_client(response.headers)
     if head_only or response.status in _WITHOUT_BODY:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from gateway.objects import BodyStream, HeldSpan
 from gateway.s3.forwarding import NO_HEADERS, EncodedHeaders
+
+CacheLabel: TypeAlias = Literal["hit", "partial", "miss", "bypass", "forwarded", "absorbed"]
+"""Where an answer came from; `absorbed`: from the write-back buffer, or it acknowledges what lies there now."""
 
 
 class Closable(Protocol):
@@ -25,7 +28,7 @@ class Reply:
     the content length of a body in memory. `encoded` are more of them, as they go onto the wire. `length_bytes` is the
     content length that the body does not tell: a HEAD's, or a streamed body's, which else brings its own
     `content-length` header, or is sent in HTTP chunks. A body that lies in a file whole can be given as its `HeldSpan`.
-    `cache` becomes the `x-forebay-cache` header: hit, partial, miss, bypass or forwarded. `resource` is closed after
+    `cache` becomes the `x-forebay-cache` header. `resource` is closed after
     the body: a stream that was never started could not give it back by itself.
     `on_failure` is told why the body could not be sent to its end, unless the client left.
     """
@@ -33,7 +36,7 @@ class Reply:
     status: int
     headers: Sequence[tuple[str, str]] = field(default_factory=list)
     body: bytes | memoryview | HeldSpan | BodyStream = b""
-    cache: str | None = None
+    cache: CacheLabel | None = None
     resource: Closable | None = None
     encoded: EncodedHeaders = NO_HEADERS
     on_failure: Callable[[Exception], None] | None = None

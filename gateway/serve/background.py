@@ -78,7 +78,7 @@ async def _serve_admin(orders: Orders, lent: Holders, tried: asyncio.Event) -> N
 
 
 async def _keep_up(handover: Handover, lent: Holders, tried: asyncio.Event) -> None:
-    """Survey the blocks where that is needed, scrub them, keep up the indexes of slots, and do jobs.
+    """Flush what is pending, survey the blocks where that is needed, scrub them, keep up indexes, and do jobs.
 
     What fails is tried again: the workers serve meanwhile. `tried` is set after the first attempt to begin.
     """
@@ -90,18 +90,36 @@ async def _keep_up(handover: Handover, lent: Holders, tried: asyncio.Event) -> N
             async with upkeep(handover.settings, instance_id=handover.instance_id, lease_end=lease_end) as kept:
                 _lend(lent, kept)
                 tried.set()
-                await kept.snapshots.warn()
-                await kept.blocks.survey()
-                lent.scrub.follow(kept.scrubber)
-                await (kept.scrubber.run() if kept.scrubber is not None else asyncio.Event().wait())
-        except (ForebayError, OSError) as error:
+                await _work(kept, lent)
+        except Exception as error:  # noqa: BLE001 - it is told, and all is begun anew: acknowledged writes wait for it
             if str(error) != told:
-                _log.warning("the upkeep of the cache directory goes on later", error=str(error))
+                expected = isinstance(error, (ForebayError, OSError))
+                _log.warning("the upkeep of the cache directory goes on later", error=str(error), exc_info=not expected)
             told = str(error)
         finally:
             tried.set()
             _take_back(lent)
         await asyncio.sleep(_PAUSE_SECONDS)
+
+
+async def _work(kept: Upkeep, lent: Holders) -> None:
+    """For ever, or until something fails."""
+    tasks = [asyncio.create_task(_care(kept, lent), name="care")]
+    if kept.flushing is not None:
+        tasks.append(asyncio.create_task(kept.flushing.run(), name="flushing"))
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _care(kept: Upkeep, lent: Holders) -> None:
+    await kept.snapshots.warn()
+    await kept.blocks.survey()
+    lent.scrub.follow(kept.scrubber)
+    await (kept.scrubber.run() if kept.scrubber is not None else asyncio.Event().wait())
 
 
 def _lend(lent: Holders, kept: Upkeep) -> None:

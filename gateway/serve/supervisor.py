@@ -31,6 +31,7 @@ from gateway.serve.keeper import Keeper
 from gateway.serve.lease_channels import open_channels
 from gateway.serve.metrics_directory import make_metrics_directory, remove_metrics_directory
 from gateway.serve.preparation import raise_descriptor_limit
+from gateway.serve.recovering import recover_buffer
 
 CHILD_MODULE = "gateway.serve.child"
 _BEYOND_GRACE_SECONDS = 5.0
@@ -61,6 +62,7 @@ def _prepare(settings: Settings, undo: ExitStack) -> Ground:
     lock, closed = claim(directory)
     if lock is not None:
         undo.callback(os.close, lock)
+        closed = recover_buffer(settings)
     s3 = listeners.open_listeners("server", settings.server.host, settings.server.port)
     undo.callback(listeners.close_all, s3)
     admin = listeners.open_listeners("admin", settings.admin.host, settings.admin.port)

@@ -53,6 +53,9 @@ class Publication(Protocol):
 class FlushObserver(Protocol):
     """What happens to pending objects, for metrics and logs."""
 
+    def settled(self, pending: PendingObject) -> None:
+        """The origin has it, and nothing is pending of it any more."""
+
     def failing(self, pending: PendingObject, failures: int, reason: str) -> None:
         """It failed, and is tried again."""
 
@@ -193,6 +196,7 @@ class OneFlush:
         await self._publication.publish(pending, instruction.etag)
         now = self._clock.now()
         await self._journal.change(lambda book: book.settle(pending.sequence, instruction.etag, now))
+        self._observer.settled(pending)
 
     async def _keep(self, pending: PendingObject) -> None:
         if await self._journal.change(lambda book: book.change(pending)):

@@ -16,10 +16,12 @@ FORMAT = b"forebay writeback 1\n"
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What was there: acknowledged objects and open uploads, both kept, and files that nobody was told of, removed."""
+    """What was there: acknowledged objects, open uploads and uploads of the origin's that are to be aborted, all kept;
+    and files that nobody was told of, removed."""
 
     pending: int
     uploads: int
+    orphans: int
     removed_files: int
 
 
@@ -54,9 +56,10 @@ def recover(directory: Path, now: float) -> Recovered:
     try:
         removed = Staging(directory, 0).sweep(journal.knows_file)
         pending, uploads = journal.recover(now)
+        orphans = journal.read(lambda book: len(book.orphans(1)))
     finally:
         journal.close()
-    return Recovered(pending, uploads, removed)
+    return Recovered(pending, uploads, orphans, removed)
 
 
 def _format(directory: Path) -> bytes | None:

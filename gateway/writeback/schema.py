@@ -16,6 +16,7 @@ Keys of objects are blobs of UTF-8, so that they come in S3's order. `place` is 
 
 from __future__ import annotations
 
+import os
 import sqlite3
 
 from gateway.errors import StartupError
@@ -24,6 +25,8 @@ VERSION = 1
 
 _APPLICATION_ID = 0x464F5242
 """`FORB`: the file says of itself that it is a journal of Forebay."""
+
+_FILE_MODE = 0o600
 
 _TABLES = """
 CREATE TABLE files (name TEXT PRIMARY KEY, record BLOB NOT NULL) STRICT, WITHOUT ROWID;
@@ -59,7 +62,11 @@ CREATE TABLE orphans (origin_upload_id TEXT PRIMARY KEY, record BLOB NOT NULL) S
 
 
 def connect(path: str) -> sqlite3.Connection:
-    """A connection whose commits survive a power cut, and whose reads wait for no writer."""
+    """A connection whose commits survive a power cut, and whose reads wait for no writer. OSError, sqlite3.Error.
+
+    SQLite gives its -wal and -shm the mode of the file itself.
+    """
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE))
     connection = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")

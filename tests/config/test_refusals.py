@@ -101,10 +101,13 @@ def test_names_prefixes_and_key_ids_are_unique(tmp_path: Path) -> None:
     assert set(found) == {"slots[1].name", "slots[1].prefix", "credentials[1].access_key_id"}
 
 
-def test_write_back_is_refused_until_it_is_there(tmp_path: Path) -> None:
-    """Acknowledging from this disk what is not journaled would lose data; the message says what to use."""
-    found = problems(tmp_path, '[[slots]]\nname = "a"\nprefix = "s3://b/"\nwrite = "back"\n')
-    assert 'use "through"' in found["slots[0].write"]
+def test_write_back_needs_a_directory_that_lasts_and_a_slot_that_takes_writes(tmp_path: Path) -> None:
+    """The directory holds the only copy of what is acknowledged; the message says what declares that it may."""
+    slot = '[[slots]]\nname = "a"\nprefix = "s3://b/"\nwrite = "back"\n'
+    assert "cache.persistent = true" in problems(tmp_path, slot)["slots[0].write"]
+    lasting = f"[cache]\npersistent = true\n{slot}"
+    assert set(problems(tmp_path, f"{lasting}mode = 'read-only'\n")) == {"slots[0].write"}
+    assert set(problems(tmp_path, f"{lasting}weight = 0\n")) == {"slots[0].weight"}
 
 
 def test_a_frozen_slot_names_its_snapshot_and_takes_no_writes(tmp_path: Path) -> None:

@@ -30,6 +30,9 @@ PART_BYTES = 5 * 1024 * 1024
 class Silent:
     """A flush that nobody watches, but for conflicts and damages: there must be none."""
 
+    def settled(self, pending: PendingObject) -> None:
+        """As it should be."""
+
     def failing(self, pending: PendingObject, failures: int, reason: str) -> None:
         print(f"{pending.key}: {reason}")
 

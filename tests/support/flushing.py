@@ -39,6 +39,9 @@ class Observer:
     async def publish(self, pending: PendingObject, etag: str | None) -> None:
         self.published.append((pending.key.key, etag))
 
+    def settled(self, pending: PendingObject) -> None:
+        """As it should be."""
+
     def failing(self, pending: PendingObject, failures: int, reason: str) -> None:
         self.failures.append(reason)
 

@@ -25,6 +25,7 @@ from gateway.operations.exchange import Exchange
 from gateway.operations.frozen.listing import frozen_page
 from gateway.operations.list_objects import (
     Listing,
+    ListOutcome,
     list_reply,
     looked_up,
     origin_page,
@@ -120,10 +121,10 @@ class _Sources:
     _listing: Listing
     _buffer: WritebackBuffer
     _slots: list[Slot]
-    _outcomes: set[str] = field(default_factory=set)
+    _outcomes: set[ListOutcome] = field(default_factory=set)
 
     @property
-    def outcome(self) -> str:
+    def outcome(self) -> ListOutcome:
         if "stale" in self._outcomes:
             return "stale"
         return next(iter(self._outcomes)) if len(self._outcomes) == 1 else "partial"
@@ -147,7 +148,7 @@ class _Sources:
         self._outcomes.add(outcome)
         return found
 
-    async def _found(self, listing: Listing) -> tuple[Found, str]:
+    async def _found(self, listing: Listing) -> tuple[Found, ListOutcome]:
         kinds = {slot.consistency for slot in self._slots}
         if "snapshot" in kinds:
             return await frozen_page(listing.exchange, listing.query, listing.wanted)

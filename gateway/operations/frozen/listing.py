@@ -18,7 +18,7 @@ from gateway.metadata.snapshots.shelf import Shelved, unusable
 from gateway.operations.exchange import Exchange
 from gateway.operations.frozen.mixing import Mixing
 from gateway.operations.frozen.places import Part, before, parts
-from gateway.operations.list_objects import Listing, list_reply, origin_page, wanted_of
+from gateway.operations.list_objects import Listing, ListOutcome, list_reply, origin_page, wanted_of
 from gateway.operations.plain import is_plain
 from gateway.operations.reply import Answer, Reply
 from gateway.policy.slots import Slot
@@ -52,7 +52,7 @@ def list_frozen(exchange: Exchange) -> Answer:
     return list_reply(frozen.listing, _of_one(frozen, shelved), "hit")
 
 
-async def frozen_page(exchange: Exchange, query: ListQuery, wanted: Wanted) -> tuple[Found, str]:
+async def frozen_page(exchange: Exchange, query: ListQuery, wanted: Wanted) -> tuple[Found, ListOutcome]:
     """A page of what is frozen in part or wholly, and how it came about."""
     return await _page(_frozen(exchange, query, wanted))
 
@@ -73,7 +73,7 @@ async def _answered(frozen: _Frozen) -> Reply:
     return list_reply(frozen.listing, found, outcome)
 
 
-async def _page(frozen: _Frozen) -> tuple[Found, str]:
+async def _page(frozen: _Frozen) -> tuple[Found, ListOutcome]:
     shelf = frozen.listing.exchange.services.snapshots
     shelved = [shelf.of(slot) or await shelf.opened(slot) for slot in frozen.slots]
     return await _mixed(frozen, shelved) if _is_mixed(frozen) else (_of_one(frozen, shelved), "hit")
@@ -100,7 +100,7 @@ def check_forms(listed: Sequence[Listed], forms: Sequence[EntryForm]) -> None:
         raise SnapshotUnusable("a record names a form that is not there")
 
 
-async def _mixed(frozen: _Frozen, shelved: Sequence[Shelved]) -> tuple[Found, str]:
+async def _mixed(frozen: _Frozen, shelved: Sequence[Shelved]) -> tuple[Found, ListOutcome]:
     """Of several snapshots, or of what is frozen and what is not."""
     listing, forms = frozen.listing, list[EntryForm]()
     with ExitStack() as stack:
@@ -121,7 +121,7 @@ async def _mixed(frozen: _Frozen, shelved: Sequence[Shelved]) -> tuple[Found, st
             return await _told(listing, place, wanted)
 
         page = await Mixing(listing.wanted, ask, readers, numbered).fill(frozen.parts)
-    outcome = "partial" if any(part.slot is None for part in frozen.parts) else "hit"
+    outcome: ListOutcome = "partial" if any(part.slot is None for part in frozen.parts) else "hit"
     return Found(page, forms), outcome
 
 

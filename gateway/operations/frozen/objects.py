@@ -11,7 +11,7 @@ from gateway.metadata.snapshots.shelf import Frozen, Shelved
 from gateway.operations.exchange import Exchange
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
-from gateway.operations.reply import Answer, Reply
+from gateway.operations.reply import Answer, CacheLabel, Reply
 from gateway.s3.conditions import evaluate_read
 from gateway.s3.error_codes import s3_error
 from gateway.s3.etags import quote, unquote
@@ -163,7 +163,7 @@ def _is_refusal(error: Exception) -> bool:
     return isinstance(error, Changed) or (isinstance(error, OriginAnswered) and error.status in CHANGED)
 
 
-async def forward_frozen(exchange: Exchange, shelved: Shelved, *, cache: str = "bypass") -> Reply:
+async def forward_frozen(exchange: Exchange, shelved: Shelved, *, cache: CacheLabel = "bypass") -> Reply:
     """The origin's own answer about the frozen version: the request goes there pinned, and is refused otherwise."""
     frozen = found(exchange, shelved)
     _judge_conditions(exchange, frozen)

@@ -1,0 +1,50 @@
+"""Putting the write-back buffer in order before any process opens it: what was acknowledged stays, the rest goes."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import structlog
+
+from gateway.config import Settings
+from gateway.errors import BufferUnavailable
+from gateway.serve.claim import report_closed
+
+DIRECTORY = "writeback"
+
+_log = structlog.get_logger("forebay.serve")
+
+
+def recover_buffer(settings: Settings) -> str | None:
+    """Why the cache directory is left alone, because the disk fails; None: the buffer is in order, or there is none.
+
+    StartupError, and nothing is touched, where acknowledged writes would be lost by going on.
+    """
+    directory = settings.cache.directory / DIRECTORY
+    wanted = any(slot.write == "back" for slot in settings.slots)
+    if not wanted and not directory.exists():
+        return None
+    try:
+        _recover(directory, wanted=wanted)
+    except BufferUnavailable as error:
+        report_closed(settings.cache.directory, str(error))
+        return str(error)
+    return None
+
+
+def _recover(directory: Path, *, wanted: bool) -> None:
+    from gateway.writeback.opening import recover  # the supervisor stays small where there is no buffer
+
+    found = recover(directory, time.time())
+    if found.pending or found.uploads or found.orphans:
+        _log.info(
+            "the write-back buffer holds what the origin does not have yet",
+            objects=found.pending,
+            open_uploads=found.uploads,
+        )
+        if not wanted:
+            _log.warning('no slot has write = "back" any more: what was acknowledged is flushed, and no more taken')
+    elif not wanted:
+        shutil.rmtree(directory)
