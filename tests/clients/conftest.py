@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sqlite3
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,8 @@ from tests.clients.boto import boto3_client
 from tests.clients.origins import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY, Origin, running_moto, running_strict_origin
 from tests.support.gateway_process import GatewayProcess
 
+FLUSHED_SECONDS = 30.0
+
 _numbers = itertools.count(1)
 
 
@@ -24,6 +30,16 @@ class Endpoint:
 
     url: str
     ca_file: Path | None
+    directory: Path
+
+    def wait_until_flushed(self) -> None:
+        """Return when the origin has everything that was acknowledged."""
+        journal = self.directory / "writeback" / "journal"
+        deadline = time.monotonic() + FLUSHED_SECONDS
+        with closing(sqlite3.connect(journal, timeout=FLUSHED_SECONDS)) as connection:
+            while connection.execute("SELECT count(*) FROM objects").fetchone() != (0,):
+                assert time.monotonic() < deadline, "the origin never got everything"
+                time.sleep(0.005)
 
 
 @pytest.fixture(scope="session", params=["moto", "strict"])
@@ -34,9 +50,14 @@ def origin(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield running
 
 
+WRITE = os.environ.get("FOREBAY_CLIENTS_WRITE", "through")
+"""`back` has all clients write into the buffer; whoever looks at the origin waits until everything is there."""
+
+
 def _gateway(origin: Origin, **server: str) -> GatewayProcess:
     return GatewayProcess(
         {
+            "slots": [{"name": "all", "prefix": "s3://", "write": WRITE}],
             "server": server,
             "origin": {
                 "endpoint_url": origin.url,
@@ -44,7 +65,7 @@ def _gateway(origin: Origin, **server: str) -> GatewayProcess:
                 "access_key_id": ACCESS_KEY_ID,
                 "secret_access_key": SECRET_ACCESS_KEY,
             },
-            "cache": {"capacity": "2GiB"},
+            "cache": {"capacity": "2GiB", "persistent": True},
         }
     )
 
@@ -52,7 +73,7 @@ def _gateway(origin: Origin, **server: str) -> GatewayProcess:
 @pytest.fixture(scope="session")
 def http_endpoint(origin: Origin) -> Iterator[Endpoint]:
     with _gateway(origin) as gateway:
-        yield Endpoint(gateway.s3_url, None)
+        yield Endpoint(gateway.s3_url, None, gateway.directory)
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +85,7 @@ def https_endpoint(origin: Origin, tmp_path_factory: pytest.TempPathFactory) -> 
     certificate.private_key_and_cert_chain_pem.write_to_path(str(directory / "server.pem"))
     server = str(directory / "server.pem")
     with _gateway(origin, certificate_file=server, key_file=server) as gateway:
-        yield Endpoint(gateway.s3_url, directory / "ca.pem")
+        yield Endpoint(gateway.s3_url, directory / "ca.pem", gateway.directory)
 
 
 @pytest.fixture(params=["http", "https"])
@@ -83,9 +104,18 @@ def through(endpoint: Endpoint) -> Iterator[Any]:
 
 
 @pytest.fixture
-def direct(origin: Origin) -> Iterator[Any]:
+def direct(origin: Origin, request: pytest.FixtureRequest) -> Iterator[Any]:
     """boto3 straight to the origin: what the others are compared with."""
     client = boto3_client(origin.url)
+    if WRITE == "back":
+        names = {"endpoint", "http_endpoint", "https_endpoint"} & set(request.fixturenames)
+        endpoints = [request.getfixturevalue(name) for name in names]
+
+        def wait(**_: Any) -> None:
+            for endpoint in endpoints:
+                endpoint.wait_until_flushed()
+
+        client.meta.events.register("before-call.s3", wait)
     yield client
     client.close()
 

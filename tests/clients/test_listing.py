@@ -39,7 +39,7 @@ def endpoint(origin: Origin) -> Iterator[Endpoint]:
     put_all(client, BUCKET, {key: key.encode() for key in KEYS})
     client.close()
     with GatewayProcess({"server": {"workers": 2}, "origin": origin_of, "slots": [slot]}) as gateway:
-        yield Endpoint(gateway.s3_url, None)
+        yield Endpoint(gateway.s3_url, None, gateway.directory)
 
 
 def pages(client: Any, operation: str, **arguments: Any) -> Iterator[Any]:
