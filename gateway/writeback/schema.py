@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from contextlib import suppress
 
 from gateway.errors import StartupError
 
@@ -66,13 +67,21 @@ def connect(path: str) -> sqlite3.Connection:
 
     SQLite gives its -wal and -shm the mode of the file itself.
     """
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE))
+    _create_file(path)
     connection = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA cell_size_check = ON")
     connection.execute("PRAGMA trusted_schema = OFF")
     return connection
+
+
+def _create_file(path: str) -> None:
+    """Where there is none. To close a second descriptor of a file that SQLite has open in this process drops its locks
+    (POSIX): who closes the file next would take himself for the last, and remove the log that others write to.
+    """
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE))
 
 
 def prepare(connection: sqlite3.Connection) -> None:

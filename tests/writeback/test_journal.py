@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import stat
+import subprocess
+import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
@@ -53,6 +56,45 @@ def test_what_is_acknowledged_is_there_for_every_process(tmp_path: Path) -> None
             assert latest(journal, key("a")) is None
         finally:
             other.close()
+
+    with_journal(tmp_path, scenario)
+
+
+def test_who_looks_from_outside_takes_nothing_away(tmp_path: Path) -> None:
+    """A process that opens the journal and closes it again is not the last: SQLite's locks of all others hold, and the
+    log stays where they write.
+    """
+    look = (
+        "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT * FROM files').fetchall(); c.close()"
+    )
+
+    async def scenario(journal: Journal, _: list[str]) -> None:
+        others = [Journal(tmp_path, lambda _: None) for _ in range(2)]
+        try:
+            for name in ("a", "b"):
+                await journal.change(lambda book: book.put(pending(key(name), "x")))  # noqa: B023
+                subprocess.run([sys.executable, "-c", look, str(tmp_path / "journal")], check=True)
+                assert (tmp_path / "journal-wal").exists()
+            await others[0].change(lambda book: book.put(pending(key("c"), "x")))
+        finally:
+            for other in others:
+                other.close()
+
+    with_journal(tmp_path, scenario)
+    with_journal(tmp_path, _all_are_there)
+
+
+async def _all_are_there(journal: Journal, _: list[str]) -> None:
+    assert all(latest(journal, key(name)) for name in "abc")
+
+
+def test_nobody_else_may_read_the_journal(tmp_path: Path) -> None:
+    """Its log and its index neither."""
+
+    async def scenario(journal: Journal, _: list[str]) -> None:
+        await journal.change(lambda book: book.put(pending(key("a"), "x")))
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+        assert modes == dict.fromkeys(("journal", "journal-wal", "journal-shm", "presence"), 0o600)
 
     with_journal(tmp_path, scenario)
 
