@@ -35,6 +35,8 @@ class Endpoint:
     def wait_until_flushed(self) -> None:
         """Return when the origin has everything that was acknowledged."""
         journal = self.directory / "writeback" / "journal"
+        if not journal.exists():
+            return
         deadline = time.monotonic() + FLUSHED_SECONDS
         with closing(sqlite3.connect(journal, timeout=FLUSHED_SECONDS)) as connection:
             while connection.execute("SELECT count(*) FROM objects").fetchone() != (0,):
