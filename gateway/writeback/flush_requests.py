@@ -218,7 +218,11 @@ async def _failure(response: OriginResponse) -> Event:
 
 
 def _refusal(status: int, code: str) -> Event:
-    """A 5xx leaves open what has been done, and so does an error that comes behind a 200."""
+    """A 5xx leaves open what has been done, and so does an error that comes behind a 200; what an origin has not
+    implemented it has not done.
+    """
+    if code == _NOT_IMPLEMENTED:
+        return Refused(code)
     if status >= 500 or code in ("InternalError", "SlowDown", "ServiceUnavailable", "RequestTimeout"):
         return Lost(code)
     return Refused(code)

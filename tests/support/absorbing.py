@@ -17,7 +17,7 @@ from gateway.s3.xml_reader import text_of
 from gateway.writeback.flush import OneFlush, Tools
 from gateway.writeback.flush_requests import FlushRequests
 from gateway.writeback.flusher import Flusher
-from gateway.writeback.records import PendingObject
+from gateway.writeback.records import PendingObject, State
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
@@ -28,7 +28,10 @@ PART_BYTES = 5 * 1024 * 1024
 
 
 class Silent:
-    """A flush that nobody watches, but for conflicts and damages: there must be none."""
+    """A flush that nobody watches, but for conflicts, where none is expected, and damages: there must be none."""
+
+    def __init__(self, *, conflicts: bool = False) -> None:
+        self._conflicts = conflicts
 
     def settled(self, pending: PendingObject) -> None:
         """As it should be."""
@@ -37,7 +40,7 @@ class Silent:
         print(f"{pending.key}: {reason}")
 
     def conflict(self, pending: PendingObject) -> None:
-        raise AssertionError(f"{pending.key} is a conflict")
+        assert self._conflicts, f"{pending.key} is a conflict"
 
     def damaged(self, pending: PendingObject, reason: str) -> None:
         raise AssertionError(reason)
@@ -104,11 +107,22 @@ class Client:
                 first.sequence
             )
 
-    def _tools(self) -> Tools:
+    async def flush_until_conflict(self, name: str) -> None:
+        """Until it is known that somebody else has written the key."""
+        while (first := self.buffer.look(lambda book: book.earliest(key(name)))) is not None:
+            if first.state is State.CONFLICT:
+                return
+            flush = OneFlush(
+                self._tools(conflicts=True), self.gateway.app.services.clock, random.Random(1), lambda: None
+            )
+            await flush.run(first.sequence)
+        raise AssertionError(f"{name} is no conflict")
+
+    def _tools(self, *, conflicts: bool = False) -> Tools:
         requests = FlushRequests(self.origin, self.buffer.staging, self.buffer.threads)
         slots = self.gateway.app.services.slots
         publisher = Publisher(self.gateway.catalog, self.gateway.blocks, slots, self.buffer.staging)
-        return Tools(self.buffer.journal, requests, publisher, Silent())
+        return Tools(self.buffer.journal, requests, publisher, Silent(conflicts=conflicts))
 
     async def flush(self) -> None:
         """Until the origin has everything, and this node nothing."""

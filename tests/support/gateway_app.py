@@ -61,6 +61,7 @@ async def gateway_app(
     worker: int = 0,
     small_answers_ttl_seconds: float = 60.0,
     writeback: bool = False,
+    buffer_closed: bool = False,
 ) -> AsyncIterator[GatewayApp]:
     """A gateway with one bucket, `bucket`. `through` stands between the gateway and `origin`, where given."""
     clock = clock or SystemClock()
@@ -94,7 +95,17 @@ async def gateway_app(
     shelf = Shelf(library, slots, clock, SilentSnapshotObserver())
     buffer = await WritebackBuffer.open(directory / "writeback", worker) if writeback else None
     try:
-        services = Services(front, catalog, answers, blocks, Slots(slots), clock, snapshots=shelf, writeback=buffer)
+        services = Services(
+            front,
+            catalog,
+            answers,
+            blocks,
+            Slots(slots),
+            clock,
+            snapshots=shelf,
+            writeback=buffer,
+            buffer_closed=buffer_closed,
+        )
         authenticator = Authenticator(
             keyring or ConfiguredKeyring([Key(ACCESS_KEY_ID, SECRET_ACCESS_KEY, None, grant)]),
             clock,

@@ -1,0 +1,361 @@
+"""`write = "back"`: clauses 2.4, 4.5 to 4.8, 5.6 to 5.8, 6.2 to 6.4, 7.8, 8.4, 8.5, 9.4, 9.5 of docs/semantics.md."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from hashlib import md5
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import BufferDamaged
+from gateway.origin.memory.faults import Answer, Fault, Unreachable, on
+from gateway.s3.requests import Operation
+from tests.support.absorbing import PART_BYTES, SLOTS, Client, eventually, with_client
+from tests.support.asgi import call
+from tests.support.gateway_app import gateway_app
+
+
+def away(client: Client) -> Fault:
+    """The origin does not answer, until `times` of this is 0."""
+    return client.origin.inject(lambda _: True, Unreachable(), times=None)
+
+
+async def absorbed_upload(client: Client, name: str, parts: list[bytes]) -> str:
+    """The ETag of an object that was acknowledged in parts."""
+    upload_id = await client.create(name)
+    etags = {number: await client.part(name, upload_id, number, body) for number, body in enumerate(parts, 1)}
+    answer = await client.complete(name, upload_id, etags)
+    assert answer.headers["x-forebay-cache"] == "absorbed"
+    return answer.body.partition(b"<ETag>")[2].partition(b"<")[0].decode().replace("&quot;", '"')
+
+
+def test_2_4_what_was_acknowledged_is_seen_at_once(tmp_path: Path) -> None:
+    """2.4 GET, ranges, HEAD, LIST and copies see it before the origin has it; after a restart, too."""
+    parts = [os.urandom(PART_BYTES), b"the end"]
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        etag = await absorbed_upload(client, "back/m", parts)
+        assert "back/m" not in client.origin.buckets["bucket"].objects
+        await client.ask("PUT", "back/copy", headers={"x-amz-copy-source": "/bucket/back/m"})
+        for name in ("back/m", "back/copy"):
+            assert (await client.ask("HEAD", name)).headers["etag"] == etag
+            assert (await client.ask("GET", name)).body == b"".join(parts)
+        assert (await client.ask("GET", "back/m", headers={"Range": "bytes=-7"}, status=206)).body == b"the end"
+        assert b"<Key>back/m</Key>" in (await client.ask("GET", "?list-type=2")).body
+
+    with_client(tmp_path, scenario)
+
+    async def after(client: Client) -> None:
+        assert (await client.ask("GET", "back/m")).body == b"".join(parts)
+
+    with_client(tmp_path, after)
+
+
+def test_2_4_a_read_meets_the_flush(tmp_path: Path) -> None:
+    """2.4 Whoever reads while the object is flushed gets it, from here or from there."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        for number in range(20):
+            await client.ask("PUT", f"back/{number}", b"%d" % number)
+        async with client.flushing():
+            while client.buffer.look(lambda book: book.counts()[0]):
+                for number in range(20):
+                    assert (await client.ask("GET", f"back/{number}")).body == b"%d" % number
+
+    with_client(tmp_path, scenario)
+
+
+def test_4_5_the_etag_and_all_that_was_fixed_are_the_origins(tmp_path: Path) -> None:
+    """4.5 What HEAD says of an object while it is pending, it says when the origin has it; but for Last-Modified."""
+    headers = {
+        "content-type": "application/x-tar",
+        "cache-control": "no-store",
+        "x-amz-meta-step": "12",
+        "x-amz-storage-class": "STANDARD_IA",
+    }
+    moving = {"last-modified", "date", "x-amz-request-id", "x-amz-id-2", "x-forebay-cache", "server", "connection"}
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        stored = await client.ask("PUT", "back/k", b"content", headers)
+        assert stored.headers["etag"] == f'"{md5(b"content").hexdigest()}"'
+        before = await client.ask("HEAD", "back/k")
+        await client.flush()
+        after = await client.ask("HEAD", "back/k")
+        fixed = [
+            {name: value for name, value in one.headers.items() if name not in moving and "forebay" not in name}
+            for one in (before, after)
+        ]
+        assert fixed[0] == fixed[1]
+        assert fixed[0].items() >= {**headers, "etag": stored.headers["etag"], "content-length": "7"}.items()
+
+    with_client(tmp_path, scenario)
+
+
+def test_4_6_limits_are_kept_before_anything_is_acknowledged(tmp_path: Path) -> None:
+    """4.6 Too long a key, too much metadata, parts that are too small: S3's error, and nothing is pending."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        assert b"KeyTooLongError" in (await client.ask("PUT", "back/" + "k" * 1020, b"x", status=400)).body
+        large = {"x-amz-meta-a": "x" * 2048}
+        assert b"MetadataTooLarge" in (await client.ask("PUT", "back/k", b"x", large, status=400)).body
+        upload_id = await client.create("back/m")
+        etags = {number: await client.part("back/m", upload_id, number, b"small") for number in (1, 2)}
+        assert b"EntityTooSmall" in (await client.complete("back/m", upload_id, etags, status=400)).body
+        assert client.buffer.look(lambda book: book.counts()) == (0, 1)
+
+    with_client(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("headers", [{"If-None-Match": "*"}, {"x-amz-tagging": "a=b"}, {"x-amz-acl": "private"}])
+def test_4_7_what_only_the_origin_can_judge_goes_through(tmp_path: Path, headers: dict[str, str]) -> None:
+    """4.7 Its 200 is the origin's; so is that of the first write to a bucket."""
+
+    async def scenario(client: Client) -> None:
+        first = await client.ask("PUT", "back/first", b"x")
+        assert first.headers["x-forebay-cache"] == "forwarded"
+        assert (await client.ask("PUT", "back/second", b"x")).headers["x-forebay-cache"] == "absorbed"
+        answer = await client.ask("PUT", "back/k", b"x", headers)
+        assert answer.headers["x-forebay-cache"] == "forwarded"
+        assert client.origin.data("bucket", "back/k") == b"x"
+
+    with_client(tmp_path, scenario)
+
+
+def test_4_8_create_is_the_origins_to_judge(tmp_path: Path) -> None:
+    """4.8 Its refusal reaches the client; with the origin away the upload is begun here, and there when it is back."""
+
+    async def scenario(client: Client) -> None:
+        refusal = client.origin.inject(on(Operation.CREATE_MULTIPART_UPLOAD), Answer(403, "AccessDenied"), times=None)
+        await client.ask("POST", "back/m?uploads", status=403)
+        refusal.times = 0
+        await client.learn()
+        gone = away(client)
+        await absorbed_upload(client, "back/m", [b"one part"])
+        gone.times = 0
+        await client.flush()
+        assert client.origin.data("bucket", "back/m") == b"one part"
+        assert not client.origin.buckets["bucket"].uploads
+
+    with_client(tmp_path, scenario)
+
+
+def test_4_8_a_repeated_complete_is_answered_as_the_first(tmp_path: Path) -> None:
+    """4.8 A client that has not heard the answer asks again, also when the object is flushed."""
+
+    async def scenario(client: Client) -> None:
+        upload_id = await client.create("back/m")
+        etags = {1: await client.part("back/m", upload_id, 1, b"x")}
+        first = await client.complete("back/m", upload_id, etags)
+        assert (await client.complete("back/m", upload_id, etags)).body == first.body
+        await client.flush()
+        assert (await client.complete("back/m", upload_id, etags)).body == first.body
+
+    with_client(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("code", ["AccessDenied", "NoSuchBucket", "ExpiredToken", "InvalidAccessKeyId"])
+def test_5_6_no_refusal_drops_what_was_acknowledged(tmp_path: Path, code: str) -> None:
+    """5.6 It stays readable, and arrives when the origin takes it again."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", "back/k", b"kept")
+        refusal = client.origin.inject(lambda _: True, Answer(403, code), times=None)
+        async with client.flushing():
+            await eventually(lambda: client.origin.count(key="back/k") >= 3)
+            assert (await client.ask("GET", "back/k")).body == b"kept"
+            refusal.times = 0
+            await eventually(lambda: client.pending("back/k") is None)
+        assert client.origin.data("bucket", "back/k") == b"kept"
+
+    with_client(tmp_path, scenario)
+
+
+def test_5_7_nothing_stays_of_what_was_not_acknowledged(tmp_path: Path) -> None:
+    """5.7 A body that fails its check, a part without an upload, an aborted upload: no file, nothing at the origin."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        wrong = {"Content-MD5": "1B2M2Y8AsgTpgAmY7PhCfg=="}
+        await client.ask("PUT", "back/k", b"not empty", wrong, status=400)
+        upload_id = await client.create("back/m")
+        await client.part("back/m", upload_id, 1, b"x")
+        await client.ask("DELETE", f"back/m?uploadId={upload_id}", status=204)
+        await client.ask("PUT", f"back/m?partNumber=1&uploadId={upload_id}", b"late", status=404)
+        await client.ask("GET", "back/k", status=404)
+        await client.flush()
+        assert not client.origin.buckets["bucket"].uploads
+
+    with_client(tmp_path, scenario)
+
+
+def test_5_8_damaged_bytes_are_neither_read_nor_sent(tmp_path: Path) -> None:
+    """5.8 They stay where they are, and the flush says so."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", "back/k", b"as it was acknowledged")
+        [name] = client.buffer.staging.names()
+        path = tmp_path / "writeback" / "staged" / name
+        path.write_bytes(b"as it was acknowledgeD")
+        answer = await call(client.gateway.app, "GET", "/bucket/back/k")
+        assert not answer.complete or answer.status >= 500
+        with pytest.raises(BufferDamaged):
+            await client.flush_one(client.buffer.look(lambda book: book.waiting(0, 1))[0].key)
+        assert "back/k" not in client.origin.buckets["bucket"].objects
+        assert path.exists()
+
+    with_client(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("there_before", [True, False])
+def test_6_2_somebody_elses_write_is_never_overwritten(tmp_path: Path, *, there_before: bool) -> None:
+    """6.2 Neither one that took the place of what was there, nor one of a new key; ours is kept and readable."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        if there_before:
+            client.origin.put("bucket", "back/k", b"before")
+        await client.ask("PUT", "back/k", b"ours")
+        client.origin.put("bucket", "back/k", b"theirs")
+        await client.flush_until_conflict("back/k")
+        assert client.origin.data("bucket", "back/k") == b"theirs"
+        assert (await client.ask("GET", "back/k")).body == b"ours"
+
+    with_client(tmp_path, scenario)
+
+
+def test_6_2_own_writes_are_no_surprise(tmp_path: Path) -> None:
+    """6.2 An upload that was begun before this gateway changed its key, and is completed after, is no conflict."""
+
+    async def scenario(client: Client) -> None:
+        upload_id = await client.create("back/k")
+        etags = {1: await client.part("back/k", upload_id, 1, b"last")}
+        await client.ask("PUT", "back/k", b"absorbed and flushed")
+        await client.flush_objects()
+        await client.ask("PUT", "back/k", b"written through", {"x-amz-acl": "private"})
+        await client.complete("back/k", upload_id, etags)
+        await client.flush()
+        assert client.origin.data("bucket", "back/k") == b"last"
+
+    with_client(tmp_path, scenario)
+
+
+def test_6_3_an_origin_without_conditions_is_asked_before(tmp_path: Path) -> None:
+    """6.3 501 to a condition: the object is sent without one, if the key is as expected a moment before."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        client.origin.inject(
+            lambda call: call.operation is Operation.PUT_OBJECT and "if-none-match" in call.headers,
+            Answer(501, "NotImplemented"),
+            times=None,
+        )
+        await client.ask("PUT", "back/k", b"x")
+        await client.flush()
+        assert client.origin.data("bucket", "back/k") == b"x"
+
+    with_client(tmp_path, scenario)
+
+
+def test_6_4_no_late_flush_brings_back_what_was_deleted(tmp_path: Path) -> None:
+    """6.4 With the origin away the DELETE is answered 503, the object is gone here, and there when it is back."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", "back/first", b"over the one at the origin")
+        gone = away(client)
+        deleting = asyncio.create_task(client.ask("DELETE", "back/first", status=204))
+        await eventually(lambda: (last := client.pending("back/first")) is not None and last.deleted)
+        await client.ask("GET", "back/first", status=404)
+        gone.times = 0
+        async with client.flushing():
+            await deleting
+        assert "back/first" not in client.origin.buckets["bucket"].objects
+
+    with_client(tmp_path, scenario)
+
+
+def test_7_8_what_the_origin_must_answer_waits_for_the_flush(tmp_path: Path) -> None:
+    """7.8 Tags, versions, a LIST of versions: of what was acknowledged; 409 where a conflict is in the way."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        async with client.flushing():
+            for question in ("back/k?tagging", "?versions"):
+                await client.ask("PUT", "back/k", question.encode())
+                answer = await call(client.gateway.app, "GET", f"/bucket/{question}")
+                assert answer.headers["x-forebay-cache"] == "forwarded"
+                assert client.origin.data("bucket", "back/k") == question.encode()
+        await client.ask("PUT", "back/k", b"ours")
+        client.origin.put("bucket", "back/k", b"theirs")
+        await client.flush_until_conflict("back/k")
+        assert b"OperationAborted" in (await client.ask("GET", "back/k?tagging", status=409)).body
+
+    with_client(tmp_path, scenario)
+
+
+def test_8_4_writes_go_on_with_the_origin_away(tmp_path: Path) -> None:
+    """8.4 And arrive when it is back."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        gone = away(client)
+        await client.ask("PUT", "back/k", b"meanwhile")
+        assert (await client.ask("GET", "back/k")).body == b"meanwhile"
+        gone.times = 0
+        await client.flush()
+        assert client.origin.data("bucket", "back/k") == b"meanwhile"
+
+    with_client(tmp_path, scenario)
+
+
+def test_8_5_nothing_is_deleted_while_the_buffer_cannot_be_used(tmp_path: Path) -> None:
+    """8.5 503 in slots with write-back; other slots, and other requests, go on."""
+    many = b"<Delete><Object><Key>back/k</Key></Object></Delete>"
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path, slots=SLOTS, buffer_closed=True) as gateway:
+            for key in ("back/k", "through"):
+                assert (await call(gateway.app, "PUT", f"/bucket/{key}", body=b"x")).status == 200
+            assert (await call(gateway.app, "DELETE", "/bucket/back/k")).status == 503
+            assert (await call(gateway.app, "POST", "/bucket?delete", {}, many)).status == 503
+            assert (await call(gateway.app, "DELETE", "/bucket/through")).status == 204
+            assert gateway.origin.data("bucket", "back/k") == b"x"
+
+    asyncio.run(scenario())
+
+
+def test_9_4_what_is_pending_has_no_version(tmp_path: Path) -> None:
+    """9.4 A question for a version is the origin's to answer, once it has the object."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        stored = await client.ask("PUT", "back/k", b"x")
+        assert "x-amz-version-id" not in stored.headers
+        assert "x-amz-version-id" not in (await client.ask("HEAD", "back/k")).headers
+        async with client.flushing():
+            await call(client.gateway.app, "GET", "/bucket/back/k?versionId=1")
+        assert client.origin.data("bucket", "back/k") == b"x"
+
+    with_client(tmp_path, scenario)
+
+
+def test_9_5_uploads_are_listed_by_our_ids(tmp_path: Path) -> None:
+    """9.5 The origin's upload behind one of ours is not listed."""
+
+    async def scenario(client: Client) -> None:
+        upload_id = await client.create("back/m")
+        listed = (await client.ask("GET", "?uploads")).body.decode()
+        assert listed.count("<UploadId>") == 1
+        assert f"<UploadId>{upload_id}</UploadId>" in listed
+        [at_origin] = client.origin.buckets["bucket"].uploads
+        assert at_origin not in listed
+
+    with_client(tmp_path, scenario)
