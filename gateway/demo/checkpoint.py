@@ -15,6 +15,8 @@ from gateway.demo.errors import DemoError
 
 _PART_BYTES = 8 * 1024 * 1024
 _PARTS_IN_FLIGHT = 4
+_ARRIVAL_SECONDS = 60.0
+_LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,25 @@ class Checkpointer:
         self._require_multipart(key)
         return Reading(seconds, len(state), self.tally.take()), describe(key, state)
 
+    def wait_for(self, saved: StoredObject, etag: str) -> None:
+        """Until this endpoint has what another one has acknowledged, as the same version; DemoError if never."""
+        deadline = time.monotonic() + _ARRIVAL_SECONDS
+        while self._etag(saved.key) != etag:
+            if time.monotonic() > deadline:
+                raise DemoError(f"{saved.key} has not arrived after {_ARRIVAL_SECONDS:g} s")
+            time.sleep(_LOOK_SECONDS)
+
+    def etag(self, key: str) -> str:
+        """Of an object that is there."""
+        found = self._etag(key)
+        if found is None:
+            raise DemoError(f"{key} is not there")
+        return found
+
+    def _etag(self, key: str) -> str | None:
+        page = self.client.list_objects_v2(Bucket=self.bucket, Prefix=key, MaxKeys=1)
+        return next((one["ETag"] for one in page.get("Contents", []) if one["Key"] == key), None)
+
     def restore(self, saved: StoredObject, advance: Advance) -> Reading:
         """Download by ranges into a file; DemoError unless it holds exactly what was saved."""
         path = self.scratch / "restored"
@@ -48,7 +69,7 @@ class Checkpointer:
         return reading
 
     def _require_multipart(self, key: str) -> None:
-        etag = self.client.head_object(Bucket=self.bucket, Key=key)["ETag"]
+        etag = self.etag(key)
         if "-" not in etag:
             raise DemoError(f"{key} was not stored as a multipart upload: its ETag is {etag}")
 

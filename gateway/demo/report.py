@@ -85,7 +85,7 @@ class Report:
             f"The bucket answers after {self.workload.first_byte_seconds * 1000:.0f} ms and gives "
             f"{self.workload.connection_bytes_per_second / 1e6:.0f} MB/s per connection; "
             f"{self.workload.readers} readers. Every byte was verified.\n"
-            "Through Forebay, each GET first asks the bucket for the object's current ETag.\n"
+            "Through Forebay, each GET first asks the bucket for the object's current ETag; saves are written back.\n"
             "faster = direct ÷ Forebay, 2nd"
         )
 

@@ -68,7 +68,7 @@ def _start(workload: Workload, interruptions: Interruptions, undo: ExitStack) ->
     shape = [str(workload.first_byte_seconds), str(workload.connection_bytes_per_second)]
     distance = start("distance", ["gateway.demo.shaping", origin.match[1], *shape], _LISTENING)
     bucket_url = f"http://127.0.0.1:{distance.match[1]}"
-    config = _write_config(directory, bucket_url)
+    config = _write_config(directory, bucket_url, workload.bucket)
     forebay = start("forebay", ["gateway", "serve", "--config", str(config)], _FOREBAY_READY)
     return Stack(
         bucket_url=bucket_url,
@@ -126,7 +126,7 @@ def _child_environment(directory: Path, keys: KeyPair) -> dict[str, str]:
     }
 
 
-def _write_config(directory: Path, bucket_url: str) -> Path:
+def _write_config(directory: Path, bucket_url: str, bucket: str) -> Path:
     path = directory / "forebay.toml"
     path.write_text(
         f"""\
@@ -140,6 +140,11 @@ region = "{REGION}"
 [cache]
 directory = "{directory / "cache"}"
 capacity = "1GiB"
+persistent = true
+[[slots]]
+name = "checkpoints"
+prefix = "s3://{bucket}/checkpoints/"
+write = "back"
 """,
         encoding="utf-8",
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.demo.checkpoint import Checkpointer
 from gateway.demo.clients import CacheTally, s3_client
@@ -94,19 +95,27 @@ class _Job:
     def checkpoints(self) -> list[Comparison]:
         size = self.workload.checkpoint_bytes
         saved: dict[str, StoredObject] = {}
+        arrivals: dict[str, list[Reading]] = {self.direct.name: [], self.forebay.name: []}
 
         def save(route: _Route, number: int) -> Reading:
             key = f"checkpoints/{route.name.lower()}/step-{number}"
             state = checkpoint_bytes(self.workload, number)
             with self.narrator.step(f"save checkpoint, {route.name}, step {number}", size) as advance:
+                begun = time.perf_counter()
                 reading, saved[route.name] = route.checkpointer.save(key, state, advance)
+                self.direct.checkpointer.wait_for(saved[route.name], route.checkpointer.etag(key))
+                arrivals[route.name].append(replace(reading, seconds=time.perf_counter() - begun))
             return reading
 
         def restore(route: _Route, number: int) -> Reading:
             with self.narrator.step(f"restore checkpoint, {route.name}, time {number}", size) as advance:
                 return route.checkpointer.restore(saved[route.name], advance)
 
-        return [self._compare("save a checkpoint", save), self._compare("restore it", restore, rereads=True)]
+        return [
+            self._compare("save a checkpoint", save),
+            Comparison("the bucket has it", arrivals[self.direct.name], arrivals[self.forebay.name], rereads=False),
+            self._compare("restore it", restore, rereads=True),
+        ]
 
     def _compare(
         self,
