@@ -14,6 +14,7 @@ from gateway.operations.absorbing.publishing import Publisher
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
 from gateway.s3.xml_reader import text_of
+from gateway.writeback.book import Book
 from gateway.writeback.flush import OneFlush, Tools
 from gateway.writeback.flush_requests import FlushRequests
 from gateway.writeback.flusher import Flusher
@@ -89,9 +90,9 @@ class Client:
         return self.buffer.pending(key(name))
 
     @asynccontextmanager
-    async def flushing(self) -> AsyncIterator[None]:
+    async def flushing(self, *, conflicts: bool = False) -> AsyncIterator[None]:
         """With the other process that flushes."""
-        flusher = Flusher(self._tools(), self.gateway.app.services.clock)
+        flusher = Flusher(self._tools(conflicts=conflicts), self.gateway.app.services.clock)
         running = asyncio.create_task(flusher.run())
         try:
             yield
@@ -134,9 +135,18 @@ class Client:
         async with self.flushing():
             await eventually(lambda: self.buffer.look(lambda book: book.counts()[0]) == 0)
 
+    async def flush_startable(self) -> None:
+        """Until all that is left are conflicts, and uploads."""
+        async with self.flushing(conflicts=True):
+            await eventually(lambda: not self.buffer.look(_startable))
+
     def _is_empty(self) -> bool:
         left = self.buffer.look(lambda book: (*book.counts(), len(book.orphans(1))))
         return left == (0, 0, 0) and not list(self.buffer.staging.names())
+
+
+def _startable(book: Book) -> list[PendingObject]:
+    return [one for slot in book.slots() for one in book.startable(slot, 0, 1)]
 
 
 def with_client(

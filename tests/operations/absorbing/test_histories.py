@@ -1,7 +1,8 @@
-"""Random histories of writes, reads, flushes, restarts and failures of the origin, against a dictionary.
+"""Random histories of writes, reads, flushes, restarts, failures of the origin and writes of others, against a model.
 
 Every answer is of what was acknowledged last; in the end the origin has exactly that, and nothing is left here or
-there. FOREBAY_ABSORB_EXAMPLES lengthens a run; a failure prints the history.
+there. What others have written to the origin is overwritten by nothing that was written here before: it is a conflict,
+or it is what is read. FOREBAY_ABSORB_EXAMPLES lengthens a run; a failure prints the history.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,8 @@ from gateway.clock import SystemClock
 from gateway.origin.memory.faults import Answer, Fault, Unreachable
 from gateway.origin.memory.origin import MemoryOrigin
 from gateway.writeback import upload_state
+from gateway.writeback.book import Book
+from gateway.writeback.records import State
 from tests.support.absorbing import PART_BYTES, SLOTS, Client
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
@@ -48,6 +52,7 @@ WHAT = [
     "some",
     "fail",
     "restart",
+    "outside",
 ]
 
 STEPS = st.lists(
@@ -81,6 +86,8 @@ class History:
         self.origin = MemoryOrigin(self.clock)
         self.origin.create_bucket("bucket")
         self.may_be: dict[str, set[Value]] = {key: {None} for key in KEYS}
+        self.theirs: dict[str, Value] = {}
+        """What others have put there last, where nothing was written here since."""
         self.faults: list[Fault] = []
         self.steps: list[tuple[str, str, str, int]] = []
 
@@ -105,6 +112,7 @@ class History:
             if what == "restart":
                 return
             await getattr(self, f"_{what}")(client, key, other, number)
+            self._check_theirs()
 
     async def _ask(self, client: Client, method: str, target: str, body: bytes = b"", **headers: str) -> Got:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -112,33 +120,56 @@ class History:
 
     def _wrote(self, key: str, value: Value, answer: Got) -> None:
         """An acknowledged write is the only state; one that failed may have happened."""
+        self.theirs.pop(key, None)
         if answer.status < 300:
             self.may_be[key] = {value}
         else:
-            assert answer.status >= 500
+            assert answer.status >= 500 or _is_conflict(answer)
             self.may_be[key] = self.may_be[key] | {value}
+
+    async def _outside(self, client: Client, key: str, _: str, number: int) -> None:
+        """Somebody else writes, or deletes, past the gateway: seen at once where nothing is pending."""
+        value = None if number % 3 == 0 else b"theirs %d" % number
+        if value is None:
+            self.origin.buckets["bucket"].objects.pop(key, None)
+        else:
+            self.origin.put("bucket", key, value)
+        self.theirs[key] = value
+        if client.pending(key) is None:
+            self.may_be[key] = {value}
+        else:
+            self.may_be[key] = self.may_be[key] | {value}
+
+    def _check_theirs(self) -> None:
+        """What others have put there is there, as long as nothing was written here after it."""
+        stored = self.origin.buckets["bucket"].objects
+        for key, value in self.theirs.items():
+            now = self.origin.data("bucket", key) if key in stored else None
+            assert now == value, f"{str(value)[:40]}, which others have written to {key}, is {str(now)[:40]} now"
 
     async def _put(self, client: Client, key: str, _: str, number: int) -> None:
         body = b"%d" % number
-        async with client.flushing():
+        async with client.flushing(conflicts=True):
             self._wrote(key, body, await self._ask(client, "PUT", key, body))
 
     async def _delete(self, client: Client, key: str, _: str, __: int) -> None:
-        async with client.flushing():
+        async with client.flushing(conflicts=True):
             self._wrote(key, None, await self._ask(client, "DELETE", key))
 
     async def _copy(self, client: Client, key: str, other: str, _: int) -> None:
         if key == other:
             return
-        async with client.flushing():
+        async with client.flushing(conflicts=True):
             answer = await self._ask(client, "PUT", other, x_amz_copy_source=f"/bucket/{key}")
         if answer.status == 404:
             assert None in self.may_be[key]
             self.may_be[key] = {None}
         elif answer.status == 200:
+            self.theirs.pop(other, None)
             self.may_be[other] = set(self.may_be[key]) - {None}
         else:
-            assert answer.status >= 500
+            assert answer.status >= 500 or _is_conflict(answer)
+            self.theirs.pop(other, None)
             self.may_be[other] |= self.may_be[key]
 
     async def _upload(self, client: Client, key: str, _: str, number: int) -> None:
@@ -193,13 +224,13 @@ class History:
 
     async def _some(self, client: Client, _: str, __: str, number: int) -> None:
         """The flush gets so far, and is killed."""
-        async with client.flushing():
+        async with client.flushing(conflicts=True):
             for _turn in range(number % 50):
                 await asyncio.sleep(0)
 
     async def _flush(self, client: Client, _: str, __: str, ___: int) -> None:
         self._heal()
-        await client.flush_objects()
+        await client.flush_startable()
 
     async def _fail(self, _: Client, __: str, ___: str, number: int) -> None:
         effects = (Unreachable(), Unreachable(late=True), Answer(500, "InternalError"), Answer(503, late=True))
@@ -212,7 +243,9 @@ class History:
 
     async def _check_end(self, client: Client) -> None:
         self._heal()
-        await client.flush_objects()
+        await client.flush_startable()
+        self._check_theirs()
+        await self._give_up_conflicts(client)
         stored = self.origin.buckets["bucket"].objects
         for key, values in self.may_be.items():
             value = self.origin.data("bucket", key) if key in stored else None
@@ -221,13 +254,26 @@ class History:
             await self._ask(client, "DELETE", f"{upload.fixed.key.key}?uploadId={upload.upload_id}")
         await client.flush()
 
+    async def _give_up_conflicts(self, client: Client) -> None:
+        """Ours is what was acknowledged last, theirs what is at the origin: somebody decides for theirs."""
+        stored = self.origin.buckets["bucket"].objects
+        for left in client.buffer.look(lambda book: book.waiting(0, 100)):
+            name = left.key.key
+            assert left.state is State.CONFLICT
+            self.may_be[name] = {self.origin.data("bucket", name) if name in stored else None}
+            await client.buffer.journal.change(partial(Book.drop, sequence=left.sequence))
+
+
+def _is_conflict(answer: Got) -> bool:
+    return answer.status == 409 and b"OperationAborted" in answer.body
+
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=STEPS)
 def test_every_answer_is_of_what_was_acknowledged_last(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str, str, int]]
 ) -> None:
-    """Whatever happens between. There is one clock, and nobody else writes: so nothing may be taken for a conflict."""
+    """Whatever happens between. There is one clock: where nobody else writes, nothing may be taken for a conflict."""
     directory = tmp_path_factory.mktemp("history")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(upload_state, "CLOCKS_APART_SECONDS", 0.0)
