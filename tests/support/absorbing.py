@@ -146,7 +146,9 @@ class Client:
 
 
 def _startable(book: Book) -> list[PendingObject]:
-    return [one for slot in book.slots() for one in book.startable(slot, 0, 1)]
+    """What waits neither for a person nor for something that does."""
+    found = [one for slot in book.slots() for one in book.startable(slot, 0, 1000)]
+    return [one for one in found if (first := book.earliest(one.key)) is not None and first.sequence == one.sequence]
 
 
 def with_client(

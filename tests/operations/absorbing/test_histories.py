@@ -257,11 +257,14 @@ class History:
     async def _give_up_conflicts(self, client: Client) -> None:
         """Ours is what was acknowledged last, theirs what is at the origin: somebody decides for theirs."""
         stored = self.origin.buckets["bucket"].objects
-        for left in client.buffer.look(lambda book: book.waiting(0, 100)):
-            name = left.key.key
-            assert left.state is State.CONFLICT
-            self.may_be[name] = {self.origin.data("bucket", name) if name in stored else None}
-            await client.buffer.journal.change(partial(Book.drop, sequence=left.sequence))
+        while left := client.buffer.look(lambda book: book.waiting(0, 1)):
+            [one] = left
+            assert one.state is State.CONFLICT
+            name = one.key.key
+            self.may_be[name] |= {self.origin.data("bucket", name) if name in stored else None}
+            await client.buffer.journal.change(partial(Book.drop, sequence=one.sequence))
+            await client.flush_startable()
+            self._check_theirs()
 
 
 def _is_conflict(answer: Got) -> bool:
