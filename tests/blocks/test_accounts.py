@@ -230,7 +230,7 @@ class Accounts(RuleBasedStateMachine):
 
 
 TestAccounts = Accounts.TestCase
-TestAccounts.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestAccounts.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
 
 
 def test_a_block_that_never_fits_evicts_nothing(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ class ClaimsOfThree(RuleBasedStateMachine):
 
 
 TestClaims = ClaimsOfThree.TestCase
-TestClaims.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestClaims.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.timeout(20)

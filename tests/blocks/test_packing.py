@@ -272,7 +272,7 @@ class Packing(RuleBasedStateMachine):
 
 
 TestPacking = Packing.TestCase
-TestPacking.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+TestPacking.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
 
 
 def test_blocks_of_an_open_segment_are_read_while_it_grows(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_partly_cached_range_fetches_only_what_is_missing(tmp_path: Path) -> N
 
 
 @given(data=st.data(), size=st.integers(1, 5 * BLOCK))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_range_gives_exactly_its_bytes(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, size: int
 ) -> None:

@@ -149,7 +149,7 @@ def test_bodies_come_over_one_connection_after_another() -> None:
     play(answer(BODY), scenario)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     size=st.integers(1, 700 * KIB),
     buffer=st.sampled_from([1000, 64 * KIB, 256 * KIB]),

@@ -103,7 +103,7 @@ class Leases(RuleBasedStateMachine):
 
 
 TestLeases = Leases.TestCase
-TestLeases.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestLeases.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 def settled(demands: dict[str, list[float]], book: LeaseBook, now: float, rounds: int = 30) -> dict[str, list[float]]:

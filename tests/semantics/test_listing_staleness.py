@@ -25,7 +25,7 @@ from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
 
-EXAMPLES = int(os.environ.get("FOREBAY_LISTING_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("FOREBAY_LISTING_EXAMPLES", "20"))
 TTL_SECONDS = 20.0
 SLOT = Slot("t", Prefix.parse("s3://bucket/"), "read-write", "ttl", TTL_SECONDS)
 KEYS = ["a", "d/1", "d/2", "d/e/1", "z"]

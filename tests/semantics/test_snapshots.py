@@ -472,7 +472,7 @@ QUERIES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(model.KEYS, st.lists(QUERIES, min_size=1, max_size=6))
 def test_3_13_every_answer_to_list_is_the_origins_of_then(
     tmp_path_factory: pytest.TempPathFactory, keys: set[str], queries: list[dict[str, str]]

@@ -33,7 +33,7 @@ from tests.support.asgi import Answer, call
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
 
-EXAMPLES = int(os.environ.get("FOREBAY_STALENESS_EXAMPLES", "30"))
+EXAMPLES = int(os.environ.get("FOREBAY_STALENESS_EXAMPLES", "15"))
 
 TTL_SECONDS, SHORT_SECONDS, NEGATIVE_SECONDS = 20.0, 7.0, 5.0
 SLOTS = [

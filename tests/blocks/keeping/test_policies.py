@@ -148,7 +148,7 @@ def test_what_fits_is_never_evicted() -> None:
 READS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 59)), max_size=300)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(st.sampled_from(Eviction), READS, st.integers(4, 40), st.integers(1, 4), st.integers(1, 3))
 def test_books_are_exact(
     eviction: Eviction, reads: list[tuple[int, int]], capacity: int, blocks_per_file: int, workers: int

@@ -66,7 +66,7 @@ def there(origin: MemoryOrigin) -> list[str]:
     return [key.decode() for key in origin.buckets[BUCKET].sorted_keys]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(KEYS, st.integers(1, 4))
 def test_a_crawl_makes_the_index_complete(keys: set[str], page: int) -> None:
     """Whatever the keys are, none and one included: LIST needs no origin any more, and lists what is there."""
@@ -328,7 +328,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(KEYS, STEPS)
 def test_no_crawl_takes_back_an_own_write(keys: set[str], steps: list[tuple[str, bytes | None] | int]) -> None:
     """Whenever its pages were asked for, and whenever they come: what the index tells by itself is what was written.

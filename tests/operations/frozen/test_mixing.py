@@ -73,7 +73,7 @@ def mixed(slots: Slots, origin: set[bytes], frozen: set[bytes], wanted: Wanted) 
     return asyncio.run(fill())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(SLOTS, KEYS, KEYS, WANTED)
 @example({"a/b": True}, {b"a/c"}, set(), Wanted(b"", b"/"))
 @example({"a/b": True}, {b"a/b"}, set(), Wanted(b"", b"/"))
@@ -98,7 +98,7 @@ def test_every_page_is_as_if_all_lay_in_one_bucket(
     assert wanted.limit == 0 or seen == everything
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(SLOTS, model.KEY.map(str.encode))
 def test_every_place_belongs_to_the_part_of_its_slot(prefixes: dict[str, bool], key: bytes) -> None:
     """The parts follow each other without a gap, and say of each key what the slots say."""
@@ -111,7 +111,7 @@ def test_every_place_belongs_to_the_part_of_its_slot(prefixes: dict[str, bool], 
     assert part.slot == (slot if slot.consistency == "snapshot" else None)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(model.KEY.map(str.encode), st.sampled_from([behind, behind_all, bytes]))
 def test_the_origin_is_asked_from_before_a_place(key: bytes, place_of: object) -> None:
     """Never from behind it, which would leave something out; and from the key itself where the place is behind one."""
