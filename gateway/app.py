@@ -13,7 +13,7 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.closed import Blocks, ClosedCache
 from gateway.blocks.scrubbing import Scrubber, ScrubSettings
 from gateway.blocks.settings import BlockSettings
-from gateway.buffering import Flushing, Surroundings, is_needed, opened_buffer
+from gateway.buffering import Bounding, Flushing, Surroundings, is_needed, opened_buffer
 from gateway.clock import Clock, SystemClock
 from gateway.config import Settings
 from gateway.counting import WorkerMetrics
@@ -124,7 +124,7 @@ async def s3_application(
     async with (
         _node(settings, instance_id=instance_id, lease_end=lease_end) as node,
         _no_directory(node) if closed else _directory(settings, node, worker) as (blocks, catalog),
-        nullcontext() if closed else opened_buffer(settings, worker) as buffer,
+        nullcontext() if closed else opened_buffer(settings, worker, _bounding(node), blocks) as buffer,
     ):
         answers = SmallAnswers(
             settings.cache.directory / "catalog" / ANSWERS,
@@ -194,7 +194,7 @@ async def upkeep(settings: Settings, *, instance_id: str, lease_end: socket | No
     async with (
         _node(settings, instance_id=instance_id, lease_end=lease_end) as node,
         _directory(settings, node, BACKGROUND_WORKER) as (blocks, catalog),
-        opened_buffer(settings, BACKGROUND_WORKER) as buffer,
+        opened_buffer(settings, BACKGROUND_WORKER, _bounding(node), blocks) as buffer,
     ):
         library = await asyncio.to_thread(Library, settings.cache.directory / SNAPSHOTS)
         tools = Tools(
@@ -207,12 +207,16 @@ async def upkeep(settings: Settings, *, instance_id: str, lease_end: socket | No
             events = OriginEvents(catalog, blocks, node.slots)
             desk = SnapshotDesk(tools, jobs)
             around = Surroundings(node.origin, catalog, blocks, node.slots, node.clock, Teller(node.metrics.writeback))
-            flushing = Flushing(buffer, around) if buffer is not None else None
+            flushing = Flushing(buffer, around, node.metrics.writeback) if buffer is not None else None
             yield Upkeep(jobs, events, indexes, blocks, _scrubber(settings, blocks), desk, flushing)
         finally:
             await indexes.close()
             await jobs.close()
             await asyncio.to_thread(library.shut)
+
+
+def _bounding(node: _Node) -> Bounding:
+    return Bounding(node.slots, node.clock, node.metrics.writeback)
 
 
 def _index_plans(settings: Settings) -> list[IndexPlan]:
@@ -304,6 +308,10 @@ def _slots(settings: Settings) -> Slots:
             slot.kept_object_bytes_max,
             slot.snapshot or "",
             slot.write,
+            slot.buffer_bytes,
+            slot.buffer_full,
+            slot.exposure_bytes_max,
+            slot.exposure_age_seconds_max,
         )
         for slot in settings.slots
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
+from gateway.blocks.closed import Blocks
 from gateway.clock import Clock
 from gateway.config import Settings
 from gateway.errors import BufferUnavailable, StoreUnavailable
@@ -16,11 +17,16 @@ from gateway.metadata.catalog import Catalog
 from gateway.operations.absorbing.publishing import Publisher
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slots
+from gateway.writeback.bounds import BoundsObserver
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.early_parts import EarlyParts
+from gateway.writeback.exposure import Exposure, ExposureObserver
 from gateway.writeback.flush import FlushObserver, Tools
 from gateway.writeback.flush_requests import FlushRequests
 from gateway.writeback.flusher import Flusher
+
+BALLAST_SECONDS = 10.0
+"""How often room is set aside again that was given up."""
 
 
 def buffer_directory(settings: Settings) -> Path:
@@ -33,9 +39,20 @@ def is_needed(settings: Settings) -> bool:
     return any(slot.write == "back" for slot in settings.slots) or buffer_directory(settings).exists()
 
 
+@dataclass(frozen=True, slots=True)
+class Bounding:
+    """What the bounds of a buffer are taken from, and told to."""
+
+    slots: Slots
+    clock: Clock
+    observer: BoundsObserver
+
+
 @asynccontextmanager
-async def opened_buffer(settings: Settings, worker: int) -> AsyncIterator[WritebackBuffer | None]:
-    """The buffer, as worker slot `worker` uses it; None where none is needed.
+async def opened_buffer(
+    settings: Settings, worker: int, bounding: Bounding, blocks: Blocks
+) -> AsyncIterator[WritebackBuffer | None]:
+    """The buffer, as worker slot `worker` uses it; None where none is needed. `blocks` leave room for it.
 
     StartupError for one that this version does not read, StoreUnavailable when the disk under it fails.
     """
@@ -43,9 +60,13 @@ async def opened_buffer(settings: Settings, worker: int) -> AsyncIterator[Writeb
         yield None
         return
     try:
-        buffer = await WritebackBuffer.open(buffer_directory(settings), worker)
+        buffer = await WritebackBuffer.open(
+            buffer_directory(settings), worker, bounding.slots, clock=bounding.clock, observer=bounding.observer
+        )
     except BufferUnavailable as error:
         raise StoreUnavailable(str(error)) from error
+    if isinstance(blocks, BlockCache) and any(slot.write == "back" for slot in bounding.slots):
+        blocks.keep_free(buffer.bounds.unused_bytes)
     try:
         yield buffer
     finally:
@@ -67,16 +88,25 @@ class Surroundings:
 class Flushing:
     """What takes the buffer's content to the origin; in one process of a gateway."""
 
-    def __init__(self, buffer: WritebackBuffer, around: Surroundings) -> None:
+    def __init__(self, buffer: WritebackBuffer, around: Surroundings, exposed: ExposureObserver) -> None:
         publisher = Publisher(around.catalog, around.blocks, around.slots, buffer.staging)
         requests = FlushRequests(around.origin, buffer.staging, buffer.threads)
         tools = Tools(buffer.journal, requests, publisher, around.observer)
         self.buffer = buffer
+        self._clock = around.clock
         self.flusher = Flusher(tools, around.clock)
         self._early_parts = EarlyParts(tools, around.clock)
+        self._exposure = Exposure(buffer.bounds, around.clock, exposed)
 
     async def run(self) -> None:
         """For ever. What is under way when this is cancelled is found out by the next one."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.flusher.run())
             group.create_task(self._early_parts.run())
+            group.create_task(self._exposure.run())
+            group.create_task(self._keep_ballast())
+
+    async def _keep_ballast(self) -> None:
+        while True:
+            await self.buffer.keep_ballast()
+            await self._clock.sleep(BALLAST_SECONDS)

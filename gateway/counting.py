@@ -51,11 +51,19 @@ from gateway.metrics import (
     SMALL_ANSWER_TROUBLES,
     SMALL_ANSWERS,
     SNAPSHOT_REFUSALS,
+    WRITEBACK_BUFFER_BYTES,
     WRITEBACK_CONFLICTS,
     WRITEBACK_DAMAGED,
     WRITEBACK_FLUSH_FAILURES,
     WRITEBACK_FLUSHED_BYTES,
     WRITEBACK_FLUSHED_OBJECTS,
+    WRITEBACK_OLDEST_SECONDS,
+    WRITEBACK_PACED_SECONDS,
+    WRITEBACK_PENDING_BYTES,
+    WRITEBACK_PENDING_OBJECTS,
+    WRITEBACK_SLOWED_DOWN,
+    WRITEBACK_THROUGH,
+    WRITEBACK_USED_BYTES,
 )
 
 
@@ -169,8 +177,28 @@ class IndexMetrics:
         INDEX_KNOWN_SINCE.set(known_since or 0.0, slot)
 
 
+class SlotExposure(Protocol):
+    """What only this node has of one slot (`writeback.exposure.SlotExposure`)."""
+
+    @property
+    def buffer_bytes(self) -> int: ...
+
+    @property
+    def used_bytes(self) -> int: ...
+
+    @property
+    def pending_bytes(self) -> int: ...
+
+    @property
+    def pending_objects(self) -> int: ...
+
+    @property
+    def oldest_seconds(self) -> float: ...
+
+
 class WritebackMetrics:
-    """Counts what becomes of acknowledged writes (the methods of `writeback.telling.FlushCounters`)."""
+    """Counts what becomes of acknowledged writes (the methods of `writeback.telling.FlushCounters`,
+    `writeback.bounds.BoundsObserver` and `writeback.exposure.ExposureObserver`)."""
 
     def flushed(self, slot: str, size_bytes: int) -> None:
         WRITEBACK_FLUSHED_OBJECTS.add(1, slot)
@@ -184,6 +212,22 @@ class WritebackMetrics:
 
     def flush_damaged(self, slot: str) -> None:
         WRITEBACK_DAMAGED.add(1, slot)
+
+    def went_through(self, slot: str, reason: str) -> None:
+        WRITEBACK_THROUGH.add(1, slot, reason)
+
+    def slowed_down(self, slot: str) -> None:
+        WRITEBACK_SLOWED_DOWN.add(1, slot)
+
+    def paced(self, slot: str, seconds: float) -> None:
+        WRITEBACK_PACED_SECONDS.add(seconds, slot)
+
+    def exposed(self, slot: str, exposure: SlotExposure) -> None:
+        WRITEBACK_BUFFER_BYTES.set(exposure.buffer_bytes, slot)
+        WRITEBACK_USED_BYTES.set(exposure.used_bytes, slot)
+        WRITEBACK_PENDING_BYTES.set(exposure.pending_bytes, slot)
+        WRITEBACK_PENDING_OBJECTS.set(exposure.pending_objects, slot)
+        WRITEBACK_OLDEST_SECONDS.set(exposure.oldest_seconds, slot)
 
 
 class SmallAnswerMetrics:

@@ -16,6 +16,7 @@ ForebayError
 │   └── SnapshotUnusable       it is damaged, of another version, or not of the prefix; left as it is
 ├── WritebackError
 │   ├── BufferUnavailable      the write-back buffer cannot take or give bytes now: nothing was acknowledged
+│   │   └── BufferRefused          … nor written down: what lies there for it may go
 │   └── BufferDamaged          what lies in the write-back buffer is not what was acknowledged: kept, never sent on
 └── BlockError
     ├── BlockDamaged           a block's bytes are not what was written; it is dropped and counts as a miss
@@ -108,6 +109,10 @@ class WritebackError(ForebayError):
 
 class BufferUnavailable(WritebackError):
     """The buffer's directory or journal cannot take or give bytes now (ENOSPC, EIO): nothing was acknowledged."""
+
+
+class BufferRefused(BufferUnavailable):
+    """It is certain that nothing was written down: what lies there for it may go."""
 
 
 class BufferDamaged(WritebackError):

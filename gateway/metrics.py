@@ -225,6 +225,60 @@ WRITEBACK_DAMAGED = Counter(
     ("slot",),
     "Writes found to lie here otherwise than they were acknowledged; they are kept, and not sent.",
 )
+WRITEBACK_BUFFER_BYTES = Gauge(
+    "forebay_writeback_buffer_bytes", "bytes", ("slot",), "What the slot's buffer may hold: `buffer`.", latest=True
+)
+WRITEBACK_USED_BYTES = Gauge(
+    "forebay_writeback_buffer_used_bytes",
+    "bytes",
+    ("slot",),
+    "What the slot's buffer holds: pending bytes, and room taken for bodies that are arriving.",
+    latest=True,
+)
+WRITEBACK_PENDING_BYTES = Gauge(
+    "forebay_writeback_pending_bytes",
+    "bytes",
+    ("slot",),
+    "Acknowledged bytes that would be lost with this node: of objects that the origin does not have yet, conflicts "
+    "included, and of parts of open uploads. What copies share counts once.",
+    latest=True,
+)
+WRITEBACK_PENDING_OBJECTS = Gauge(
+    "forebay_writeback_pending_objects",
+    "objects",
+    ("slot",),
+    "Objects and deletions that were acknowledged and have not reached the origin, conflicts included.",
+    latest=True,
+)
+WRITEBACK_OLDEST_SECONDS = Gauge(
+    "forebay_writeback_oldest_age_seconds",
+    "seconds",
+    ("slot",),
+    "How long ago the oldest write was acknowledged that is on its way to the origin; 0: there is none. Conflicts, "
+    "which wait for a person, do not count.",
+    latest=True,
+)
+WRITEBACK_THROUGH = Counter(
+    "forebay_writeback_through_total",
+    "writes",
+    ("slot", "reason"),
+    "PutObject, UploadPart, CreateMultipartUpload and CopyObject that were not absorbed because of a bound, and went "
+    "to the origin. reason: full, size (larger than the whole buffer), exposure-bytes, exposure-age, disk (the file "
+    "system has no room, or has just failed).",
+)
+WRITEBACK_SLOWED_DOWN = Counter(
+    "forebay_writeback_slow_down_total",
+    "writes",
+    ("slot",),
+    "Writes that were answered 503 SlowDown because the buffer had no room for them.",
+)
+WRITEBACK_PACED_SECONDS = Counter(
+    "forebay_writeback_paced_seconds_total",
+    "seconds",
+    ("slot",),
+    "Time that acknowledgements were held back because the buffer filled faster than it was flushed, summed over all "
+    "that waited side by side.",
+)
 
 SNAPSHOT_REFUSALS = Counter(
     "forebay_snapshot_refusals_total",

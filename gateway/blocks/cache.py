@@ -7,7 +7,7 @@ reader's `body` gives the bytes. Several processes may have one directory open, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 import lmdb
@@ -212,6 +212,10 @@ class BlockCache:
         blocks, evicted = await tools.threads.index(tools.directory.adopt, adoption)
         evicted.tell(tools.observer)
         return blocks
+
+    def keep_free(self, rights_of_others: Callable[[], int]) -> None:
+        """Have fills leave room on the disk for so many bytes, asked again from time to time, on the event loop."""
+        self._upkeep.keep_free(rights_of_others)
 
     async def invalidate(self, key: ObjectKey) -> None:
         """Drop the blocks of every version of an object that was overwritten or deleted.

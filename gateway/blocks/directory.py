@@ -21,6 +21,7 @@ from pathlib import Path
 
 from gateway.blocks import layout
 from gateway.blocks.index import BlockIndex
+from gateway.blocks.kept_free import KeptFree
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.observer import CacheObserver
 from gateway.blocks.open_file import OpenFile
@@ -29,7 +30,7 @@ from gateway.blocks.records import BlockRecord, FillHolder, Reservation
 from gateway.blocks.room import Step
 from gateway.blocks.shares import Capacity
 from gateway.blocks.store import BlockStore
-from gateway.errors import NotKept
+from gateway.errors import NotKept, StoreUnavailable
 
 _SECONDS_OF_A_DAY = 86_400
 
@@ -80,6 +81,7 @@ class BlockDirectory:
         self.index = index
         self.capacity = capacity
         self.pins = pins
+        self.kept_free = KeptFree(store.free_bytes, lambda: index.usage().reserved_bytes)
         self._now = now
 
     def begin(
@@ -209,8 +211,9 @@ class BlockDirectory:
 
     def _reserve(self, reservation: Reservation, block_id: bytes | None, succeeds: FillHolder | None) -> Evicted | None:
         tally = _Tally()
+        capacity = self._capacity_for(reservation)
         while True:
-            step = self.index.reserve(reservation, self.capacity, day=self._day(), block_id=block_id, succeeds=succeeds)
+            step = self.index.reserve(reservation, capacity, day=self._day(), block_id=block_id, succeeds=succeeds)
             if step is None:
                 return None
             if succeeds is not None:
@@ -225,6 +228,17 @@ class BlockDirectory:
                     f"no room for {reservation.disk_bytes} bytes of slot {reservation.slot}: "
                     "all there is is being filled, is pinned, or belongs to others",
                 )
+
+    def _capacity_for(self, reservation: Reservation) -> Capacity:
+        """What there is in all, less what others must find free."""
+        try:
+            return self.kept_free.capacity_for(reservation.disk_bytes, self._held_bytes, self.capacity)
+        except OSError as error:
+            raise StoreUnavailable(f"the room on the disk cannot be looked at: {error}") from error
+
+    def _held_bytes(self) -> int:
+        usage = self.index.usage()
+        return usage.used_bytes + usage.reserved_bytes + usage.unsurveyed_bytes
 
     def _bury(self, dead: FillHolder) -> None:
         """Remove the file of a dead leader, whose room is ours now."""

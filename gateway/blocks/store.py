@@ -156,6 +156,11 @@ class BlockStore:
         except OSError as error:
             raise StoreUnavailable(f"a file cannot be linked into the block directory: {error}") from error
 
+    def free_bytes(self) -> int:
+        """What the file system has for whoever comes first. OSError."""
+        facts = os.statvfs(self._data)
+        return facts.f_bavail * facts.f_frsize
+
     def try_reading(self) -> None:
         """Have the device give a file of the directory; StoreUnavailable when it does not."""
         try:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from gateway.config.buffers import buffer_problems
 from gateway.config.defaults import aws_endpoint_url
 from gateway.config.entries import SlotSettings
 from gateway.config.fields import valid_endpoint_url
@@ -35,6 +36,7 @@ def check(settings: Settings, environment: Mapping[str, str]) -> list[ConfigErro
         _credentials,
         _slots,
         _indexes,
+        buffer_problems,
     )
     problems = [problem for rule in rules for problem in rule(settings)]
     if any(problem.key == "origin.endpoint_url" for problem in problems):

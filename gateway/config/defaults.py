@@ -4,20 +4,41 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gateway.config.entries import BUFFER_BYTES_MIN, SlotSettings
 from gateway.config.settings import CacheSettings, OriginSettings, Settings
 
 CAPACITY_SHARE = 0.5
 """Of what the file system has free or the cache already holds, where `cache.capacity` is omitted."""
 
+BUFFERS_SHARE = 0.25
+"""Of the cache's capacity, and besides it, for all write-back buffers together, where `buffer` of a slot is omitted."""
+
 
 def complete(settings: Settings, environment: Mapping[str, str]) -> Settings:
     """`settings` with no value omitted any more."""
+    cache = _cache(settings.cache, environment)
     return settings.model_copy(
-        update={"origin": _origin(settings.origin, environment), "cache": _cache(settings.cache, environment)}
+        update={
+            "origin": _origin(settings.origin, environment),
+            "cache": cache,
+            "slots": _with_buffers(settings.slots, cache.capacity_bytes),
+        }
     )
+
+
+def _with_buffers(slots: Sequence[SlotSettings], capacity_bytes: int) -> list[SlotSettings]:
+    """A part for each slot that writes back, whether it says its own or not: what one says changes no other's."""
+    buffers = sum(slot.write == "back" for slot in slots)
+    part_bytes = max(BUFFER_BYTES_MIN, int(capacity_bytes * BUFFERS_SHARE) // max(1, buffers))
+    return [
+        slot.model_copy(update={"buffer_bytes": part_bytes})
+        if slot.write == "back" and slot.buffer_bytes is None
+        else slot
+        for slot in slots
+    ]
 
 
 def _origin(origin: OriginSettings, environment: Mapping[str, str]) -> OriginSettings:
@@ -55,13 +76,14 @@ def _share_of_disk(directory: Path, block_size_bytes: int) -> int:
     least_bytes = 8 * block_size_bytes
     try:
         existing = next(path for path in (directory, *directory.parents) if path.exists())
-        room = shutil.disk_usage(existing).free + _held_bytes(directory)
+        room = shutil.disk_usage(existing).free + held_bytes(directory)
     except OSError:
         return least_bytes  # whoever opens the directory says what is wrong with it
     return max(least_bytes, int(room * CAPACITY_SHARE))
 
 
-def _held_bytes(directory: Path) -> int:
+def held_bytes(directory: Path) -> int:
+    """What the files in a directory take on the disk."""
     held = 0
     for parent, _, names in os.walk(directory):
         for name in names:

@@ -18,6 +18,9 @@ from gateway.config.fields import (
     setting,
 )
 
+BUFFER_BYTES_MIN = 64 * 2**20
+"""A few parts of several uploads at once."""
+
 
 class CredentialSettings(Section):
     """A key pair that callers may sign with, and what it may touch."""
@@ -184,6 +187,36 @@ class SlotSettings(Section):
         "When a write is acknowledged. `through`: when the origin has it. `back`: when this node's disk has it, "
         "synced: the origin gets it in the background.",
         allowed="through or back; back needs cache.persistent = true and mode = read-write",
+    )
+    buffer_bytes: SizeBytes | None = setting(
+        None,
+        "Disk space, besides cache.capacity, for acknowledged writes that the origin does not have yet. Omitted: a "
+        "quarter of cache.capacity, divided by the number of slots with write = back; at least 64MiB.",
+        allowed='at least 64MiB, such as "500GiB"; with write = back, and only then',
+        toml="buffer",
+        ge=BUFFER_BYTES_MIN,
+    )
+    buffer_full: Literal["through", "slow-down"] = setting(
+        "through",
+        "What becomes of writes while the buffer is full. `through`: they are acknowledged when the origin has them. "
+        "`slow-down`: they wait up to 20 seconds for room, then are answered 503 SlowDown.",
+        allowed="through or slow-down; only with write = back",
+    )
+    exposure_bytes_max: SizeBytes | None = setting(
+        None,
+        "While more than this is on this node only, writes go through. Omitted: no limit but the buffer's.",
+        allowed='a size, such as "50GiB"; only with write = back',
+        toml="exposure",
+        gt=0,
+    )
+    exposure_age_seconds_max: DurationSeconds | None = setting(
+        None,
+        "While a write that was acknowledged longer ago than this has not reached the origin, writes go through. "
+        "Omitted: no limit.",
+        allowed="1s to 365d; only with write = back",
+        toml="exposure_age",
+        ge=1,
+        le=365 * 86400,
     )
     keep_last: int | None = setting(
         None, "Checkpoints kept readable on this disk.", allowed="1 to 10000", ge=1, le=10_000

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import SecretStr, ValidationError
 
+from gateway.config.buffers import not_fitting
 from gateway.config.checks import check, not_in_force, not_protected
 from gateway.config.defaults import complete
 from gateway.config.entries import CredentialSettings
@@ -41,7 +42,8 @@ def load_settings(path: Path | None, environment: Mapping[str, str]) -> LoadedSe
     problems = check(settings, environment)
     if problems:
         raise SettingsError(problems)
-    return LoadedSettings(settings, (*warnings, *not_in_force(settings), *not_protected(settings)))
+    told = (*warnings, *not_in_force(settings), *not_protected(settings), *not_fitting(settings))
+    return LoadedSettings(settings, told)
 
 
 def read_document(path: Path) -> dict[str, object]:

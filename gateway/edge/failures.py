@@ -5,6 +5,7 @@ from __future__ import annotations
 import structlog
 
 from gateway.errors import (
+    BufferUnavailable,
     OriginAnswered,
     OriginBodyError,
     OriginUnreachable,
@@ -35,6 +36,9 @@ def _as_s3_error(error: Exception, request_id: str) -> S3Error:
     if isinstance(error, OriginUnreachable):
         _log.warning("origin unreachable", request_id=request_id, reason=str(error))
         return s3_error("ServiceUnavailable", "The origin does not answer. Reduce your request rate, or try again.")
+    if isinstance(error, BufferUnavailable):
+        _log.warning("write-back buffer unavailable", request_id=request_id, reason=str(error))
+        return s3_error("ServiceUnavailable", f"The write-back buffer cannot be used now: {error}")
     if isinstance(error, OriginBodyError):
         _log.warning("origin body refused", request_id=request_id, reason=str(error))
         return s3_error("ServiceUnavailable", "The origin's answer broke off or did not match. Please try again.")

@@ -90,6 +90,11 @@ def is_checksum(name: str) -> bool:
     return name.startswith("x-amz-checksum-")
 
 
+def is_streaming(request: S3Request) -> bool:
+    """Whether the body is aws-chunked. S3Error for what `x-amz-content-sha256` must not say."""
+    return _mode_of(request).streaming
+
+
 def _mode_of(request: S3Request) -> PayloadMode:
     """What `x-amz-content-sha256` says of the body; presigned requests may say it in the query, or not at all."""
     value = request.parameter("X-Amz-Content-Sha256") or request.headers.get("x-amz-content-sha256")

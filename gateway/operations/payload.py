@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 from gateway.operations.exchange import Exchange
-from gateway.operations.incoming import IncomingBody, is_checksum
+from gateway.operations.incoming import PUT_SIZE_BYTES_MAX, IncomingBody, is_checksum, is_streaming
 from gateway.operations.request_body import Sink
 from gateway.origin.client import UNSIGNED_PAYLOAD, StreamedBody
 from gateway.s3.error_codes import s3_error
@@ -37,6 +37,15 @@ class Received:
     length_bytes: int
     md5: bytes
     checksums: Mapping[str, str]
+
+
+def announced_bytes(exchange: Exchange) -> int:
+    """How long the request says that its data is; 0 where receiving it will be refused for what it says."""
+    length_bytes = exchange.body.length_bytes
+    if is_streaming(exchange.request):
+        declared = exchange.request.headers.get("x-amz-decoded-content-length", "")
+        length_bytes = int(declared) if declared.isdecimal() and len(declared) < 20 else 0
+    return length_bytes if length_bytes is not None and length_bytes <= PUT_SIZE_BYTES_MAX else 0
 
 
 async def receive_payload(exchange: Exchange) -> Payload:

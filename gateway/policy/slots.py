@@ -24,6 +24,9 @@ class Slot:
     `eviction` says which blocks leave first; of objects larger than `kept_object_bytes_max` none are kept.
 
     `write` says when a write is acknowledged: `through`, when the origin has it; `back`, when this node's disk has.
+    Then writes take at most `buffer_bytes` of the disk until the origin has them (None: what there is); `buffer_full`
+    says what becomes of those for which there is no room. While this node alone has more than `exposure_bytes_max`, or
+    something for longer than `exposure_age_seconds_max`, writes go through.
     """
 
     name: str
@@ -40,6 +43,10 @@ class Slot:
     kept_object_bytes_max: int | None = None
     snapshot: str = ""
     write: Literal["through", "back"] = "through"
+    buffer_bytes: int | None = None
+    buffer_full: Literal["through", "slow-down"] = "through"
+    exposure_bytes_max: int | None = None
+    exposure_age_seconds_max: float | None = None
 
 
 DEFAULT_SLOT = Slot("default", Prefix(""))

@@ -58,10 +58,11 @@ class Book(ObjectRows):
 
     def put_part(self, upload_id: str, part: Part) -> bool:
         """Store a part, in place of one of the same number; False when there is no such upload (any more)."""
-        if self.upload(upload_id) is None:
+        upload = self.upload(upload_id)
+        if upload is None:
             return False
         replaced = self._row("SELECT file FROM parts WHERE upload_id = ? AND number = ?", upload_id, part.number)
-        self._put_file(part.file)
+        self._put_file(part.file, upload.fixed.slot)
         place = ("parts", upload_id, part.number)
         self._rows.execute(
             "INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?)",

@@ -3,6 +3,8 @@
     <directory>/FORMAT      "forebay writeback 1"
     <directory>/journal     what was acknowledged (schema.py); with SQLite's -wal and -shm beside it
     <directory>/presence    where anything is pending (presence.py)
+    <directory>/ballast     room for the journal on a full disk (ballast.py)
+    <directory>/arriving    what bodies that are arriving will take (reservations.py)
     <directory>/staged/     the bytes (staging.py)
 
 A write is acknowledged in this order: the bytes are verified, its file is synced, the file's directory is synced, the
@@ -12,16 +14,25 @@ journal is committed. Nothing before the last step is visible to anybody, and wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
 
+from gateway.clock import Clock, SystemClock
+from gateway.errors import BufferRefused, BufferUnavailable
 from gateway.objects import ByteRange, ObjectKey
+from gateway.policy.slots import Slot
+from gateway.writeback.ballast import Ballast
 from gateway.writeback.book import Book
+from gateway.writeback.bounds import Bounds, BoundsObserver, Shared, SilentBoundsObserver
+from gateway.writeback.disk_room import DiskRoom
 from gateway.writeback.journal import Journal
-from gateway.writeback.opening import prepare
+from gateway.writeback.opening import ARRIVING, prepare
 from gateway.writeback.reading import PendingReader
 from gateway.writeback.records import Ended, OwnDoing, Part, PendingObject, Upload
+from gateway.writeback.reservations import Reservations
 from gateway.writeback.staged_file import StagedFile, StagedWriter
 from gateway.writeback.staging import Staging
 from gateway.writeback.threads import BufferThreads
@@ -34,28 +45,48 @@ R = TypeVar("R")
 class WritebackBuffer:
     """Of one process. What changes something is durable when it returns; BufferUnavailable when it may not be."""
 
-    def __init__(self, journal: Journal, staging: Staging, threads: BufferThreads) -> None:
-        self.journal = journal
-        self.staging = staging
+    def __init__(self, files: _Files, threads: BufferThreads, bounds: Bounds) -> None:
+        self.journal = files.journal
+        self.staging = files.staging
         self.threads = threads
-        self._reader = PendingReader(staging, threads)
+        self.bounds = bounds
+        self._reservations = files.reservations
+        self._ballast = files.ballast
+        self._reader = PendingReader(self.staging, threads)
 
     @classmethod
-    async def open(cls, directory: Path, worker: int) -> Self:
+    async def open(
+        cls,
+        directory: Path,
+        worker: int,
+        slots: Iterable[Slot] = (),
+        *,
+        clock: Clock | None = None,
+        observer: BoundsObserver | None = None,
+    ) -> Self:
         """Open, or create, as worker slot `worker`, whose process before this one is dead.
 
+        Those of `slots` that write back are bounded by what they say, in all processes that are given the same.
         StartupError for a directory of another version, which stays as it is; BufferUnavailable when the disk fails.
         """
+        bounded = [slot for slot in slots if slot.write == "back"]
         threads = BufferThreads(THREADS)
         try:
-            journal, staging = await threads.run(_open, directory, worker)
+            files = await threads.run(_open, directory, worker, [slot.name for slot in bounded])
         except BaseException:
             threads.shut_down()
             raise
-        return cls(journal, staging, threads)
+        shared = Shared(files.journal, files.reservations, DiskRoom(directory), clock or SystemClock())
+        return cls(files, threads, Bounds(bounded, shared, observer or SilentBoundsObserver()))
+
+    async def keep_ballast(self) -> None:
+        """Have this process write down what leaves the buffer even on a full disk. Again from time to time."""
+        self.journal.make_room = self._ballast.give_up
+        await self.threads.run(self._ballast.keep)
 
     async def close(self) -> None:
         """Finish what was begun, and close."""
+        await self.bounds.close()
         await asyncio.to_thread(self._close)
 
     # What is pending
@@ -81,21 +112,25 @@ class WritebackBuffer:
 
     async def stage(self) -> StagedWriter:
         """A new file for a body: write to it on any one thread at a time, then `seal` or `discard` it."""
-        return await self.threads.run(self.staging.create)
+        with self._watching_the_disk():
+            return await self.threads.run(self.staging.create)
 
     async def seal(self, writer: StagedWriter, md5: bytes) -> StagedFile:
         """Have a body survive a power cut; when it cannot, it is gone."""
-        return await self.threads.run(self.staging.seal, writer, md5)
+        with self._watching_the_disk():
+            return await self.threads.run(self.staging.seal, writer, md5)
 
     async def discard(self, writer: StagedWriter) -> None:
         """Throw a body away that is not sealed."""
         await self.threads.run(self.staging.discard, writer)
 
-    # Acknowledged by these. After BufferUnavailable it may be so all the same: nothing may be thrown away.
+    # Acknowledged by these. After BufferUnavailable it may be so all the same: nothing may be thrown away, but what
+    # BufferRefused was raised for.
 
     async def acknowledge(self, pending: PendingObject) -> PendingObject:
         """An object, or a tombstone, is the key's last state now."""
-        return await self.journal.change(lambda book: book.put(pending))
+        async with self._or_refused(pending.parts):
+            return await self.journal.change(lambda book: book.put(pending))
 
     async def acknowledge_sharing(self, pending: PendingObject) -> bool:
         """The same for an object made of files of others; False when one of them has gone meanwhile."""
@@ -114,14 +149,20 @@ class WritebackBuffer:
 
     async def put_part(self, upload_id: str, part: Part) -> bool:
         """UploadPart; False when there is no such upload: then its file is gone."""
-        stored = await self.journal.change(lambda book: book.put_part(upload_id, part))
+        async with self._or_refused([part]):
+            stored = await self.journal.change(lambda book: book.put_part(upload_id, part))
         if not stored:
-            await self.threads.run(self.staging.remove, part.file.name)
+            await self._remove([part])
         return stored
 
-    async def complete(self, pending: PendingObject, ended: Ended) -> PendingObject:
-        """CompleteMultipartUpload with the chosen parts."""
-        return await self.journal.change(lambda book: book.complete(pending, ended))
+    async def complete(self, pending: PendingObject, ended: Ended) -> PendingObject | None:
+        """CompleteMultipartUpload with the chosen parts; None when one of them was replaced meanwhile."""
+
+        def put(book: Book) -> PendingObject | None:
+            known = all(book.knows_file(part.file.name) for part in pending.parts)
+            return book.complete(pending, ended) if known else None
+
+        return await self.journal.change(put)
 
     async def completed_at_origin(self, ended: Ended) -> None:
         """CompleteMultipartUpload that the origin has carried out."""
@@ -137,18 +178,54 @@ class WritebackBuffer:
 
     async def did(self, key: ObjectKey, own: OwnDoing) -> None:
         """This gateway has changed a key at the origin, past the buffer."""
-        await self.journal.change(lambda book: book.did(key, own))
+        with self._watching_the_disk():
+            await self.journal.change(lambda book: book.did(key, own))
 
     async def abort(self, ended: Ended) -> None:
         """AbortMultipartUpload."""
         await self.journal.change(lambda book: book.abort(ended))
 
+    @contextmanager
+    def _watching_the_disk(self) -> Iterator[None]:
+        """Have the bounds know when it takes nothing."""
+        try:
+            yield
+        except BufferUnavailable as error:
+            self.bounds.trouble(error)
+            raise
+
+    @asynccontextmanager
+    async def _or_refused(self, parts: Sequence[Part]) -> AsyncIterator[None]:
+        """The files of new parts go where it is certain that the journal does not name them."""
+        with self._watching_the_disk():
+            try:
+                yield
+            except BufferRefused:
+                await self._remove(parts)
+                raise
+
+    async def _remove(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            if part.file.is_here:
+                await self.threads.run(self.staging.remove, part.file.name)
+
     def _close(self) -> None:
         self.threads.shut_down()
         self.journal.close()
+        self._reservations.close()
 
 
-def _open(directory: Path, worker: int) -> tuple[Journal, Staging]:
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What one process has open in the directory."""
+
+    journal: Journal
+    staging: Staging
+    reservations: Reservations
+    ballast: Ballast
+
+
+def _open(directory: Path, worker: int, slots: Sequence[str]) -> _Files:
     prepare(directory)
     staging = Staging(directory, worker)
     staging.prepare()
@@ -159,4 +236,8 @@ def _open(directory: Path, worker: int) -> tuple[Journal, Staging]:
 
     journal = Journal(directory, remove)
     staging.sweep(journal.knows_file, worker)
-    return journal, staging
+    try:
+        return _Files(journal, staging, Reservations(directory / ARRIVING, worker, slots), Ballast(directory))
+    except OSError as error:
+        journal.close()
+        raise BufferUnavailable(f"the write-back buffer {directory} cannot be used: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.errors import BufferDamaged
 from gateway.objects import ObjectKey
 from gateway.writeback.records import Base, Ended, Fixed, Orphan, OwnDoing, Part, PendingObject, Profile, State, Upload
 from gateway.writeback.rows import Place, pack, unpack
@@ -41,11 +42,18 @@ def pack_part(place: Place, part: Part) -> bytes:
         "checksums": dict(part.checksums),
         "origin_etag": part.origin_etag,
     }
+    if not part.file.is_here:
+        record |= {"size": part.file.size_bytes, "md5": part.file.md5.hex()}
     return pack(place, record)
 
 
-def unpack_part(place: Place, number: int, packed: bytes, file: StagedFile) -> Part:
+def unpack_part(place: Place, number: int, packed: bytes, file: StagedFile | None) -> Part:
+    """`file` None: only the origin has the part, or the row of its file is missing, which is BufferDamaged."""
     record, _ = unpack(place, packed)
+    if file is None and record["file"]:
+        raise BufferDamaged(f"the journal's row {place!r} names a file that it does not know")
+    if file is None:
+        file = StagedFile("", record["size"], bytes.fromhex(record["md5"]), b"")
     return Part(number, file, record["stored"], record["checksums"], record["origin_etag"])
 
 

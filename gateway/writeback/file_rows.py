@@ -27,17 +27,14 @@ class FileRows:
         row = self._row("SELECT record FROM files WHERE name = ?", name)
         return codec.unpack_file(name, row[0]) if row else None
 
-    def staged_bytes(self) -> int:
-        """What all files take that something refers to."""
-        return sum(
-            codec.unpack_file(name, record).size_bytes for name, record in self._rows.execute("SELECT * FROM files")
-        )
-
-    def _put_file(self, file: StagedFile) -> None:
-        self._rows.execute("INSERT OR IGNORE INTO files VALUES (?, ?)", (file.name, codec.pack_file(file)))
+    def _put_file(self, file: StagedFile, slot: str) -> None:
+        """On a slot's account, where it is not on another's already; what only the origin has is on nobody's."""
+        if file.is_here:
+            row = (file.name, slot, file.size_bytes, codec.pack_file(file))
+            self._rows.execute("INSERT INTO files VALUES (?, ?, ?, ?) ON CONFLICT (name) DO NOTHING", row)
 
     def _free(self, names: Iterable[str]) -> None:
-        for name in names:
+        for name in filter(None, names):
             if self._row(
                 "SELECT 1 FROM parts WHERE file = ? UNION ALL SELECT 1 FROM pieces WHERE file = ?", name, name
             ):
@@ -51,12 +48,13 @@ class FileRows:
 
     def _parts_of(self, table: str, column: str, value: str | int, after: int) -> Iterator[Part]:
         found = self._rows.execute(
-            f"SELECT number, {table}.record, name, files.record FROM {table} JOIN files ON file = name "  # noqa: S608
-            f"WHERE {column} = ? AND number > ? ORDER BY number",
+            f"SELECT number, {table}.record, name, files.record FROM {table} "  # noqa: S608
+            f"LEFT JOIN files ON file = name WHERE {column} = ? AND number > ? ORDER BY number",
             (value, after),
         )
         for number, record, name, file in found:
-            yield codec.unpack_part((table, value, number), number, record, codec.unpack_file(name, file))
+            staged = codec.unpack_file(name, file) if name is not None else None
+            yield codec.unpack_part((table, value, number), number, record, staged)
 
     def _row(self, query: str, *values: str | int | bytes) -> tuple[Any, ...] | None:
         row: tuple[Any, ...] | None = self._rows.execute(query, values).fetchone()

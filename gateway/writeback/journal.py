@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gateway.errors import BufferUnavailable
+from gateway.errors import BufferRefused, BufferUnavailable
 from gateway.objects import ObjectKey
 from gateway.writeback.book import Book
 from gateway.writeback.presence import Presence
@@ -29,7 +29,7 @@ R = TypeVar("R")
 CHANGES_PER_COMMIT_MAX = 256
 
 _PASSING = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL})
-"""What nothing is lost by: the next commit may be believed."""
+"""What nothing is lost by: the transaction was rolled back, and the next commit may be believed."""
 
 _Waiting = tuple[Callable[[Book], Any], "Future[Any]"]
 
@@ -50,7 +50,9 @@ class Journal:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="writeback-journal")
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
-        self._failure: BufferUnavailable | None = None
+        self._failure: BufferRefused | None = None
+        self.make_room: Callable[[], bool] = lambda: False
+        """Asked when the disk is full: whether it is worth trying again."""
 
     # Reads
 
@@ -78,7 +80,7 @@ class Journal:
     async def change(self, step: Callable[[Book], R]) -> R:
         """Carry out a change; it is durable when this returns. BufferUnavailable when it may not be.
 
-        After BufferUnavailable it may have happened all the same: files that it named must stay.
+        After that it may have happened all the same: files that it named must stay; not so after BufferRefused.
         """
         future: Future[R] = Future()
         with self._lock:
@@ -93,6 +95,7 @@ class Journal:
         self._writer.execute("BEGIN IMMEDIATE")
         book = Book(self._writer, self._presence)
         book.forget_ended(now)
+        book.recount()
         self._writer.execute("COMMIT")
         self._tidy()
         return self.read(lambda book: book.counts())
@@ -113,9 +116,8 @@ class Journal:
             batch, self._waiting = self._waiting[:CHANGES_PER_COMMIT_MAX], self._waiting[CHANGES_PER_COMMIT_MAX:]
             if self._waiting:
                 self._thread.submit(self._commit_waiting)
-        book = Book(self._writer, self._presence)
         try:
-            outcomes = self._commit(book, batch)
+            book, outcomes = self._commit_with_room(batch)
         except (sqlite3.Error, BufferUnavailable) as error:
             failure = self._failed(error)
             for _, future in batch:
@@ -125,6 +127,16 @@ class Journal:
             self._freed(book.freed)
         for (_, future), tell in zip(batch, outcomes, strict=True):
             tell(future)
+
+    def _commit_with_room(self, batch: list[_Waiting]) -> tuple[Book, list[Callable[[Future[Any]], None]]]:
+        book = Book(self._writer, self._presence)
+        try:
+            return book, self._commit(book, batch)
+        except sqlite3.Error as error:
+            if _primary_code(error) != sqlite3.SQLITE_FULL or not self.make_room():
+                raise
+        book = Book(self._writer, self._presence)
+        return book, self._commit(book, batch)
 
     def _commit(self, book: Book, batch: list[_Waiting]) -> list[Callable[[Future[Any]], None]]:
         if self._failure is not None:
@@ -159,10 +171,11 @@ class Journal:
     def _failed(self, error: Exception) -> BufferUnavailable:
         if isinstance(error, BufferUnavailable):
             return error
-        failure = BufferUnavailable(f"the write-back journal cannot be written: {error}")
+        passes = _primary_code(error) in _PASSING
+        failure = (BufferRefused if passes else BufferUnavailable)(f"the write-back journal cannot be written: {error}")
         failure.__cause__ = error
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _PASSING:
-            self._failure = failure
+        if not passes:
+            self._failure = BufferRefused(f"the write-back journal takes nothing any more: {error}")
         return failure
 
     def _tidy(self) -> None:
@@ -174,3 +187,9 @@ class Journal:
                 self._writer.execute("ROLLBACK")
         except sqlite3.Error as error:
             raise BufferUnavailable(f"the write-back journal cannot be read: {error}") from error
+
+
+def _primary_code(error: Exception) -> int:
+    """SQLite's, without what says more."""
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF

@@ -168,7 +168,7 @@ class ObjectRows(OriginRows):
         stored = replace(pending, sequence=int(inserted.lastrowid or 0), base=base)
         self.change(stored)
         for part in stored.parts:
-            self._put_file(part.file)
+            self._put_file(part.file, stored.fixed.slot)
             packed = codec.pack_part(("pieces", stored.sequence, part.number), part)
             row = (stored.sequence, part.number, part.file.name, packed)
             self._rows.execute("INSERT INTO pieces VALUES (?, ?, ?, ?)", row)

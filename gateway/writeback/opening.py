@@ -13,6 +13,9 @@ from gateway.writeback.staging import DIRECTORY_MODE, Staging
 
 FORMAT = b"forebay writeback 1\n"
 
+ARRIVING = "arriving"
+"""The file of reservations.py: made anew when nobody has the buffer open."""
+
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
@@ -54,12 +57,20 @@ def recover(directory: Path, now: float) -> Recovered:
         raise StartupError(f"{error}: nothing was changed; keep a copy of {directory} before anything else") from error
     journal = Journal(directory, lambda _: None)
     try:
+        _forget_arriving(directory)
         removed = Staging(directory, 0).sweep(journal.knows_file)
         pending, uploads = journal.recover(now)
         orphans = journal.read(lambda book: len(book.orphans(1)))
     finally:
         journal.close()
     return Recovered(pending, uploads, orphans, removed)
+
+
+def _forget_arriving(directory: Path) -> None:
+    try:
+        (directory / ARRIVING).unlink(missing_ok=True)
+    except OSError as error:
+        raise BufferUnavailable(f"the write-back buffer {directory} cannot be used: {error}") from error
 
 
 def _format(directory: Path) -> bytes | None:

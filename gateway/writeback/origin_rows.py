@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 from gateway.objects import ObjectKey
 from gateway.writeback import codec
-from gateway.writeback.file_rows import FileRows, encoded
+from gateway.writeback.file_rows import encoded
 from gateway.writeback.records import Orphan, OwnDoing, Profile
+from gateway.writeback.usage_rows import UsageRows
 
 OWN_DOING_KEPT_SECONDS = 7 * 24 * 3600.0
 """An upload that was begun longer ago takes what this gateway has written since for somebody else's."""
 
 
-class OriginRows(FileRows):
+class OriginRows(UsageRows):
     """One transaction's view."""
 
     # Buckets.

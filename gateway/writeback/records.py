@@ -64,7 +64,8 @@ class Upload:
 class Part:
     """A part as the client sent it. `checksums` are what it promised of it: algorithm → base64.
 
-    `origin_etag` is set once the origin has these very bytes as this part of the upload.
+    `origin_etag` is set once the origin has these very bytes as this part of the upload. Where there was no room here,
+    it alone has them: then `file` has no name.
     """
 
     number: int

@@ -1,6 +1,7 @@
 """The journal's tables (SQLite), and their version.
 
-    files      a staged file's name → its length, MD5, checksums
+    files      a staged file's name → its length, MD5, checksums; the slot on whose account it is
+    usage      a slot → what its files take, and how many objects and tombstones of it are pending
     uploads    an open upload's id → what Create fixed
     parts      (upload, number) → a part, its file
     objects    a sequence → a pending object or tombstone; its bucket and key
@@ -11,13 +12,15 @@
     origin     a key → what the origin has under it by our own doing, and since when
 
 Keys of objects are blobs of UTF-8, so that they come in S3's order. `place` is the key's place in presence.py;
-`startable` is 0 for what waits for a person, `sent` 1 for parts that the origin has, or need not have yet.
+`startable` is 0 for what waits for a person, `sent` 1 for parts that the origin has, or need not have yet. A part that
+only the origin has names no file (`""`). Triggers keep `usage`: whatever changes files or objects changes it, too.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterator
 from contextlib import suppress
 
 from gateway.errors import StartupError
@@ -30,7 +33,12 @@ _APPLICATION_ID = 0x464F5242
 _FILE_MODE = 0o600
 
 _TABLES = """
-CREATE TABLE files (name TEXT PRIMARY KEY, record BLOB NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE files (
+  name TEXT PRIMARY KEY, slot TEXT NOT NULL, size_bytes INTEGER NOT NULL, record BLOB NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE usage (
+  slot TEXT PRIMARY KEY, staged_bytes INTEGER NOT NULL, objects INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
 CREATE TABLE uploads (
   upload_id TEXT PRIMARY KEY, bucket TEXT NOT NULL, key BLOB NOT NULL, record BLOB NOT NULL
 ) STRICT, WITHOUT ROWID;
@@ -59,6 +67,16 @@ CREATE TABLE origin (
   bucket TEXT NOT NULL, key BLOB NOT NULL, at REAL NOT NULL, record BLOB NOT NULL, PRIMARY KEY (bucket, key)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE orphans (origin_upload_id TEXT PRIMARY KEY, record BLOB NOT NULL) STRICT, WITHOUT ROWID;
+"""
+
+_COUNTED = (("files", "staged_bytes", "size_bytes"), ("objects", "objects", "1"))
+"""A table, the column of `usage` that sums it up, and what a row of it counts for."""
+
+_TRIGGER = """
+CREATE TRIGGER {table}_{event} AFTER {event} ON {table} BEGIN
+  INSERT INTO usage VALUES ({row}.slot, 0, 0) ON CONFLICT (slot) DO NOTHING;
+  UPDATE usage SET {column} = {column} {sign} {amount} WHERE slot = {row}.slot;
+END
 """
 
 
@@ -105,8 +123,17 @@ def prepare(connection: sqlite3.Connection) -> None:
 def _create(connection: sqlite3.Connection) -> None:
     for statement in filter(str.strip, _TABLES.split(";")):
         connection.execute(statement)
+    for statement in _triggers():
+        connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _triggers() -> Iterator[str]:
+    for table, column, of_row in _COUNTED:
+        for event, row, sign in (("INSERT", "new", "+"), ("DELETE", "old", "-")):
+            amount = of_row if of_row.isdecimal() else f"{row}.{of_row}"
+            yield _TRIGGER.format(table=table, event=event, row=row, sign=sign, column=column, amount=amount)
 
 
 def _pragma(connection: sqlite3.Connection, name: str) -> int:

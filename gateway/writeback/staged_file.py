@@ -19,12 +19,20 @@ CHECKSUM_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """What the journal knows of one. `checksums` are 4 bytes little-endian for each chunk of 64 KiB, in order."""
+    """What the journal knows of one. `checksums` are 4 bytes little-endian for each chunk of 64 KiB, in order.
+
+    Without a name: bytes that only the origin has.
+    """
 
     name: str
     size_bytes: int
     md5: bytes
     checksums: bytes
+
+    @property
+    def is_here(self) -> bool:
+        """Whether there is a file."""
+        return bool(self.name)
 
     @property
     def etag(self) -> str:

@@ -152,10 +152,13 @@ def _startable(book: Book) -> list[PendingObject]:
 
 
 def with_client(
-    path: Path, scenario: Callable[[Client], Coroutine[Any, Any, None]], slots: Sequence[Slot] = tuple(SLOTS)
+    path: Path,
+    scenario: Callable[[Client], Coroutine[Any, Any, None]],
+    slots: Sequence[Slot] = tuple(SLOTS),
+    **options: Any,
 ) -> None:
     async def run() -> None:
-        async with gateway_app(path, slots=slots, writeback=True) as gateway:
+        async with gateway_app(path, slots=slots, writeback=True, **options) as gateway:
             await scenario(Client(gateway))
 
     asyncio.run(run())

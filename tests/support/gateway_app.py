@@ -25,6 +25,7 @@ from gateway.origin.client import Origin
 from gateway.origin.memory import MemoryOrigin
 from gateway.policy.grants import EVERYTHING, Grant
 from gateway.policy.slots import Slot, Slots
+from gateway.writeback.bounds import BoundsObserver, SilentBoundsObserver
 from gateway.writeback.buffer import WritebackBuffer
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY
 
@@ -62,6 +63,7 @@ async def gateway_app(
     small_answers_ttl_seconds: float = 60.0,
     writeback: bool = False,
     buffer_closed: bool = False,
+    bounds: BoundsObserver | None = None,
 ) -> AsyncIterator[GatewayApp]:
     """A gateway with one bucket, `bucket`. `through` stands between the gateway and `origin`, where given."""
     clock = clock or SystemClock()
@@ -93,7 +95,10 @@ async def gateway_app(
     )
     library = Library(directory / "snapshots")
     shelf = Shelf(library, slots, clock, SilentSnapshotObserver())
-    buffer = await WritebackBuffer.open(directory / "writeback", worker) if writeback else None
+    buffer: WritebackBuffer | None = None
+    if writeback:
+        bounds = bounds or SilentBoundsObserver()
+        buffer = await WritebackBuffer.open(directory / "writeback", worker, slots, clock=clock, observer=bounds)
     try:
         services = Services(
             front,

@@ -17,6 +17,7 @@ from gateway.writeback.book import ENDED_KEPT_SECONDS, Book
 from gateway.writeback.presence import PLACES, place_of
 from gateway.writeback.records import Base, Ended, Part, PendingObject, State, Upload
 from gateway.writeback.schema import prepare
+from gateway.writeback.usage_rows import Usage
 from tests.support.writeback import PlainPresence, fixed, key, part, pending, staged, upload
 
 KEYS = [key(name) for name in ("a", "a/b", "é", "z")]
@@ -219,6 +220,16 @@ class Histories(RuleBasedStateMachine):
         assert self.book.put_part(upload_id, stored)
         self.uploads[upload_id].parts[number] = stored
 
+    @precondition(lambda self: self.uploads)
+    @rule(data=st.data(), number=st.integers(1, 4))
+    def store_at_origin(self, data: st.DataObject, number: int) -> None:
+        """A part for which there was no room here."""
+        upload_id = data.draw(st.sampled_from(sorted(self.uploads)))
+        made = part(number, self.new())
+        stored = replace(made, file=replace(made.file, name="", checksums=b""), origin_etag=made.file.etag)
+        assert self.book.put_part(upload_id, stored)
+        self.uploads[upload_id].parts[number] = stored
+
     @precondition(lambda self: any(one.parts for one in self.uploads.values()))
     @rule(data=st.data())
     def origin_has_part(self, data: st.DataObject) -> None:
@@ -236,6 +247,10 @@ class Histories(RuleBasedStateMachine):
         open_ = self.uploads.pop(upload_id)
         numbers = data.draw(st.lists(st.sampled_from(sorted(open_.parts)), min_size=1, unique=True).map(sorted))
         chosen = tuple(open_.parts[number] for number in numbers)
+        if not all(one.file.is_here for one in chosen):
+            self.book.completed_at_origin(Ended(upload_id, open_.key, 60.0, '"made there"'))
+            self.own[open_.key] = Base(('"made there"',))
+            return
         object_ = pending(open_.key, parts=chosen, multipart=True, origin_upload_id=open_.origin_upload_id)
         self.entered(self.book.complete(object_, Ended(upload_id, open_.key, 1.0, object_.etag)))
 
@@ -259,7 +274,8 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data(), to=st.sampled_from(KEYS))
     def copy(self, data: st.DataObject, to: ObjectKey) -> None:
         source = data.draw(st.sampled_from(sorted((at for at, one in self.pending.items() if one), key=str)))
-        self.entered(self.book.put(replace(self.pending[source][-1], fixed=fixed(to), origin_upload_id=None)))
+        to_other_slot = replace(fixed(to), slot="other")
+        self.entered(self.book.put(replace(self.pending[source][-1], fixed=to_other_slot, origin_upload_id=None)))
 
     def orphaned(self, *ids: str | None) -> None:
         self.orphans |= {one for one in ids if one is not None}
@@ -329,11 +345,24 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def every_file_is_accounted_for(self) -> None:
-        used = {one.file.name for open_ in self.uploads.values() for one in open_.parts.values()}
+        used = {one.file.name for open_ in self.uploads.values() for one in open_.parts.values() if one.file.is_here}
         used |= {one.file.name for found in self.pending.values() for each in found for one in each.parts}
         assert {name for name in self.made if self.book.knows_file(name)} == used
         assert used.isdisjoint(self.book.freed)
-        assert self.book.staged_bytes() == sum(len(name) for name in used if self.book.file(name))
+
+    @invariant()
+    def the_counters_say_what_there_is(self) -> None:
+        counted = {slot: usage for slot, usage in self.book.usages().items() if usage != Usage()}
+        assert counted == self.book.counted()
+        every = [one for found in self.pending.values() for one in found]
+        kept = [one.file for open_ in self.uploads.values() for one in open_.parts.values()]
+        kept += [one.file for each in every for one in each.parts]
+        sizes = {file.name: file.size_bytes for file in kept if file.is_here}
+        assert sum(usage.staged_bytes for usage in counted.values()) == sum(sizes.values())
+        assert sum(usage.objects for usage in counted.values()) == len(every)
+        waiting = [one.acknowledged_at for one in every if one.state is not State.CONFLICT]
+        oldest = [at for slot in counted if (at := self.book.oldest(slot)) is not None]
+        assert min(oldest, default=None) == min(waiting, default=None)
 
     def teardown(self) -> None:
         if hasattr(self, "connection"):

@@ -15,6 +15,7 @@ from gateway.operations.absorbing.copying import absorb_copy, copied_here
 from gateway.operations.absorbing.deleting import delete_pending
 from gateway.operations.absorbing.eligible import has_conditions
 from gateway.operations.absorbing.listing import LISTINGS, listing_handler
+from gateway.operations.absorbing.part_copy import absorb_part_copy
 from gateway.operations.absorbing.put import absorb_put
 from gateway.operations.absorbing.reads import get_pending, head_pending, is_known_here
 from gateway.operations.absorbing.through import written_through
@@ -67,6 +68,8 @@ def buffer_handler(exchange: Exchange, buffer: WritebackBuffer, handler: Handler
     absorb = _absorbing(exchange, buffer)
     if absorb is not None:
         return lambda exchange: absorb(exchange, buffer)
+    if exchange.request.operation is Operation.UPLOAD_PART_COPY and is_known(exchange, buffer):
+        return lambda exchange: absorb_part_copy(exchange, buffer, handler)
     if exchange.request.operation is Operation.COPY_OBJECT:
         source = copied_here(exchange, buffer)
         if source is not None:

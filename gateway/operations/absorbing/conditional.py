@@ -1,4 +1,6 @@
-"""CompleteMultipartUpload with a condition: the origin judges it, so its 200 comes after the origin's.
+"""CompleteMultipartUpload that is the origin's to carry out: with a condition, or of parts that only the origin has.
+
+So its 200 comes after the origin's.
 
     what is pending under the key is flushed → parts that the origin lacks are sent → Complete with the condition
 
@@ -75,10 +77,21 @@ class _Completing:
     async def run(self) -> None:
         if self._object.origin_upload_id is None:
             await self._begin()
-        self._object = replace(self._object, parts=await self._all_sent())
-        event = await self._requests.complete(self._object, self._conditions)
+        event = await self._complete()
+        if event == Refused("InvalidPart") and self._forget_sent():
+            event = await self._complete()
         if not isinstance(event, Finished) and not await self._was_done_before(event):
             raise _error(event)
+
+    async def _complete(self) -> Event:
+        self._object = replace(self._object, parts=await self._all_sent())
+        return await self._requests.complete(self._object, self._conditions)
+
+    def _forget_sent(self) -> bool:
+        """Two versions of a part have crossed on their way: what is here is sent again. Whether anything is."""
+        parts = [replace(part, origin_etag=None) if part.file.is_here else part for part in self._object.parts]
+        self._object = replace(self._object, parts=parts)
+        return any(part.file.is_here for part in parts)
 
     async def _begin(self) -> None:
         event = await self._requests.begin(self._object)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, OriginAnswered
 from gateway.objects import ObjectKey
+from gateway.operations.absorbing.admission import leaves_to_the_origin
 from gateway.operations.absorbing.base import base_asked, base_now
 from gateway.operations.absorbing.eligible import check_metadata, fixed_headers, is_foreseen
 from gateway.operations.absorbing.staging import unavailable
@@ -49,7 +50,7 @@ def copied_here(exchange: Exchange, buffer: WritebackBuffer) -> PendingObject | 
     pending = buffer.pending(source.key)
     if pending is None or pending.deleted or pending.size_bytes > COPY_SIZE_BYTES_MAX:
         return None
-    return pending
+    return None if leaves_to_the_origin(buffer, exchange.slot.name, takes_room=False) else pending
 
 
 async def absorb_copy(exchange: Exchange, buffer: WritebackBuffer, source: PendingObject) -> Reply:

@@ -1,7 +1,7 @@
 """PutObject in a slot with `write = "back"`.
 
-may its answer be foretold? → body verified, staged, synced, while the origin says what it has under the key
-→ journal → 200
+may its answer be foretold? is there room for it? → body verified, staged, synced, while the origin says what it has
+under the key → journal → 200
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, OriginAnswered
+from gateway.operations.absorbing.admission import paced, room_for_body, tell_through
 from gateway.operations.absorbing.barrier import flushed
 from gateway.operations.absorbing.base import base_asked, base_now
 from gateway.operations.absorbing.eligible import check_metadata, fixed_headers, makes_md5_etags, may_be_absorbed
@@ -28,11 +29,21 @@ async def absorb_put(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
     """Acknowledge an object on this node's disk, or write it through where its answer cannot be foretold."""
     profile = buffer.look(lambda book: book.profile(exchange.object_key.bucket))
     if not may_be_absorbed(exchange.request) or (profile is not None and not profile.absorbs):
-        await flushed(exchange, buffer, [exchange.object_key])
-        return await written_through(exchange, buffer, forward_write(exchange))
+        return await _through(exchange, buffer)
     if profile is None:
         return await _through_and_learn(exchange, buffer)
     check_metadata(exchange.request.headers)
+    async with room_for_body(exchange, buffer, exchange.slot.name) as bound:
+        if bound is None:
+            reply = await _absorb(exchange, buffer)
+    if bound is None:
+        await paced(exchange, buffer, exchange.slot.name)
+        return reply
+    tell_through(buffer, exchange.slot.name, bound)
+    return await _through(exchange, buffer)
+
+
+async def _absorb(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
     async with base_asked(exchange) as asking:
         staged = await stage_body(exchange, buffer, 1)
         try:
@@ -50,6 +61,11 @@ async def absorb_put(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
     except BufferUnavailable as error:
         raise unavailable(error) from error
     return Reply(200, staged.answer_headers, b"", "absorbed")
+
+
+async def _through(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
+    await flushed(exchange, buffer, [exchange.object_key])
+    return await written_through(exchange, buffer, forward_write(exchange))
 
 
 async def _through_and_learn(exchange: Exchange, buffer: WritebackBuffer) -> Reply:

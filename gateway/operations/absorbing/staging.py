@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, S3Error
+from gateway.operations.absorbing.upload_requests import no_such_upload
 from gateway.operations.exchange import Exchange
 from gateway.operations.payload import receive_verified
 from gateway.s3.checksums import PREFIX
 from gateway.s3.error_codes import s3_error
-from gateway.writeback.records import Part
+from gateway.writeback.records import Part, Upload
 from gateway.writeback.staged_file import StagedWriter
 
 if TYPE_CHECKING:
@@ -27,13 +28,19 @@ class Staged:
 
 async def stage_body(exchange: Exchange, buffer: WritebackBuffer, number: int) -> Staged:
     """Receive the request's body into a staged file that survives a power cut; S3Error and nothing left otherwise."""
-    writer = await buffer.stage()
+    try:
+        writer = await buffer.stage()
+    except BufferUnavailable as error:
+        raise unavailable(error) from error
     try:
         received = await receive_verified(exchange, writer.write)
-    except BaseException as error:
+    except OSError as error:
         await buffer.discard(writer)
-        if isinstance(error, OSError):
-            raise unavailable(BufferUnavailable(f"a staged file cannot be written: {error}")) from error
+        failure = BufferUnavailable(f"a staged file cannot be written: {error}")
+        buffer.bounds.trouble(failure)
+        raise unavailable(failure) from error
+    except BaseException:
+        await buffer.discard(writer)
         raise
     return await _sealed(exchange, buffer, writer, number, received.md5, dict(received.checksums))
 
@@ -53,3 +60,13 @@ async def _sealed(
 def unavailable(error: BufferUnavailable) -> S3Error:
     """What the client is told: it may try again, nothing was acknowledged."""
     return s3_error("ServiceUnavailable", f"The write-back buffer cannot take this now: {error}")
+
+
+async def store_part(buffer: WritebackBuffer, upload: Upload, part: Part) -> None:
+    """Write a part down; S3Error, and its file is gone, where that cannot be."""
+    try:
+        stored = await buffer.put_part(upload.upload_id, part)
+    except BufferUnavailable as error:
+        raise unavailable(error) from error
+    if not stored:
+        raise no_such_upload(upload.upload_id)

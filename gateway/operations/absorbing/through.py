@@ -1,13 +1,17 @@
 """Writes in a slot with `write = "back"` that go through all the same: the buffer is told that the key has changed.
 
-Otherwise an upload that was begun before them would take what they have written for somebody else's.
+Otherwise an upload that was begun before them takes what they have written for somebody else's: a conflict, which is
+kept and told. That is what comes of it where the journal cannot be written now (the buffer tells): the origin has taken
+the write, so it is acknowledged all the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from gateway.errors import BufferUnavailable
 from gateway.objects import ObjectKey
 from gateway.operations.exchange import Exchange
 from gateway.operations.reply import Reply
@@ -27,7 +31,8 @@ async def written_through(exchange: Exchange, buffer: WritebackBuffer, write: Aw
         etag, known = _done(exchange, reply)
         return reply
     finally:
-        await buffer.did(exchange.object_key, OwnDoing(exchange.services.clock.now(), etag, known))
+        with suppress(BufferUnavailable):
+            await buffer.did(exchange.object_key, OwnDoing(exchange.services.clock.now(), etag, known))
 
 
 async def deleted_through(
@@ -46,7 +51,8 @@ async def deleted_through(
                 book.did(key, own)
 
         if changed:
-            await buffer.journal.change(note)
+            with suppress(BufferUnavailable):
+                await buffer.journal.change(note)
 
 
 def _done(exchange: Exchange, reply: Reply) -> tuple[str | None, bool]:

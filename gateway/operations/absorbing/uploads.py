@@ -1,8 +1,8 @@
 """Multipart uploads in a slot with `write = "back"`.
 
     Create   → the origin's answer, with an upload id of our own
-    UploadPart → verified, staged, synced, journaled
-    Complete → the parts are an object from the moment of one commit
+    UploadPart → verified, staged, synced, journaled; or sent to the origin's upload, where there is no room (bounds)
+    Complete → the parts are an object from the moment of one commit; or at the origin, where only it has some of them
     Abort, ListParts → from the journal
 
 Uploads that the journal does not know were begun at the origin before: they are its own, and go through.
@@ -15,13 +15,23 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gateway.errors import BufferUnavailable, OriginAnswered, OriginUnreachable, S3Error
+from gateway.errors import BufferUnavailable, OriginAnswered, OriginUnreachable
 from gateway.objects import ObjectKey
+from gateway.operations.absorbing.admission import leaves_to_the_origin, paced, room_for_body
 from gateway.operations.absorbing.base import base_asked, base_now
 from gateway.operations.absorbing.completion import Completion, complete
 from gateway.operations.absorbing.conditional import complete_at_origin
 from gateway.operations.absorbing.eligible import check_metadata, has_conditions, makes_md5_etags
-from gateway.operations.absorbing.staging import stage_body, unavailable
+from gateway.operations.absorbing.part_through import PartThrough, send_part_through
+from gateway.operations.absorbing.patient import patiently
+from gateway.operations.absorbing.staging import stage_body, store_part, unavailable
+from gateway.operations.absorbing.upload_requests import (
+    check_algorithm,
+    no_such_upload,
+    number_of,
+    part_number,
+    upload_of,
+)
 from gateway.operations.exchange import Exchange
 from gateway.operations.passthrough import onward_request
 from gateway.operations.payload import receive_document, receive_payload
@@ -31,10 +41,8 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.etags import unquote
 from gateway.s3.forwarding import towards_client, towards_origin, without
 from gateway.s3.http_dates import format_iso_date
-from gateway.s3.multipart_checksums import upload_checksum_type
 from gateway.s3.xml import (
     COMPLETE_SIZE_BYTES_MAX,
-    PARTS_COUNT_MAX,
     CompletedPart,
     document,
     element,
@@ -73,17 +81,18 @@ async def absorb_create(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
             base, may_look = Base(), False
     profile = Profile(makes_md5_etags(response.headers), may_look, exchange.services.clock.now())
     upload = _upload(exchange, base, origin_upload_id)
-    await _learn_and_open(exchange, buffer, profile, upload)
-    if not profile.absorbs:
+    opens = profile.absorbs and not leaves_to_the_origin(buffer, exchange.slot.name, takes_room=True)
+    await _learn_and_open(exchange, buffer, profile, upload if opens else None)
+    if not opens:
         return Reply(200, headers, answer, "forwarded")
     return Reply(200, headers, _initiated(exchange.object_key, upload.upload_id), "absorbed")
 
 
-async def _learn_and_open(exchange: Exchange, buffer: WritebackBuffer, profile: Profile, upload: Upload) -> None:
+async def _learn_and_open(exchange: Exchange, buffer: WritebackBuffer, profile: Profile, upload: Upload | None) -> None:
     bucket = exchange.object_key.bucket
     try:
         await buffer.journal.change(lambda book: book.learn(bucket, profile))
-        if profile.absorbs:
+        if upload is not None:
             await buffer.open_upload(upload)
     except BufferUnavailable as error:
         raise unavailable(error) from error
@@ -104,18 +113,27 @@ def _upload(exchange: Exchange, base: Base, origin_upload_id: str | None) -> Upl
 
 
 async def absorb_part(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
-    """Keep a part on this node's disk."""
-    found = _find(exchange, buffer)
-    number = _part_number(exchange)
-    _check_algorithm(exchange, found)
-    staged = await stage_body(exchange, buffer, number)
-    try:
-        stored = await buffer.put_part(found.upload_id, staged.part)
-    except BufferUnavailable as error:
-        raise unavailable(error) from error
-    if not stored:
-        raise _no_such_upload(found.upload_id)
+    """Keep a part on this node's disk; where there is no room for it, only its place in the journal."""
+    found = upload_of(exchange, buffer)
+    number = part_number(exchange)
+    check_algorithm(exchange, found)
+    slot = found.fixed.slot
+    async with room_for_body(exchange, buffer, slot) as bound:
+        if bound is None:
+            staged = await stage_body(exchange, buffer, number)
+            await store_part(buffer, found, staged.part)
+    if bound is not None:
+        return await _part_through(exchange, buffer, PartThrough(found, number, bound))
+    await paced(exchange, buffer, slot)
     return Reply(200, staged.answer_headers, b"", "absorbed")
+
+
+async def _part_through(exchange: Exchange, buffer: WritebackBuffer, sending: PartThrough) -> Reply:
+    sent = await send_part_through(exchange, buffer, sending)
+    if isinstance(sent, Reply):
+        return sent
+    await store_part(buffer, sending.upload, sent.part)
+    return Reply(200, sent.answer_headers, b"", "forwarded")
 
 
 async def absorb_complete(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
@@ -129,13 +147,16 @@ async def absorb_complete(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
     made = complete(upload_id, upload.fixed.headers, exchange.request.headers, stored, listed)
     now = exchange.services.clock.now()
     ended = Ended(upload_id, exchange.object_key, now, made.etag, [(one.number, unquote(one.etag)) for one in listed])
-    if has_conditions(exchange.request.headers):
-        return await visible(changed_by(exchange), _completed_at_origin(exchange, buffer, upload, made, ended))
+    if has_conditions(exchange.request.headers) or not all(part.file.is_here for part in made.parts):
+        completing = _completed_at_origin(exchange, buffer, upload, made, ended)
+        return await patiently(visible(changed_by(exchange), completing), exchange.services.clock)
     upload = replace(upload, base=await base_now(exchange, buffer, upload.base))
     try:
-        await buffer.complete(_pending(upload, made, now), ended)
+        completed = await buffer.complete(_pending(upload, made, now), ended)
     except BufferUnavailable as error:
         raise unavailable(error) from error
+    if completed is None:
+        raise s3_error("ServiceUnavailable", "A part has just been replaced: try again.")
     return Reply(200, [_XML], _result(exchange.object_key, made), "absorbed")
 
 
@@ -169,13 +190,13 @@ def _completed_before(
     ended = buffer.look(lambda book: book.ended(upload_id))
     asked = [(one.number, unquote(one.etag)) for one in listed]
     if ended is None or ended.etag is None or ended.key != exchange.object_key or list(ended.parts) != asked:
-        raise _no_such_upload(upload_id)
+        raise no_such_upload(upload_id)
     return Reply(200, [_XML], _result(ended.key, Completion((), ended.etag, 0)), "absorbed")
 
 
 async def absorb_abort(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
     """Throw an upload away, here at once and at the origin soon."""
-    found = _find(exchange, buffer)
+    found = upload_of(exchange, buffer)
     try:
         await buffer.abort(Ended(found.upload_id, exchange.object_key, exchange.services.clock.now(), None))
     except BufferUnavailable as error:
@@ -185,9 +206,9 @@ async def absorb_abort(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
 
 async def absorbed_parts(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
     """ListParts of an upload that is here."""
-    found = _find(exchange, buffer)
-    maximum = min(_number(exchange, "max-parts", LISTED_PARTS_MAX), LISTED_PARTS_MAX)
-    marker = _number(exchange, "part-number-marker", 0)
+    found = upload_of(exchange, buffer)
+    maximum = min(number_of(exchange, "max-parts", LISTED_PARTS_MAX), LISTED_PARTS_MAX)
+    marker = number_of(exchange, "part-number-marker", 0)
     parts = buffer.look(lambda book: list(book.parts(found.upload_id, marker)))
     return Reply(200, [_XML], _listing(found, parts[:maximum], marker, maximum, len(parts) > maximum), "absorbed")
 
@@ -196,56 +217,6 @@ def is_known(exchange: Exchange, buffer: WritebackBuffer) -> bool:
     """Whether the request's upload is open here, or has ended here."""
     upload_id = exchange.request.parameter("uploadId") or ""
     return buffer.look(lambda book: book.upload(upload_id) is not None or book.ended(upload_id) is not None)
-
-
-def _find(exchange: Exchange, buffer: WritebackBuffer) -> Upload:
-    """The upload; NoSuchUpload for one that has ended, or is of another key."""
-    upload_id = exchange.request.parameter("uploadId") or ""
-    upload = buffer.look(lambda book: book.upload(upload_id))
-    if upload is None or upload.fixed.key != exchange.object_key:
-        raise _no_such_upload(upload_id)
-    return upload
-
-
-def _part_number(exchange: Exchange) -> int:
-    text = exchange.request.parameter("partNumber") or ""
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= PARTS_COUNT_MAX):
-        raise s3_error(
-            "InvalidArgument",
-            "Part number must be an integer between 1 and 10000, inclusive",
-            ArgumentName="partNumber",
-            ArgumentValue=text,
-        )
-    return int(text)
-
-
-def _number(exchange: Exchange, name: str, default: int) -> int:
-    text = exchange.request.parameter(name)
-    if not text:
-        return default
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise s3_error("InvalidArgument", f"{name} must be a number.", ArgumentName=name, ArgumentValue=text)
-    return int(text)
-
-
-def _check_algorithm(exchange: Exchange, upload: Upload) -> None:
-    """A part brings the checksum that Create has announced, or none."""
-    declared = upload.fixed.headers.get("x-amz-checksum-algorithm")
-    if declared is None:
-        return
-    algorithm, _ = upload_checksum_type(declared, upload.fixed.headers.get("x-amz-checksum-type"))
-    headers = exchange.request.headers
-    brought = {name for name in (*headers, *headers.get("x-amz-trailer", "").split(",")) if _is_checksum(name.strip())}
-    if any(name.strip() != f"x-amz-checksum-{algorithm}" for name in brought):
-        raise s3_error("InvalidRequest", f"Checksum Type mismatch occurred, expected checksum Type: {algorithm}.")
-
-
-def _is_checksum(name: str) -> bool:
-    return name.startswith("x-amz-checksum-") and name not in ("x-amz-checksum-algorithm", "x-amz-checksum-type")
-
-
-def _no_such_upload(upload_id: str) -> S3Error:
-    return s3_error("NoSuchUpload", UploadId=upload_id)
 
 
 def _initiated(key: ObjectKey, upload_id: str) -> bytes:

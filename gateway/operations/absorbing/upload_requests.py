@@ -1,0 +1,68 @@
+"""What a request says of an upload that is here: which, which part, which checksum. Raises S3Error as S3 does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.errors import S3Error
+from gateway.operations.exchange import Exchange
+from gateway.s3.error_codes import s3_error
+from gateway.s3.multipart_checksums import upload_checksum_type
+from gateway.s3.xml import PARTS_COUNT_MAX
+from gateway.writeback.records import Upload
+
+if TYPE_CHECKING:
+    from gateway.writeback.buffer import WritebackBuffer
+
+
+def upload_of(exchange: Exchange, buffer: WritebackBuffer) -> Upload:
+    """The upload; NoSuchUpload for one that has ended, or is of another key."""
+    upload_id = exchange.request.parameter("uploadId") or ""
+    upload = buffer.look(lambda book: book.upload(upload_id))
+    if upload is None or upload.fixed.key != exchange.object_key:
+        raise no_such_upload(upload_id)
+    return upload
+
+
+def part_number(exchange: Exchange) -> int:
+    """Of UploadPart and UploadPartCopy."""
+    text = exchange.request.parameter("partNumber") or ""
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= PARTS_COUNT_MAX):
+        raise s3_error(
+            "InvalidArgument",
+            "Part number must be an integer between 1 and 10000, inclusive",
+            ArgumentName="partNumber",
+            ArgumentValue=text,
+        )
+    return int(text)
+
+
+def number_of(exchange: Exchange, name: str, default: int) -> int:
+    """A parameter that is a number; `default` where it is not given."""
+    text = exchange.request.parameter(name)
+    if not text:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise s3_error("InvalidArgument", f"{name} must be a number.", ArgumentName=name, ArgumentValue=text)
+    return int(text)
+
+
+def check_algorithm(exchange: Exchange, upload: Upload) -> None:
+    """A part brings the checksum that Create has announced, or none."""
+    declared = upload.fixed.headers.get("x-amz-checksum-algorithm")
+    if declared is None:
+        return
+    algorithm, _ = upload_checksum_type(declared, upload.fixed.headers.get("x-amz-checksum-type"))
+    headers = exchange.request.headers
+    brought = {name for name in (*headers, *headers.get("x-amz-trailer", "").split(",")) if _is_checksum(name.strip())}
+    if any(name.strip() != f"x-amz-checksum-{algorithm}" for name in brought):
+        raise s3_error("InvalidRequest", f"Checksum Type mismatch occurred, expected checksum Type: {algorithm}.")
+
+
+def _is_checksum(name: str) -> bool:
+    return name.startswith("x-amz-checksum-") and name not in ("x-amz-checksum-algorithm", "x-amz-checksum-type")
+
+
+def no_such_upload(upload_id: str) -> S3Error:
+    """404, as for one that never was."""
+    return s3_error("NoSuchUpload", UploadId=upload_id)

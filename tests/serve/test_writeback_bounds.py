@@ -1,0 +1,96 @@
+"""`forebay serve` with `write = "back"`, short of room: as much as was said, over all workers, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.serve.test_writeback import Client, at_origin, eventually, gateway_of
+from tests.support.disks import kill_disk, mortal_disk, mounted
+from tests.support.gateway_process import GatewayProcess
+from tests.support.strict_origin import StrictOrigin
+
+MIB = 1024 * 1024
+BUFFER_BYTES = 64 * MIB
+BODY_BYTES = 6 * MIB
+
+
+@pytest.fixture
+def origin() -> Iterator[StrictOrigin]:
+    with StrictOrigin() as one:
+        one.model.create_bucket("bucket")
+        yield one
+
+
+def gateway_with(origin: StrictOrigin, directory: Path, **slot: str) -> GatewayProcess:
+    back = {"name": "back", "prefix": "s3://bucket/back/", "write": "back", "buffer": "64MiB", **slot}
+    cache = {"persistent": True, "capacity": "72MiB"}
+    return gateway_of(origin, directory, slots=[back], cache=cache)
+
+
+def metric(gateway: GatewayProcess, name: str) -> float:
+    text = httpx.get(f"{gateway.admin_url}/metrics", trust_env=False).text
+    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(f"{name}{{"))
+
+
+def test_all_workers_together_take_no_more_than_the_buffer(origin: StrictOrigin, tmp_path: Path) -> None:
+    """Sixteen bodies at once, with the origin away: ten fit. Metrics say so; later all of them are at the origin."""
+    bodies = {f"k{number}": os.urandom(BODY_BYTES) for number in range(16)}
+    with gateway_with(origin, tmp_path / "cache") as gateway, ThreadPoolExecutor(16) as threads:
+        client = Client(gateway)
+        client.put("first", b"x")
+        origin.stop()
+        asked = threads.map(lambda name: client.ask("PUT", f"back/{name}", bodies[name]), bodies)
+        answers = dict(zip(bodies, asked, strict=True))
+        absorbed = [name for name, answer in answers.items() if answer.status_code == 200]
+        assert len(absorbed) == BUFFER_BYTES // BODY_BYTES
+        assert {answer.status_code for answer in answers.values()} == {200, 503}
+        staged = sum(path.stat().st_size for path in (tmp_path / "cache" / "writeback" / "staged").rglob("w*/*"))
+        assert staged == len(absorbed) * BODY_BYTES
+        eventually(lambda: metric(gateway, "forebay_writeback_pending_bytes") == staged)
+        assert metric(gateway, "forebay_writeback_buffer_bytes") == BUFFER_BYTES
+        assert metric(gateway, "forebay_writeback_pending_objects") == len(absorbed)
+        assert metric(gateway, "forebay_writeback_oldest_age_seconds") > 0
+        assert metric(gateway, "forebay_writeback_through_total") == len(bodies) - len(absorbed)
+        origin.start()
+        for name in bodies.keys() - absorbed:
+            client.put(name, bodies[name])
+        for name, body in bodies.items():
+            eventually(lambda: (found := at_origin(origin, name)) is not None and found[1] == body)  # noqa: B023
+        eventually(lambda: metric(gateway, "forebay_writeback_pending_bytes") == 0)
+
+
+def test_an_upload_larger_than_the_buffer(origin: StrictOrigin, tmp_path: Path) -> None:
+    """By any worker, part by part, what does not fit goes straight to the origin; byte-equal there in the end."""
+    parts = [os.urandom(BODY_BYTES) for _ in range(13)] + [b"end"]
+    with gateway_with(origin, tmp_path / "cache") as gateway:
+        client = Client(gateway)
+        client.put("first", b"x")
+        etag = client.upload("large", parts)
+        eventually(lambda: at_origin(origin, "large") == (etag, b"".join(parts)))
+        assert client.ask("GET", "back/large").content == b"".join(parts)
+
+
+def test_a_disk_that_dies_acknowledges_nothing_false(origin: StrictOrigin, tmp_path: Path) -> None:
+    """It answers everything with EIO: no write is acknowledged by it. Mounted again, it has what was acknowledged."""
+    mount_point, image = tmp_path / "disk", tmp_path / "image"
+    kept = os.urandom(100_000)
+    with mortal_disk(mount_point, image, 512 * MIB) as disk, gateway_with(origin, disk / "cache") as gateway:
+        client = Client(gateway)
+        client.put("first", b"x")
+        origin.stop()
+        assert client.put("kept", kept).headers["x-forebay-cache"] == "absorbed"
+        kill_disk(disk)
+        for number in range(6):
+            assert client.ask("PUT", f"back/lost{number}", b"x").status_code == 503
+    with mounted(mount_point, image), gateway_with(origin, mount_point / "cache") as gateway:
+        client = Client(gateway)
+        assert client.ask("GET", "back/kept").content == kept
+        origin.start()
+        eventually(lambda: (found := at_origin(origin, "kept")) is not None and found[1] == kept)
+        assert client.ask("GET", "back/lost0").status_code == 404
