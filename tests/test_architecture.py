@@ -42,7 +42,7 @@ ALLOWED: Mapping[str, set[str]] = {
     "control": BASE | SETTINGS | COUNTING | {"", "jobs", "policy"},
     "serve": LEAVES | SETTINGS | COUNTING | {"", "app", "control", "edge", "jobs", "metering", "writeback"},
     "demo": LEAVES | {""},
-    "cli": LEAVES | SETTINGS | COUNTING | {"", "serve", "control", "demo"},
+    "cli": LEAVES | SETTINGS | COUNTING | {"", "serve", "control", "demo", "writeback"},
     "__main__": {"cli"},
     "": set(),
 }

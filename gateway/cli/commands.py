@@ -11,7 +11,7 @@ import structlog
 import typer
 
 from gateway import __version__
-from gateway.cli import jobs, snapshots
+from gateway.cli import jobs, snapshots, writeback
 from gateway.cli.common import (
     AdminUrlOption,
     ConfigOption,
@@ -38,6 +38,7 @@ app = typer.Typer(
 )
 jobs.add_to(app)
 app.add_typer(snapshots.app)
+app.add_typer(writeback.app)
 
 
 def main() -> None:

@@ -88,18 +88,24 @@ def prepare(connection: sqlite3.Connection) -> None:
     """Make the tables of a new journal; StartupError for one of another version, which stays as it is."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        version = _pragma(connection, "user_version")
-        if version == 0 and _pragma(connection, "schema_version") == 0:
+        if _pragma(connection, "user_version") == 0 and _pragma(connection, "schema_version") == 0:
             _create(connection)
-        elif version != VERSION or _pragma(connection, "application_id") != _APPLICATION_ID:
-            raise StartupError(
-                f"the write-back journal has version {version}, this version of Forebay reads {VERSION}: what it holds "
-                "is untouched; run the version that wrote it until everything is flushed"
-            )
+        else:
+            check_version(connection)
         connection.execute("COMMIT")
     except BaseException:
         connection.execute("ROLLBACK")
         raise
+
+
+def check_version(connection: sqlite3.Connection) -> None:
+    """StartupError for a journal of another version, or what is none."""
+    version = _pragma(connection, "user_version")
+    if version != VERSION or _pragma(connection, "application_id") != _APPLICATION_ID:
+        raise StartupError(
+            f"the write-back journal has version {version}, this version of Forebay reads {VERSION}: what it holds "
+            "is untouched; run the version that wrote it until everything is flushed"
+        )
 
 
 def _create(connection: sqlite3.Connection) -> None:
