@@ -16,11 +16,15 @@ from gateway.metadata.catalog import Catalog
 from gateway.operations.absorbing.publishing import Publisher
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slots
+from gateway.writeback.alarms import Alarms
 from gateway.writeback.buffer import WritebackBuffer
+from gateway.writeback.deciding import Decider
+from gateway.writeback.desk import Gauge, WritebackDesk
 from gateway.writeback.early_parts import EarlyParts
 from gateway.writeback.flush import FlushObserver, Tools
 from gateway.writeback.flush_requests import FlushRequests
 from gateway.writeback.flusher import Flusher
+from gateway.writeback.overview import Overview
 
 
 def buffer_directory(settings: Settings) -> Path:
@@ -62,21 +66,43 @@ class Surroundings:
     slots: Slots
     clock: Clock
     observer: FlushObserver
+    gauge: Gauge
 
 
 class Flushing:
     """What takes the buffer's content to the origin; in one process of a gateway."""
 
-    def __init__(self, buffer: WritebackBuffer, around: Surroundings) -> None:
+    def __init__(self, buffer: WritebackBuffer, overview: Overview, around: Surroundings) -> None:
         publisher = Publisher(around.catalog, around.blocks, around.slots, buffer.staging)
         requests = FlushRequests(around.origin, buffer.staging, buffer.threads)
-        tools = Tools(buffer.journal, requests, publisher, around.observer)
+        alarms = Alarms(around.observer, around.clock)
+        tools = Tools(buffer.journal, requests, publisher, alarms)
         self.buffer = buffer
         self.flusher = Flusher(tools, around.clock)
         self._early_parts = EarlyParts(tools, around.clock)
+        decider = Decider(tools, alarms, around.clock)
+        slots = [slot.name for slot in around.slots if slot.write == "back"]
+        self.desk = WritebackDesk(overview, alarms, self.flusher, decider, slots, around.clock)
+        self._gauge = around.gauge
 
     async def run(self) -> None:
         """For ever. What is under way when this is cancelled is found out by the next one."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.flusher.run())
             group.create_task(self._early_parts.run())
+            group.create_task(self.desk.watch(self._gauge))
+
+
+@asynccontextmanager
+async def flushing(
+    settings: Settings, buffer: WritebackBuffer | None, around: Surroundings
+) -> AsyncIterator[Flushing | None]:
+    """What flushes a buffer, to be run; None where there is none."""
+    if buffer is None:
+        yield None
+        return
+    overview = Overview(buffer_directory(settings))
+    try:
+        yield Flushing(buffer, overview, around)
+    finally:
+        await asyncio.to_thread(overview.close)

@@ -56,6 +56,7 @@ from gateway.metrics import (
     WRITEBACK_FLUSH_FAILURES,
     WRITEBACK_FLUSHED_BYTES,
     WRITEBACK_FLUSHED_OBJECTS,
+    WRITEBACK_NOT_FLUSHED,
 )
 
 
@@ -184,6 +185,10 @@ class WritebackMetrics:
 
     def flush_damaged(self, slot: str) -> None:
         WRITEBACK_DAMAGED.add(1, slot)
+
+    def not_flushed(self, slot: str, state: str, objects: int) -> None:
+        """How many do not get to the origin now."""
+        WRITEBACK_NOT_FLUSHED.set(objects, slot, state)
 
 
 class SmallAnswerMetrics:

@@ -116,11 +116,16 @@ def kept_from_gateways(directory: Path) -> Iterator[bool]:
 
 
 def _is_free(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    """Locks it; False while a gateway is at work. Children of one that was killed are waited for."""
+    deadline = time.monotonic() + _ORPHANS_GONE_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if _is_alive(_holder(descriptor)) or time.monotonic() > deadline:
+                return False
+        time.sleep(0.02)
 
 
 def _acquire(descriptor: int, directory: Path) -> None:

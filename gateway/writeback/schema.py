@@ -11,7 +11,8 @@
     origin     a key → what the origin has under it by our own doing, and since when
 
 Keys of objects are blobs of UTF-8, so that they come in S3's order. `place` is the key's place in presence.py;
-`startable` is 0 for what waits for a person, `sent` 1 for parts that the origin has, or need not have yet.
+`startable` is 0 for what waits for a person, `sent` 1 for parts that the origin has, or need not have yet. Sizes and
+slots are what the records say, for sums.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from contextlib import suppress
+from urllib.parse import quote
 
 from gateway.errors import StartupError
 
@@ -32,7 +34,7 @@ _FILE_MODE = 0o600
 _TABLES = """
 CREATE TABLE files (name TEXT PRIMARY KEY, record BLOB NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE uploads (
-  upload_id TEXT PRIMARY KEY, bucket TEXT NOT NULL, key BLOB NOT NULL, record BLOB NOT NULL
+  upload_id TEXT PRIMARY KEY, bucket TEXT NOT NULL, key BLOB NOT NULL, slot TEXT NOT NULL, record BLOB NOT NULL
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX uploads_by_key ON uploads (bucket, key, upload_id);
 CREATE TABLE parts (
@@ -43,15 +45,17 @@ CREATE INDEX parts_unsent ON parts (upload_id, number) WHERE sent = 0;
 CREATE INDEX parts_by_file ON parts (file);
 CREATE TABLE objects (
   sequence INTEGER PRIMARY KEY AUTOINCREMENT, bucket TEXT NOT NULL, key BLOB NOT NULL, place INTEGER NOT NULL,
-  slot TEXT NOT NULL, startable INTEGER NOT NULL, record BLOB NOT NULL
+  slot TEXT NOT NULL, startable INTEGER NOT NULL, size_bytes INTEGER NOT NULL, record BLOB NOT NULL
 ) STRICT;
 CREATE INDEX objects_by_key ON objects (bucket, key, sequence);
 CREATE INDEX objects_by_place ON objects (place);
+CREATE INDEX objects_in_conflict ON objects (sequence) WHERE startable = 0;
 CREATE INDEX objects_by_slot ON objects (slot, startable, sequence);
 CREATE TABLE pieces (
-  sequence INTEGER NOT NULL, number INTEGER NOT NULL, file TEXT NOT NULL, record BLOB NOT NULL,
-  PRIMARY KEY (sequence, number)
+  sequence INTEGER NOT NULL, number INTEGER NOT NULL, file TEXT NOT NULL, sent INTEGER NOT NULL,
+  size_bytes INTEGER NOT NULL, record BLOB NOT NULL, PRIMARY KEY (sequence, number)
 ) STRICT, WITHOUT ROWID;
+CREATE INDEX pieces_sent ON pieces (sequence) WHERE sent = 1;
 CREATE INDEX pieces_by_file ON pieces (file);
 CREATE TABLE ended (upload_id TEXT PRIMARY KEY, ended_at REAL NOT NULL, record BLOB NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE profiles (bucket TEXT PRIMARY KEY, record BLOB NOT NULL) STRICT, WITHOUT ROWID;
@@ -74,6 +78,11 @@ def connect(path: str) -> sqlite3.Connection:
     connection.execute("PRAGMA cell_size_check = ON")
     connection.execute("PRAGMA trusted_schema = OFF")
     return connection
+
+
+def connect_reading(path: str) -> sqlite3.Connection:
+    """A connection that changes nothing, to a journal that others have open. sqlite3.Error."""
+    return sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, isolation_level=None, check_same_thread=False)
 
 
 def _create_file(path: str) -> None:

@@ -26,7 +26,7 @@ from gateway.errors import BufferDamaged, StartupError
 from gateway.writeback.opening import FORMAT
 from gateway.writeback.records import PendingObject
 from gateway.writeback.salvage.bodies import file_name, write_body
-from gateway.writeback.salvage.journal_copy import JournalCopy, connect_reading
+from gateway.writeback.salvage.journal_copy import JOURNAL, JournalCopy, refuse_without_journal
 from gateway.writeback.salvage.records import (
     Findings,
     Unreadable,
@@ -37,6 +37,7 @@ from gateway.writeback.salvage.records import (
     tombstone_line,
     upload_line,
 )
+from gateway.writeback.schema import connect_reading
 from gateway.writeback.staging import DIRECTORY_MODE, FILE_MODE, Staging
 
 MANIFEST = "manifest.jsonl"
@@ -70,6 +71,7 @@ def export(buffer: Path, target: Path, progress: Progress, *, running: bool) -> 
     StartupError for what is no buffer of this version, and for a target that holds another export; BufferUnavailable
     when the journal cannot be read at all; OSError when the target cannot be written.
     """
+    refuse_without_journal(buffer)
     _check_format(buffer)
     with _alone(target), tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=target) as scratch:
         _refuse_other_export(target, buffer)
@@ -149,7 +151,7 @@ class _Export:
         self._write(line)
 
     def _is_pending(self, sequence: int) -> bool:
-        connection = connect_reading(self._buffer)
+        connection = connect_reading(str(self._buffer / JOURNAL))
         try:
             return connection.execute("SELECT 1 FROM objects WHERE sequence = ?", (sequence,)).fetchone() is not None
         finally:

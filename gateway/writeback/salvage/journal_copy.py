@@ -10,7 +10,6 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote
 
 from gateway.errors import BufferDamaged, BufferUnavailable, StartupError
 from gateway.objects import ObjectKey
@@ -20,7 +19,7 @@ from gateway.writeback.journal_log import check_log
 from gateway.writeback.records import PendingObject, Upload
 from gateway.writeback.salvage.records import Unreadable
 
-_JOURNAL = "journal"
+JOURNAL = "journal"
 _LOG = "journal-wal"
 _Row = tuple[int, str, bytes, bytes]
 
@@ -42,13 +41,12 @@ class JournalCopy:
 
     @classmethod
     def of_stopped(cls, buffer: Path, scratch: Path) -> JournalCopy:
-        """Of a buffer that no process writes to; `scratch` is an empty directory. OSError, BufferUnavailable.
+        """Of a buffer that no process writes to; `scratch` is an empty directory.
 
-        StartupError where there is no journal; BufferUnavailable also for one of another version.
+        OSError; BufferUnavailable, also for a journal of another version.
         """
-        _refuse_without_journal(buffer)
         warnings = []
-        for name in (_JOURNAL, _LOG):
+        for name in (JOURNAL, _LOG):
             if (buffer / name).exists():
                 shutil.copyfile(buffer / name, scratch / name)
         try:
@@ -60,10 +58,9 @@ class JournalCopy:
     @classmethod
     def of_running(cls, buffer: Path, scratch: Path) -> JournalCopy:
         """The same of a buffer that a gateway works with."""
-        _refuse_without_journal(buffer)
         try:
-            source = connect_reading(buffer)
-            target = sqlite3.connect(scratch / _JOURNAL)
+            source = schema.connect_reading(str(buffer / JOURNAL))
+            target = sqlite3.connect(scratch / JOURNAL)
             try:
                 source.backup(target)
             finally:
@@ -75,7 +72,7 @@ class JournalCopy:
 
     @classmethod
     def _of(cls, scratch: Path, warnings: list[str]) -> JournalCopy:
-        connection = sqlite3.connect(scratch / _JOURNAL)
+        connection = sqlite3.connect(scratch / JOURNAL)
         try:
             connection.execute("PRAGMA trusted_schema = OFF")
             schema.check_version(connection)
@@ -157,14 +154,9 @@ class JournalCopy:
             self.warnings.append(warning)
 
 
-def connect_reading(buffer: Path) -> sqlite3.Connection:
-    """A connection to a journal that a gateway works with, which writes nothing. sqlite3.Error."""
-    return sqlite3.connect(f"file:{quote(str(buffer / _JOURNAL))}?mode=ro", uri=True, isolation_level=None)
-
-
-def _refuse_without_journal(buffer: Path) -> None:
-    """SQLite would make a new one, in which nothing is."""
-    if not (buffer / _JOURNAL).exists():
+def refuse_without_journal(buffer: Path) -> None:
+    """StartupError where there is none: SQLite would make a new one, in which nothing is."""
+    if not (buffer / JOURNAL).exists():
         raise StartupError(f"{buffer} holds no write-back journal")
-    if (buffer / _JOURNAL).stat().st_size == 0 and not (buffer / _LOG).exists():
+    if (buffer / JOURNAL).stat().st_size == 0 and not (buffer / _LOG).exists():
         raise StartupError(f"the write-back journal in {buffer} is empty, and its log is missing")
