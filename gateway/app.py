@@ -13,7 +13,7 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.closed import Blocks, ClosedCache
 from gateway.blocks.scrubbing import Scrubber, ScrubSettings
 from gateway.blocks.settings import BlockSettings
-from gateway.buffering import Bounding, Flushing, Surroundings, is_needed, opened_buffer
+from gateway.buffering import Bounding, Flushing, Surroundings, flushing, is_needed, opened_buffer
 from gateway.clock import Clock, SystemClock
 from gateway.config import Settings
 from gateway.counting import WorkerMetrics
@@ -41,6 +41,7 @@ from gateway.origin.settings import OriginSettings
 from gateway.policy.grants import Grant
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
+from gateway.writeback.desk import NoDesk, WritebackDesk
 from gateway.writeback.telling import Teller
 
 SNAPSHOTS = "snapshots"
@@ -184,6 +185,11 @@ class Upkeep:
     snapshots: SnapshotDesk
     flushing: Flushing | None
 
+    @property
+    def writeback(self) -> WritebackDesk | NoDesk:
+        """Who sees to what the origin does not have yet."""
+        return self.flushing.desk if self.flushing is not None else NoDesk()
+
 
 @asynccontextmanager
 async def upkeep(settings: Settings, *, instance_id: str, lease_end: socket | None = None) -> AsyncIterator[Upkeep]:
@@ -206,9 +212,10 @@ async def upkeep(settings: Settings, *, instance_id: str, lease_end: socket | No
         try:
             events = OriginEvents(catalog, blocks, node.slots)
             desk = SnapshotDesk(tools, jobs)
-            around = Surroundings(node.origin, catalog, blocks, node.slots, node.clock, Teller(node.metrics.writeback))
-            flushing = Flushing(buffer, around, node.metrics.writeback) if buffer is not None else None
-            yield Upkeep(jobs, events, indexes, blocks, _scrubber(settings, blocks), desk, flushing)
+            counters = node.metrics.writeback
+            around = Surroundings(node.origin, catalog, blocks, node.slots, node.clock, Teller(counters), counters)
+            async with flushing(settings, buffer, around) as flusher:
+                yield Upkeep(jobs, events, indexes, blocks, _scrubber(settings, blocks), desk, flusher)
         finally:
             await indexes.close()
             await jobs.close()

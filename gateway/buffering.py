@@ -12,18 +12,23 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.closed import Blocks
 from gateway.clock import Clock
 from gateway.config import Settings
+from gateway.counting import WritebackMetrics
 from gateway.errors import BufferUnavailable, StoreUnavailable
 from gateway.metadata.catalog import Catalog
 from gateway.operations.absorbing.publishing import Publisher
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slots
+from gateway.writeback.alarms import Alarms
 from gateway.writeback.bounds import BoundsObserver
 from gateway.writeback.buffer import WritebackBuffer
+from gateway.writeback.deciding import Decider
+from gateway.writeback.desk import WritebackDesk
 from gateway.writeback.early_parts import EarlyParts
-from gateway.writeback.exposure import Exposure, ExposureObserver
+from gateway.writeback.exposure import Exposure
 from gateway.writeback.flush import FlushObserver, Tools
 from gateway.writeback.flush_requests import FlushRequests
 from gateway.writeback.flusher import Flusher
+from gateway.writeback.overview import Overview
 
 BALLAST_SECONDS = 10.0
 """How often room is set aside again that was given up."""
@@ -83,20 +88,26 @@ class Surroundings:
     slots: Slots
     clock: Clock
     observer: FlushObserver
+    counters: WritebackMetrics
 
 
 class Flushing:
     """What takes the buffer's content to the origin; in one process of a gateway."""
 
-    def __init__(self, buffer: WritebackBuffer, around: Surroundings, exposed: ExposureObserver) -> None:
+    def __init__(self, buffer: WritebackBuffer, overview: Overview, around: Surroundings) -> None:
         publisher = Publisher(around.catalog, around.blocks, around.slots, buffer.staging)
         requests = FlushRequests(around.origin, buffer.staging, buffer.threads)
-        tools = Tools(buffer.journal, requests, publisher, around.observer)
+        alarms = Alarms(around.observer, around.clock)
+        tools = Tools(buffer.journal, requests, publisher, alarms)
         self.buffer = buffer
         self._clock = around.clock
         self.flusher = Flusher(tools, around.clock)
         self._early_parts = EarlyParts(tools, around.clock)
-        self._exposure = Exposure(buffer.bounds, around.clock, exposed)
+        self._exposure = Exposure(buffer.bounds, around.clock, around.counters)
+        decider = Decider(tools, alarms, around.clock)
+        slots = [slot.name for slot in around.slots if slot.write == "back"]
+        self.desk = WritebackDesk(overview, alarms, self.flusher, decider, slots, around.clock)
+        self._gauge = around.counters.not_flushed
 
     async def run(self) -> None:
         """For ever. What is under way when this is cancelled is found out by the next one."""
@@ -105,8 +116,24 @@ class Flushing:
             group.create_task(self._early_parts.run())
             group.create_task(self._exposure.run())
             group.create_task(self._keep_ballast())
+            group.create_task(self.desk.watch(self._gauge))
 
     async def _keep_ballast(self) -> None:
         while True:
             await self.buffer.keep_ballast()
             await self._clock.sleep(BALLAST_SECONDS)
+
+
+@asynccontextmanager
+async def flushing(
+    settings: Settings, buffer: WritebackBuffer | None, around: Surroundings
+) -> AsyncIterator[Flushing | None]:
+    """What flushes a buffer, to be run; None where there is none."""
+    if buffer is None:
+        yield None
+        return
+    overview = Overview(buffer_directory(settings))
+    try:
+        yield Flushing(buffer, overview, around)
+    finally:
+        await asyncio.to_thread(overview.close)

@@ -57,6 +57,7 @@ from gateway.metrics import (
     WRITEBACK_FLUSH_FAILURES,
     WRITEBACK_FLUSHED_BYTES,
     WRITEBACK_FLUSHED_OBJECTS,
+    WRITEBACK_NOT_FLUSHED,
     WRITEBACK_OLDEST_SECONDS,
     WRITEBACK_PACED_SECONDS,
     WRITEBACK_PENDING_BYTES,
@@ -228,6 +229,10 @@ class WritebackMetrics:
         WRITEBACK_PENDING_BYTES.set(exposure.pending_bytes, slot)
         WRITEBACK_PENDING_OBJECTS.set(exposure.pending_objects, slot)
         WRITEBACK_OLDEST_SECONDS.set(exposure.oldest_seconds, slot)
+
+    def not_flushed(self, slot: str, state: str, objects: int) -> None:
+        """How many do not get to the origin now."""
+        WRITEBACK_NOT_FLUSHED.set(objects, slot, state)
 
 
 class SmallAnswerMetrics:

@@ -15,6 +15,8 @@ ForebayError
 │   ├── SnapshotConflict       there is one already, or it is in use
 │   └── SnapshotUnusable       it is damaged, of another version, or not of the prefix; left as it is
 ├── WritebackError
+│   ├── NothingPending         nothing of that name is pending
+│   ├── NotToBeDecided         what is pending is on its way, so that nobody is to decide about it
 │   ├── BufferUnavailable      the write-back buffer cannot take or give bytes now: nothing was acknowledged
 │   │   └── BufferRefused          … nor written down: what lies there for it may go
 │   └── BufferDamaged          what lies in the write-back buffer is not what was acknowledged: kept, never sent on
@@ -105,6 +107,14 @@ class OriginBodyError(OriginError):
 
 class WritebackError(ForebayError):
     """Something about the write-back buffer went wrong."""
+
+
+class NothingPending(WritebackError):
+    """Nothing is pending under a key, or not any more."""
+
+
+class NotToBeDecided(WritebackError):
+    """What is pending under a key is on its way to the origin, or in another state than the decision is about."""
 
 
 class BufferUnavailable(WritebackError):

@@ -279,6 +279,14 @@ WRITEBACK_PACED_SECONDS = Counter(
     "Time that acknowledgements were held back because the buffer filled faster than it was flushed, summed over all "
     "that waited side by side.",
 )
+WRITEBACK_NOT_FLUSHED = Gauge(
+    "forebay_writeback_not_flushed_objects",
+    "objects",
+    ("slot", "state"),
+    "Acknowledged writes that do not get to the origin now. state: failing (tried again and again: 403, a bucket that "
+    "is gone, expired credentials, no answer), conflict (others have changed the object: forebay writeback resolve) or "
+    "damaged. forebay writeback list --problems names them.",
+)
 
 SNAPSHOT_REFUSALS = Counter(
     "forebay_snapshot_refusals_total",

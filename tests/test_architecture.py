@@ -34,7 +34,7 @@ ALLOWED: Mapping[str, set[str]] = {
     "jobs": BASE | {"origin", "policy", "metadata", "blocks", "writeback"},
     "edge": BASE | {"operations", "policy", "origin"},
     "metering": BASE | SETTINGS | COUNTING | {"origin", "policy"},
-    "buffering": BASE | SETTINGS | {"operations", "policy", "metadata", "blocks", "writeback", "origin"},
+    "buffering": BASE | SETTINGS | COUNTING | {"operations", "policy", "metadata", "blocks", "writeback", "origin"},
     "app": BASE
     | SETTINGS
     | COUNTING
@@ -42,7 +42,7 @@ ALLOWED: Mapping[str, set[str]] = {
     "control": BASE | SETTINGS | COUNTING | {"", "jobs", "policy"},
     "serve": LEAVES | SETTINGS | COUNTING | {"", "app", "control", "edge", "jobs", "metering", "writeback"},
     "demo": LEAVES | {""},
-    "cli": LEAVES | SETTINGS | COUNTING | {"", "serve", "control", "demo"},
+    "cli": LEAVES | SETTINGS | COUNTING | {"", "serve", "control", "demo", "writeback"},
     "__main__": {"cli"},
     "": set(),
 }

@@ -17,7 +17,7 @@ import yaml
 from gateway import __version__
 from gateway.config.loading import load_settings
 from gateway.config.settings import Settings
-from gateway.config.units import parse_size_bytes
+from gateway.config.units import parse_duration_seconds, parse_size_bytes
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 DOCKERFILE = DEPLOY / "Dockerfile"
@@ -145,7 +145,12 @@ def test_the_configuration_is_accepted_and_agrees_with_the_pod(manifest: Path, s
     assert settings.admin.token is not None
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert {str(settings.cache.directory), "/etc/forebay/keys", container["args"][-1]} <= mounts
-    assert _pod(manifest)["terminationGracePeriodSeconds"] > settings.server.shutdown_grace_seconds
+    drain = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert drain[:4] == ["forebay", "flush", "s3://", "--wait"]
+    assert drain[-1] == container["args"][-1]
+    drain_seconds = parse_duration_seconds(drain[drain.index("--timeout") + 1])
+    grace_seconds = _pod(manifest)["terminationGracePeriodSeconds"]
+    assert grace_seconds > drain_seconds + settings.server.shutdown_grace_seconds
 
 
 @every_manifest

@@ -11,7 +11,7 @@ import structlog
 import typer
 
 from gateway import __version__
-from gateway.cli import jobs, snapshots
+from gateway.cli import jobs, snapshots, writeback
 from gateway.cli.common import (
     AdminUrlOption,
     ConfigOption,
@@ -22,6 +22,7 @@ from gateway.cli.common import (
     print_json,
     report_problems,
 )
+from gateway.cli.flush import flush
 from gateway.cli.status import show_status
 from gateway.config import public_settings
 from gateway.config.loading import load_settings
@@ -38,6 +39,8 @@ app = typer.Typer(
 )
 jobs.add_to(app)
 app.add_typer(snapshots.app)
+app.command()(flush)
+app.add_typer(writeback.app)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -45,11 +46,30 @@ def show_status(document: dict[str, Any]) -> None:
         console.print(text, style="red" if problem else None, soft_wrap=True, highlight=False, markup=False)
     for index in document["indexes"]:
         console.print(_index(index), soft_wrap=True, highlight=False, markup=False)
+    if document["writeback"] is not None:
+        _show_writeback(console, document["writeback"])
     table = Table("process", "pid", "state", "restarts")
     for process in gateway["processes"]:
         ready = "ready" if process["ready"] else "down"
         table.add_row(process["name"], str(process["process_id"] or "-"), ready, str(process["restarts"]))
     console.print(table)
+
+
+def _show_writeback(console: Console, pending: dict[str, Any]) -> None:
+    """`not at the origin yet, checkpoints: 12 objects, 3.1 GiB, the oldest for 0:00:12`"""
+    for slot in pending["slots"]:
+        text = f"not at the origin yet, {slot['slot']}: {slot['objects']} objects, {slot['bytes'] / 2**30:.1f} GiB"
+        if slot["oldest_acknowledged_at"] is not None:
+            age_seconds = max(0.0, time.time() - slot["oldest_acknowledged_at"])
+            text += f", the oldest for {timedelta(seconds=round(age_seconds))}"
+        if slot["open_uploads"]:
+            text += f"; {slot['open_uploads']} uploads are open"
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
+        wrong = [f"{slot[name]} {name}" for name in ("conflicts", "damaged", "failing") if slot[name]]
+        if wrong:
+            reason = f" ({slot['reason']})" if slot["reason"] else ""
+            text = f"{slot['slot']}: {', '.join(wrong)}{reason}: forebay writeback list --problems"
+            console.print(text, style="bold red", soft_wrap=True, highlight=False, markup=False)
 
 
 def _index(index: dict[str, Any]) -> str:

@@ -25,6 +25,7 @@ from gateway.control.page import render
 from gateway.control.reachability import OriginProbe
 from gateway.control.snapshots import SnapshotsApi
 from gateway.control.state import StateHolder
+from gateway.control.writeback import WritebackApi
 from gateway.errors import StoreUnavailable
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -40,6 +41,7 @@ def control_app(
     lent = lent or Holders()
     control = _Control(settings, holder, metrics_directory, lent)
     work, events, frozen = JobsApi(lent.jobs), EventsApi(lent.changes), SnapshotsApi(lent.snapshots)
+    pending = WritebackApi(lent.writeback)
     guard = Guard(settings.admin)
     return Starlette(
         routes=[
@@ -65,6 +67,12 @@ def control_app(
             Route("/api/v1/snapshots/{name}", guard(frozen.delete), methods=["DELETE"]),
             Route("/api/v1/snapshots/{name}/objects", guard(frozen.objects)),
             Route("/api/v1/snapshots/{name}/diff", guard(frozen.diff)),
+            Route("/api/v1/flush", guard(pending.flush), methods=["POST"]),
+            Route("/api/v1/flush", guard(pending.progress), methods=["GET"]),
+            Route("/api/v1/writeback", guard(pending.show)),
+            Route("/api/v1/writeback/objects", guard(pending.objects)),
+            Route("/api/v1/writeback/uploads", guard(pending.uploads)),
+            Route("/api/v1/writeback/resolve", guard(pending.resolve), methods=["POST"]),
             Route("/api/openapi.json", guard(control.openapi)),
         ]
     )
@@ -166,6 +174,7 @@ class _Control:
             "pins": self._pins(),
             "frozen": await self._frozen(),
             "indexes": self._lent.indexes.documents() or [],
+            "writeback": await self._lent.writeback.summary(),
             "slots": [
                 {
                     "name": slot.name,

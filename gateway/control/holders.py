@@ -9,6 +9,7 @@ from gateway.control.indexes import IndexHolder
 from gateway.control.jobs import JobsHolder
 from gateway.control.scrub import ScrubHolder
 from gateway.control.snapshots import SnapshotsHolder
+from gateway.control.writeback import WritebackHolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +21,4 @@ class Holders:
     changes: ChangesHolder = field(default_factory=ChangesHolder)
     indexes: IndexHolder = field(default_factory=IndexHolder)
     snapshots: SnapshotsHolder = field(default_factory=SnapshotsHolder)
+    writeback: WritebackHolder = field(default_factory=WritebackHolder)

@@ -7,6 +7,7 @@ from typing import Any
 from gateway import __version__
 from gateway.control.jobs import MANIFEST_TYPE
 from gateway.control.openapi_snapshots import snapshot_paths
+from gateway.control.openapi_writeback import SUMMARY, writeback_paths
 from gateway.metrics import DISK_STATES
 
 _PROCESS = {
@@ -135,6 +136,7 @@ _STATUS = {
         "pins": {"type": "array", "items": {"type": "string", "description": "s3://bucket/prefix"}},
         "frozen": {"type": "array", "items": _FROZEN},
         "indexes": {"type": "array", "items": _INDEX},
+        "writeback": SUMMARY,
         "slots": {"type": "array", "items": _SLOT},
     },
 }
@@ -226,6 +228,7 @@ def describe() -> dict[str, Any]:
             "/api/v1/jobs": _get("Jobs, the oldest first.", "application/json", _JOBS),
             "/api/v1/jobs/{job_id}": _job(),
             **snapshot_paths(_JOB, _GUARDED),
+            **writeback_paths(_GUARDED),
             "/api/openapi.json": _get("This document.", "application/json", {"type": "object"}),
         },
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from html import escape
 from typing import Any
@@ -39,6 +40,7 @@ def render(status: dict[str, Any]) -> str:
         (s["name"], s["prefix"], s["mode"], _gib(s["usage_bytes"]), _gib(s["capacity_bytes"]), _ratio(s["hit_ratio"]))
         for s in status["slots"]
     ]
+    pending = [_pending(one) for one in (status["writeback"] or {"slots": []})["slots"]]
     frozen = [(one["slot"], one["snapshot"], one["problem"] or "in use") for one in status["frozen"]]
     indexes = [
         (i["slot"], "yes" if i["complete"] else "no", _age(i["age_seconds"]), i["keys"], i["state"])
@@ -47,9 +49,19 @@ def render(status: dict[str, Any]) -> str:
     body = _table((), facts) + _table(("process", "pid", "state", "restarts"), processes)
     if indexes:
         body += _table(("index of slot", "complete", "age", "keys", "state"), indexes)
+    if pending:
+        body += _table(("not at the origin yet", "objects", "bytes", "oldest", "open uploads", "state"), pending)
     head = ("slot", "prefix", "mode", "in use", "guaranteed", "bytes from cache")
     body += _table(head, slots) if slots else ""
     return _PAGE.format(body=body + (_table(("slot", "frozen by", "state"), frozen) if frozen else ""))
+
+
+def _pending(slot: dict[str, Any]) -> tuple[object, ...]:
+    oldest_at = slot["oldest_acknowledged_at"]
+    age_seconds = None if oldest_at is None else max(0.0, time.time() - oldest_at)
+    wrong = [f"{slot[name]} {name}" for name in ("conflicts", "damaged", "failing") if slot[name]]
+    state = ", ".join([*wrong, *([slot["reason"]] if slot["reason"] else [])]) or "well"
+    return slot["slot"], slot["objects"], _gib(slot["bytes"]), _age(age_seconds), slot["open_uploads"], state
 
 
 def _ratio(ratio: float | None) -> str:

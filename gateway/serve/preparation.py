@@ -6,6 +6,8 @@ import fcntl
 import os
 import resource
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
@@ -94,6 +96,36 @@ def lock_directory(directory: Path) -> int:
             raise opening_failure(f"cache.directory {directory}", error) from error
         raise
     return descriptor
+
+
+@contextmanager
+def kept_from_gateways(directory: Path) -> Iterator[bool]:
+    """While this lasts, no gateway starts on a directory; False where one is at work already. Writes nothing.
+
+    A directory without a lock file is one that no gateway has opened. OSError when the file cannot be opened.
+    """
+    try:
+        descriptor = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield True
+        return
+    try:
+        yield _is_free(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_free(descriptor: int) -> bool:
+    """Locks it; False while a gateway is at work. Children of one that was killed are waited for."""
+    deadline = time.monotonic() + _ORPHANS_GONE_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if _is_alive(_holder(descriptor)) or time.monotonic() > deadline:
+                return False
+        time.sleep(0.02)
 
 
 def _acquire(descriptor: int, directory: Path) -> None:

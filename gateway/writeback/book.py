@@ -28,8 +28,8 @@ class Book(ObjectRows):
         """CreateMultipartUpload was answered by the origin, or is to be."""
         key = upload.fixed.key
         self._rows.execute(
-            "INSERT INTO uploads VALUES (?, ?, ?, ?)",
-            (upload.upload_id, key.bucket, encoded(key), codec.pack_upload(upload)),
+            "INSERT INTO uploads VALUES (?, ?, ?, ?, ?)",
+            (upload.upload_id, key.bucket, encoded(key), upload.fixed.slot, codec.pack_upload(upload)),
         )
 
     def upload(self, upload_id: str) -> Upload | None:

@@ -59,6 +59,9 @@ class FlushObserver(Protocol):
     def failing(self, pending: PendingObject, failures: int, reason: str) -> None:
         """It failed, and is tried again."""
 
+    def goes_on(self, pending: PendingObject) -> None:
+        """The origin has taken something of it, after it had failed."""
+
     def conflict(self, pending: PendingObject) -> None:
         """Others have changed the key at the origin: kept, until somebody decides."""
 
@@ -92,6 +95,8 @@ class OneFlush:
         self._dice = dice
         self._on_wait = on_wait
         self.waits = False
+        self._has_failed = False
+        self._pause: asyncio.Future[None] | None = None
         self._events: asyncio.Queue[asyncio.Task[Event | None]] = asyncio.Queue()
         self._under_way: set[asyncio.Task[Event | None]] = set()
 
@@ -114,6 +119,11 @@ class OneFlush:
                 raise
         finally:
             await self._stop()
+
+    def hurry(self) -> None:
+        """Wait no more, but try again now."""
+        if self._pause is not None:
+            self._pause.cancel()
 
     def _is_pending(self, sequence: int) -> bool:
         return self._journal.read(lambda book: book.has_object(sequence))
@@ -170,6 +180,9 @@ class OneFlush:
         if isinstance(event, PartSent):
             part: Part = replace(instruction.part, origin_etag=event.etag)
             await self._journal.change(lambda book: book.piece_sent(pending.sequence, part))
+            if self._has_failed:
+                self._has_failed = False
+                self._observer.goes_on(pending)
         return event
 
     async def _when_marked(self, pending: PendingObject, send: Callable[[], Awaitable[Event]]) -> Event:
@@ -182,11 +195,13 @@ class OneFlush:
     async def _wait(self, pending: PendingObject, instruction: Wait) -> Event:
         self._observer.failing(pending, instruction.failures, instruction.reason)
         longest = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(instruction.failures, 10))
-        self.waits = True
+        self.waits = self._has_failed = True
         self._on_wait()
+        self._pause = asyncio.ensure_future(self._clock.sleep(longest * self._dice.uniform(0.5, 1.0)))
         try:
-            await self._clock.sleep(longest * self._dice.uniform(0.5, 1.0))
+            await asyncio.wait({self._pause})
         finally:
+            self._pause.cancel()
             self.waits = False
         if not self._is_pending(pending.sequence):
             raise Overtaken

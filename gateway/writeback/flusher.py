@@ -16,6 +16,7 @@ from functools import partial
 from gateway.clock import Clock
 from gateway.errors import BufferDamaged, BufferUnavailable
 from gateway.objects import ObjectKey
+from gateway.policy.prefixes import Prefix
 from gateway.writeback.book import Book
 from gateway.writeback.flush import OneFlush, Tools
 from gateway.writeback.records import PendingObject
@@ -47,6 +48,12 @@ class _SlotFlushes:
         at_work = len(self._flushes) - waiting
         return at_work < FLUSHES_PER_SLOT and waiting < WAITING_PER_SLOT
 
+    def hurry(self, prefix: Prefix) -> None:
+        """Have what waits under a prefix be tried now."""
+        for key, flush in self._flushes.items():
+            if prefix.covers(key.bucket, key.key):
+                flush.hurry()
+
     def begin(self, key: ObjectKey, flush: OneFlush) -> None:
         self._flushes[key] = flush
 
@@ -67,6 +74,12 @@ class Flusher:
 
     def wake(self) -> None:
         self._news.set()
+
+    def hurry(self, prefix: Prefix) -> None:
+        """Try now what waits under a prefix because it has failed."""
+        for slot in self._slots.values():
+            slot.hurry(prefix)
+        self.wake()
 
     async def run(self) -> None:
         """For ever. A journal that cannot be used now is asked again."""

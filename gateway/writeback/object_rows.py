@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from gateway.errors import BufferDamaged
 from gateway.objects import ObjectKey
 from gateway.writeback import codec
 from gateway.writeback.file_rows import encoded
@@ -131,11 +132,11 @@ class ObjectRows(OriginRows):
             self.piece_sent(pending.sequence, replace(part, origin_etag=None))
 
     def piece_sent(self, sequence: int, part: Part) -> None:
-        """The origin has a part of a pending object."""
+        """The origin has a part of a pending object, or, without an ETag of its own, has it no more."""
         place = ("pieces", sequence, part.number)
         self._rows.execute(
-            "UPDATE pieces SET record = ? WHERE sequence = ? AND number = ?",
-            (codec.pack_part(place, part), sequence, part.number),
+            "UPDATE pieces SET record = ?, sent = ? WHERE sequence = ? AND number = ?",
+            (codec.pack_part(place, part), part.origin_etag is not None, sequence, part.number),
         )
 
     def settle(self, sequence: int, etag: str | None, now: float) -> None:
@@ -156,22 +157,45 @@ class ObjectRows(OriginRows):
             self._remove_unsent(given_up)
             self._expect(given_up.key, given_up.base)
 
+    def discard(self, sequence: int, now: float, *, only_conflict: bool) -> bool:
+        """Give up an object because somebody has decided so, also one whose row is damaged; False when it is pending
+        no more, or, with `only_conflict`, is none."""
+        row = self._row("SELECT record FROM objects WHERE sequence = ?", sequence)
+        if row is None:
+            return False
+        try:
+            given_up = codec.unpack_object(sequence, row[0])
+        except BufferDamaged:
+            self._remove(sequence)
+            return True
+        if only_conflict and given_up.state is not State.CONFLICT:
+            return False
+        self._remove_unsent(given_up)
+        base = given_up.base
+        if given_up.state is State.SENDING:  # it may have arrived, or still do
+            base = replace(base, etags=(*base.etags, given_up.etag))
+            self.did(given_up.key, OwnDoing(now, known=False))
+        self._expect(given_up.key, base)
+        return True
+
     def _enter(self, pending: PendingObject) -> PendingObject:
         earlier = [one for one in self._pending_of(pending.key) if one.state is not State.SENDING]
         base = earlier[0].base if earlier else self._base_now(pending)
         place = place_of(pending.key)
         self._presence.set(place)
         inserted = self._rows.execute(
-            "INSERT INTO objects (bucket, key, place, slot, startable, record) VALUES (?, ?, ?, ?, 1, ?)",
-            (pending.key.bucket, encoded(pending.key), place, pending.fixed.slot, b""),
+            "INSERT INTO objects (bucket, key, place, slot, startable, size_bytes, record) "
+            "VALUES (?, ?, ?, ?, 1, ?, ?)",
+            (pending.key.bucket, encoded(pending.key), place, pending.fixed.slot, pending.size_bytes, b""),
         )
         stored = replace(pending, sequence=int(inserted.lastrowid or 0), base=base)
         self.change(stored)
         for part in stored.parts:
             self._put_file(part.file, stored.fixed.slot)
             packed = codec.pack_part(("pieces", stored.sequence, part.number), part)
-            row = (stored.sequence, part.number, part.file.name, packed)
-            self._rows.execute("INSERT INTO pieces VALUES (?, ?, ?, ?)", row)
+            is_sent = part.origin_etag is not None
+            row = (stored.sequence, part.number, part.file.name, is_sent, part.file.size_bytes, packed)
+            self._rows.execute("INSERT INTO pieces VALUES (?, ?, ?, ?, ?, ?)", row)
         for one in earlier:
             self._remove_unsent(one)
         return stored

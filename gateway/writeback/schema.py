@@ -13,7 +13,8 @@
 
 Keys of objects are blobs of UTF-8, so that they come in S3's order. `place` is the key's place in presence.py;
 `startable` is 0 for what waits for a person, `sent` 1 for parts that the origin has, or need not have yet. A part that
-only the origin has names no file (`""`). Triggers keep `usage`: whatever changes files or objects changes it, too.
+only the origin has names no file (`""`). Triggers keep `usage`: whatever changes files or objects changes it, too. Other
+sizes and slots are what the records say, for sums.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import suppress
+from urllib.parse import quote
 
 from gateway.errors import StartupError
 
@@ -40,7 +42,7 @@ CREATE TABLE usage (
   slot TEXT PRIMARY KEY, staged_bytes INTEGER NOT NULL, objects INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE uploads (
-  upload_id TEXT PRIMARY KEY, bucket TEXT NOT NULL, key BLOB NOT NULL, record BLOB NOT NULL
+  upload_id TEXT PRIMARY KEY, bucket TEXT NOT NULL, key BLOB NOT NULL, slot TEXT NOT NULL, record BLOB NOT NULL
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX uploads_by_key ON uploads (bucket, key, upload_id);
 CREATE TABLE parts (
@@ -51,15 +53,17 @@ CREATE INDEX parts_unsent ON parts (upload_id, number) WHERE sent = 0;
 CREATE INDEX parts_by_file ON parts (file);
 CREATE TABLE objects (
   sequence INTEGER PRIMARY KEY AUTOINCREMENT, bucket TEXT NOT NULL, key BLOB NOT NULL, place INTEGER NOT NULL,
-  slot TEXT NOT NULL, startable INTEGER NOT NULL, record BLOB NOT NULL
+  slot TEXT NOT NULL, startable INTEGER NOT NULL, size_bytes INTEGER NOT NULL, record BLOB NOT NULL
 ) STRICT;
 CREATE INDEX objects_by_key ON objects (bucket, key, sequence);
 CREATE INDEX objects_by_place ON objects (place);
+CREATE INDEX objects_in_conflict ON objects (sequence) WHERE startable = 0;
 CREATE INDEX objects_by_slot ON objects (slot, startable, sequence);
 CREATE TABLE pieces (
-  sequence INTEGER NOT NULL, number INTEGER NOT NULL, file TEXT NOT NULL, record BLOB NOT NULL,
-  PRIMARY KEY (sequence, number)
+  sequence INTEGER NOT NULL, number INTEGER NOT NULL, file TEXT NOT NULL, sent INTEGER NOT NULL,
+  size_bytes INTEGER NOT NULL, record BLOB NOT NULL, PRIMARY KEY (sequence, number)
 ) STRICT, WITHOUT ROWID;
+CREATE INDEX pieces_sent ON pieces (sequence) WHERE sent = 1;
 CREATE INDEX pieces_by_file ON pieces (file);
 CREATE TABLE ended (upload_id TEXT PRIMARY KEY, ended_at REAL NOT NULL, record BLOB NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE profiles (bucket TEXT PRIMARY KEY, record BLOB NOT NULL) STRICT, WITHOUT ROWID;
@@ -94,6 +98,11 @@ def connect(path: str) -> sqlite3.Connection:
     return connection
 
 
+def connect_reading(path: str) -> sqlite3.Connection:
+    """A connection that changes nothing, to a journal that others have open. sqlite3.Error."""
+    return sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, isolation_level=None, check_same_thread=False)
+
+
 def _create_file(path: str) -> None:
     """Where there is none. To close a second descriptor of a file that SQLite has open in this process drops its locks
     (POSIX): who closes the file next would take himself for the last, and remove the log that others write to.
@@ -106,18 +115,24 @@ def prepare(connection: sqlite3.Connection) -> None:
     """Make the tables of a new journal; StartupError for one of another version, which stays as it is."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        version = _pragma(connection, "user_version")
-        if version == 0 and _pragma(connection, "schema_version") == 0:
+        if _pragma(connection, "user_version") == 0 and _pragma(connection, "schema_version") == 0:
             _create(connection)
-        elif version != VERSION or _pragma(connection, "application_id") != _APPLICATION_ID:
-            raise StartupError(
-                f"the write-back journal has version {version}, this version of Forebay reads {VERSION}: what it holds "
-                "is untouched; run the version that wrote it until everything is flushed"
-            )
+        else:
+            check_version(connection)
         connection.execute("COMMIT")
     except BaseException:
         connection.execute("ROLLBACK")
         raise
+
+
+def check_version(connection: sqlite3.Connection) -> None:
+    """StartupError for a journal of another version, or what is none."""
+    version = _pragma(connection, "user_version")
+    if version != VERSION or _pragma(connection, "application_id") != _APPLICATION_ID:
+        raise StartupError(
+            f"the write-back journal has version {version}, this version of Forebay reads {VERSION}: what it holds "
+            "is untouched; run the version that wrote it until everything is flushed"
+        )
 
 
 def _create(connection: sqlite3.Connection) -> None:

@@ -43,6 +43,9 @@ class Teller:
                 reason=reason,
             )
 
+    def goes_on(self, pending: PendingObject) -> None:
+        _log.info("a write that could not be flushed goes on", object=str(pending.key), slot=pending.fixed.slot)
+
     def conflict(self, pending: PendingObject) -> None:
         self._counters.flush_conflict(pending.fixed.slot)
         _log.error(

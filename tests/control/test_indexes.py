@@ -38,6 +38,7 @@ def status_of(found: Progress) -> dict[str, Any]:
         "pins": [],
         "frozen": [],
         "slots": [],
+        "writeback": None,
         "indexes": OneIndex(found).documents(),
     }
 

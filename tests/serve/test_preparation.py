@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import StartupError
-from gateway.serve.preparation import LOCK_NAME, lock_directory, prepare_directory, raise_descriptor_limit
+from gateway.serve.preparation import (
+    LOCK_NAME,
+    kept_from_gateways,
+    lock_directory,
+    prepare_directory,
+    raise_descriptor_limit,
+)
 
 LIMITED = """
 import resource, sys
@@ -120,3 +126,19 @@ def test_a_low_limit_is_warned_of_and_a_hopeless_one_refused() -> None:
     hopeless = with_limits(100, 100)
     assert hopeless.returncode == 1
     assert "StartupError: the limit of open files is 100" in hopeless.stderr
+
+
+def test_a_directory_is_kept_from_gateways_while_somebody_reads_it(tmp_path: Path) -> None:
+    """None starts meanwhile; one that is at work is told of, and one that was killed does not count."""
+    with kept_from_gateways(tmp_path) as is_free:
+        assert is_free  # no gateway was ever there
+    assert list(tmp_path.iterdir()) == []
+    lock = lock_directory(tmp_path)
+    with kept_from_gateways(tmp_path) as is_free:
+        assert not is_free
+    os.close(lock)
+    with kept_from_gateways(tmp_path) as is_free:
+        assert is_free
+        with pytest.raises(StartupError, match="another forebay serve"):
+            lock_directory(tmp_path)
+    os.close(lock_directory(tmp_path))

@@ -40,6 +40,9 @@ class Silent:
     def failing(self, pending: PendingObject, failures: int, reason: str) -> None:
         print(f"{pending.key}: {reason}")
 
+    def goes_on(self, pending: PendingObject) -> None:
+        """Nothing to be done."""
+
     def conflict(self, pending: PendingObject) -> None:
         assert self._conflicts, f"{pending.key} is a conflict"
 

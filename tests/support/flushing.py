@@ -45,6 +45,9 @@ class Observer:
     def failing(self, pending: PendingObject, failures: int, reason: str) -> None:
         self.failures.append(reason)
 
+    def goes_on(self, pending: PendingObject) -> None:
+        """Nothing to be done."""
+
     def conflict(self, pending: PendingObject) -> None:
         self.conflicts.append(pending.key.key)
 
@@ -70,17 +73,17 @@ class Buffer:
         for name in names:
             self.staging.remove(name)
 
-    def _tools(self) -> Tools:
+    def tools(self) -> Tools:
         requests = FlushRequests(self.origin, self.staging, self.threads)
         return Tools(self.journal, requests, self.observer, self.observer)
 
     def start(self) -> None:
         """Flush what is pending."""
-        self._flushing = asyncio.create_task(Flusher(self._tools(), self.clock).run())
+        self._flushing = asyncio.create_task(Flusher(self.tools(), self.clock).run())
 
     def start_early(self) -> None:
         """Send parts of open uploads, and nothing else."""
-        self._flushing = asyncio.create_task(EarlyParts(self._tools(), self.clock).run())
+        self._flushing = asyncio.create_task(EarlyParts(self.tools(), self.clock).run())
 
     async def kill(self) -> None:
         """The flushing process is gone, in the middle of whatever it did."""

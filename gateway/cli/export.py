@@ -1,0 +1,107 @@
+"""`forebay writeback export`: what the origin does not have, out of a cache directory, without a gateway."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from gateway.cli.common import ConfigOption, JsonOption, as_a_client, fail, load, print_json
+from gateway.cli.jobs import size_text
+from gateway.errors import StartupError, WritebackError
+from gateway.serve.preparation import kept_from_gateways
+
+if TYPE_CHECKING:
+    from gateway.writeback.salvage.records import Findings
+
+_COLUMNS = (
+    TextColumn("{task.description}"),
+    BarColumn(),
+    DownloadColumn(binary_units=True),
+    TransferSpeedColumn(),
+    TimeRemainingColumn(),
+)
+
+TargetArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Where to: made where it is not there.")]
+DirectoryOption = Annotated[
+    Path | None, typer.Option("--directory", metavar="CACHE_DIR", help="cache.directory, or a copy of it.")
+]
+RunningOption = Annotated[
+    bool, typer.Option("--while-running", help="Though a gateway is at work: what it flushes meanwhile is left out.")
+]
+
+
+def export(
+    target: TargetArgument,
+    directory: DirectoryOption = None,
+    while_running: RunningOption = False,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Copy all that the origin does not have out of a cache directory, which is only read. No gateway is needed.
+
+    Exit code 1 when something could not be copied; everything else is, then, too.
+    """
+    from gateway.writeback.salvage.export import buffer_of, export
+
+    cache = directory or load(config, as_a_client(os.environ)).settings.cache.directory
+    try:
+        with kept_from_gateways(cache) as is_free, _Bar(quiet=json) as bar:
+            if not is_free and not while_running:
+                fail(f"a gateway is at work in {cache}: stop it first, or give --while-running")
+            found = export(buffer_of(cache), target, bar, running=not is_free)
+    except (StartupError, WritebackError, OSError) as error:
+        fail(str(error))
+    if json:
+        print_json(found.document() | {"directory": str(target)})
+    else:
+        _tell(found, target)
+    raise typer.Exit(0 if found.whole else 1)
+
+
+def _tell(found: Findings, target: Path) -> None:
+    typer.echo(
+        f"{found.objects} objects, {size_text(found.size_bytes)}, are in {target}; {found.tombstones} deletions and "
+        f"{found.uploads} open uploads are named in its manifest"
+    )
+    if found.damaged:
+        typer.echo(f"{found.damaged} objects are damaged and not exported: the manifest names them", err=True)
+    for warning in found.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    if found.warnings and found.unnamed_files:
+        typer.echo(
+            f"{found.unnamed_files} staged files are named by nothing that can be read in the journal: they may hold "
+            "what it has lost",
+            err=True,
+        )
+
+
+class _Bar:
+    """The progress of an export, on a terminal."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        console = Console(stderr=True)
+        self._progress = Progress(*_COLUMNS, console=console, disable=quiet or not console.is_terminal)
+        self._task = self._progress.add_task("export", total=None)
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def begin(self, objects: int, size_bytes: int) -> None:
+        self._progress.update(self._task, description=f"export of {objects} objects", total=size_bytes)
+
+    def advance(self, size_bytes: int) -> None:
+        self._progress.advance(self._task, size_bytes)
+
+    def damaged(self, name: str, reason: str) -> None:
+        with suppress(OSError):  # who does not read what is said wants the bytes all the same
+            typer.echo(f"forebay: {name}: {reason}", err=True)

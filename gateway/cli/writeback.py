@@ -1,0 +1,157 @@
+"""`forebay writeback`: what this node has acknowledged and the origin does not have yet."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from enum import StrEnum
+from typing import Annotated, Any, NoReturn
+from urllib.parse import urlencode
+
+import orjson
+import typer
+
+from gateway.cli.common import AdminPort, AdminUrlOption, ConfigOption, JsonOption, admin_port, print_json, printable
+from gateway.cli.export import export
+from gateway.cli.jobs import size_text
+
+app = typer.Typer(name="writeback", help="See to what the origin does not have yet.", no_args_is_help=True)
+
+_PATH = "/api/v1/writeback"
+_PAGE = 1000
+_WORDS = "give up"
+
+
+class Decision(StrEnum):
+    """As the admin port knows them."""
+
+    KEEP_OURS = "keep-ours"
+    KEEP_THEIRS = "keep-theirs"
+    DISCARD = "discard"
+
+
+PrefixArgument = Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The keys that begin so.")]
+ObjectArgument = Annotated[str, typer.Argument(metavar="s3://BUCKET/KEY", help="The object.")]
+DecisionArgument = Annotated[
+    Decision,
+    typer.Argument(
+        metavar="keep-ours|keep-theirs|discard",
+        help="Overwrite what others wrote; or give this node's write up: a conflict, or what is damaged or fails.",
+    ),
+]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask before an acknowledged write is given up.")]
+ProblemsOption = Annotated[bool, typer.Option("--problems", help="Only what does not get to the origin.")]
+UploadsOption = Annotated[bool, typer.Option("--uploads", help="Uploads that their clients have not completed.")]
+
+
+@app.command("list")
+def list_(
+    prefix: PrefixArgument = "s3://",
+    problems: ProblemsOption = False,
+    uploads: UploadsOption = False,
+    config: ConfigOption = None,
+    admin_url: AdminUrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what a running gateway has acknowledged and the origin does not have yet: a line, or JSON line, each."""
+    if problems and uploads:
+        raise typer.BadParameter("give --problems or --uploads")
+    port = admin_port(admin_url, config)
+    asked = {"prefix": prefix} | ({"problems": "true"} if problems else {})
+    line = _upload_line if uploads else _object_line
+    count = size_bytes = 0
+    for one in _pages(port, "uploads" if uploads else "objects", asked):
+        count, size_bytes = count + 1, size_bytes + one.get("bytes", 0)
+        if json:
+            sys.stdout.buffer.write(orjson.dumps(one) + b"\n")
+        else:
+            typer.echo(line(one))
+    if not json:
+        typer.echo(f"{count} open uploads" if uploads else f"{count} objects, {size_text(size_bytes)}", err=True)
+
+
+@app.command()
+def resolve(
+    name: ObjectArgument,
+    decision: DecisionArgument,
+    yes: YesOption = False,
+    config: ConfigOption = None,
+    admin_url: AdminUrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Decide what is to become of an object that does not get to the origin by itself.
+
+    keep-ours overwrites exactly what the origin has at this moment: what others write later is a conflict again.
+    """
+    port = admin_port(admin_url, config)
+    asked: dict[str, Any] = {"object": name, "decision": decision.value}
+    if decision is not Decision.KEEP_OURS and not yes:
+        asked["sequence"] = _confirmed(port, name)
+    answer = port.post(f"{_PATH}/resolve", orjson.dumps(asked), "application/json")
+    if json:
+        print_json(answer)
+    elif decision is Decision.KEEP_OURS:
+        found = answer["etag_at_origin"]
+        typer.echo(f"{name} is on its way to the origin, in place of {'nothing' if found is None else found}")
+    else:
+        typer.echo(f"{name}: what this node had acknowledged is given up")
+
+
+app.command()(export)
+
+
+def _pages(port: AdminPort, what: str, asked: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """Every object or upload, read page by page."""
+    after = None
+    while True:
+        query = asked | {"limit": str(_PAGE)} | ({"after": after} if after is not None else {})
+        page = port.get(f"{_PATH}/{what}?{urlencode(query)}")
+        yield from page[what]
+        after = page["next"]
+        if after is None:
+            return
+
+
+def _confirmed(port: AdminPort, name: str) -> int:
+    """The number of the object that somebody at a terminal agrees to give up."""
+    if not sys.stdin.isatty():
+        raise typer.BadParameter("it gives up what only this node has: --yes is needed where nobody can be asked")
+    one = next((one for one in _pages(port, "objects", {"prefix": name}) if _name(one) == name), None)
+    if one is None:
+        _nothing(name)
+    typer.echo(_object_line(one))
+    if typer.prompt(f'Only this node has these bytes. Type "{_WORDS}" to give them up', default="") != _WORDS:
+        raise typer.Abort
+    sequence: int = one["sequence"]
+    return sequence
+
+
+def _nothing(name: str) -> NoReturn:
+    typer.echo(f"forebay: nothing is pending under {name}", err=True)
+    raise typer.Exit(1)
+
+
+def _name(one: dict[str, Any]) -> str:
+    return f"s3://{one['bucket']}/{one['key']}"
+
+
+def _object_line(one: dict[str, Any]) -> str:
+    """`conflict   0:12:05      1.0 MiB  s3://bucket/key`, and what else there is to say."""
+    size = "deletion" if one["deleted"] else size_text(one["bytes"])
+    told = [f"{one['parts_sent']} of {one['parts']} parts sent"] if one["parts_sent"] else []
+    if one["failures"]:
+        told.append(f"failed {one['failures']} times")
+    if one["reason"]:
+        told.append(one["reason"])
+    more = f" ({', '.join(told)})" if told else ""
+    return f"{one['state']:8} {_age(one['acknowledged_at']):>10} {size:>14}  {printable(_name(one))}{printable(more)}"
+
+
+def _upload_line(one: dict[str, Any]) -> str:
+    return f"{_age(one['initiated_at']):>10} {one['parts']:>6} parts  {printable(_name(one))} {one['upload_id']}"
+
+
+def _age(at: float | None) -> str:
+    return "-" if at is None else str(timedelta(seconds=round(max(0.0, time.time() - at))))

@@ -1,0 +1,152 @@
+"""What the admin port offers about the write-back buffer, as a part of the OpenAPI document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_TIME = {"type": ["number", "null"], "description": "seconds since 1970-01-01 UTC"}
+_PREFIX_FIELD = {"type": "string", "examples": ["s3://bucket/prefix"], "description": "s3:// is everything"}
+_SUMS = {
+    "objects": {"type": "integer", "description": "acknowledged here, and not at the origin; deletions too"},
+    "bytes": {"type": "integer"},
+    "oldest_acknowledged_at": _TIME,
+    "open_uploads": {"type": "integer"},
+    "conflicts": {"type": "integer", "description": "others have changed the object at the origin"},
+    "damaged": {"type": "integer"},
+    "failing": {"type": "integer", "description": "tried again and again"},
+}
+_SLOT = {
+    "type": "object",
+    "properties": {
+        "slot": {"type": "string"},
+        **_SUMS,
+        "reason": {"type": ["string", "null"], "description": "why the last of its flushes failed that do"},
+    },
+}
+SUMMARY = {"type": ["object", "null"], "properties": {**_SUMS, "slots": {"type": "array", "items": _SLOT}}}
+_OBJECT = {
+    "type": "object",
+    "properties": {
+        "bucket": {"type": "string"},
+        "key": {"type": "string"},
+        "sequence": {"type": "integer", "description": "never given twice"},
+        "slot": {"type": "string"},
+        "state": {"enum": ["waiting", "sending", "conflict", "damaged"]},
+        "bytes": {"type": "integer"},
+        "etag": {"type": ["string", "null"], "description": "as the origin will show it"},
+        "deleted": {"type": ["boolean", "null"], "description": "the key is to be deleted at the origin"},
+        "acknowledged_at": _TIME,
+        "parts": {"type": "integer"},
+        "parts_sent": {"type": "integer"},
+        "bytes_sent": {"type": "integer", "description": "of the parts that the origin has"},
+        "failures": {"type": "integer", "description": "in a row"},
+        "failing_since": _TIME,
+        "reason": {"type": ["string", "null"], "description": "of the last failure, or what is damaged"},
+    },
+}
+_UPLOAD = {
+    "type": "object",
+    "properties": {
+        "bucket": {"type": "string"},
+        "key": {"type": "string"},
+        "upload_id": {"type": "string"},
+        "slot": {"type": "string"},
+        "initiated_at": _TIME,
+        "parts": {"type": "integer"},
+    },
+}
+_NEXT = {"type": ["string", "null"], "description": "`after` of the next page; null: this is the last"}
+_OBJECTS = {"type": "object", "properties": {"objects": {"type": "array", "items": _OBJECT}, "next": _NEXT}}
+_UPLOADS = {"type": "object", "properties": {"uploads": {"type": "array", "items": _UPLOAD}, "next": _NEXT}}
+_PROGRESS = {
+    "type": "object",
+    "properties": {
+        "prefix": _PREFIX_FIELD,
+        "through": {"type": "integer", "description": "what was acknowledged later does not count"},
+        **_SUMS,
+        "bytes_sent": {"type": "integer"},
+        "stuck": {"type": "integer", "description": "conflicts, damaged objects, and what waits behind these"},
+        "problems": {"type": "array", "items": _OBJECT, "description": "the first of them"},
+    },
+}
+_FLUSH = {"type": "object", "properties": {"prefix": _PREFIX_FIELD}, "required": ["prefix"]}
+_DECISION = {"enum": ["keep-ours", "keep-theirs", "discard"]}
+_RESOLVE = {
+    "type": "object",
+    "properties": {
+        "object": {"type": "string", "examples": ["s3://bucket/key"]},
+        "decision": _DECISION,
+        "sequence": {"type": "integer", "description": "it must be this very object"},
+    },
+    "required": ["object", "decision"],
+}
+_RESOLVED = {
+    "type": "object",
+    "properties": {
+        "object": {"type": "string"},
+        "sequence": {"type": "integer"},
+        "decision": _DECISION,
+        "etag_at_origin": {"type": ["string", "null"], "description": "keep-ours: what is overwritten, if it is there"},
+    },
+}
+_SECURITY: list[dict[str, list[str]]] = [{"token": []}, {}]
+_WRONG = {"400": {"description": "What is given is wrong; the message says how."}}
+_KIND = {"415": {"description": "Another content type."}}
+_CLOSED = {"503": {"description": "The cache directory is not open, or the buffer cannot be read."}}
+
+
+def writeback_paths(guarded: dict[str, Any]) -> dict[str, Any]:
+    """The paths; `guarded` is how refusals of the guard are described."""
+    asked = guarded | _WRONG | _CLOSED
+    told = {
+        **asked,
+        **_KIND,
+        "404": {"description": "Nothing is pending under the key, or another object by now."},
+        "409": {"description": "It is on its way to the origin, or no conflict."},
+        "502": {"description": "The origin does not say what it has."},
+    }
+    page = [
+        _query("prefix", "s3://bucket/prefix"),
+        _query("after", "`next` of the page before"),
+        _query("limit", "100"),
+    ]
+    problems = _query("problems", "true: only what does not get to the origin, the oldest first")
+    through = _query("through", "the number that POST has answered")
+    return {
+        "/api/v1/flush": {
+            "post": _does("Flush now what is pending.", _PROGRESS, asked | _KIND, status="202", body=_FLUSH),
+            "get": _does("What is left of it.", _PROGRESS, asked, parameters=[page[0], through]),
+        },
+        "/api/v1/writeback": {"get": _does("What only this node has, slot by slot.", SUMMARY, asked)},
+        "/api/v1/writeback/objects": {
+            "get": _does("What is pending.", _OBJECTS, asked, parameters=[*page, problems]),
+        },
+        "/api/v1/writeback/uploads": {"get": _does("Open uploads.", _UPLOADS, asked, parameters=page)},
+        "/api/v1/writeback/resolve": {"post": _does("Decide about an object.", _RESOLVED, told, body=_RESOLVE)},
+    }
+
+
+def _does(
+    summary: str,
+    schema: dict[str, Any],
+    refusals: dict[str, Any],
+    *,
+    status: str = "200",
+    body: dict[str, Any] | None = None,
+    parameters: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    answered = {status: {"description": summary, "content": _json(schema)}}
+    operation: dict[str, Any] = {"summary": summary, "responses": answered | refusals, "security": _SECURITY}
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": _json(body)}
+    if parameters is not None:
+        operation["parameters"] = parameters
+    return operation
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+def _query(name: str, description: str) -> dict[str, Any]:
+    return {"name": name, "in": "query", "description": description, "schema": {"type": "string"}}

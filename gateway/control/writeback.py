@@ -1,0 +1,165 @@
+"""What the origin does not have yet, over the admin port: shown, flushed now, and decided about."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any, Protocol, TypeAlias
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from gateway.control.answers import content_type, json_answer, posted, problem
+from gateway.errors import BufferUnavailable, NothingPending, NotToBeDecided, OriginUnreachable
+from gateway.objects import ObjectKey
+from gateway.policy.prefixes import Prefix
+
+PAGE = 100
+PAGE_MAX = 1000
+
+
+class Desk(Protocol):
+    """Who sees to it (`writeback.desk.WritebackDesk`). ValueError for a token or decision that is none."""
+
+    async def summary(self) -> dict[str, Any]: ...
+
+    async def objects(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]: ...
+
+    async def problems(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]: ...
+
+    async def uploads(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]: ...
+
+    async def flush(self, prefix: Prefix) -> dict[str, Any]: ...
+
+    async def progress(self, prefix: Prefix, through: int) -> dict[str, Any]: ...
+
+    async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> dict[str, Any]: ...
+
+
+class WritebackHolder:
+    """Where the background process puts its desk once the cache directory is open."""
+
+    def __init__(self) -> None:
+        self.desk: Desk | None = None
+
+    async def summary(self) -> dict[str, Any] | None:
+        """What the origin does not have yet, slot by slot; None while that cannot be told."""
+        try:
+            return await self.desk.summary() if self.desk is not None else None
+        except BufferUnavailable:
+            return None
+
+
+_Endpoint: TypeAlias = Callable[["WritebackApi", Desk, Request], Awaitable[Response]]
+
+
+def _answered(endpoint: _Endpoint) -> Callable[[WritebackApi, Request], Awaitable[Response]]:
+    """The endpoint, with what it raises as answers."""
+
+    @wraps(endpoint)
+    async def answered(api: WritebackApi, request: Request) -> Response:
+        if api.holder.desk is None:
+            return problem(503, "the cache directory is not open yet")
+        try:
+            return await endpoint(api, api.holder.desk, request)
+        except ValueError as error:
+            return problem(400, str(error))
+        except NothingPending as error:
+            return problem(404, str(error))
+        except NotToBeDecided as error:
+            return problem(409, str(error))
+        except OriginUnreachable as error:
+            return problem(502, str(error))
+        except BufferUnavailable as error:
+            return problem(503, str(error))
+        except ClientDisconnect:
+            return problem(400, "the request broke off")
+
+    return answered
+
+
+class WritebackApi:
+    """The endpoints."""
+
+    def __init__(self, holder: WritebackHolder) -> None:
+        self.holder = holder
+
+    @_answered
+    async def show(self, desk: Desk, _request: Request) -> Response:
+        """What only this node has, slot by slot."""
+        return json_answer(await desk.summary())
+
+    @_answered
+    async def objects(self, desk: Desk, request: Request) -> Response:
+        """A page of what is pending under `prefix`; with `problems=true`, of what does not get to the origin."""
+        page = desk.problems if request.query_params.get("problems") == "true" else desk.objects
+        return json_answer(await page(_asked_prefix(request), request.query_params.get("after", ""), _limit(request)))
+
+    @_answered
+    async def uploads(self, desk: Desk, request: Request) -> Response:
+        """A page of the uploads that are open under `prefix`."""
+        after = request.query_params.get("after", "")
+        return json_answer(await desk.uploads(_asked_prefix(request), after, _limit(request)))
+
+    @_answered
+    async def flush(self, desk: Desk, request: Request) -> Response:
+        """`{"prefix": "s3://bucket/prefix"}`: try all of it now that is pending by now."""
+        document = await _posted(request)
+        if document is None:
+            return problem(415, "Content-Type must be application/json")
+        return json_answer(await desk.flush(Prefix.parse(_text(document, "prefix"))), 202)
+
+    @_answered
+    async def progress(self, desk: Desk, request: Request) -> Response:
+        """What is left of what was acknowledged as `through` or before it."""
+        through = request.query_params.get("through", "")
+        if not through.isdecimal() or len(through) > 18:
+            raise ValueError("through must be the number that POST has answered")
+        return json_answer(await desk.progress(_asked_prefix(request), int(through)))
+
+    @_answered
+    async def resolve(self, desk: Desk, request: Request) -> Response:
+        """`{"object": "s3://bucket/key", "decision": "keep-ours"}`: decide what is to become of it."""
+        document = await _posted(request)
+        if document is None:
+            return problem(415, "Content-Type must be application/json")
+        sequence = document.get("sequence")
+        if sequence is not None and not isinstance(sequence, int):
+            raise ValueError("sequence must be the object's number, as it is listed")
+        return json_answer(await desk.resolve(_key(_text(document, "object")), _text(document, "decision"), sequence))
+
+
+async def _posted(request: Request) -> dict[str, Any] | None:
+    """The document of a request; None when it is of another type, ValueError when it is none."""
+    if content_type(request) != "application/json":
+        return None
+    document: Any = orjson.loads(await posted(request))
+    if not isinstance(document, dict):
+        raise ValueError("the document must be a JSON object")
+    return document
+
+
+def _text(document: dict[str, Any], name: str) -> str:
+    value = document.get(name)
+    if not isinstance(value, str):
+        raise ValueError(f"the document must say {name}, as a string")
+    return value
+
+
+def _asked_prefix(request: Request) -> Prefix:
+    return Prefix.parse(request.query_params.get("prefix", "s3://"))
+
+
+def _limit(request: Request) -> int:
+    limit = request.query_params.get("limit", str(PAGE))
+    if not limit.isdecimal() or len(limit) > 9 or not 1 <= int(limit) <= PAGE_MAX:
+        raise ValueError(f"limit must be 1 to {PAGE_MAX}")
+    return int(limit)
+
+
+def _key(name: str) -> ObjectKey:
+    parsed = Prefix.parse(name)
+    if not parsed.bucket or not parsed.key_prefix:
+        raise ValueError("the object must be s3://bucket/key")
+    return ObjectKey(parsed.bucket, parsed.key_prefix)

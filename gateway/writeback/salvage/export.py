@@ -1,0 +1,225 @@
+"""Everything in a buffer that the origin does not have, into a directory of plain files. Blocks.
+
+    DIR/manifest.jsonl      one JSON document a line (records.py): what lies where, and what else there was
+    DIR/objects/<name>      the bytes of one object each; keys never become names
+
+Run again, it goes on: files that are there are complete. The manifest is there once all is, and is that of the last
+run. The buffer is only read.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import orjson
+
+from gateway.durable import sync_directory
+from gateway.errors import BufferDamaged, StartupError
+from gateway.writeback.opening import FORMAT
+from gateway.writeback.records import PendingObject
+from gateway.writeback.salvage.bodies import file_name, write_body
+from gateway.writeback.salvage.journal_copy import JOURNAL, JournalCopy, refuse_without_journal
+from gateway.writeback.salvage.records import (
+    Findings,
+    Unreadable,
+    damaged_line,
+    end_line,
+    header_line,
+    object_line,
+    tombstone_line,
+    upload_line,
+)
+from gateway.writeback.schema import connect_reading
+from gateway.writeback.staging import DIRECTORY_MODE, FILE_MODE, Staging
+
+MANIFEST = "manifest.jsonl"
+OBJECTS = "objects"
+
+_SCRATCH = ".journal-"
+
+
+class Progress(Protocol):
+    """Who watches an export."""
+
+    def begin(self, objects: int, size_bytes: int) -> None:
+        """So much is to come, as far as can be read."""
+
+    def advance(self, size_bytes: int) -> None:
+        """So many bytes more are there."""
+
+    def damaged(self, name: str, reason: str) -> None:
+        """Something cannot be exported."""
+
+
+def buffer_of(directory: Path) -> Path:
+    """The buffer in a cache directory, or the directory itself where it is one."""
+    inside = directory / "writeback"
+    return inside if inside.is_dir() or not (directory / "journal").exists() else directory
+
+
+def export(buffer: Path, target: Path, progress: Progress, *, running: bool) -> Findings:
+    """Export all of it; `running` where a gateway works with the buffer: what it flushes meanwhile is left out.
+
+    StartupError for what is no buffer of this version, and for a target that holds another export; BufferUnavailable
+    when the journal cannot be read at all; OSError when the target cannot be written.
+    """
+    refuse_without_journal(buffer)
+    _check_format(buffer)
+    with _alone(target), tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=target) as scratch:
+        _refuse_other_export(target, buffer)
+        copy = (JournalCopy.of_running if running else JournalCopy.of_stopped)(buffer, Path(scratch))
+        try:
+            progress.begin(*copy.totals())
+            with _manifest(target) as manifest:
+                return _Export(buffer, target, progress, copy, manifest, running=running).run()
+        finally:
+            copy.close()
+
+
+class _Export:
+    """One run."""
+
+    def __init__(
+        self, buffer: Path, target: Path, progress: Progress, copy: JournalCopy, manifest: BinaryIO, *, running: bool
+    ) -> None:
+        self._buffer = buffer
+        self._staging = Staging(buffer, 0)
+        self._objects = target / OBJECTS
+        self._progress = progress
+        self._copy = copy
+        self._manifest = manifest
+        self._running = running
+        self._found = Findings()
+
+    def run(self) -> Findings:
+        self._write(header_line(str(self._buffer.absolute()), time.time()))
+        for one in self._copy.objects():
+            self._take(one)
+        for upload, parts, size_bytes in self._copy.uploads():
+            self._found.uploads += 1
+            self._write(upload_line(upload, parts, size_bytes))
+        self._count_unnamed()
+        self._found.warnings += self._copy.warnings
+        self._write(end_line(self._found))
+        sync_directory(self._objects)
+        return self._found
+
+    def _take(self, one: PendingObject | Unreadable) -> None:
+        if isinstance(one, Unreadable):
+            self._damaged(one.sequence, damaged_line(one.sequence, one.key, one.reason), str(one.key), one.reason)
+        elif one.deleted:
+            self._found.tombstones += 1
+            self._write(tombstone_line(one))
+        else:
+            self._take_object(one)
+
+    def _take_object(self, pending: PendingObject) -> None:
+        name = file_name(pending)
+        try:
+            if _has(self._objects / name, pending.size_bytes):
+                self._progress.advance(pending.size_bytes)
+            else:
+                write_body(self._staging, pending, self._objects / name, self._progress.advance)
+        except BufferDamaged as error:
+            files = [part.file.name for part in pending.parts]
+            line = damaged_line(pending.sequence, pending.key, str(error), files)
+            self._damaged(pending.sequence, line, str(pending.key), str(error))
+            return
+        self._found.objects += 1
+        self._found.size_bytes += pending.size_bytes
+        self._write(object_line(pending, f"{OBJECTS}/{name}"))
+
+    def _count_unnamed(self) -> None:
+        try:
+            self._found.unnamed_files = sum(not self._copy.knows_file(name) for name in self._staging.names())
+        except OSError as error:
+            self._found.warnings.append(f"the staged files cannot be listed: {error}")
+
+    def _damaged(self, sequence: int, line: dict[str, Any], name: str, reason: str) -> None:
+        if self._running and not self._is_pending(sequence):
+            return  # the origin has it by now, or something later took its place
+        self._found.damaged += 1
+        self._progress.damaged(name, reason)
+        self._write(line)
+
+    def _is_pending(self, sequence: int) -> bool:
+        connection = connect_reading(str(self._buffer / JOURNAL))
+        try:
+            return connection.execute("SELECT 1 FROM objects WHERE sequence = ?", (sequence,)).fetchone() is not None
+        finally:
+            connection.close()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._manifest.write(orjson.dumps(line) + b"\n")
+
+
+def _check_format(buffer: Path) -> None:
+    with suppress(FileNotFoundError):  # the journal says its version, too
+        found = (buffer / "FORMAT").read_bytes()
+        if found != FORMAT:
+            raise StartupError(
+                f"{buffer} has the write-back format {found!r}, this version reads {FORMAT!r}: "
+                "export it with the version that wrote it"
+            )
+
+
+@contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """Make the target where it is not there, and keep other exports from it."""
+    for path in (target, target / OBJECTS):
+        path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+    descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StartupError(f"another export to {target} is at work") from None
+        for left in target.glob(f"{_SCRATCH}*"):
+            shutil.rmtree(left)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_other_export(target: Path, buffer: Path) -> None:
+    with suppress(FileNotFoundError), (target / MANIFEST).open("rb") as manifest:
+        before = _buffer_of(manifest.readline())
+        if before != str(buffer.absolute()):
+            raise StartupError(f"{target} holds an export of {before}: give this one a directory of its own")
+
+
+def _buffer_of(line: bytes) -> str:
+    try:
+        return str(orjson.loads(line)["buffer"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return "something else"
+
+
+@contextmanager
+def _manifest(target: Path) -> Iterator[BinaryIO]:
+    """The new manifest, which takes the place of the last one when it is written to its end."""
+    new = target / f"{MANIFEST}.new"
+    with suppress(FileNotFoundError):
+        new.unlink()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    with os.fdopen(os.open(new, flags, FILE_MODE), "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    new.rename(target / MANIFEST)
+    sync_directory(target)
+
+
+def _has(path: Path, size_bytes: int) -> bool:
+    """Whether a run before this one has made a file: it got its name when it was complete."""
+    with suppress(FileNotFoundError):
+        return path.lstat().st_size == size_bytes
+    return False

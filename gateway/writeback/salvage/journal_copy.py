@@ -1,0 +1,162 @@
+"""The journal of a buffer, read from a copy: nothing is written where it lies, which may be a read-only mount.
+
+With no gateway at work the files are copied, the log with them, and SQLite puts the copy together. With one at work
+SQLite's own backup makes a copy that is of one moment.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from gateway.errors import BufferDamaged, BufferUnavailable, StartupError
+from gateway.objects import ObjectKey
+from gateway.writeback import codec, schema
+from gateway.writeback.book import Book
+from gateway.writeback.journal_log import check_log
+from gateway.writeback.records import PendingObject, Upload
+from gateway.writeback.salvage.records import Unreadable
+
+JOURNAL = "journal"
+_LOG = "journal-wal"
+_Row = tuple[int, str, bytes, bytes]
+
+
+class _Nowhere:
+    """The places of a journal that is only read."""
+
+    def set(self, place: int) -> None:
+        raise AssertionError(f"place {place} of a copy is to be set")
+
+
+class JournalCopy:
+    """A copy of a buffer's journal, to be read. `warnings` say what of the journal cannot be believed."""
+
+    def __init__(self, connection: sqlite3.Connection, warnings: list[str]) -> None:
+        self._connection = connection
+        self._book = Book(connection, _Nowhere())
+        self.warnings = warnings
+
+    @classmethod
+    def of_stopped(cls, buffer: Path, scratch: Path) -> JournalCopy:
+        """Of a buffer that no process writes to; `scratch` is an empty directory.
+
+        OSError; BufferUnavailable, also for a journal of another version.
+        """
+        warnings = []
+        for name in (JOURNAL, _LOG):
+            if (buffer / name).exists():
+                shutil.copyfile(buffer / name, scratch / name)
+        try:
+            check_log(scratch / _LOG)
+        except BufferDamaged as error:
+            warnings.append(f"{error}: what was acknowledged from there on is not found")
+        return cls._of(scratch, warnings)
+
+    @classmethod
+    def of_running(cls, buffer: Path, scratch: Path) -> JournalCopy:
+        """The same of a buffer that a gateway works with."""
+        try:
+            source = schema.connect_reading(str(buffer / JOURNAL))
+            target = sqlite3.connect(scratch / JOURNAL)
+            try:
+                source.backup(target)
+            finally:
+                target.close()
+                source.close()
+        except sqlite3.Error as error:
+            raise BufferUnavailable(f"the write-back journal in {buffer} cannot be copied: {error}") from error
+        return cls._of(scratch, [])
+
+    @classmethod
+    def _of(cls, scratch: Path, warnings: list[str]) -> JournalCopy:
+        connection = sqlite3.connect(scratch / JOURNAL)
+        try:
+            connection.execute("PRAGMA trusted_schema = OFF")
+            schema.check_version(connection)
+            [found] = connection.execute("PRAGMA quick_check(1)").fetchone()
+        except (sqlite3.Error, StartupError) as error:
+            connection.close()
+            told = "; ".join([f"the write-back journal cannot be read: {error}", *warnings])
+            raise BufferUnavailable(told) from error
+        if found != "ok":
+            warnings.append(f"the write-back journal is damaged, what it has lost is not found: {found}")
+        return cls(connection, warnings)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def totals(self) -> tuple[int, int]:
+        """How many objects and bytes are about to come, as far as can be read."""
+        objects = size_bytes = 0
+        for one in self.objects(with_parts=False):
+            if isinstance(one, PendingObject) and not one.deleted:
+                objects += 1
+                size_bytes += one.size_bytes
+        return objects, size_bytes
+
+    def objects(self, *, with_parts: bool = True) -> Iterator[PendingObject | Unreadable]:
+        """What is pending in the order of its acknowledgement, and in its place what cannot be read.
+
+        Where pages of the journal are damaged, what lies behind them comes last, in the opposite order.
+        """
+        last = 0
+        try:
+            for row in self._rows("WHERE sequence > ? ORDER BY sequence", 0):
+                last = row[0]
+                yield self._object(row, with_parts)
+        except sqlite3.Error as error:
+            self._warn(error)
+            yield from self._from_the_end(last, with_parts)
+
+    def uploads(self) -> Iterator[tuple[Upload, int, int]]:
+        """Uploads that are open, their number of parts, and these parts' bytes."""
+        try:
+            for upload_id, record in self._connection.execute("SELECT upload_id, record FROM uploads ORDER BY key"):
+                upload = codec.unpack_upload(upload_id, record)
+                sizes = [part.file.size_bytes for part in self._book.parts(upload_id)]
+                yield upload, len(sizes), sum(sizes)
+        except (sqlite3.Error, BufferDamaged) as error:
+            self._warn(error)
+
+    def knows_file(self, name: str) -> bool:
+        """Whether anything refers to a staged file, as far as can be read."""
+        try:
+            return self._book.knows_file(name)
+        except sqlite3.Error:
+            return False
+
+    def _from_the_end(self, last: int, with_parts: bool) -> Iterator[PendingObject | Unreadable]:
+        try:
+            for row in self._rows("WHERE sequence > ? ORDER BY sequence DESC", last):
+                yield self._object(row, with_parts)
+        except sqlite3.Error:
+            return  # that was told: between the two nothing can be read
+
+    def _rows(self, where: str, last: int) -> Iterator[_Row]:
+        """One by one: of a page of rows, one that cannot be read would take the others with it."""
+        yield from self._connection.execute(f"SELECT sequence, bucket, key, record FROM objects {where}", (last,))  # noqa: S608
+
+    def _object(self, row: _Row, with_parts: bool) -> PendingObject | Unreadable:
+        sequence, bucket, key, record = row
+        try:
+            plain = codec.unpack_object(sequence, record)
+            found = self._book.object(sequence) if with_parts else plain
+            return found if found is not None else plain
+        except (sqlite3.Error, BufferDamaged) as error:
+            return Unreadable(sequence, ObjectKey(bucket, key.decode(errors="replace")), str(error))
+
+    def _warn(self, error: Exception) -> None:
+        warning = f"the write-back journal cannot be read as a whole: {error}"
+        if warning not in self.warnings:
+            self.warnings.append(warning)
+
+
+def refuse_without_journal(buffer: Path) -> None:
+    """StartupError where there is none: SQLite would make a new one, in which nothing is."""
+    if not (buffer / JOURNAL).exists():
+        raise StartupError(f"{buffer} holds no write-back journal")
+    if (buffer / JOURNAL).stat().st_size == 0 and not (buffer / _LOG).exists():
+        raise StartupError(f"the write-back journal in {buffer} is empty, and its log is missing")

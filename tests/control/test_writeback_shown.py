@@ -1,0 +1,71 @@
+"""What the status page and `forebay status` say of what the origin does not have yet."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from gateway.cli.status import show_status
+from gateway.control.page import render
+
+WELL = {
+    "slot": "checkpoints",
+    "objects": 12,
+    "bytes": 3 * 2**30,
+    "oldest_acknowledged_at": None,
+    "open_uploads": 0,
+    "conflicts": 0,
+    "damaged": 0,
+    "failing": 0,
+    "reason": None,
+}
+
+
+def status_of(slots: list[dict[str, Any]] | None) -> dict[str, Any]:
+    """The status of a gateway that runs."""
+    gateway = {"version": "1", "s3_url": "u", "draining": False, "ready": True, "closed": None, "processes": []}
+    cache = {"directory": "/c", "usage_bytes": 0, "capacity_bytes": 1, "hit_ratio": None, "scrub": None}
+    return {
+        "gateway": gateway,
+        "origin": {"endpoint_url": "o", "reachable": True},
+        "cache": cache | {"disk": {"state": "well"}},
+        **{name: [] for name in ("pins", "frozen", "slots", "indexes")},
+        "writeback": None if slots is None else {"slots": slots},
+    }
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({}, "not at the origin yet, checkpoints: 12 objects, 3.0 GiB\n"),
+        ({"open_uploads": 2}, "not at the origin yet, checkpoints: 12 objects, 3.0 GiB; 2 uploads are open\n"),
+        (
+            {"conflicts": 1, "failing": 2, "reason": "AccessDenied"},
+            "checkpoints: 1 conflicts, 2 failing (AccessDenied): forebay writeback list --problems\n",
+        ),
+        ({"damaged": 3}, "checkpoints: 3 damaged: forebay writeback list --problems\n"),
+    ],
+)
+def test_status_says_what_only_this_node_has(
+    capsys: pytest.CaptureFixture[str], changed: dict[str, Any], line: str
+) -> None:
+    """And what is the matter with it."""
+    show_status(status_of([WELL | changed]))
+    assert line in capsys.readouterr().out
+
+
+def test_status_says_how_old_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the terms of who waits for it."""
+    show_status(status_of([WELL | {"oldest_acknowledged_at": time.time() - 3600}]))
+    assert "the oldest for 1:00:0" in capsys.readouterr().out
+
+
+def test_the_page_shows_it_too() -> None:
+    """A row for each slot, and none where nothing is written back; what origins answer is escaped."""
+    page = render(status_of([WELL | {"conflicts": 1, "reason": "<b>"}]))
+    assert "<td>checkpoints</td><td>12</td><td>3.0 GiB</td><td>-</td><td>0</td><td>1 conflicts, &lt;b&gt;</td>" in page
+    assert "<td>well</td>" in render(status_of([WELL]))
+    assert "not at the origin yet" not in render(status_of(None))
+    assert "not at the origin yet" not in render(status_of([]))

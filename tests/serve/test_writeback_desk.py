@@ -1,0 +1,161 @@
+"""What people see and do about what is not at the origin yet, with a real gateway, boto3 and the command."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import boto3
+import httpx
+import orjson
+import pytest
+from botocore.config import Config
+from typer.testing import CliRunner, Result
+
+from gateway import cli
+from tests.support.gateway_process import GatewayProcess
+from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+
+
+@pytest.fixture
+def origin() -> Iterator[StrictOrigin]:
+    with StrictOrigin() as one:
+        one.model.create_bucket("bucket")
+        yield one
+
+
+class Running:
+    """A gateway with a slot that writes back, a client of it, and its commands."""
+
+    def __init__(self, gateway: GatewayProcess) -> None:
+        self.gateway = gateway
+        self.s3 = boto3.client(
+            "s3",
+            endpoint_url=gateway.s3_url,
+            aws_access_key_id=ACCESS_KEY_ID,
+            aws_secret_access_key=SECRET_ACCESS_KEY,
+            region_name="us-east-1",
+            config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}),
+        )
+
+    def put(self, name: str, content: bytes) -> None:
+        self.s3.put_object(Bucket="bucket", Key=f"back/{name}", Body=content)
+
+    def get(self, name: str) -> bytes:
+        content: bytes = self.s3.get_object(Bucket="bucket", Key=f"back/{name}")["Body"].read()
+        return content
+
+    def run(self, *arguments: str) -> Result:
+        return forebay(*arguments, "--admin-url", self.gateway.admin_url)
+
+    def listed(self, *arguments: str) -> list[dict[str, Any]]:
+        result = self.run("writeback", "list", "--json", *arguments)
+        assert result.exit_code == 0, result.output
+        return [orjson.loads(line) for line in result.stdout.splitlines()]
+
+
+def forebay(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, list(arguments), env={"FOREBAY_CONFIG": None})
+
+
+@contextmanager
+def running(origin: StrictOrigin, directory: Path) -> Iterator[Running]:
+    keys = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
+    config: dict[str, Any] = {
+        "origin": {"endpoint_url": origin.endpoint_url, **keys},
+        "cache": {"persistent": True},
+        "slots": [{"name": "back", "prefix": "s3://bucket/back/", "write": "back"}],
+    }
+    with GatewayProcess(config, directory=directory) as gateway:
+        one = Running(gateway)
+        one.put("first", b"makes the bucket known")
+        yield one
+
+
+def at_origin(origin: StrictOrigin, name: str) -> bytes | None:
+    found = origin.model.buckets["bucket"].objects.get(f"back/{name}")
+    return None if found is None else found.content.read(0, found.content.size_bytes)
+
+
+def test_what_is_acknowledged_is_shown_and_flushed_on_demand(origin: StrictOrigin, tmp_path: Path) -> None:
+    """Waiting ends when the origin has it, whatever pauses its failures have led to, or when the time is over."""
+    with running(origin, tmp_path / "cache") as one:
+        assert one.run("flush", "s3://", "--wait").exit_code == 0
+        origin.stop()
+        one.put("a", b"1" * 1000)
+        one.put("b", b"2" * 2000)
+        assert [(item["key"], item["bytes"], item["deleted"]) for item in one.listed()] == [
+            ("back/a", 1000, False),
+            ("back/b", 2000, False),
+        ]
+        assert one.listed("s3://bucket/back/b")[0]["key"] == "back/b"
+        late = one.run("flush", "s3://bucket/back/", "--wait", "--timeout", "1s", "--json")
+        assert (late.exit_code, orjson.loads(late.stdout)["objects"]) == (1, 2)
+        begun = one.run("flush", "s3://bucket/back/")
+        assert (begun.exit_code, begun.stdout) == (0, "2 objects, 0.0 MiB, are on their way to the origin\n")
+        assert "s3://bucket/back/a: failing, " in begun.stderr
+        [problem, _] = one.listed("--problems")
+        assert problem["failures"] > 0
+        assert problem["reason"]
+        with httpx.Client(trust_env=False) as client:
+            status = client.get(f"{one.gateway.admin_url}/api/v1/status").json()
+            assert "2 failing" in client.get(one.gateway.admin_url).text
+            assert client.get(f"{one.gateway.admin_url}/readyz").status_code == 200
+        assert (status["writeback"]["objects"], status["writeback"]["bytes"]) == (2, 3000)
+        assert "back: 2 failing" in one.run("status").output
+        origin.start()
+        assert one.run("flush", "s3://bucket/back/", "--wait").exit_code == 0
+        assert (at_origin(origin, "a"), at_origin(origin, "b")) == (b"1" * 1000, b"2" * 2000)
+        assert one.listed() == []
+
+
+def test_a_conflict_is_named_and_decided_either_way(origin: StrictOrigin, tmp_path: Path) -> None:
+    """The write of this node takes the place of the other, or is given up, and everybody sees which."""
+    with running(origin, tmp_path / "cache") as one:
+        origin.stop()
+        for name in ("ours", "theirs"):
+            one.put(name, b"ours")
+            origin.model.put("bucket", f"back/{name}", b"theirs")
+        origin.start()
+        result = one.run("flush", "s3://bucket/back/", "--wait")
+        assert result.exit_code == 1
+        assert "s3://bucket/back/ours: conflict" in result.stderr
+        assert [item["state"] for item in one.listed("--problems")] == ["conflict", "conflict"]
+        kept = one.run("writeback", "resolve", "s3://bucket/back/ours", "keep-ours", "--json")
+        theirs_etag = origin.model.buckets["bucket"].objects["back/theirs"].etag
+        assert (kept.exit_code, orjson.loads(kept.stdout)["etag_at_origin"]) == (0, theirs_etag)
+        assert one.run("flush", "s3://bucket/back/ours", "--wait").exit_code == 0
+        assert at_origin(origin, "ours") == b"ours"
+        assert one.get("theirs") == b"ours"
+        assert one.run("writeback", "resolve", "s3://bucket/back/theirs", "keep-theirs").exit_code == 2
+        assert one.run("writeback", "resolve", "s3://bucket/back/theirs", "keep-theirs", "--yes").exit_code == 0
+        assert one.get("theirs") == b"theirs"
+        assert one.run("flush", "s3://", "--wait").exit_code == 0
+        again = one.run("writeback", "resolve", "s3://bucket/back/theirs", "keep-theirs", "--yes")
+        assert (again.exit_code, "nothing is pending" in again.stderr) == (1, True)
+
+
+def test_a_killed_gateway_leaves_everything_to_be_exported(origin: StrictOrigin, tmp_path: Path) -> None:
+    """Out of the directory alone; while a gateway runs only when told so; and it goes on afterwards."""
+    directory, content = tmp_path / "cache", os.urandom(300_000)
+    with running(origin, directory) as one:
+        origin.stop()
+        one.put("model", content)
+        arguments = ("writeback", "export", "--directory", str(directory), "--json")
+        refused = forebay(*arguments, str(tmp_path / "refused"))
+        assert (refused.exit_code, "a gateway is at work" in refused.stderr) == (1, True)
+        live = forebay(*arguments, str(tmp_path / "live"), "--while-running")
+        assert (live.exit_code, orjson.loads(live.stdout)["objects"]) == (0, 1)
+        one.gateway.kill()
+        export = forebay("writeback", "export", str(tmp_path / "out"), "--config", str(one.gateway.config_file))
+        assert export.exit_code == 0, export.output
+        for target in ("live", "out"):
+            [file] = (tmp_path / target / "objects").iterdir()
+            assert file.read_bytes() == content
+        one.gateway.start()
+        origin.start()
+        assert one.run("flush", "s3://", "--wait").exit_code == 0
+        assert at_origin(origin, "model") == content

@@ -1,0 +1,63 @@
+"""A write-back buffer on an origin in memory with its flusher and its desk, without any gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gateway.policy.prefixes import Prefix
+from gateway.writeback.alarms import Alarms
+from gateway.writeback.deciding import Decider
+from gateway.writeback.desk import WritebackDesk
+from gateway.writeback.flusher import Flusher
+from gateway.writeback.overview import Overview
+from gateway.writeback.records import Base, Upload
+from tests.support.flushing import Buffer
+from tests.support.writeback import fixed, key
+
+_EVERYTHING = Prefix("")
+
+
+class Office:
+    """A buffer, its flusher and its desk."""
+
+    def __init__(self, directory: Path) -> None:
+        self.buffer = Buffer(directory)
+        self.overview = Overview(directory)
+        self.alarms = Alarms(self.buffer.observer, self.buffer.clock)
+        tools = replace(self.buffer.tools(), observer=self.alarms)
+        self.flusher = Flusher(tools, self.buffer.clock)
+        self.decider = Decider(tools, self.alarms, self.buffer.clock)
+        self.desk = WritebackDesk(self.overview, self.alarms, self.flusher, self.decider, ["slot"], self.buffer.clock)
+        self._running: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._running = asyncio.create_task(self.flusher.run())
+
+    async def stop(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+
+    async def close(self) -> None:
+        await self.stop()
+        await self.buffer.close()
+        self.overview.close()
+
+    async def conflict(self, name: str) -> None:
+        """Others write while our write is on its way."""
+        await self.buffer.put(key(name), b"ours")
+        self.buffer.origin.put("bucket", name, b"theirs")
+        if self._running is None:
+            self.start()
+        await self.buffer.until(lambda: name in self.buffer.observer.conflicts)
+
+    async def open_upload(self, name: str, upload_id: str) -> None:
+        """A client has begun one."""
+        new = Upload(upload_id, fixed(key(name)), Base(absent=True), 7.0)
+        await self.buffer.journal.change(lambda book: book.open_upload(new))
+
+    async def progress(self, prefix: Prefix = _EVERYTHING, through: int = 2**60) -> dict[str, Any]:
+        return await self.desk.progress(prefix, through)
