@@ -99,6 +99,7 @@ async def gateway_app(
     if writeback:
         bounds = bounds or SilentBoundsObserver()
         buffer = await WritebackBuffer.open(directory / "writeback", worker, slots, clock=clock, observer=bounds)
+        blocks.keep_free(buffer.bounds.unused_bytes)
     try:
         services = Services(
             front,

@@ -104,6 +104,25 @@ def test_or_are_slowed_down(disk: Path) -> None:
     with_client(disk, scenario, slots(buffer_full="slow-down"))
 
 
+def test_the_cache_leaves_the_buffer_its_room(disk: Path) -> None:
+    """Whatever is read: the whole buffer can be written afterwards, without the cache having to yield."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        for number in range(40):
+            client.origin.put_generated("bucket", f"data/{number}", 4 * MIB, number)
+        for number in range(40):
+            answer = await client.ask("GET", f"data/{number}")
+            assert answer.body == client.origin.data("bucket", f"data/{number}")
+        cached_bytes = client.gateway.blocks.usage().used_bytes
+        assert 4 * MIB <= cached_bytes <= (96 - 64) * MIB - disk_room.MARGIN_BYTES
+        answers = [await put(client, f"k{number}", bytes(4 * MIB)) for number in range(16)]
+        assert answers == ["absorbed"] * 16
+        await client.flush()
+
+    with_client(disk, scenario, slots())
+
+
 def test_a_disk_that_fills_while_a_body_arrives(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """503 for that body, of which nothing is left; what came before is there, what comes next goes through."""
 
