@@ -55,8 +55,10 @@ def export(
             if not is_free and not while_running:
                 fail(f"a gateway is at work in {cache}: stop it first, or give --while-running")
             found = export(buffer_of(cache), target, bar, running=not is_free)
-    except (StartupError, WritebackError, OSError) as error:
+    except (StartupError, WritebackError) as error:
         fail(str(error))
+    except OSError as error:
+        fail(f"the export has stopped: {error}; run again, it goes on where it was")
     if json:
         print_json(found.document() | {"directory": str(target)})
     else:
