@@ -21,6 +21,7 @@ from gateway.writeback.early_parts import EarlyParts
 from gateway.writeback.flush import FlushObserver, Tools
 from gateway.writeback.flush_requests import FlushRequests
 from gateway.writeback.flusher import Flusher
+from gateway.writeback.lost_uploads import LostUploads
 
 
 def buffer_directory(settings: Settings) -> Path:
@@ -74,9 +75,11 @@ class Flushing:
         self.buffer = buffer
         self.flusher = Flusher(tools, around.clock)
         self._early_parts = EarlyParts(tools, around.clock)
+        self._lost_uploads = LostUploads(buffer.journal, requests, around.clock)
 
     async def run(self) -> None:
         """For ever. What is under way when this is cancelled is found out by the next one."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.flusher.run())
             group.create_task(self._early_parts.run())
+            group.create_task(self._lost_uploads.run())

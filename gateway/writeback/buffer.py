@@ -16,12 +16,13 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Self, TypeVar
 
+from gateway.clock import Clock, SystemClock
 from gateway.objects import ByteRange, ObjectKey
 from gateway.writeback.book import Book
 from gateway.writeback.journal import Journal
 from gateway.writeback.opening import prepare
 from gateway.writeback.reading import PendingReader
-from gateway.writeback.records import Ended, OwnDoing, Part, PendingObject, Upload
+from gateway.writeback.records import Ended, OwnDoing, Part, PendingObject
 from gateway.writeback.staged_file import StagedFile, StagedWriter
 from gateway.writeback.staging import Staging
 from gateway.writeback.threads import BufferThreads
@@ -41,14 +42,14 @@ class WritebackBuffer:
         self._reader = PendingReader(staging, threads)
 
     @classmethod
-    async def open(cls, directory: Path, worker: int) -> Self:
+    async def open(cls, directory: Path, worker: int, clock: Clock | None = None) -> Self:
         """Open, or create, as worker slot `worker`, whose process before this one is dead.
 
         StartupError for a directory of another version, which stays as it is; BufferUnavailable when the disk fails.
         """
         threads = BufferThreads(THREADS)
         try:
-            journal, staging = await threads.run(_open, directory, worker)
+            journal, staging = await threads.run(_open, directory, worker, (clock or SystemClock()).now())
         except BaseException:
             threads.shut_down()
             raise
@@ -108,10 +109,6 @@ class WritebackBuffer:
 
         return await self.journal.change(put)
 
-    async def open_upload(self, upload: Upload) -> None:
-        """CreateMultipartUpload."""
-        await self.journal.change(lambda book: book.open_upload(upload))
-
     async def put_part(self, upload_id: str, part: Part) -> bool:
         """UploadPart; False when there is no such upload: then its file is gone."""
         stored = await self.journal.change(lambda book: book.put_part(upload_id, part))
@@ -126,10 +123,6 @@ class WritebackBuffer:
     async def completed_at_origin(self, ended: Ended) -> None:
         """CompleteMultipartUpload that the origin has carried out."""
         await self.journal.change(lambda book: book.completed_at_origin(ended))
-
-    async def begun_at_origin(self, upload_id: str, origin_upload_id: str) -> None:
-        """The origin has an upload for this one, too."""
-        await self.journal.change(lambda book: book.begun_at_origin(upload_id, origin_upload_id))
 
     async def sent(self, upload_id: str, part: Part) -> None:
         """The origin has a part of an open upload."""
@@ -148,7 +141,7 @@ class WritebackBuffer:
         self.journal.close()
 
 
-def _open(directory: Path, worker: int) -> tuple[Journal, Staging]:
+def _open(directory: Path, worker: int, now: float) -> tuple[Journal, Staging]:
     prepare(directory)
     staging = Staging(directory, worker)
     staging.prepare()
@@ -157,6 +150,7 @@ def _open(directory: Path, worker: int) -> tuple[Journal, Staging]:
         for name in names:
             staging.remove(name)
 
-    journal = Journal(directory, remove)
+    journal = Journal(directory, remove, worker)
+    journal.take_over(now)
     staging.sweep(journal.knows_file, worker)
     return journal, staging

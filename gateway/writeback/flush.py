@@ -15,6 +15,7 @@ from typing import Protocol
 
 from gateway.clock import Clock
 from gateway.errors import BufferDamaged
+from gateway.writeback.asking import asking
 from gateway.writeback.flush_requests import FlushRequests
 from gateway.writeback.journal import Journal
 from gateway.writeback.records import Part, PendingObject, State
@@ -30,6 +31,7 @@ from gateway.writeback.upload_state import (
     Instruction,
     Keep,
     PartSent,
+    Refused,
     SendPart,
     Settle,
     StartOver,
@@ -157,12 +159,15 @@ class OneFlush:
         return None
 
     async def _begin(self, pending: PendingObject) -> Event:
-        event = await self._requests.begin(pending)
-        if isinstance(event, Begun):
-            begun = replace(pending, origin_upload_id=event.origin_upload_id)
-            if not await self._journal.change(lambda book: book.change(begun)):
-                await self._requests.abort(pending.key, event.origin_upload_id)
-                raise Overtaken
+        async with asking(self._journal, pending.key, self._clock) as upload:
+            upload.sent()
+            event = await self._requests.begin(pending)
+            if isinstance(event, Refused):
+                upload.refused()
+            if isinstance(event, Begun):
+                begun = replace(pending, origin_upload_id=event.origin_upload_id)
+                if not await upload.note(lambda book: book.begun(begun)):
+                    raise Overtaken
         return event
 
     async def _send_part(self, pending: PendingObject, instruction: SendPart) -> Event:

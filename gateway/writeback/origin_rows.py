@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 from gateway.objects import ObjectKey
 from gateway.writeback import codec
-from gateway.writeback.file_rows import FileRows, encoded
+from gateway.writeback.file_rows import encoded
+from gateway.writeback.intent_rows import IntentRows
 from gateway.writeback.records import Orphan, OwnDoing, Profile
 
 OWN_DOING_KEPT_SECONDS = 7 * 24 * 3600.0
 """An upload that was begun longer ago takes what this gateway has written since for somebody else's."""
 
 
-class OriginRows(FileRows):
+class OriginRows(IntentRows):
     """One transaction's view."""
 
     # Buckets.
@@ -61,6 +62,7 @@ class OriginRows(FileRows):
         """The origin has no such upload any more."""
         self._rows.execute("DELETE FROM orphans WHERE origin_upload_id = ?", (origin_upload_id,))
 
-    def _orphan(self, key: ObjectKey, origin_upload_id: str) -> None:
+    def orphan(self, key: ObjectKey, origin_upload_id: str) -> None:
+        """Nothing will complete it."""
         record = codec.pack_orphan(Orphan(key, origin_upload_id))
         self._rows.execute("INSERT OR REPLACE INTO orphans VALUES (?, ?)", (origin_upload_id, record))

@@ -65,10 +65,10 @@ def test_an_empty_body_is_a_file_too(staging: Staging) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(1, 100_000), max_size=5), st.randoms(use_true_random=False))
-def test_checksums_do_not_depend_on_the_pieces(sizes: list[int], rng: random.Random) -> None:
+@given(st.lists(st.integers(1, 100_000), max_size=5), st.integers(0, 2**32))
+def test_checksums_do_not_depend_on_the_pieces(sizes: list[int], seed: int) -> None:
     """However the bytes come, they are those of each 64 KiB."""
-    content = rng.randbytes(sum(sizes))
+    content = random.Random(seed).randbytes(sum(sizes))
     whole, pieces, position = ChunkChecksums(), ChunkChecksums(), 0
     whole.update(memoryview(content))
     for size in sizes:
