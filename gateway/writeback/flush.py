@@ -16,6 +16,7 @@ from typing import Protocol
 from gateway.clock import Clock
 from gateway.errors import BufferDamaged
 from gateway.writeback.asking import asking
+from gateway.writeback.book import Book
 from gateway.writeback.flush_requests import FlushRequests
 from gateway.writeback.journal import Journal
 from gateway.writeback.records import Part, PendingObject, State
@@ -200,9 +201,15 @@ class OneFlush:
     async def _settle(self, pending: PendingObject, instruction: Settle) -> None:
         await self._publication.publish(pending, instruction.etag)
         now = self._clock.now()
-        await self._journal.change(lambda book: book.settle(pending.sequence, instruction.etag, now))
+        await self._journal.change(lambda book: _settle(book, pending, instruction, now))
         self._observer.settled(pending)
 
     async def _keep(self, pending: PendingObject) -> None:
         if await self._journal.change(lambda book: book.change(pending)):
             self._observer.conflict(pending)
+
+
+def _settle(book: Book, pending: PendingObject, instruction: Settle, now: float) -> None:
+    book.settle(pending.sequence, instruction.etag, now)
+    if instruction.upload_may_be_open and pending.origin_upload_id is not None:
+        book.orphan(pending.key, pending.origin_upload_id)
