@@ -63,9 +63,12 @@ campaign: $(STAMPS)/test  ## long: generated tests, 100,000 pages of listings, s
 	$(call part,kills,FOREBAY_KILLS=500 FOREBAY_KILL_SEED=$(SEED),tests/crash/test_kills.py)
 	$(call part,harms,FOREBAY_HARMS=10000 FOREBAY_HARM_SEED=$(SEED),tests/crash/test_harms.py)
 	$(call part,buffer-histories,FOREBAY_ABSORB_EXAMPLES=3000,--timeout=7200 --hypothesis-seed=$(SEED) tests/operations/absorbing/test_histories.py)
-	$(call part,buffer-kills,FOREBAY_BUFFER_KILLS=500 FOREBAY_KILL_SEED=$(SEED),--timeout=3600 tests/crash/test_buffer_kills.py)
+	$(call part,buffer-kills,FOREBAY_BUFFER_KILLS=500 FOREBAY_BUFFER_KILL_POINTS=3000 FOREBAY_KILL_SEED=$(SEED),--timeout=3600 tests/crash/test_buffer_kills.py)
+	$(call part,kill-points,FOREBAY_KILL_POINTS=100000 FOREBAY_KILL_SEED=$(SEED) FOREBAY_KILL_RECORD=$(DONE).kill-points,tests/crash/test_kill_points.py)
+	$(call part,strict-disk,FOREBAY_STRICT_CUTS=10000 FOREBAY_KILL_SEED=$(SEED),--timeout=7200 tests/crash/test_strict_disk.py)
+	$(call part,gateway-power-cuts,FOREBAY_GATEWAY_POWER_CUTS=300 FOREBAY_KILL_SEED=$(SEED),tests/crash/test_gateway_power_cuts.py)
 	$(call part,buffer-power-cuts,FOREBAY_POWER_CUTS=3000 FOREBAY_KILL_SEED=$(SEED),--timeout=7200 tests/crash/test_buffer_power_cuts.py)
-	@rm -r $(DONE) && echo "campaign: all parts passed"
+	@rm -rf $(DONE) $(DONE).kill-points && echo "campaign: all parts passed"
 
 # A part that has passed with this seed is not run again; one that fails says how to go on from it.
 define part

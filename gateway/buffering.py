@@ -28,6 +28,7 @@ from gateway.writeback.exposure import Exposure
 from gateway.writeback.flush import FlushObserver, Tools
 from gateway.writeback.flush_requests import FlushRequests
 from gateway.writeback.flusher import Flusher
+from gateway.writeback.lost_uploads import LostUploads
 from gateway.writeback.overview import Overview
 
 BALLAST_SECONDS = 10.0
@@ -103,6 +104,7 @@ class Flushing:
         self._clock = around.clock
         self.flusher = Flusher(tools, around.clock)
         self._early_parts = EarlyParts(tools, around.clock)
+        self._lost_uploads = LostUploads(buffer.journal, requests, around.clock)
         self._exposure = Exposure(buffer.bounds, around.clock, around.counters)
         decider = Decider(tools, alarms, around.clock)
         slots = [slot.name for slot in around.slots if slot.write == "back"]
@@ -114,6 +116,7 @@ class Flushing:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.flusher.run())
             group.create_task(self._early_parts.run())
+            group.create_task(self._lost_uploads.run())
             group.create_task(self._exposure.run())
             group.create_task(self._keep_ballast())
             group.create_task(self.desk.watch(self._gauge))

@@ -60,8 +60,9 @@ class OriginRequest:
     `query` holds decoded (name, value) pairs in order; a value of None is a name without `=` (`?uploads`). `headers` is
     everything that goes along except what the sender adds itself: host, authorization, x-amz-date,
     x-amz-content-sha256, x-amz-security-token, content-length, transfer-encoding, connection, expect.
-    A request with a `StreamedBody` is sent once; every other may be sent again by the retry policy. `purpose` and
-    `slot` (its name) say on whose account it goes.
+    A request with a `StreamedBody` is sent once; every other may be sent again by the retry policy, but not one that is
+    to be carried out `once` where the origin may have done it. `purpose` and `slot` (its name) say on whose account it
+    goes.
     """
 
     method: str
@@ -72,6 +73,7 @@ class OriginRequest:
     body: bytes | StreamedBody = b""
     purpose: Purpose = Purpose.LIVE
     slot: str = "default"
+    once: bool = False
 
 
 class OriginResponse(Protocol):

@@ -22,6 +22,11 @@ def is_retried(status: int, code: str | None) -> bool:
     return status in _RETRIED_STATUSES or (status >= 400 and code in _RETRIED_CODES)
 
 
+def may_be_done(status: int) -> bool:
+    """Whether an error answer leaves open what the origin has done; one that sends away for later has done nothing."""
+    return status >= 500 and status != 503
+
+
 class RetryBudget:
     """A bucket of tokens: a retry takes some, a success gives some back.
 
@@ -53,6 +58,8 @@ class Failure:
 
     answered: bool
     retry_after_seconds: float | None = None
+    may_be_done: bool = True
+    """Whether the origin may have carried it out all the same."""
 
 
 class RetryPolicy:

@@ -22,6 +22,7 @@ from gateway.origin.retry import (
     RetryPolicy,
     RetrySeries,
     is_retried,
+    may_be_done,
     retry_after_seconds,
 )
 from gateway.origin.settings import OriginSettings
@@ -142,10 +143,14 @@ class S3Origin:
         if not is_retried(response.status, error_code(document)):
             return None
         wait = retry_after_seconds(response.headers, self._clock.now())
-        return self._delay(sending, body, Failure(answered=True, retry_after_seconds=wait))
+        return self._delay(
+            sending, body, Failure(answered=True, retry_after_seconds=wait, may_be_done=may_be_done(response.status))
+        )
 
     def _delay(self, sending: _Sending, body: OutgoingBody, failure: Failure) -> float | None:
         if not body.can_be_sent_again or sending.breaker.is_open:
+            return None
+        if sending.request.once and failure.may_be_done:
             return None
         return self._series(sending).delay_before_next(failure, self._clock.monotonic())
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
+from gateway.objects import ObjectKey
 from gateway.writeback import codec
 from gateway.writeback.file_rows import encoded, text
 from gateway.writeback.object_rows import ObjectRows, Places
@@ -49,12 +51,24 @@ class Book(ObjectRows):
             if (key, upload_id) > (text(after[0]), after[1]):
                 yield codec.unpack_upload(upload_id, record)
 
-    def begun_at_origin(self, upload_id: str, origin_upload_id: str) -> None:
-        """The origin has an upload for this one; parts may go there before the client has completed it."""
+    def begun_at_origin(self, upload_id: str, key: ObjectKey, origin_upload_id: str) -> str | None:
+        """The origin has an upload for this one; parts may go there before the client has completed it.
+
+        The origin's id that counts: of two that were asked for at once the first. None: ours is over.
+        """
         upload = self.upload(upload_id)
-        if upload is not None:
-            record = codec.pack_upload(replace(upload, origin_upload_id=origin_upload_id))
-            self._rows.execute("UPDATE uploads SET record = ? WHERE upload_id = ?", (record, upload_id))
+        if upload is None or upload.origin_upload_id is not None:
+            self.orphan(key, origin_upload_id)
+            return None if upload is None else upload.origin_upload_id
+        record = codec.pack_upload(replace(upload, origin_upload_id=origin_upload_id))
+        self._rows.execute("UPDATE uploads SET record = ? WHERE upload_id = ?", (record, upload_id))
+        return origin_upload_id
+
+    def origin_upload_ids(self, key: ObjectKey) -> set[str | None]:
+        """Of the origin's uploads behind those of a key that are open here, or have become pending objects."""
+        of_key = takewhile(lambda one: one.fixed.key == key, self.uploads(key.bucket, key.key))
+        ids = {one.origin_upload_id for one in of_key}
+        return ids | {one.origin_upload_id for one in self._pending_of(key)}
 
     def put_part(self, upload_id: str, part: Part) -> bool:
         """Store a part, in place of one of the same number; False when there is no such upload (any more)."""
@@ -115,7 +129,7 @@ class Book(ObjectRows):
         """End an upload without an object: its parts go, here and at the origin."""
         upload = self.upload(ended.upload_id)
         if upload is not None and upload.origin_upload_id is not None:
-            self._orphan(upload.fixed.key, upload.origin_upload_id)
+            self.orphan(upload.fixed.key, upload.origin_upload_id)
         self._close_upload(ended)
 
     def ended(self, upload_id: str) -> Ended | None:

@@ -31,7 +31,7 @@ from gateway.writeback.disk_room import DiskRoom
 from gateway.writeback.journal import Journal
 from gateway.writeback.opening import ARRIVING, prepare
 from gateway.writeback.reading import PendingReader
-from gateway.writeback.records import Ended, OwnDoing, Part, PendingObject, Upload
+from gateway.writeback.records import Ended, OwnDoing, Part, PendingObject
 from gateway.writeback.reservations import Reservations
 from gateway.writeback.staged_file import StagedFile, StagedWriter
 from gateway.writeback.staging import Staging
@@ -72,7 +72,8 @@ class WritebackBuffer:
         bounded = [slot for slot in slots if slot.write == "back"]
         threads = BufferThreads(THREADS)
         try:
-            files = await threads.run(_open, directory, worker, [slot.name for slot in bounded])
+            now = (clock or SystemClock()).now()
+            files = await threads.run(_open, directory, worker, [slot.name for slot in bounded], now)
         except BaseException:
             threads.shut_down()
             raise
@@ -143,10 +144,6 @@ class WritebackBuffer:
 
         return await self.journal.change(put)
 
-    async def open_upload(self, upload: Upload) -> None:
-        """CreateMultipartUpload."""
-        await self.journal.change(lambda book: book.open_upload(upload))
-
     async def put_part(self, upload_id: str, part: Part) -> bool:
         """UploadPart; False when there is no such upload: then its file is gone."""
         async with self._or_refused([part]):
@@ -167,10 +164,6 @@ class WritebackBuffer:
     async def completed_at_origin(self, ended: Ended) -> None:
         """CompleteMultipartUpload that the origin has carried out."""
         await self.journal.change(lambda book: book.completed_at_origin(ended))
-
-    async def begun_at_origin(self, upload_id: str, origin_upload_id: str) -> None:
-        """The origin has an upload for this one, too."""
-        await self.journal.change(lambda book: book.begun_at_origin(upload_id, origin_upload_id))
 
     async def sent(self, upload_id: str, part: Part) -> None:
         """The origin has a part of an open upload."""
@@ -225,7 +218,7 @@ class _Files:
     ballast: Ballast
 
 
-def _open(directory: Path, worker: int, slots: Sequence[str]) -> _Files:
+def _open(directory: Path, worker: int, slots: Sequence[str], now: float) -> _Files:
     prepare(directory)
     staging = Staging(directory, worker)
     staging.prepare()
@@ -234,7 +227,8 @@ def _open(directory: Path, worker: int, slots: Sequence[str]) -> _Files:
         for name in names:
             staging.remove(name)
 
-    journal = Journal(directory, remove)
+    journal = Journal(directory, remove, worker)
+    journal.take_over(now)
     staging.sweep(journal.knows_file, worker)
     try:
         return _Files(journal, staging, Reservations(directory / ARRIVING, worker, slots), Ballast(directory))

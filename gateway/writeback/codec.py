@@ -6,7 +6,19 @@ from typing import Any
 
 from gateway.errors import BufferDamaged
 from gateway.objects import ObjectKey
-from gateway.writeback.records import Base, Ended, Fixed, Orphan, OwnDoing, Part, PendingObject, Profile, State, Upload
+from gateway.writeback.records import (
+    Base,
+    Ended,
+    Fixed,
+    Intent,
+    Orphan,
+    OwnDoing,
+    Part,
+    PendingObject,
+    Profile,
+    State,
+    Upload,
+)
 from gateway.writeback.rows import Place, pack, unpack
 from gateway.writeback.staged_file import StagedFile
 
@@ -117,6 +129,23 @@ def pack_orphan(orphan: Orphan) -> bytes:
 def unpack_orphan(origin_upload_id: str, packed: bytes) -> Orphan:
     record, _ = unpack(("orphans", origin_upload_id), packed)
     return Orphan(ObjectKey(record["bucket"], record["key"]), origin_upload_id)
+
+
+def pack_intent(intent: Intent) -> bytes:
+    record = {
+        "worker": intent.worker,
+        "bucket": intent.key.bucket,
+        "key": intent.key.key,
+        "asked": intent.asked_at,
+        "suspect": intent.suspect_since,
+    }
+    return pack(("intents", intent.token), record)
+
+
+def unpack_intent(token: str, packed: bytes) -> Intent:
+    record, _ = unpack(("intents", token), packed)
+    key = ObjectKey(record["bucket"], record["key"])
+    return Intent(token, record["worker"], key, record["asked"], record["suspect"])
 
 
 def pack_profile(bucket: str, profile: Profile) -> bytes:

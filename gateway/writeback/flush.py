@@ -15,6 +15,8 @@ from typing import Protocol
 
 from gateway.clock import Clock
 from gateway.errors import BufferDamaged
+from gateway.writeback.asking import asking
+from gateway.writeback.book import Book
 from gateway.writeback.flush_requests import FlushRequests
 from gateway.writeback.journal import Journal
 from gateway.writeback.records import Part, PendingObject, State
@@ -30,6 +32,7 @@ from gateway.writeback.upload_state import (
     Instruction,
     Keep,
     PartSent,
+    Refused,
     SendPart,
     Settle,
     StartOver,
@@ -167,12 +170,15 @@ class OneFlush:
         return None
 
     async def _begin(self, pending: PendingObject) -> Event:
-        event = await self._requests.begin(pending)
-        if isinstance(event, Begun):
-            begun = replace(pending, origin_upload_id=event.origin_upload_id)
-            if not await self._journal.change(lambda book: book.change(begun)):
-                await self._requests.abort(pending.key, event.origin_upload_id)
-                raise Overtaken
+        async with asking(self._journal, pending.key, self._clock) as upload:
+            upload.sent()
+            event = await self._requests.begin(pending)
+            if isinstance(event, Refused):
+                upload.refused()
+            if isinstance(event, Begun):
+                begun = replace(pending, origin_upload_id=event.origin_upload_id)
+                if not await upload.note(lambda book: book.begun(begun)):
+                    raise Overtaken
         return event
 
     async def _send_part(self, pending: PendingObject, instruction: SendPart) -> Event:
@@ -210,9 +216,15 @@ class OneFlush:
     async def _settle(self, pending: PendingObject, instruction: Settle) -> None:
         await self._publication.publish(pending, instruction.etag)
         now = self._clock.now()
-        await self._journal.change(lambda book: book.settle(pending.sequence, instruction.etag, now))
+        await self._journal.change(lambda book: _settle(book, pending, instruction, now))
         self._observer.settled(pending)
 
     async def _keep(self, pending: PendingObject) -> None:
         if await self._journal.change(lambda book: book.change(pending)):
             self._observer.conflict(pending)
+
+
+def _settle(book: Book, pending: PendingObject, instruction: Settle, now: float) -> None:
+    book.settle(pending.sequence, instruction.etag, now)
+    if instruction.upload_may_be_open and pending.origin_upload_id is not None:
+        book.orphan(pending.key, pending.origin_upload_id)

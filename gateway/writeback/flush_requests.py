@@ -10,12 +10,14 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from dataclasses import replace
 
 from gateway.errors import BufferDamaged, OriginBodyError, OriginUnreachable
 from gateway.objects import ObjectKey
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose, StreamedBody
 from gateway.s3.etags import quote
 from gateway.s3.http_dates import parse_http_date
+from gateway.s3.upload_list import UPLOADS_SIZE_BYTES_MAX, ListedUpload, UploadsPage, parse_uploads_page
 from gateway.s3.xml import complete_multipart_upload_document
 from gateway.s3.xml_reader import error_code_of, text_of
 from gateway.writeback.records import Part, PendingObject
@@ -92,6 +94,13 @@ class FlushRequests:
         """Delete the key, whatever lies there."""
         return await _event(self._delete(pending))
 
+    async def open_uploads(self, key: ObjectKey) -> Sequence[ListedUpload] | None:
+        """What the origin has of open uploads under a key; None when it does not say."""
+        try:
+            return await self._open_uploads(key)
+        except (OriginUnreachable, OriginBodyError):
+            return None
+
     async def abort(self, key: ObjectKey, origin_upload_id: str) -> bool:
         """Have the origin forget an upload; whether it has."""
         request = OriginRequest("DELETE", key.bucket, key.key, [("uploadId", origin_upload_id)], purpose=Purpose.FLUSH)
@@ -100,6 +109,27 @@ class FlushRequests:
                 return response.status in (200, 204, 404)
         except OriginUnreachable:
             return False
+
+    async def _open_uploads(self, key: ObjectKey) -> Sequence[ListedUpload] | None:
+        found: list[ListedUpload] = []
+        following: tuple[str, str] | None = ("", "")
+        while following is not None:
+            page = await self._page_of_uploads(key, following)
+            if page is None:
+                return None
+            found += [one for one in page.uploads if one.key == key.key]
+            # In the order of keys: those that the key is only the beginning of come behind it.
+            following = None if any(one.key != key.key for one in page.uploads) else page.following
+        return found
+
+    async def _page_of_uploads(self, key: ObjectKey, following: tuple[str, str]) -> UploadsPage | None:
+        markers = zip(("key-marker", "upload-id-marker"), following, strict=True)
+        query = [("uploads", ""), ("prefix", key.key), ("encoding-type", "url"), *(one for one in markers if one[1])]
+        request = OriginRequest("GET", key.bucket, None, query, purpose=Purpose.FLUSH)
+        async with await self._origin.send(request) as response:
+            if response.status == 404:
+                return UploadsPage([], [], None)
+            return parse_uploads_page(await response.read(UPLOADS_SIZE_BYTES_MAX)) if response.status == 200 else None
 
     def _conditions(self, finish: Finish) -> Mapping[str, str]:
         if self._without_conditions:
@@ -116,7 +146,7 @@ class FlushRequests:
             return Headed(response.headers.get("etag", ""), written or 0.0)
 
     async def _begin(self, pending: PendingObject) -> Event:
-        request = _request("POST", pending, [("uploads", None)], pending.fixed.headers)
+        request = replace(_request("POST", pending, [("uploads", None)], pending.fixed.headers), once=True)
         async with await self._origin.send(request) as response:
             if response.status != 200:
                 return await _failure(response)

@@ -35,9 +35,12 @@ _Waiting = tuple[Callable[[Book], Any], "Future[Any]"]
 
 
 class Journal:
-    """One process's journal. `freed` is given the files that nothing refers to once that is durable."""
+    """The journal as the process of a worker slot uses it.
 
-    def __init__(self, directory: Path, freed: Callable[[list[str]], None]) -> None:
+    `freed` is given the files that nothing refers to once that is durable.
+    """
+
+    def __init__(self, directory: Path, freed: Callable[[list[str]], None], worker: int = 0) -> None:
         path = str(directory / "journal")
         try:
             self._writer = connect(path)
@@ -46,6 +49,7 @@ class Journal:
             self._presence = Presence(directory / "presence")
         except (sqlite3.Error, OSError) as error:
             raise BufferUnavailable(f"the write-back journal in {directory} cannot be opened: {error}") from error
+        self.worker = worker
         self._freed = freed
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="writeback-journal")
         self._lock = threading.Lock()
@@ -96,9 +100,24 @@ class Journal:
         book = Book(self._writer, self._presence)
         book.forget_ended(now)
         book.recount()
+        book.suspect_all(now)
         self._writer.execute("COMMIT")
         self._tidy()
         return self.read(lambda book: book.counts())
+
+    def take_over(self, now: float) -> None:
+        """The process that had this worker slot before is dead, since when nobody knows. Blocks."""
+        try:
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                Book(self._writer, self._presence).suspect_all(now, self.worker)
+                self._writer.execute("COMMIT")
+            except BaseException:
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise BufferUnavailable(f"the write-back journal cannot be written: {error}") from error
 
     async def tidy(self) -> None:
         """Let reads of keys pass where nothing is pending any more."""

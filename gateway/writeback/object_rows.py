@@ -120,13 +120,21 @@ class ObjectRows(OriginRows):
         )
         return changed.rowcount > 0
 
+    def begun(self, pending: PendingObject) -> bool:
+        """The origin has begun its upload for an object; False when it is pending no more: the upload goes, too."""
+        if self.change(pending):
+            return True
+        if pending.origin_upload_id is not None:
+            self.orphan(pending.key, pending.origin_upload_id)
+        return False
+
     def start_over(self, pending: PendingObject) -> None:
         """The origin's upload of an object is of no use: it is to be aborted, and its parts are to be sent again."""
         before = self.object(pending.sequence)
         if before is None:
             return
         if before.origin_upload_id is not None:
-            self._orphan(before.key, before.origin_upload_id)
+            self.orphan(before.key, before.origin_upload_id)
         self.change(replace(pending, origin_upload_id=None))
         for part in before.parts:
             self.piece_sent(pending.sequence, replace(part, origin_etag=None))
@@ -216,7 +224,7 @@ class ObjectRows(OriginRows):
 
     def _remove_unsent(self, pending: PendingObject) -> None:
         if pending.origin_upload_id is not None:
-            self._orphan(pending.key, pending.origin_upload_id)
+            self.orphan(pending.key, pending.origin_upload_id)
         self._remove(pending.sequence)
 
     def _remove(self, sequence: int) -> None:

@@ -19,8 +19,8 @@ ARRIVING = "arriving"
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What was there: acknowledged objects, open uploads and uploads of the origin's that are to be aborted, all kept;
-    and files that nobody was told of, removed."""
+    """What was there: acknowledged objects, open uploads and uploads of the origin's that are to be aborted, or to be
+    looked for, all kept; and files that nobody was told of, removed."""
 
     pending: int
     uploads: int
@@ -60,7 +60,7 @@ def recover(directory: Path, now: float) -> Recovered:
         _forget_arriving(directory)
         removed = Staging(directory, 0).sweep(journal.knows_file)
         pending, uploads = journal.recover(now)
-        orphans = journal.read(lambda book: len(book.orphans(1)))
+        orphans = journal.read(lambda book: len(book.orphans(1)) + len(book.suspects("", 1)))
     finally:
         journal.close()
     return Recovered(pending, uploads, orphans, removed)

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from gateway.objects import ObjectKey
 from gateway.writeback import codec
 from gateway.writeback.file_rows import encoded
+from gateway.writeback.intent_rows import IntentRows
 from gateway.writeback.records import Orphan, OwnDoing, Profile
-from gateway.writeback.usage_rows import UsageRows
 
 OWN_DOING_KEPT_SECONDS = 7 * 24 * 3600.0
 """An upload that was begun longer ago takes what this gateway has written since for somebody else's."""
 
 
-class OriginRows(UsageRows):
+class OriginRows(IntentRows):
     """One transaction's view."""
 
     # Buckets.
@@ -62,6 +62,7 @@ class OriginRows(UsageRows):
         """The origin has no such upload any more."""
         self._rows.execute("DELETE FROM orphans WHERE origin_upload_id = ?", (origin_upload_id,))
 
-    def _orphan(self, key: ObjectKey, origin_upload_id: str) -> None:
+    def orphan(self, key: ObjectKey, origin_upload_id: str) -> None:
+        """Nothing will complete it."""
         record = codec.pack_orphan(Orphan(key, origin_upload_id))
         self._rows.execute("INSERT OR REPLACE INTO orphans VALUES (?, ?)", (origin_upload_id, record))

@@ -135,6 +135,20 @@ class Orphan:
 
 
 @dataclass(frozen=True, slots=True)
+class Intent:
+    """An upload that the origin is being asked to begin, by the process of a worker slot, since `asked_at`.
+
+    `suspect_since` is set once nobody will tell what came of it. Times in seconds since 1970.
+    """
+
+    token: str
+    worker: int
+    key: ObjectKey
+    asked_at: float
+    suspect_since: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """What was learned of a bucket from its own answers.
 

@@ -7,14 +7,16 @@
     objects    a sequence → a pending object or tombstone; its bucket and key
     pieces     (sequence, number) → a part of a pending object, its file
     ended      an upload's id → how it ended
+    intents    a token → an upload that the origin is being asked to begin
     orphans    uploads of the origin that are to be aborted there
     profiles   a bucket → what its ETags are
     origin     a key → what the origin has under it by our own doing, and since when
 
 Keys of objects are blobs of UTF-8, so that they come in S3's order. `place` is the key's place in presence.py;
-`startable` is 0 for what waits for a person, `sent` 1 for parts that the origin has, or need not have yet. A part that
-only the origin has names no file (`""`). Triggers keep `usage`: whatever changes files or objects changes it, too.
-Other sizes and slots are what the records say, for sums.
+`startable` is 0 for what waits for a person, `sent` 1 for parts that the origin has, or need not have yet, `suspect` 1
+where the process that has asked is dead, or does not know. A part that only the origin has names no file (`""`).
+Triggers keep `usage`: whatever changes files or objects changes it, too. Other sizes and slots are what the records
+say, for sums.
 """
 
 from __future__ import annotations
@@ -70,6 +72,11 @@ CREATE TABLE profiles (bucket TEXT PRIMARY KEY, record BLOB NOT NULL) STRICT, WI
 CREATE TABLE origin (
   bucket TEXT NOT NULL, key BLOB NOT NULL, at REAL NOT NULL, record BLOB NOT NULL, PRIMARY KEY (bucket, key)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE intents (
+  token TEXT PRIMARY KEY, worker INTEGER NOT NULL, suspect INTEGER NOT NULL, bucket TEXT NOT NULL, key BLOB NOT NULL,
+  record BLOB NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX intents_by_key ON intents (bucket, key);
 CREATE TABLE orphans (origin_upload_id TEXT PRIMARY KEY, record BLOB NOT NULL) STRICT, WITHOUT ROWID;
 """
 

@@ -135,9 +135,13 @@ class StartOver:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """The origin has it, as this version (None: the key is deleted): nothing is pending any more. The end."""
+    """The origin has it, as this version (None: the key is deleted): nothing is pending any more. The end.
+
+    `upload_may_be_open`: it was found there, and perhaps not by our Complete: somebody may have written the same bytes.
+    """
 
     etag: str | None
+    upload_may_be_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +235,7 @@ class Flush:
         self._found = found
         expected = self._is_expected(found)  # also of our own bytes, where the same lay there before
         if not expected and self.object.state is State.SENDING and self._is_ours(found.etag):
-            return self._end(Settle(found.etag))
+            return self._end(Settle(found.etag, upload_may_be_open=self.object.origin_upload_id is not None))
         if not expected:
             return self._conflict(found)
         if self.object.multipart and self.object.origin_upload_id is None:

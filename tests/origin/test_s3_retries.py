@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
 from gateway.errors import OriginUnreachable
-from gateway.origin.client import StreamedBody
+from gateway.origin.client import OriginRequest, StreamedBody
 from gateway.origin.memory.faults import Answer, Unreachable, on
 from gateway.s3.requests import Operation
 from tests.origin.clients import MEBIBYTE, Client, pieces, play
@@ -90,6 +91,33 @@ def test_a_lost_connection_is_tried_again(strict: StrictOrigin) -> None:
 
     play(strict, scenario)
     assert strict.model.count(GET) == 2
+
+
+@pytest.mark.parametrize(
+    ("effect", "attempts"),
+    [
+        (Unreachable(), 1),
+        (Unreachable(late=True), 1),
+        (Answer(500, late=True), 1),
+        (Answer(503, "SlowDown"), 2),
+        (Answer(429, "SlowDown"), 2),
+    ],
+    ids=str,
+)
+def test_what_is_to_be_carried_out_once_is_not_tried_again_where_it_may_be_done(
+    strict: StrictOrigin, effect: Answer | Unreachable, attempts: int
+) -> None:
+    """A second CreateMultipartUpload would leave an upload that nobody knows; one that was sent away may come back."""
+    strict.model.inject(on(Operation.CREATE_MULTIPART_UPLOAD), effect)
+
+    async def scenario(client: Client) -> None:
+        request = OriginRequest("POST", "bucket", "new", [("uploads", None)], once=True)
+        with suppress(OriginUnreachable):
+            async with await client.origin.send(request):
+                pass
+
+    play(strict, scenario)
+    assert strict.model.count(Operation.CREATE_MULTIPART_UPLOAD) == attempts
 
 
 def test_a_streamed_body_is_sent_once(strict: StrictOrigin) -> None:

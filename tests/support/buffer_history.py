@@ -8,7 +8,7 @@ import random
 import select
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,9 @@ class Hearing:
         self.writer.stdout.close()
 
 
-def start_writers(directory: Path, dice: random.Random, count: int, *options: str) -> list[subprocess.Popen[bytes]]:
+def start_writers(
+    directory: Path, dice: random.Random, count: int, *options: str, environment: Mapping[str, str] | None = None
+) -> list[subprocess.Popen[bytes]]:
     """So many writers at once, each with keys of its own."""
     return [
         subprocess.Popen(
@@ -129,6 +131,7 @@ def start_writers(directory: Path, dice: random.Random, count: int, *options: st
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=_ROOT,
+            env=environment,
         )
         for number in range(count)
     ]

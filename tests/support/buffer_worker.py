@@ -75,7 +75,8 @@ class Writer:
             return
         key, upload_id = self._key(), f"u{self._worker}-{self._dice.randrange(2**62)}"
         say("do", what="create", key=key.key, upload=upload_id)
-        await self._buffer.open_upload(Upload(upload_id, Fixed(key, {}, "s"), Base(absent=True), 1.0))
+        opened = Upload(upload_id, Fixed(key, {}, "s"), Base(absent=True), 1.0)
+        await self._buffer.journal.change(lambda book: book.open_upload(opened))
         self._uploads[upload_id] = key
         say("ok")
 

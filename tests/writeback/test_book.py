@@ -209,7 +209,7 @@ class Histories(RuleBasedStateMachine):
         upload_id, origin_upload_id = self.new(), self.new() if begun else None
         self.book.open_upload(Upload(upload_id, fixed(at), Base(), 1.0))
         if origin_upload_id is not None:
-            self.book.begun_at_origin(upload_id, origin_upload_id)
+            assert self.book.begun_at_origin(upload_id, at, origin_upload_id) == origin_upload_id
         self.uploads[upload_id] = _Open(at, origin_upload_id, {})
 
     @precondition(lambda self: self.uploads)

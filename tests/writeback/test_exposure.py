@@ -43,7 +43,7 @@ def test_pending_and_arriving_writes_are_told_with_the_age_of_the_oldest(
         await clock.advance(LOOK_SECONDS)
         assert told.last == SlotExposure(1000, 0, 0, 0, 0.0)
         first = await buffer.acknowledge(replace(pending(key("a"), "x" * 10), acknowledged_at=clock.now()))
-        await buffer.open_upload(upload("u", key("b")))
+        await buffer.journal.change(lambda book: book.open_upload(upload("u", key("b"))))
         await buffer.put_part("u", part(1, "y" * 7))
         await buffer.acknowledge(replace(pending(key("c"), deleted=True), acknowledged_at=clock.now() + 5))
         assert await bounds.take(100, 0) is None

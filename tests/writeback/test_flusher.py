@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.origin.memory.content import BytesContent
 from gateway.origin.memory.faults import AlterBody, AlterHeaders, Answer, Hold, Unreachable, on
+from gateway.origin.memory.store import StoredObject
 from gateway.s3.requests import Operation
 from gateway.writeback.flush_requests import IN_MEMORY_BYTES_MAX
 from gateway.writeback.flusher import FLUSHES_PER_SLOT
@@ -96,6 +98,21 @@ def test_a_lost_answer_to_a_put_is_found_out(tmp_path: Path, effect: Answer | Un
         buffer.start()
         await buffer.flushed()
         assert buffer.origin.data("bucket", "k") == b"ours"
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_the_same_object_of_somebody_else_leaves_no_upload_of_ours(tmp_path: Path) -> None:
+    """Its ETag is the one that our Complete, whose answer was lost, would have made: it is ours then, or as good."""
+
+    async def scenario(buffer: Buffer) -> None:
+        stored = await buffer.upload(key("model"), [PART_BYTES, 3])
+        buffer.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable())
+        buffer.start()
+        await buffer.until(lambda: bool(buffer.observer.failures))
+        buffer.bucket.put(StoredObject("model", BytesContent(b"the same"), stored.etag, 0.0))
+        await buffer.flushed()
+        await buffer.until(lambda: not buffer.bucket.uploads)
 
     with_buffer(tmp_path, scenario)
 

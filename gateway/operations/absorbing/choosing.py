@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.objects import ObjectKey
 from gateway.operations.absorbing.barrier import flushed, flushed_under
 from gateway.operations.absorbing.copying import absorb_copy, copied_here
+from gateway.operations.absorbing.creating import absorb_create
 from gateway.operations.absorbing.deleting import delete_pending
 from gateway.operations.absorbing.eligible import has_conditions
 from gateway.operations.absorbing.listing import LISTINGS, listing_handler
@@ -23,7 +24,6 @@ from gateway.operations.absorbing.upload_listing import list_uploads, may_concer
 from gateway.operations.absorbing.uploads import (
     absorb_abort,
     absorb_complete,
-    absorb_create,
     absorb_part,
     absorbed_parts,
     is_known,

@@ -22,6 +22,7 @@ from gateway.operations.absorbing.staging import unavailable
 from gateway.operations.exchange import Exchange
 from gateway.s3.error_codes import CODES, s3_error
 from gateway.s3.etags import unquote
+from gateway.writeback.asking import asking
 from gateway.writeback.flush_requests import FlushRequests
 from gateway.writeback.records import Ended, Part, PendingObject, Upload
 from gateway.writeback.upload_state import (
@@ -59,6 +60,7 @@ class _Completing:
     def __init__(self, exchange: Exchange, buffer: WritebackBuffer, upload: Upload, made: Completion) -> None:
         self._requests = FlushRequests(exchange.services.origin, buffer.staging, buffer.threads)
         self._buffer = buffer
+        self._clock = exchange.services.clock
         self._upload_id = upload.upload_id
         self._conditions = _conditions(exchange.request.headers)
         self._object = PendingObject(
@@ -94,11 +96,18 @@ class _Completing:
         return any(part.file.is_here for part in parts)
 
     async def _begin(self) -> None:
-        event = await self._requests.begin(self._object)
-        if not isinstance(event, Begun):
-            raise _error(event)
-        await self._buffer.begun_at_origin(self._upload_id, event.origin_upload_id)
-        self._object = replace(self._object, origin_upload_id=event.origin_upload_id)
+        async with asking(self._buffer.journal, self._object.key, self._clock) as upload:
+            upload.sent()
+            event = await self._requests.begin(self._object)
+            if isinstance(event, Refused):
+                upload.refused()
+            if not isinstance(event, Begun):
+                raise _error(event)
+            key, begun = self._object.key, event.origin_upload_id
+            counts = await upload.note(lambda book: book.begun_at_origin(self._upload_id, key, begun))
+        if counts is None:
+            raise s3_error("NoSuchUpload", UploadId=self._upload_id)
+        self._object = replace(self._object, origin_upload_id=counts)
 
     async def _all_sent(self) -> list[Part]:
         limit = asyncio.Semaphore(PARTS_AT_ONCE)

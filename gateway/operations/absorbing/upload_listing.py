@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import merge
-from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.errors import OriginAnswered, OriginBodyError
@@ -233,14 +232,8 @@ class _UploadListing:
         return True
 
     def _strangers_in(self, book: Book, listed: Sequence[ListedUpload]) -> list[ListedUpload]:
-        ours = {key: self._origin_ids(book, ObjectKey(self._bucket, key)) for key in {one.key for one in listed}}
+        ours = {key: book.origin_upload_ids(ObjectKey(self._bucket, key)) for key in {one.key for one in listed}}
         return [one for one in listed if one.upload_id not in ours[one.key] and not book.is_orphan(one.upload_id)]
-
-    def _origin_ids(self, book: Book, key: ObjectKey) -> set[str | None]:
-        """Of the origin's uploads behind those of a key that are open here, or have become pending objects."""
-        of_key = takewhile(lambda one: one.fixed.key == key, book.uploads(key.bucket, key.key))
-        pending = (book.earliest(key), book.latest(key))
-        return {one.origin_upload_id for one in of_key} | {one.origin_upload_id for one in pending if one is not None}
 
     async def _asked(self, prefix: str, delimiter: str, following: tuple[str, str]) -> UploadsPage:
         said = [("prefix", prefix), ("delimiter", delimiter), ("key-marker", following[0])]

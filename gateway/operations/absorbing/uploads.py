@@ -1,6 +1,6 @@
 """Multipart uploads in a slot with `write = "back"`.
 
-    Create   → the origin's answer, with an upload id of our own
+    Create → creating.py
     UploadPart → verified, staged, synced, journaled; or sent to the origin's upload, where there is no room (bounds)
     Complete → the parts are an object from the moment of one commit; or at the origin, where only it has some of them
     Abort, ListParts → from the journal
@@ -10,18 +10,17 @@ Uploads that the journal does not know were begun at the origin before: they are
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gateway.errors import BufferUnavailable, OriginAnswered, OriginUnreachable
+from gateway.errors import BufferUnavailable
 from gateway.objects import ObjectKey
-from gateway.operations.absorbing.admission import leaves_to_the_origin, paced, room_for_body
-from gateway.operations.absorbing.base import base_asked, base_now
+from gateway.operations.absorbing.admission import paced, room_for_body
+from gateway.operations.absorbing.base import base_now
 from gateway.operations.absorbing.completion import Completion, complete
 from gateway.operations.absorbing.conditional import complete_at_origin
-from gateway.operations.absorbing.eligible import check_metadata, has_conditions, makes_md5_etags
+from gateway.operations.absorbing.eligible import has_conditions
 from gateway.operations.absorbing.part_through import PartThrough, send_part_through
 from gateway.operations.absorbing.patient import patiently
 from gateway.operations.absorbing.staging import stage_body, store_part, unavailable
@@ -33,13 +32,11 @@ from gateway.operations.absorbing.upload_requests import (
     upload_of,
 )
 from gateway.operations.exchange import Exchange
-from gateway.operations.passthrough import onward_request
-from gateway.operations.payload import receive_document, receive_payload
+from gateway.operations.payload import receive_document
 from gateway.operations.reply import Reply
 from gateway.operations.visibility import changed_by, visible
 from gateway.s3.error_codes import s3_error
 from gateway.s3.etags import unquote
-from gateway.s3.forwarding import towards_client, towards_origin, without
 from gateway.s3.http_dates import format_iso_date
 from gateway.s3.xml import (
     COMPLETE_SIZE_BYTES_MAX,
@@ -47,69 +44,15 @@ from gateway.s3.xml import (
     document,
     element,
     parse_complete_multipart_upload,
-    text_of,
 )
-from gateway.writeback.records import Base, Ended, Fixed, Part, PendingObject, Profile, Upload
+from gateway.writeback.records import Ended, Part, PendingObject, Upload
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
 
-ANSWER_SIZE_BYTES_MAX = 64 * 1024
 LISTED_PARTS_MAX = 1000
 
 _XML = ("content-type", "application/xml")
-
-
-async def absorb_create(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
-    """Begin an upload at the origin, and here; where the origin is away and its bucket known, here alone."""
-    check_metadata(exchange.request.headers)
-    async with base_asked(exchange) as asking:
-        payload = await receive_payload(exchange)
-        try:
-            response = await exchange.services.origin.send(onward_request(exchange, payload))
-        except OriginUnreachable:
-            return await _begun_here(exchange, buffer)
-        async with response:
-            answer = await response.read(ANSWER_SIZE_BYTES_MAX)
-        headers = without(towards_client(response.headers), "content-length")
-        origin_upload_id = text_of(answer, "UploadId") if response.status == 200 else None
-        if origin_upload_id is None:
-            return Reply(response.status, headers, answer, "forwarded")
-        try:
-            base, may_look = await asking, True
-        except OriginAnswered:
-            base, may_look = Base(), False
-    profile = Profile(makes_md5_etags(response.headers), may_look, exchange.services.clock.now())
-    upload = _upload(exchange, base, origin_upload_id)
-    opens = profile.absorbs and not leaves_to_the_origin(buffer, exchange.slot.name, takes_room=True)
-    await _learn_and_open(exchange, buffer, profile, upload if opens else None)
-    if not opens:
-        return Reply(200, headers, answer, "forwarded")
-    return Reply(200, headers, _initiated(exchange.object_key, upload.upload_id), "absorbed")
-
-
-async def _learn_and_open(exchange: Exchange, buffer: WritebackBuffer, profile: Profile, upload: Upload | None) -> None:
-    bucket = exchange.object_key.bucket
-    try:
-        await buffer.journal.change(lambda book: book.learn(bucket, profile))
-        if upload is not None:
-            await buffer.open_upload(upload)
-    except BufferUnavailable as error:
-        raise unavailable(error) from error
-
-
-async def _begun_here(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
-    profile = buffer.look(lambda book: book.profile(exchange.object_key.bucket))
-    if profile is None or not profile.absorbs:
-        raise OriginUnreachable("the origin does not answer, and nothing is known of the bucket")
-    upload = _upload(exchange, Base(known=False, asked_at=exchange.services.clock.now()), None)
-    await _learn_and_open(exchange, buffer, profile, upload)
-    return Reply(200, [_XML], _initiated(exchange.object_key, upload.upload_id), "absorbed")
-
-
-def _upload(exchange: Exchange, base: Base, origin_upload_id: str | None) -> Upload:
-    fixed = Fixed(exchange.object_key, towards_origin(exchange.request.headers), exchange.slot.name)
-    return Upload(secrets.token_urlsafe(32), fixed, base, exchange.services.clock.now(), origin_upload_id)
 
 
 async def absorb_part(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
@@ -217,11 +160,6 @@ def is_known(exchange: Exchange, buffer: WritebackBuffer) -> bool:
     """Whether the request's upload is open here, or has ended here."""
     upload_id = exchange.request.parameter("uploadId") or ""
     return buffer.look(lambda book: book.upload(upload_id) is not None or book.ended(upload_id) is not None)
-
-
-def _initiated(key: ObjectKey, upload_id: str) -> bytes:
-    fields = element("Bucket", key.bucket) + element("Key", key.key) + element("UploadId", upload_id)
-    return document("InitiateMultipartUploadResult", fields)
 
 
 def _result(key: ObjectKey, made: Completion) -> bytes:

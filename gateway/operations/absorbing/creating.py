@@ -1,0 +1,130 @@
+"""CreateMultipartUpload in a slot with `write = "back"`: the origin's answer, with an upload id of our own.
+
+    written down that the origin is asked → asked, for what lies under the key, too → the upload is open here → 200
+
+Where the origin is away and its bucket known, it is begun here alone.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gateway.errors import BufferUnavailable, OriginAnswered, OriginUnreachable
+from gateway.operations.absorbing.admission import leaves_to_the_origin
+from gateway.operations.absorbing.base import base_asked
+from gateway.operations.absorbing.eligible import check_metadata, makes_md5_etags
+from gateway.operations.absorbing.staging import unavailable
+from gateway.operations.exchange import Exchange
+from gateway.operations.passthrough import onward_request
+from gateway.operations.payload import receive_payload
+from gateway.operations.reply import Reply
+from gateway.origin.retry import may_be_done
+from gateway.s3.forwarding import towards_client, towards_origin, without
+from gateway.s3.xml import document, element, text_of
+from gateway.writeback.asking import Asking, asking
+from gateway.writeback.records import Base, Fixed, Profile, Upload
+
+if TYPE_CHECKING:
+    from gateway.writeback.book import Book
+    from gateway.writeback.buffer import WritebackBuffer
+
+ANSWER_SIZE_BYTES_MAX = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The origin's to Create, and what it has under the key. No `origin_upload_id`: it has begun nothing."""
+
+    status: int
+    headers: Sequence[tuple[str, str]]
+    body: bytes
+    origin_upload_id: str | None
+    profile: Profile
+    base: Base
+
+    def learn(self, book: Book, bucket: str) -> None:
+        """What it says of the bucket."""
+        if self.origin_upload_id is not None:
+            book.learn(bucket, self.profile)
+
+    def forwarded(self) -> Reply:
+        return Reply(self.status, self.headers, self.body, "forwarded")
+
+
+async def absorb_create(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
+    """Begin an upload at the origin, and here."""
+    check_metadata(exchange.request.headers)
+    profile = buffer.look(lambda book: book.profile(exchange.object_key.bucket))
+    is_ours = profile is None or profile.absorbs
+    try:
+        if not is_ours or leaves_to_the_origin(buffer, exchange.slot.name, takes_room=True):
+            return await _created_through(exchange, buffer)
+        async with asking(buffer.journal, exchange.object_key, exchange.services.clock) as upload:
+            return await _created(exchange, profile, upload)
+    except BufferUnavailable as error:
+        raise unavailable(error) from error
+
+
+async def _created_through(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
+    """Where writes are not absorbed the upload is the client's own: nobody here may look for it. Perhaps the next."""
+    answer = await _ask(exchange)
+    await buffer.journal.change(lambda book: answer.learn(book, exchange.object_key.bucket))
+    return answer.forwarded()
+
+
+async def _created(exchange: Exchange, profile: Profile | None, asked: Asking) -> Reply:
+    asked.sent()
+    try:
+        answer = await _ask(exchange)
+    except OriginUnreachable:
+        if profile is None:
+            raise
+        upload = _upload(exchange, Base(known=False, asked_at=exchange.services.clock.now()), None)
+        await asked.leave_open(lambda book: book.open_upload(upload), exchange.services.clock.now())
+        return Reply(200, [("content-type", "application/xml")], _initiated(upload), "absorbed")
+    if answer.origin_upload_id is None:
+        if not may_be_done(answer.status):
+            asked.refused()
+        return answer.forwarded()
+    upload = _upload(exchange, answer.base, answer.origin_upload_id)
+    await asked.note(lambda book: _open(book, answer, upload))
+    if not answer.profile.absorbs:
+        return answer.forwarded()
+    return Reply(200, answer.headers, _initiated(upload), "absorbed")
+
+
+def _open(book: Book, answer: _Answer, upload: Upload) -> None:
+    answer.learn(book, upload.fixed.key.bucket)
+    if answer.profile.absorbs:
+        book.open_upload(upload)
+
+
+async def _ask(exchange: Exchange) -> _Answer:
+    async with base_asked(exchange) as asking_base:
+        payload = await receive_payload(exchange)
+        request = replace(onward_request(exchange, payload), once=True)
+        async with await exchange.services.origin.send(request) as response:
+            body = await response.read(ANSWER_SIZE_BYTES_MAX)
+        headers = without(towards_client(response.headers), "content-length")
+        origin_upload_id = text_of(body, "UploadId") if response.status == 200 else None
+        base, may_look = Base(), False
+        if origin_upload_id is not None:
+            with suppress(OriginAnswered):
+                base, may_look = await asking_base, True
+    profile = Profile(makes_md5_etags(response.headers), may_look, exchange.services.clock.now())
+    return _Answer(response.status, headers, body, origin_upload_id, profile, base)
+
+
+def _upload(exchange: Exchange, base: Base, origin_upload_id: str | None) -> Upload:
+    fixed = Fixed(exchange.object_key, towards_origin(exchange.request.headers), exchange.slot.name)
+    return Upload(secrets.token_urlsafe(32), fixed, base, exchange.services.clock.now(), origin_upload_id)
+
+
+def _initiated(upload: Upload) -> bytes:
+    key = upload.fixed.key
+    fields = element("Bucket", key.bucket) + element("Key", key.key) + element("UploadId", upload.upload_id)
+    return document("InitiateMultipartUploadResult", fields)

@@ -1,0 +1,49 @@
+"""The end of a run: what the origin has of uploads that nobody knows is found and aborted, as after a minute."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from gateway.clock import SystemClock
+from gateway.origin.client import Origin
+from gateway.writeback.flush_requests import FlushRequests
+from gateway.writeback.journal import Journal
+from gateway.writeback.lost_uploads import CARRIED_OUT_SECONDS, LostUploads
+from gateway.writeback.staging import Staging
+from gateway.writeback.threads import BufferThreads
+from tests.crash.points.client import BUCKET
+from tests.crash.points.field import Field
+from tests.crash.points.ledger import Difference
+
+
+class _LaterClock(SystemClock):
+    """When everything that was on its way has arrived."""
+
+    def now(self) -> float:
+        return super().now() + CARRIED_OUT_SECONDS
+
+
+def find_lost_uploads(field: Field) -> None:
+    """Of a gateway that has ended. Difference when an upload is left at the origin, or anything in the journal."""
+    field.origin.stop()
+    asyncio.run(_find(field))
+    left = field.origin.model.buckets[BUCKET].uploads
+    if left:
+        raise Difference(f"uploads are left at the origin: {[one.key for one in left.values()]}")
+
+
+async def _find(field: Field) -> None:
+    directory = field.gateway.directory / "writeback"
+    journal, threads = Journal(directory, lambda _: None), BufferThreads(1)
+    try:
+        journal.recover(SystemClock().now())
+        requests = FlushRequests(cast(Origin, field.origin.model), Staging(directory, 0), threads)
+        await LostUploads(journal, requests, _LaterClock()).look()
+        for orphan in journal.read(lambda book: book.orphans(1000)):
+            assert await requests.abort(orphan.key, orphan.origin_upload_id)
+        if journal.read(lambda book: book.suspects("", 1)):
+            raise Difference("what was asked for at the origin is still to be found out")
+    finally:
+        threads.shut_down()
+        journal.close()

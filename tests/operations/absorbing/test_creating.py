@@ -1,0 +1,153 @@
+"""CreateMultipartUpload in a slot that writes back leaves no upload at the origin that nobody knows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.origin.memory.faults import AlterHeaders, Answer, Effect, Hold, Unreachable, on
+from gateway.s3.requests import Operation
+from gateway.writeback.records import Intent
+from tests.support.absorbing import PART_BYTES, Client, eventually, with_client
+from tests.support.asgi import call
+from tests.support.writeback import key
+
+CREATE = Operation.CREATE_MULTIPART_UPLOAD
+
+
+def intents(client: Client, name: str) -> list[Intent]:
+    return list(client.buffer.look(lambda book: book.intents(key(name))))
+
+
+def test_it_is_written_down_before_the_origin_is_asked(tmp_path: Path) -> None:
+    """And forgotten when the upload is known of."""
+
+    async def scenario(client: Client) -> None:
+        held, reached = asyncio.Event(), asyncio.Event()
+        client.origin.inject(on(CREATE), Hold(held, reached))
+        creating = asyncio.create_task(client.create("back/m"))
+        await reached.wait()
+        assert [one.suspect_since for one in intents(client, "back/m")] == [None]
+        held.set()
+        upload_id = await creating
+        assert not intents(client, "back/m")
+        assert client.buffer.look(lambda book: book.upload(upload_id)) is not None
+
+    with_client(tmp_path, scenario)
+
+
+def test_it_costs_two_commits(tmp_path: Path) -> None:
+    """What is known of the bucket, and the upload, are in the second."""
+
+    async def scenario(client: Client) -> None:
+        steps = 0
+        change = client.buffer.journal.change
+
+        async def counted(step):  # type: ignore[no-untyped-def]
+            nonlocal steps
+            steps += 1
+            return await change(step)
+
+        client.buffer.journal.change = counted  # type: ignore[method-assign]
+        await client.create("back/m")
+        assert steps == 2
+
+    with_client(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("effect", "status", "suspects"),
+    [
+        (Answer(403, "AccessDenied"), 403, 0),
+        (Answer(503, "SlowDown"), 503, 0),
+        (Answer(500, "InternalError", late=True), 500, 1),
+        (Unreachable(late=True), 200, 1),
+    ],
+    ids=str,
+)
+def test_what_the_origin_does_not_say_is_to_be_found_out(
+    tmp_path: Path, effect: Effect, status: int, suspects: int
+) -> None:
+    """A refusal is an answer. Where there was none, the upload goes on here, and the origin's is looked for."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        client.origin.inject(on(CREATE), effect)
+        await client.ask("POST", "back/m?uploads", status=status)
+        assert [one.suspect_since is not None for one in intents(client, "back/m")] == [True] * suspects
+
+    with_client(tmp_path, scenario)
+
+
+def test_an_upload_that_is_not_absorbed_is_its_clients_own(tmp_path: Path) -> None:
+    """Its like is never looked for, nor aborted: nothing would tell it from one that was lost."""
+
+    async def scenario(client: Client) -> None:
+        encrypted = {"x-amz-server-side-encryption": "aws:kms"}
+        client.origin.inject(on(CREATE), AlterHeaders(encrypted), times=2)
+        await client.create("back/first")
+        held, reached = asyncio.Event(), asyncio.Event()
+        client.origin.inject(on(CREATE, key="back/second"), Hold(held, reached))
+        creating = asyncio.create_task(client.create("back/second"))
+        await reached.wait()
+        assert not intents(client, "back/second")
+        held.set()
+        assert await creating in client.origin.buckets["bucket"].uploads
+        assert await client.create("back/third") in client.origin.buckets["bucket"].uploads
+        assert await client.create("back/fourth") not in client.origin.buckets["bucket"].uploads
+
+    with_client(tmp_path, scenario)
+
+
+def test_of_two_that_begin_one_upload_at_the_origin_the_first_counts(tmp_path: Path) -> None:
+    """Two Completes with a condition, of an upload that was begun with the origin away: one object, nothing left."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        away = client.origin.inject(lambda _: True, Unreachable(), times=None)
+        upload_id = await client.create("back/m")
+        etag = await client.part("back/m", upload_id, 1, os.urandom(PART_BYTES))
+        away.times = 0
+        held = asyncio.Event()
+        client.origin.inject(on(CREATE), Hold(held), times=2)
+        part = f"<Part><PartNumber>1</PartNumber><ETag>{etag}</ETag></Part>"
+        body = f"<CompleteMultipartUpload>{part}</CompleteMultipartUpload>".encode()
+        target = f"/bucket/back/m?uploadId={upload_id}"
+        both = [
+            asyncio.create_task(call(client.gateway.app, "POST", target, {"If-None-Match": "*"}, body))
+            for _ in range(2)
+        ]
+        await eventually(lambda: client.origin.count(CREATE) == 3)
+        held.set()
+        assert 200 in [answer.status for answer in await asyncio.gather(*both)]
+        await client.flush()
+        assert not client.origin.buckets["bucket"].uploads
+
+    with_client(tmp_path, scenario)
+
+
+def test_an_upload_that_is_aborted_while_the_origin_begins_it_is_aborted_there_too(tmp_path: Path) -> None:
+    """The Complete that asked for it is told that there is no such upload."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        away = client.origin.inject(lambda _: True, Unreachable(), times=None)
+        upload_id = await client.create("back/m")
+        etag = await client.part("back/m", upload_id, 1, b"x")
+        away.times = 0
+        held, reached = asyncio.Event(), asyncio.Event()
+        client.origin.inject(on(CREATE), Hold(held, reached))
+        completing = asyncio.create_task(
+            client.complete("back/m", upload_id, {1: etag}, 404, headers={"If-None-Match": "*"})
+        )
+        await reached.wait()
+        await client.ask("DELETE", f"back/m?uploadId={upload_id}", status=204)
+        held.set()
+        assert b"NoSuchUpload" in (await completing).body
+        await client.flush()
+        assert not client.origin.buckets["bucket"].uploads
+
+    with_client(tmp_path, scenario)
