@@ -88,6 +88,7 @@ class WritebackBuffer:
     async def close(self) -> None:
         """Finish what was begun, and close."""
         await self.bounds.close()
+        self.journal.end_reads()
         await asyncio.to_thread(self._close)
 
     # What is pending

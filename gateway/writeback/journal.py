@@ -123,6 +123,12 @@ class Journal:
         """Let reads of keys pass where nothing is pending any more."""
         await asyncio.wrap_future(self._thread.submit(self._tidy))
 
+    def end_reads(self) -> None:
+        """Every read raises BufferUnavailable from now on. Event loop only, for so are reads: closing under one of them
+        would end the process.
+        """
+        self._reader.close()
+
     def close(self) -> None:
         """Finish what waits, and close. Blocks."""
         self._thread.shutdown(wait=True)

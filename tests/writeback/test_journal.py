@@ -94,6 +94,21 @@ async def _all_are_there(journal: Journal, _: list[str]) -> None:
     assert all(latest(journal, key(name)) for name in "abc")
 
 
+def test_who_reads_on_at_the_end_is_told_so(tmp_path: Path) -> None:
+    """Whatever still looks while the journal is being closed, by another thread, gets an error it knows."""
+
+    async def scenario(journal: Journal, _: list[str]) -> None:
+        await journal.change(lambda book: book.put(pending(key("a"), "x")))
+        journal.end_reads()
+        closing = asyncio.create_task(asyncio.to_thread(journal.close))
+        while not closing.done():
+            with pytest.raises(BufferUnavailable):
+                latest(journal, key("a"))
+            await asyncio.sleep(0)
+
+    with_journal(tmp_path, scenario)
+
+
 def test_nobody_else_may_read_the_journal(tmp_path: Path) -> None:
     """Its log and its index neither."""
 
