@@ -13,8 +13,8 @@
 
 Keys of objects are blobs of UTF-8, so that they come in S3's order. `place` is the key's place in presence.py;
 `startable` is 0 for what waits for a person, `sent` 1 for parts that the origin has, or need not have yet. A part that
-only the origin has names no file (`""`). Triggers keep `usage`: whatever changes files or objects changes it, too. Other
-sizes and slots are what the records say, for sums.
+only the origin has names no file (`""`). Triggers keep `usage`: whatever changes files or objects changes it, too.
+Other sizes and slots are what the records say, for sums.
 """
 
 from __future__ import annotations
