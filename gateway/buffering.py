@@ -107,8 +107,8 @@ class Flushing:
         self._lost_uploads = LostUploads(buffer.journal, requests, around.clock)
         self._exposure = Exposure(buffer.bounds, around.clock, around.counters)
         decider = Decider(tools, alarms, around.clock)
-        slots = [slot.name for slot in around.slots if slot.write == "back"]
-        self.desk = WritebackDesk(overview, alarms, self.flusher, decider, slots, around.clock)
+        buffers = {slot.name: slot.buffer_bytes or 0 for slot in around.slots if slot.write == "back"}
+        self.desk = WritebackDesk(overview, alarms, self.flusher, decider, buffers, around.clock)
         self._gauge = around.counters.not_flushed
 
     async def run(self) -> None:

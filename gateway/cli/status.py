@@ -64,6 +64,10 @@ def _show_writeback(console: Console, pending: dict[str, Any]) -> None:
             text += f", the oldest for {timedelta(seconds=round(age_seconds))}"
         if slot["open_uploads"]:
             text += f"; {slot['open_uploads']} uploads are open"
+        if slot["buffer_bytes"] is not None:
+            text += (
+                f"; {slot['staged_bytes'] / 2**30:.1f} of {slot['buffer_bytes'] / 2**30:.1f} GiB of its buffer in use"
+            )
         console.print(text, soft_wrap=True, highlight=False, markup=False)
         wrong = [f"{slot[name]} {name}" for name in ("conflicts", "damaged", "failing") if slot[name]]
         if wrong:

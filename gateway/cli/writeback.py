@@ -69,7 +69,7 @@ def list_(
         else:
             typer.echo(line(one))
     if not json:
-        typer.echo(f"{count} open uploads" if uploads else f"{count} objects, {size_text(size_bytes)}", err=True)
+        typer.echo(f"{count} {'open uploads' if uploads else 'objects'}, {size_text(size_bytes)}", err=True)
 
 
 @app.command()
@@ -150,7 +150,8 @@ def _object_line(one: dict[str, Any]) -> str:
 
 
 def _upload_line(one: dict[str, Any]) -> str:
-    return f"{_age(one['initiated_at']):>10} {one['parts']:>6} parts  {printable(_name(one))} {one['upload_id']}"
+    size = f"{one['parts']:>6} parts {size_text(one['bytes']):>14}"
+    return f"{_age(one['initiated_at']):>10} {size}  {printable(_name(one))} {one['upload_id']}"
 
 
 def _age(at: float | None) -> str:

@@ -8,22 +8,28 @@ _TIME = {"type": ["number", "null"], "description": "seconds since 1970-01-01 UT
 _PREFIX_FIELD = {"type": "string", "examples": ["s3://bucket/prefix"], "description": "s3:// is everything"}
 _SUMS = {
     "objects": {"type": "integer", "description": "acknowledged here, and not at the origin; deletions too"},
-    "bytes": {"type": "integer"},
+    "bytes": {"type": "integer", "description": "of these objects"},
     "oldest_acknowledged_at": _TIME,
     "open_uploads": {"type": "integer"},
     "conflicts": {"type": "integer", "description": "others have changed the object at the origin"},
     "damaged": {"type": "integer"},
     "failing": {"type": "integer", "description": "tried again and again"},
 }
+_STAGED = {"type": "integer", "description": "what is taken of the buffer, by parts of open uploads too"}
 _SLOT = {
     "type": "object",
     "properties": {
         "slot": {"type": "string"},
+        "buffer_bytes": {"type": ["integer", "null"], "description": "null: it does not write back any more"},
+        "staged_bytes": _STAGED,
         **_SUMS,
         "reason": {"type": ["string", "null"], "description": "why the last of its flushes failed that do"},
     },
 }
-SUMMARY = {"type": ["object", "null"], "properties": {**_SUMS, "slots": {"type": "array", "items": _SLOT}}}
+SUMMARY = {
+    "type": ["object", "null"],
+    "properties": {**_SUMS, "staged_bytes": _STAGED, "slots": {"type": "array", "items": _SLOT}},
+}
 _OBJECT = {
     "type": "object",
     "properties": {
@@ -53,6 +59,7 @@ _UPLOAD = {
         "slot": {"type": "string"},
         "initiated_at": _TIME,
         "parts": {"type": "integer"},
+        "bytes": {"type": "integer", "description": "what they take here"},
     },
 }
 _NEXT = {"type": ["string", "null"], "description": "`after` of the next page; null: this is the last"}

@@ -50,7 +50,9 @@ def render(status: dict[str, Any]) -> str:
     if indexes:
         body += _table(("index of slot", "complete", "age", "keys", "state"), indexes)
     if pending:
-        body += _table(("not at the origin yet", "objects", "bytes", "oldest", "open uploads", "state"), pending)
+        body += _table(
+            ("not at the origin yet", "objects", "bytes", "oldest", "open uploads", "buffer", "state"), pending
+        )
     head = ("slot", "prefix", "mode", "in use", "guaranteed", "bytes from cache")
     body += _table(head, slots) if slots else ""
     return _PAGE.format(body=body + (_table(("slot", "frozen by", "state"), frozen) if frozen else ""))
@@ -61,7 +63,9 @@ def _pending(slot: dict[str, Any]) -> tuple[object, ...]:
     age_seconds = None if oldest_at is None else max(0.0, time.time() - oldest_at)
     wrong = [f"{slot[name]} {name}" for name in ("conflicts", "damaged", "failing") if slot[name]]
     state = ", ".join([*wrong, *([slot["reason"]] if slot["reason"] else [])]) or "well"
-    return slot["slot"], slot["objects"], _gib(slot["bytes"]), _age(age_seconds), slot["open_uploads"], state
+    limit = "" if slot["buffer_bytes"] is None else f" of {_gib(slot['buffer_bytes'])}"
+    buffer = f"{_gib(slot['staged_bytes'])}{limit}"
+    return slot["slot"], slot["objects"], _gib(slot["bytes"]), _age(age_seconds), slot["open_uploads"], buffer, state
 
 
 def _ratio(ratio: float | None) -> str:

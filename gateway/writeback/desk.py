@@ -44,13 +44,20 @@ class WritebackDesk:
     """Of one buffer, in the process that flushes it. BufferUnavailable when the journal cannot be read."""
 
     def __init__(
-        self, overview: Overview, alarms: Alarms, flusher: Flusher, decider: Decider, slots: Sequence[str], clock: Clock
+        self,
+        overview: Overview,
+        alarms: Alarms,
+        flusher: Flusher,
+        decider: Decider,
+        buffers: Mapping[str, int],
+        clock: Clock,
     ) -> None:
+        """`buffers` are the slots that write back, and how many bytes they may have here."""
         self._overview = overview
         self._alarms = alarms
         self._flusher = flusher
         self._decider = decider
-        self._slots = tuple(slots)
+        self._buffers = dict(buffers)
         self._clock = clock
         self._summary: tuple[float, dict[str, Any]] | None = None
 
@@ -123,7 +130,7 @@ class WritebackDesk:
 
     async def watch(self, gauge: Gauge) -> None:
         """For ever: tell how many objects do not get to the origin."""
-        told = set(self._slots)
+        told = set(self._buffers)
         while True:
             with suppress(BufferUnavailable):  # whoever writes to the journal learns of it
                 counts = await self._counted()
@@ -142,7 +149,7 @@ class WritebackDesk:
     async def _summed(self) -> dict[str, Any]:
         figures = await self._overview.slots()
         alarms = await self._living(Prefix(""))
-        return summary_document({**dict.fromkeys(self._slots, SlotFigures()), **figures}, alarms)
+        return summary_document(figures, alarms, self._buffers)
 
     async def _living(self, prefix: Prefix) -> Sequence[Alarm]:
         """The alarms under a prefix, of what is pending still; others are forgotten."""
@@ -171,7 +178,7 @@ class NoDesk:
     """Where there is no buffer: nothing is pending."""
 
     async def summary(self) -> dict[str, Any]:
-        return summary_document({}, [])
+        return summary_document({}, [], {})
 
     async def objects(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]:
         return {"objects": [], "next": None}
@@ -192,14 +199,18 @@ class NoDesk:
         raise NothingPending(f"nothing is pending under {key}: there is no write-back buffer")
 
 
-def summary_document(slots: Mapping[str, SlotFigures], alarms: Sequence[Alarm]) -> dict[str, Any]:
-    """Of all slots, and all of them together."""
-    names = sorted({*slots, *(one.slot for one in alarms)})
+def summary_document(
+    slots: Mapping[str, SlotFigures], alarms: Sequence[Alarm], buffers: Mapping[str, int]
+) -> dict[str, Any]:
+    """Of all slots that write back or have something here, and all of them together."""
+    names = sorted({*buffers, *(name for name, one in slots.items() if one != SlotFigures())})
     documents = [
-        slot_document(name, slots.get(name, SlotFigures()), [one for one in alarms if one.slot == name])
+        slot_document(
+            name, slots.get(name, SlotFigures()), [one for one in alarms if one.slot == name], buffers.get(name)
+        )
         for name in names
     ]
-    sums = ("objects", "bytes", "open_uploads", "conflicts", "damaged", "failing")
+    sums = ("objects", "bytes", "staged_bytes", "open_uploads", "conflicts", "damaged", "failing")
     oldest = [one["oldest_acknowledged_at"] for one in documents if one["oldest_acknowledged_at"] is not None]
     return {
         **{name: sum(one[name] for one in documents) for name in sums},

@@ -55,13 +55,19 @@ def upload_document(shown: ShownUpload) -> dict[str, Any]:
         "slot": shown.slot,
         "initiated_at": shown.upload.initiated_at if shown.upload is not None else None,
         "parts": shown.parts,
+        "bytes": shown.size_bytes,
     }
 
 
-def slot_document(name: str, figures: SlotFigures, alarms: Sequence[Alarm]) -> dict[str, Any]:
-    """What of a slot only this node has; `reason` is why the last of its flushes failed that do."""
+def slot_document(name: str, figures: SlotFigures, alarms: Sequence[Alarm], buffer_bytes: int | None) -> dict[str, Any]:
+    """What of a slot only this node has; `reason` is why the last of its flushes failed that do.
+
+    `staged_bytes` of its buffer are taken; `buffer_bytes` null: it is not written back any more.
+    """
     return {
         "slot": name,
+        "buffer_bytes": buffer_bytes,
+        "staged_bytes": figures.staged_bytes,
         "objects": figures.objects,
         "bytes": figures.size_bytes,
         "oldest_acknowledged_at": figures.oldest_at,

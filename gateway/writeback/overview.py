@@ -69,17 +69,20 @@ class SlotFigures:
     conflicts: int = 0
     oldest_at: float | None = None
     uploads: int = 0
+    staged_bytes: int = 0
+    """What its files take, those of open uploads too."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownUpload:
-    """An open upload, without its parts; `upload` None: its row in the journal is damaged."""
+    """An open upload, without its parts, which take `size_bytes` here; `upload` None: its row is damaged."""
 
     upload_id: str
     key: ObjectKey
     slot: str
     upload: Upload | None
     parts: int
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,7 @@ class Overview:
         return await self._look(lambda rows: _figures(rows, _where(prefix), through))
 
     async def slots(self) -> Mapping[str, SlotFigures]:
-        """Of every slot in which something is pending, or an upload open."""
+        """Of every slot that ever had something here."""
         return await self._look(_slots)
 
     async def conflicts_by_slot(self) -> Mapping[str, int]:
@@ -226,10 +229,13 @@ def _figures(rows: sqlite3.Connection, where: _Where, through: int) -> Figures:
 def _slots(rows: sqlite3.Connection) -> dict[str, SlotFigures]:
     sums = "SELECT slot, count(*), sum(size_bytes), sum(startable = 0), min(sequence) FROM objects GROUP BY slot"
     uploads = dict(rows.execute("SELECT slot, count(*) FROM uploads GROUP BY slot").fetchall())
-    found = {slot: SlotFigures(uploads=count) for slot, count in uploads.items()}
-    for slot, objects, size_bytes, conflicts, first in rows.execute(sums).fetchall():
-        oldest_at = _acknowledged_at(rows, first)
-        found[slot] = SlotFigures(objects, size_bytes, conflicts, oldest_at, uploads.get(slot, 0))
+    staged = dict(rows.execute("SELECT slot, staged_bytes FROM usage").fetchall())
+    sums_of = {slot: of for slot, *of in rows.execute(sums).fetchall()}
+    found = {}
+    for slot in {*uploads, *staged, *sums_of}:
+        objects, size_bytes, conflicts, first = sums_of.get(slot, (0, 0, 0, None))
+        oldest_at, open_uploads = _acknowledged_at(rows, first), uploads.get(slot, 0)
+        found[slot] = SlotFigures(objects, size_bytes, conflicts, oldest_at, open_uploads, staged.get(slot, 0))
     return found
 
 
@@ -283,9 +289,14 @@ def _uploads(rows: sqlite3.Connection, where: _Where, count: int) -> Iterator[Sh
         (*where.values, count),
     )
     for upload_id, bucket, key, slot, record in found.fetchall():
-        parts = _one(rows, "SELECT count(*) FROM parts WHERE upload_id = ?", upload_id)
+        parts, size_bytes = rows.execute(
+            "SELECT count(*), coalesce(sum(size_bytes), 0) FROM parts LEFT JOIN files ON file = name "
+            "WHERE upload_id = ?",
+            (upload_id,),
+        ).fetchone()
         try:
             upload = codec.unpack_upload(upload_id, record)
         except BufferDamaged:
             upload = None
-        yield ShownUpload(upload_id, ObjectKey(bucket, key.decode(errors="replace")), slot, upload, parts)
+        at = ObjectKey(bucket, key.decode(errors="replace"))
+        yield ShownUpload(upload_id, at, slot, upload, parts, size_bytes)

@@ -29,7 +29,7 @@ OBJECT = {
     "failures": 2,
     "reason": "bad",
 }
-UPLOAD = {"bucket": "b", "key": "u", "upload_id": "id", "initiated_at": 1.0, "parts": 3}
+UPLOAD = {"bucket": "b", "key": "u", "upload_id": "id", "initiated_at": 1.0, "parts": 3, "bytes": 2**20}
 RESOLVED = (200, {"object": "s3://b/k", "sequence": 9, "decision": "x", "etag_at_origin": None})
 
 
@@ -65,7 +65,8 @@ def test_open_uploads_are_a_list_of_their_own() -> None:
     """They cannot be flushed before they are completed."""
     with admin_double((200, {"uploads": [UPLOAD], "next": None})) as port:
         result = run(port, "list", "--uploads")
-        assert (result.stderr, "3 parts  s3://b/u id" in result.stdout) == ("1 open uploads\n", True)
+        assert result.stderr == "1 open uploads, 1.0 MiB\n"
+        assert result.stdout.split()[-6:] == ["3", "parts", "1.0", "MiB", "s3://b/u", "id"]
         assert run(port, "list", "--uploads", "--problems").exit_code == 2
 
 

@@ -12,6 +12,8 @@ from gateway.control.page import render
 
 WELL = {
     "slot": "checkpoints",
+    "buffer_bytes": None,
+    "staged_bytes": 4 * 2**30,
     "objects": 12,
     "bytes": 3 * 2**30,
     "oldest_acknowledged_at": None,
@@ -40,6 +42,7 @@ def status_of(slots: list[dict[str, Any]] | None) -> dict[str, Any]:
     ("changed", "line"),
     [
         ({}, "not at the origin yet, checkpoints: 12 objects, 3.0 GiB\n"),
+        ({"buffer_bytes": 2**40}, "3.0 GiB; 4.0 of 1024.0 GiB of its buffer in use\n"),
         ({"open_uploads": 2}, "not at the origin yet, checkpoints: 12 objects, 3.0 GiB; 2 uploads are open\n"),
         (
             {"conflicts": 1, "failing": 2, "reason": "AccessDenied"},
@@ -65,7 +68,8 @@ def test_status_says_how_old_it_is(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_page_shows_it_too() -> None:
     """A row for each slot, and none where nothing is written back; what origins answer is escaped."""
     page = render(status_of([WELL | {"conflicts": 1, "reason": "<b>"}]))
-    assert "<td>checkpoints</td><td>12</td><td>3.0 GiB</td><td>-</td><td>0</td><td>1 conflicts, &lt;b&gt;</td>" in page
-    assert "<td>well</td>" in render(status_of([WELL]))
+    cells = ("checkpoints", "12", "3.0 GiB", "-", "0", "4.0 GiB", "1 conflicts, &lt;b&gt;")
+    assert "".join(f"<td>{cell}</td>" for cell in cells) in page
+    assert "<td>4.0 GiB of 8.0 GiB</td><td>well</td>" in render(status_of([WELL | {"buffer_bytes": 2**33}]))
     assert "not at the origin yet" not in render(status_of(None))
     assert "not at the origin yet" not in render(status_of([]))

@@ -30,7 +30,9 @@ class Office:
         tools = replace(self.buffer.tools(), observer=self.alarms)
         self.flusher = Flusher(tools, self.buffer.clock)
         self.decider = Decider(tools, self.alarms, self.buffer.clock)
-        self.desk = WritebackDesk(self.overview, self.alarms, self.flusher, self.decider, ["slot"], self.buffer.clock)
+        self.desk = WritebackDesk(
+            self.overview, self.alarms, self.flusher, self.decider, {"slot": 1000}, self.buffer.clock
+        )
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:

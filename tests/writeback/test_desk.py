@@ -135,14 +135,16 @@ def test_an_upload_is_shown_with_what_the_origin_has_of_it(tmp_path: Path) -> No
             await office.open_upload("open", upload_id)
         await office.buffer.journal.change(lambda book: book.put_part("u2", part(1, "p")))
         found = await all_pages(office.desk.uploads, Prefix("bucket", "o"), 2, "uploads")
-        assert [(one["upload_id"], one["parts"], one["initiated_at"]) for one in found] == [
-            ("u1", 0, 7.0),
-            ("u2", 1, 7.0),
-            ("u3", 0, 7.0),
+        assert [(one["upload_id"], one["parts"], one["bytes"], one["initiated_at"]) for one in found] == [
+            ("u1", 0, 0, 7.0),
+            ("u2", 1, 1, 7.0),
+            ("u3", 0, 0, 7.0),
         ]
         assert (await office.progress(Prefix("bucket", "model")))["open_uploads"] == 0
         summary = await office.desk.summary()
         assert (summary["objects"], summary["bytes"], summary["open_uploads"]) == (1, PART_BYTES + 1003, 3)
+        [slot] = summary["slots"]
+        assert (slot["staged_bytes"], slot["buffer_bytes"]) == (PART_BYTES + 1004, 1000)
         assert summary["slots"][0]["oldest_acknowledged_at"] == summary["oldest_acknowledged_at"] == 1.0
 
     with_office(tmp_path, scenario)
@@ -395,7 +397,9 @@ def test_a_journal_that_cannot_be_read_ends_nothing(tmp_path: Path) -> None:
 
     async def scenario(office: Office) -> None:
         overview = Overview(tmp_path / "later")
-        desk = WritebackDesk(overview, office.alarms, office.flusher, office.decider, ["slot"], office.buffer.clock)
+        desk = WritebackDesk(
+            overview, office.alarms, office.flusher, office.decider, {"slot": 1000}, office.buffer.clock
+        )
         told: list[str] = []
         watching = asyncio.create_task(desk.watch(lambda slot, state, count: told.append(state)))
         try:
