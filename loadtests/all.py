@@ -26,6 +26,8 @@ from loadtests import (
     training,
     warm_ranges,
     warm_small,
+    writeback_burst,
+    writeback_parts,
 )
 from loadtests.harness import command, machine, tools
 from loadtests.harness.command import Options, progress
@@ -43,6 +45,8 @@ TESTS: dict[str, tuple[command.Test, Options]] = {
     "many_ranges": (many_ranges.test, Options(2, 3, 1)),
     "listing": (listing.test, Options(2, 3, 0.1)),
     "receiving": (receiving.test, Options(2, 3, 0.5)),
+    "writeback_parts": (writeback_parts.test, Options(2, 3, 0.5)),
+    "writeback_burst": (writeback_burst.test, Options(2, 2, 0.5)),
     "crawl": (crawl.test, Options(2, 2, 0.1)),
     "epochs": (epochs.test, Options(2, 2, 1)),
     "training": (training.test, Options(2, 3, 0.5)),

@@ -22,6 +22,9 @@ __all__ = ["ENDED_KEPT_SECONDS", "Book", "Places"]
 ENDED_KEPT_SECONDS = 24 * 3600.0
 """How long a repeated Complete or Abort is answered as the first was."""
 
+FORGOTTEN_AT_ONCE = 1000
+"""Writers wait meanwhile."""
+
 
 class Book(ObjectRows):
     """One transaction's view of all of it."""
@@ -78,11 +81,13 @@ class Book(ObjectRows):
         replaced = self._row("SELECT file FROM parts WHERE upload_id = ? AND number = ?", upload_id, part.number)
         self._put_file(part.file, upload.fixed.slot)
         place = ("parts", upload_id, part.number)
+        done = part.origin_etag is not None or upload.origin_upload_id is None
         self._rows.execute(
-            "INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?)",
-            (upload_id, part.number, part.file.name, part.origin_etag is not None, codec.pack_part(place, part)),
+            "INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?, ?)",
+            (upload_id, part.number, part.file.name, upload.fixed.slot, done, codec.pack_part(place, part)),
         )
         self._free([replaced[0]] if replaced else [])
+        self.has_news = self.has_news or not done
         return True
 
     def parts(self, upload_id: str, after: int = 0) -> Iterator[Part]:
@@ -90,7 +95,7 @@ class Book(ObjectRows):
         yield from self._parts_of("parts", "upload_id", upload_id, after)
 
     def part(self, upload_id: str, number: int) -> Part | None:
-        return next((part for part in self.parts(upload_id, number - 1) if part.number == number), None)
+        return next(self._parts_of("parts", "upload_id", upload_id, number - 1, number), None)
 
     def sent(self, upload_id: str, part: Part) -> None:
         """The origin has a part, unless the client has replaced it meanwhile."""
@@ -103,14 +108,24 @@ class Book(ObjectRows):
                 (record, upload_id, part.number),
             )
 
-    def unsent(self, after: tuple[str, int], count_max: int) -> Sequence[tuple[str, int]]:
-        """Parts of open uploads that the origin does not have, by upload and number, behind such a pair."""
+    # Parts of open uploads that the origin might have by now.
+
+    def slots_with_unsent(self) -> Sequence[str]:
+        """The slots in which there are any."""
+        return self._distinct("SELECT min(slot) FROM parts WHERE sent = 0 AND slot > ?")
+
+    def next_with_unsent(self, slot: str, after: str) -> str | None:
+        """The first upload of a slot behind another that has any; in the order of their ids."""
+        row = self._row("SELECT min(upload_id) FROM parts WHERE sent = 0 AND slot = ? AND upload_id > ?", slot, after)
+        return row[0] if row else None
+
+    def unsent(self, slot: str, upload_id: str, count_max: int) -> Sequence[tuple[int, str]]:
+        """The first of them of an upload: numbers and names of their files."""
         found = self._rows.execute(
-            "SELECT upload_id, number FROM parts WHERE sent = 0 AND (upload_id, number) > (?, ?) "
-            "ORDER BY upload_id, number LIMIT ?",
-            (*after, count_max),
+            "SELECT number, file FROM parts WHERE sent = 0 AND slot = ? AND upload_id = ? ORDER BY number LIMIT ?",
+            (slot, upload_id, count_max),
         )
-        return [(upload_id, number) for upload_id, number in found]
+        return [(number, file) for number, file in found]
 
     # How uploads end.
 
@@ -137,10 +152,13 @@ class Book(ObjectRows):
         row = self._row("SELECT record FROM ended WHERE upload_id = ?", upload_id)
         return codec.unpack_ended(upload_id, row[0]) if row else None
 
-    def forget_ended(self, now: float) -> None:
-        """Nobody repeats what ended so long ago, and no upload was begun before that."""
-        self._rows.execute("DELETE FROM ended WHERE ended_at < ?", (now - ENDED_KEPT_SECONDS,))
-        self._forget_own_doings(now)
+    def forget_ended(self, now: float, count_max: int = FORGOTTEN_AT_ONCE) -> bool:
+        """Nobody repeats what ended so long ago, and no upload is older; whether there may be more of it."""
+        forgotten = self._rows.execute(
+            "DELETE FROM ended WHERE upload_id IN (SELECT upload_id FROM ended WHERE ended_at < ? LIMIT ?)",
+            (now - ENDED_KEPT_SECONDS, count_max),
+        )
+        return max(forgotten.rowcount, self._forget_own_doings(now, count_max)) >= count_max
 
     def _close_upload(self, ended: Ended) -> None:
         files = self._files("parts", "upload_id", ended.upload_id)

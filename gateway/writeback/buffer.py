@@ -112,10 +112,9 @@ class WritebackBuffer:
 
     # Bodies
 
-    async def stage(self) -> StagedWriter:
+    def stage(self) -> StagedWriter:
         """A new file for a body: write to it on any one thread at a time, then `seal` or `discard` it."""
-        with self._watching_the_disk():
-            return await self.threads.run(self.staging.create)
+        return self.staging.create()
 
     async def seal(self, writer: StagedWriter, md5: bytes) -> StagedFile:
         """Have a body survive a power cut; when it cannot, it is gone."""
@@ -174,6 +173,10 @@ class WritebackBuffer:
         """This gateway has changed a key at the origin, past the buffer."""
         with self._watching_the_disk():
             await self.journal.change(lambda book: book.did(key, own))
+
+    async def hurry(self, key: ObjectKey) -> None:
+        """Somebody waits until the origin has what is pending under a key."""
+        await self.journal.change(lambda book: book.hurry(key))
 
     async def abort(self, ended: Ended) -> None:
         """AbortMultipartUpload."""

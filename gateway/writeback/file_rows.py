@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gateway.objects import ObjectKey
+from gateway.s3.xml import PARTS_COUNT_MAX
 from gateway.writeback import codec
 from gateway.writeback.records import Part
 from gateway.writeback.staged_file import StagedFile
 
+STARTABLE, URGENT = 1, 2
+"""What may be flushed, and of that, what somebody waits for (schema.py)."""
+
 
 class FileRows:
-    """One transaction's view. `freed` are the names of the files that nothing refers to any more."""
+    """One transaction's view. `freed` are the names of the files that nothing refers to any more.
+
+    `has_news`: there is more to do for whoever flushes.
+    """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._rows = connection
         self.freed: list[str] = []
+        self.has_news = False
 
     def knows_file(self, name: str) -> bool:
         """Whether anything refers to a staged file."""
@@ -46,15 +54,24 @@ class FileRows:
         found = self._rows.execute(f"SELECT DISTINCT file FROM {table} WHERE {column} = ?", (value,))  # noqa: S608
         return [name for (name,) in found.fetchall()]
 
-    def _parts_of(self, table: str, column: str, value: str | int, after: int) -> Iterator[Part]:
+    def _parts_of(
+        self, table: str, column: str, value: str | int, after: int, until: int = PARTS_COUNT_MAX
+    ) -> Iterator[Part]:
         found = self._rows.execute(
-            f"SELECT number, {table}.record, name, files.record FROM {table} "  # noqa: S608
-            f"LEFT JOIN files ON file = name WHERE {column} = ? AND number > ? ORDER BY number",
-            (value, after),
+            f"SELECT number, {table}.record, name, files.record FROM {table} LEFT JOIN files ON file = name "  # noqa: S608
+            f"WHERE {column} = ? AND number > ? AND number <= ? ORDER BY number",
+            (value, after, until),
         )
         for number, record, name, file in found:
             staged = codec.unpack_file(name, file) if name is not None else None
             yield codec.unpack_part((table, value, number), number, record, staged)
+
+    def _distinct(self, query: str) -> Sequence[str]:
+        """What a query finds that gives the next value behind another, or None: a look per value."""
+        found: list[str] = []
+        while (row := self._row(query, found[-1] if found else "")) is not None and row[0] is not None:
+            found.append(row[0])
+        return found
 
     def _row(self, query: str, *values: str | int | bytes) -> tuple[Any, ...] | None:
         row: tuple[Any, ...] | None = self._rows.execute(query, values).fetchone()
@@ -64,6 +81,11 @@ class FileRows:
 def encoded(key: ObjectKey) -> bytes:
     """An object's key as the tables have it: in S3's order."""
     return text(key.key)
+
+
+def decoded(key: bytes) -> str:
+    """And back."""
+    return key.decode("utf-8", "surrogatepass")
 
 
 def text(key: str) -> bytes:

@@ -1,17 +1,22 @@
 """Takes what is pending to the origin, as long as it takes: one flush per key at a time, several keys side by side.
 
 Only one process of a gateway flushes. Slots wait for nobody but themselves: each has its own number of flushes at once,
-so that a bucket that refuses everything keeps no other from its bandwidth. Nothing is given up: what fails is tried
-again for ever, and told to the observer.
+so that a bucket that refuses everything keeps no other from its bandwidth. What somebody waits for goes first. Nothing
+is given up: what fails is tried again for ever, and told to the observer.
+
+The journal is read from where the last look ended; what was passed by there (it is behind another of its key) is looked
+for when that other is done. So a look costs what it starts, however much is pending; and a row that is damaged stops
+nothing but itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from gateway.clock import Clock
 from gateway.errors import BufferDamaged, BufferUnavailable
@@ -19,34 +24,51 @@ from gateway.objects import ObjectKey
 from gateway.policy.prefixes import Prefix
 from gateway.writeback.book import Book
 from gateway.writeback.flush import OneFlush, Tools
-from gateway.writeback.records import PendingObject
+from gateway.writeback.news import News
+from gateway.writeback.records import Base, Fixed, PendingObject, Waiting
+from gateway.writeback.tidying import Tidying
 
 FLUSHES_PER_SLOT = 8
 """At work at once."""
 
+URGENT_PER_SLOT = 8
+"""As many more, of what somebody waits for."""
+
 WAITING_PER_SLOT = 64
 """That have failed and wait for their next try: they are in nobody's way, up to this number."""
 
-LOOK_SECONDS = 0.25
-"""What nobody told us of is found so soon."""
+AGAIN_SECONDS = 5.0
+"""So often all is looked through from the beginning, for what nobody tells of."""
 
-_PAGE = 32
+READ_AT_ONCE = 256
+"""Pending objects that a look reads of a slot: more is left to the next one, so that nothing else waits for long."""
+
+_PAGE = 8
+_FAILED_PAUSE_SECONDS = 0.25
+_ORPHANS_PAUSE_SECONDS = 5.0
 
 
 class _SlotFlushes:
-    """What is on its way in one slot, by key."""
+    """What is on its way in one slot, by key, and how far its pending objects are looked through."""
 
     def __init__(self) -> None:
         self._flushes: dict[ObjectKey, OneFlush] = {}
+        self._passed: set[ObjectKey] = set()
+        self.looked_through = 0
+        """Up to this sequence, but for what is urgent."""
 
     def __contains__(self, key: ObjectKey) -> bool:
         return key in self._flushes
 
-    def has_room(self) -> bool:
+    def has_room(self, *, urgent: bool) -> bool:
         """Whether another one may begin."""
         waiting = sum(flush.waits for flush in self._flushes.values())
         at_work = len(self._flushes) - waiting
-        return at_work < FLUSHES_PER_SLOT and waiting < WAITING_PER_SLOT
+        return at_work < FLUSHES_PER_SLOT + urgent * URGENT_PER_SLOT and waiting < WAITING_PER_SLOT
+
+    def pass_by(self, key: ObjectKey) -> None:
+        """Something is behind what is on its way under a key."""
+        self._passed.add(key)
 
     def hurry(self, prefix: Prefix) -> None:
         """Have what waits under a prefix be tried now."""
@@ -59,10 +81,17 @@ class _SlotFlushes:
 
     def end(self, key: ObjectKey) -> None:
         del self._flushes[key]
+        if key in self._passed:
+            self.look_again()
+
+    def look_again(self) -> None:
+        """From the beginning."""
+        self._passed.clear()
+        self.looked_through = 0
 
 
 class Flusher:
-    """Of one buffer. `wake` when something has become pending."""
+    """Of one buffer."""
 
     def __init__(self, tools: Tools, clock: Clock) -> None:
         self._tools = tools
@@ -70,10 +99,15 @@ class Flusher:
         self._slots: dict[str, _SlotFlushes] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._aside: set[int] = set()
-        self._news = asyncio.Event()
+        self._news = News(tools.journal.stamp, clock)
+        self._tidying = Tidying(tools.journal, clock)
+        self._again_at = 0.0
+        self._aborting: asyncio.Task[None] | None = None
 
     def wake(self) -> None:
-        self._news.set()
+        """Something may be flushed that could not be before."""
+        self._again_at = 0.0
+        self._news.tell()
 
     def hurry(self, prefix: Prefix) -> None:
         """Try now what waits under a prefix because it has failed."""
@@ -83,74 +117,98 @@ class Flusher:
 
     async def run(self) -> None:
         """For ever. A journal that cannot be used now is asked again."""
+        tidying = asyncio.create_task(self._tidying.run())
         try:
-            while True:
-                self._news.clear()
-                with suppress(BufferUnavailable):  # whoever writes to it learns of it
-                    await self._abort_orphans()
-                    self._start_flushes()
-                await self._some_news()
+            async with self._news.coming():
+                while True:
+                    with suppress(BufferUnavailable):  # whoever writes to it learns of it
+                        self._start_flushes()
+                    await self._news.wait()
         finally:
-            await self._stop()
+            await self._stop(tidying)
 
     def _start_flushes(self) -> None:
-        for name in self._tools.journal.read(lambda book: book.slots()):
+        if self._clock.monotonic() >= self._again_at:
+            self._again_at = self._clock.monotonic() + AGAIN_SECONDS
+            for slot in self._slots.values():
+                slot.look_again()
+        self._tools.journal.read(self._look)
+
+    def _look(self, book: Book) -> None:
+        if (self._aborting is None or self._aborting.done()) and book.orphans(1):
+            self._aborting = self._in_background(self._abort_orphans())
+        for name in book.slots():
             slot = self._slots.setdefault(name, _SlotFlushes())
-            after = 0
-            while slot.has_room() and (page := self._page(name, after)):
-                for pending in page:
-                    if slot.has_room() and self._may_start(slot, pending):
-                        self._start(slot, pending)
-                after = page[-1].sequence
+            self._look_through(book, name, slot, urgent=True)
+            self._look_through(book, name, slot, urgent=False)
 
-    def _page(self, slot: str, after: int) -> Sequence[PendingObject]:
-        return self._tools.journal.read(lambda book: book.startable(slot, after, _PAGE))
+    def _look_through(self, book: Book, name: str, slot: _SlotFlushes, *, urgent: bool) -> None:
+        after, find = (0, book.urgent) if urgent else (slot.looked_through, book.startable)
+        for _ in range(READ_AT_ONCE // _PAGE):
+            found = find(name, after, _PAGE) if slot.has_room(urgent=urgent) else ()
+            for pending in found:
+                if not slot.has_room(urgent=urgent):
+                    return
+                if self._may_start(book, slot, pending):
+                    self._start(name, slot, pending)
+                after = pending.sequence
+                slot.looked_through = slot.looked_through if urgent else after
+            if len(found) < _PAGE:
+                return
+        if not urgent:
+            self._news.tell()  # there is more
 
-    def _may_start(self, slot: _SlotFlushes, pending: PendingObject) -> bool:
+    def _may_start(self, book: Book, slot: _SlotFlushes, pending: Waiting) -> bool:
         """Whether it is the first of its key, and not on its way."""
-        if pending.key in slot or pending.sequence in self._aside:
+        if pending.key in slot:
+            slot.pass_by(pending.key)
             return False
-        first = self._tools.journal.read(lambda book: book.earliest(pending.key))
-        return first is not None and first.sequence == pending.sequence
+        return pending.sequence not in self._aside and book.first_sequence(pending.key) == pending.sequence
 
-    def _start(self, slot: _SlotFlushes, pending: PendingObject) -> None:
-        flush = OneFlush(self._tools, self._clock, random.Random(), self.wake)
+    def _start(self, name: str, slot: _SlotFlushes, pending: Waiting) -> None:
+        flush = OneFlush(self._tools, self._clock, random.Random(), self._news.tell)
         slot.begin(pending.key, flush)
-        task = asyncio.create_task(self._flush(slot, pending, flush))
+        self._in_background(self._flush(name, slot, pending, flush))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
-    async def _flush(self, slot: _SlotFlushes, pending: PendingObject, flush: OneFlush) -> None:
+    async def _flush(self, name: str, slot: _SlotFlushes, pending: Waiting, flush: OneFlush) -> None:
         try:
             await flush.run(pending.sequence)
         except BufferDamaged as error:
             self._aside.add(pending.sequence)
-            self._tools.observer.damaged(pending, str(error))
+            self._tools.observer.damaged(_told(name, pending), str(error))
         except Exception as error:  # noqa: BLE001 - it is told, and tried again: nothing may stop a flush for good
-            self._tools.observer.failing(pending, 1, repr(error))
-            await self._clock.sleep(LOOK_SECONDS)
+            self._tools.observer.failing(_told(name, pending), 1, repr(error))
+            await self._clock.sleep(_FAILED_PAUSE_SECONDS)
+            slot.look_again()
         finally:
             slot.end(pending.key)
-            self.wake()
+            self._tidying.needed = True
+            self._news.tell()
 
     async def _abort_orphans(self) -> None:
-        """What nobody will complete; the first that cannot be aborted now ends it for this time."""
-        for orphan in self._tools.journal.read(lambda book: book.orphans(_PAGE)):
-            if not await self._tools.requests.abort(orphan.key, orphan.origin_upload_id):
-                return
-            await self._tools.journal.change(partial(Book.forget_orphan, origin_upload_id=orphan.origin_upload_id))
+        """Have the origin forget what nobody will complete; with the first that it does not, this rests for a while."""
+        with suppress(BufferUnavailable):
+            while orphans := self._tools.journal.read(lambda book: book.orphans(_PAGE)):
+                for orphan in orphans:
+                    if not await self._tools.requests.abort(orphan.key, orphan.origin_upload_id):
+                        await self._clock.sleep(_ORPHANS_PAUSE_SECONDS)
+                        return
+                    forget = partial(Book.forget_orphan, origin_upload_id=orphan.origin_upload_id)
+                    await self._tools.journal.change(forget)
 
-    async def _some_news(self) -> None:
-        looking = asyncio.ensure_future(self._clock.sleep(LOOK_SECONDS))
-        telling = asyncio.ensure_future(self._news.wait())
-        try:
-            await asyncio.wait({looking, telling}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            looking.cancel()
-            telling.cancel()
-
-    async def _stop(self) -> None:
-        running = list(self._tasks)
+    async def _stop(self, tidying: asyncio.Task[None]) -> None:
+        running = [*self._tasks, tidying]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+def _told(slot: str, pending: Waiting) -> PendingObject:
+    """What is certain of an object whose row in the journal may be damaged."""
+    return PendingObject(pending.sequence, Fixed(pending.key, {}, slot), Base(), 0.0, "", 0)

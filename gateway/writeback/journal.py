@@ -64,6 +64,10 @@ class Journal:
         """Whether something may be pending under a key: False is certain, and costs next to nothing."""
         return self._presence.may_be(key)
 
+    def stamp(self) -> bytes:
+        """Another value than before, where any process has committed something that is to be flushed."""
+        return self._presence.stamped()
+
     def read(self, look: Callable[[Book], R]) -> R:
         """What a look at the journal as it is now finds. Event loop only."""
         try:
@@ -98,7 +102,8 @@ class Journal:
         """Put in order what no other process has open: how much is pending, and how many uploads are open. Blocks."""
         self._writer.execute("BEGIN IMMEDIATE")
         book = Book(self._writer, self._presence)
-        book.forget_ended(now)
+        while book.forget_ended(now):
+            pass
         book.recount()
         book.suspect_all(now)
         self._writer.execute("COMMIT")
@@ -148,6 +153,8 @@ class Journal:
             for _, future in batch:
                 future.set_exception(failure)
             return
+        if book.has_news:
+            self._presence.stamp()
         if book.freed:
             self._freed(book.freed)
         for (_, future), tell in zip(batch, outcomes, strict=True):

@@ -10,10 +10,10 @@ from typing import Protocol
 from gateway.errors import BufferDamaged
 from gateway.objects import ObjectKey
 from gateway.writeback import codec
-from gateway.writeback.file_rows import encoded
+from gateway.writeback.file_rows import STARTABLE, URGENT, decoded, encoded
 from gateway.writeback.origin_rows import OriginRows
 from gateway.writeback.presence import place_of
-from gateway.writeback.records import Base, OwnDoing, Part, PendingObject, State
+from gateway.writeback.records import Base, OwnDoing, Part, PendingObject, State, Waiting
 
 _BEHIND_ALL = b"\xff"
 """No byte of UTF-8 is as great."""
@@ -60,6 +60,11 @@ class ObjectRows(OriginRows):
         )
         return codec.unpack_object(row[0], row[1]) if row else None
 
+    def first_sequence(self, key: ObjectKey) -> int | None:
+        """Of what is to be dealt with first under a key."""
+        row = self._row("SELECT min(sequence) FROM objects WHERE bucket = ? AND key = ?", key.bucket, encoded(key))
+        return row[0] if row else None
+
     def waiting(self, after: int, count_max: int) -> Sequence[PendingObject]:
         """What is pending in the order of its acknowledgement, without its parts, behind a sequence."""
         found = self._rows.execute(
@@ -74,21 +79,15 @@ class ObjectRows(OriginRows):
 
     def slots(self) -> Sequence[str]:
         """The slots in which something is pending."""
-        found: list[str] = []
-        after = ""
-        while (row := self._row("SELECT min(slot) FROM objects WHERE slot > ?", after)) and row[0] is not None:
-            after = row[0]
-            found.append(after)
-        return found
+        return self._distinct("SELECT min(slot) FROM objects WHERE slot > ?")
 
-    def startable(self, slot: str, after: int, count_max: int) -> Sequence[PendingObject]:
-        """What of a slot's may be flushed, in the order of its acknowledgement, without its parts."""
-        found = self._rows.execute(
-            "SELECT sequence, record FROM objects WHERE slot = ? AND startable = 1 AND sequence > ? "
-            "ORDER BY sequence LIMIT ?",
-            (slot, after, count_max),
-        )
-        return [codec.unpack_object(sequence, record) for sequence, record in found]
+    def startable(self, slot: str, after: int, count_max: int) -> Sequence[Waiting]:
+        """What of a slot's may be flushed, in the order of its acknowledgement; without what is urgent."""
+        return self._startable(slot, STARTABLE, after, count_max)
+
+    def urgent(self, slot: str, after: int, count_max: int) -> Sequence[Waiting]:
+        """What somebody waits for."""
+        return self._startable(slot, URGENT, after, count_max)
 
     def listing(self, bucket: str, start: bytes, stop: bytes | None, count_max: int) -> Sequence[PendingObject]:
         """What is pending under keys from `start` to before `stop`, the latest of each, in order, without parts.
@@ -106,6 +105,14 @@ class ObjectRows(OriginRows):
         """The places of presence.py where something is pending."""
         return {place for (place,) in self._rows.execute("SELECT DISTINCT place FROM objects")}
 
+    def _startable(self, slot: str, how: int, after: int, count_max: int) -> Sequence[Waiting]:
+        found = self._rows.execute(
+            "SELECT sequence, bucket, key FROM objects WHERE slot = ? AND startable = ? AND sequence > ? "
+            "ORDER BY sequence LIMIT ?",
+            (slot, how, after, count_max),
+        )
+        return [Waiting(sequence, ObjectKey(bucket, decoded(key))) for sequence, bucket, key in found]
+
     # What becomes of it.
 
     def put(self, pending: PendingObject) -> PendingObject:
@@ -115,7 +122,7 @@ class ObjectRows(OriginRows):
     def change(self, pending: PendingObject) -> bool:
         """Write down where an object is on its way; its parts stay as they are. False when it is pending no more."""
         changed = self._rows.execute(
-            "UPDATE objects SET record = ?, startable = ? WHERE sequence = ?",
+            "UPDATE objects SET record = ?, startable = ? * max(1, startable) WHERE sequence = ?",
             (codec.pack_object(pending), pending.state is not State.CONFLICT, pending.sequence),
         )
         return changed.rowcount > 0
@@ -127,6 +134,14 @@ class ObjectRows(OriginRows):
         if pending.origin_upload_id is not None:
             self.orphan(pending.key, pending.origin_upload_id)
         return False
+
+    def hurry(self, key: ObjectKey) -> None:
+        """Somebody waits for what is pending under a key: it is flushed before what nobody waits for."""
+        hurried = self._rows.execute(
+            "UPDATE objects SET startable = ? WHERE bucket = ? AND key = ? AND startable = ?",
+            (URGENT, key.bucket, encoded(key), STARTABLE),
+        )
+        self.has_news = self.has_news or hurried.rowcount > 0
 
     def start_over(self, pending: PendingObject) -> None:
         """The origin's upload of an object is of no use: it is to be aborted, and its parts are to be sent again."""
@@ -191,10 +206,12 @@ class ObjectRows(OriginRows):
         base = earlier[0].base if earlier else self._base_now(pending)
         place = place_of(pending.key)
         self._presence.set(place)
+        self.has_news = True
+        how = URGENT if pending.deleted else STARTABLE  # who deletes waits until the origin has done it, too
         inserted = self._rows.execute(
             "INSERT INTO objects (bucket, key, place, slot, startable, size_bytes, record) "
-            "VALUES (?, ?, ?, ?, 1, ?, ?)",
-            (pending.key.bucket, encoded(pending.key), place, pending.fixed.slot, pending.size_bytes, b""),
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (pending.key.bucket, encoded(pending.key), place, pending.fixed.slot, how, pending.size_bytes, b""),
         )
         stored = replace(pending, sequence=int(inserted.lastrowid or 0), base=base)
         self.change(stored)

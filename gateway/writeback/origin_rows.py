@@ -44,8 +44,12 @@ class OriginRows(IntentRows):
         row = self._row("SELECT record FROM origin WHERE bucket = ? AND key = ?", key.bucket, encoded(key))
         return codec.unpack_own_doing(key, row[0]) if row else None
 
-    def _forget_own_doings(self, now: float) -> None:
-        self._rows.execute("DELETE FROM origin WHERE at < ?", (now - OWN_DOING_KEPT_SECONDS,))
+    def _forget_own_doings(self, now: float, count_max: int) -> int:
+        forgotten = self._rows.execute(
+            "DELETE FROM origin WHERE (bucket, key) IN (SELECT bucket, key FROM origin WHERE at < ? LIMIT ?)",
+            (now - OWN_DOING_KEPT_SECONDS, count_max),
+        )
+        return forgotten.rowcount
 
     # Uploads that nothing will complete.
 
@@ -64,5 +68,6 @@ class OriginRows(IntentRows):
 
     def orphan(self, key: ObjectKey, origin_upload_id: str) -> None:
         """Nothing will complete it."""
+        self.has_news = True
         record = codec.pack_orphan(Orphan(key, origin_upload_id))
         self._rows.execute("INSERT OR REPLACE INTO orphans VALUES (?, ?)", (origin_upload_id, record))

@@ -5,12 +5,17 @@ so that reads of everything else never ask the journal. A byte is set within the
 pending, before it commits, and cleared within one that changes nothing and has seen that nothing is pending in the
 place any more: SQLite's write lock orders the two, so no lock of our own is needed. A process that is killed in between
 leaves a byte too many, which costs look-ups until somebody tidies up.
+
+Behind them lies a stamp: who has committed something that the flush is to know of stamps, and who flushes sees that
+without a question to the journal.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import struct
+import time
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +23,9 @@ from pathlib import Path
 from gateway.objects import ObjectKey
 
 PLACES = 65_536
+
+_STAMP = struct.Struct("<QQ")
+_FILE_BYTES = PLACES + _STAMP.size
 _FILE_MODE = 0o600
 
 
@@ -31,8 +39,8 @@ class Presence:
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
         try:
-            os.posix_fallocate(descriptor, 0, PLACES)  # a page that could not be backed would kill the process
-            self._bytes = mmap.mmap(descriptor, PLACES)
+            os.posix_fallocate(descriptor, 0, _FILE_BYTES)  # a page that could not be backed would kill the process
+            self._bytes = mmap.mmap(descriptor, _FILE_BYTES)
         finally:
             os.close(descriptor)
 
@@ -42,7 +50,7 @@ class Presence:
 
     def anything(self) -> bool:
         """Whether the journal is to be asked at all."""
-        return self._bytes.find(b"\1") >= 0
+        return self._bytes.find(b"\1", 0, PLACES) >= 0
 
     def set(self, place: int) -> None:
         """Something is about to be pending there. Only within a transaction that writes the journal."""
@@ -54,7 +62,15 @@ class Presence:
         wanted = bytearray(PLACES)
         for place in places:
             wanted[place] = 1
-        self._bytes[:] = bytes(wanted)
+        self._bytes[:PLACES] = bytes(wanted)
+
+    def stamp(self) -> None:
+        """The journal has something new for whoever flushes. Only after the commit: it must find it."""
+        _STAMP.pack_into(self._bytes, PLACES, time.monotonic_ns(), os.getpid())
+
+    def stamped(self) -> bytes:
+        """Another value than before, where anybody has stamped since."""
+        return self._bytes[PLACES:_FILE_BYTES]
 
     def close(self) -> None:
         self._bytes.close()

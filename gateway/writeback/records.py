@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Self
+from typing import NamedTuple, Self
 
 from gateway.objects import ObjectKey
 from gateway.writeback.staged_file import StagedFile
@@ -113,6 +113,13 @@ class PendingObject:
     @property
     def key(self) -> ObjectKey:
         return self.fixed.key
+
+
+class Waiting(NamedTuple):
+    """A pending object as far as its turn goes."""
+
+    sequence: int
+    key: ObjectKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@
     origin     a key → what the origin has under it by our own doing, and since when
 
 Keys of objects are blobs of UTF-8, so that they come in S3's order. `place` is the key's place in presence.py;
-`startable` is 0 for what waits for a person, `sent` 1 for parts that the origin has, or need not have yet, `suspect` 1
-where the process that has asked is dead, or does not know. A part that only the origin has names no file (`""`).
-Triggers keep `usage`: whatever changes files or objects changes it, too. Other sizes and slots are what the records
-say, for sums.
+`startable` is 0 for what waits for a person, 2 for what somebody waits for; `sent` is 1 for parts that the origin has,
+or cannot have yet; `slot` is the key's; `suspect` is 1 where the process that has asked is dead, or does not know. A
+part that only the origin has names no file (`""`). Triggers keep `usage`: whatever changes files or objects changes it,
+too. Other sizes and slots are what the records say, for sums.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ CREATE TABLE uploads (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX uploads_by_key ON uploads (bucket, key, upload_id);
 CREATE TABLE parts (
-  upload_id TEXT NOT NULL, number INTEGER NOT NULL, file TEXT NOT NULL, sent INTEGER NOT NULL, record BLOB NOT NULL,
-  PRIMARY KEY (upload_id, number)
+  upload_id TEXT NOT NULL, number INTEGER NOT NULL, file TEXT NOT NULL, slot TEXT NOT NULL, sent INTEGER NOT NULL,
+  record BLOB NOT NULL, PRIMARY KEY (upload_id, number)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX parts_unsent ON parts (upload_id, number) WHERE sent = 0;
+CREATE INDEX parts_unsent ON parts (slot, upload_id, number) WHERE sent = 0;
 CREATE INDEX parts_by_file ON parts (file);
 CREATE TABLE objects (
   sequence INTEGER PRIMARY KEY AUTOINCREMENT, bucket TEXT NOT NULL, key BLOB NOT NULL, place INTEGER NOT NULL,
@@ -68,10 +68,12 @@ CREATE TABLE pieces (
 CREATE INDEX pieces_sent ON pieces (sequence) WHERE sent = 1;
 CREATE INDEX pieces_by_file ON pieces (file);
 CREATE TABLE ended (upload_id TEXT PRIMARY KEY, ended_at REAL NOT NULL, record BLOB NOT NULL) STRICT, WITHOUT ROWID;
+CREATE INDEX ended_by_time ON ended (ended_at);
 CREATE TABLE profiles (bucket TEXT PRIMARY KEY, record BLOB NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE origin (
   bucket TEXT NOT NULL, key BLOB NOT NULL, at REAL NOT NULL, record BLOB NOT NULL, PRIMARY KEY (bucket, key)
 ) STRICT, WITHOUT ROWID;
+CREATE INDEX origin_by_time ON origin (at);
 CREATE TABLE intents (
   token TEXT PRIMARY KEY, worker INTEGER NOT NULL, suspect INTEGER NOT NULL, bucket TEXT NOT NULL, key BLOB NOT NULL,
   record BLOB NOT NULL

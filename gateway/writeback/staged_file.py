@@ -7,11 +7,14 @@ and the CRC32C of each 64 KiB are in the journal. A file is never written again 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from awscrt import checksums as crt
 
 from gateway.errors import BufferDamaged
+from gateway.writeback.write_out import AT_ONCE_BYTES, begin_write_out
 
 CHUNK_BYTES = 64 * 1024
 CHECKSUM_BYTES = 4
@@ -70,30 +73,56 @@ class ChunkChecksums:
 
 
 class StagedWriter:
-    """Writes a new staged file, in order. Blocks: what the disk takes. OSError as it says it."""
+    """Writes a new staged file, in order. Blocks: what the disk takes. OSError as it says it.
 
-    def __init__(self, name: str, descriptor: int) -> None:
+    The file is made by the thread that writes first, or syncs: who asks for a writer waits for no disk. `sync_name`
+    begins to have its directory survive a power cut. For what is not small that is done while more of it comes: then
+    nobody waits for it at the end.
+    """
+
+    def __init__(self, name: str, make: Callable[[], int], sync_name: Callable[[], Future[None]]) -> None:
         self.name = name
         self.size_bytes = 0
-        self._descriptor = descriptor
+        self._make = make
+        self._made: int | None = None
         self._checksums = ChunkChecksums()
+        self._begun_bytes = 0
+        self._sync_name = sync_name
+        self._name: Future[None] | None = None
 
     def write(self, data: memoryview) -> None:
         """Append; the bytes may be changed when this returns."""
-        rest = data
+        descriptor, rest = self._descriptor(), data
         while rest:
-            written = os.pwrite(self._descriptor, rest, self.size_bytes)
+            written = os.pwrite(descriptor, rest, self.size_bytes)
             self.size_bytes += written
             rest = rest[written:]
+        if self.size_bytes - self._begun_bytes >= AT_ONCE_BYTES:
+            self._write_out(descriptor)
         self._checksums.update(data)
 
     def sync(self, md5: bytes) -> StagedFile:
-        """Have the bytes, whose MD5 is given, survive a power cut; the name does when its directory is synced, too."""
-        os.fsync(self._descriptor)
+        """Have the bytes, whose MD5 is given, survive a power cut, and the file's name, too."""
+        os.fsync(self._descriptor())
+        (self._name or self._sync_name()).result()
         return StagedFile(self.name, self.size_bytes, md5, self._checksums.digest())
 
+    def _write_out(self, descriptor: int) -> None:
+        if self._name is None:
+            self._name = self._sync_name()
+        begin_write_out(descriptor, self._begun_bytes, self.size_bytes - self._begun_bytes)
+        self._begun_bytes = self.size_bytes
+
     def close(self) -> None:
-        os.close(self._descriptor)
+        """Idempotent."""
+        made, self._made = self._made, None
+        if made is not None:
+            os.close(made)
+
+    def _descriptor(self) -> int:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
 
 
 def read_verified(descriptor: int, file: StagedFile, position: int, count: int) -> memoryview:

@@ -2,9 +2,9 @@
 
     staged/w<slot>/<32 hex digits>    one file per PutObject or UploadPart, made by that worker slot
 
-Sealed means: the file is synced, then its directory. Only then may the journal name it, and only then may the client
-hear of it. A file that the journal does not name was never acknowledged; `sweep` removes it when its worker is dead.
-All of this blocks.
+Sealed means: the file is synced, and its directory has been synced since the file is there. Only then may the journal
+name it, and only then may the client hear of it. A file that the journal does not name was never acknowledged; `sweep`
+removes it when its worker is dead. All of this but `create` blocks.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from gateway.durable import sync_directory
@@ -23,6 +24,8 @@ from gateway.writeback.staged_file import StagedFile, StagedWriter
 
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
+
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Staging:
@@ -41,13 +44,9 @@ class Staging:
         sync_directory(self._root.parent)
 
     def create(self) -> StagedWriter:
-        """A new file; who gets it seals it, or discards it."""
+        """A new file, which the first write makes; who gets it seals it, or discards it. Does not block."""
         name = f"{self._own}/{secrets.token_hex(16)}"
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
-            return StagedWriter(name, os.open(self._root / name, flags, FILE_MODE))
-        except OSError as error:
-            raise BufferUnavailable(f"a staged file cannot be created: {error}") from error
+        return StagedWriter(name, partial(os.open, self._root / name, _NEW, FILE_MODE), self._names.begin)
 
     def seal(self, writer: StagedWriter, md5: bytes) -> StagedFile:
         """Have a complete file, whose MD5 is given, survive a power cut, name and all, and close it.
@@ -56,7 +55,6 @@ class Staging:
         """
         try:
             sealed = writer.sync(md5)
-            self._names.sync()
         except OSError as error:
             self.discard(writer)
             raise BufferUnavailable(f"a staged file cannot be synced: {error}") from error
@@ -104,28 +102,28 @@ class Staging:
 
 
 class _GroupSync:
-    """Syncs a directory for several threads at once: whoever asks waits for a sync that began after he did."""
+    """Syncs a directory for several at once, on a thread: whoever asks gets a sync that begins after he did."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="writeback-names")
         self._lock = threading.Lock()
-        self._turn = threading.Lock()
         self._next: Future[None] | None = None
 
-    def sync(self) -> None:
+    def begin(self) -> Future[None]:
+        """Done when what was in the directory by now survives a power cut; OSError when it may not."""
         with self._lock:
-            joined = self._next
-            if joined is None:
-                led = self._next = Future[None]()
-        if joined is not None:
-            joined.result()
-            return
-        with self._turn:
-            with self._lock:
-                self._next = None  # it begins: who comes from now on may have made a file that it misses
-            try:
-                sync_directory(self._path)
-            except OSError as error:
-                led.set_exception(error)
-                raise
+            if self._next is None:
+                self._next = Future()
+                self._thread.submit(self._run, self._next)
+            return self._next
+
+    def _run(self, led: Future[None]) -> None:
+        with self._lock:
+            self._next = None  # it begins: who comes from now on may have made a file that it misses
+        try:
+            sync_directory(self._path)
+        except OSError as error:
+            led.set_exception(error)
+        else:
             led.set_result(None)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.writeback import codec
-from gateway.writeback.file_rows import FileRows
+from gateway.writeback.file_rows import STARTABLE, URGENT, FileRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,9 @@ class UsageRows(FileRows):
 
         Conflicts are not on their way, and parts of open uploads are no object yet. None: nothing is.
         """
-        row = self._row(
-            "SELECT sequence, record FROM objects WHERE slot = ? AND startable = 1 ORDER BY sequence LIMIT 1", slot
-        )
-        return codec.unpack_object(row[0], row[1]).acknowledged_at if row else None
+        first = "SELECT sequence, record FROM objects WHERE slot = ? AND startable = ? ORDER BY sequence LIMIT 1"
+        rows = [row for how in (STARTABLE, URGENT) if (row := self._row(first, slot, how)) is not None]
+        return codec.unpack_object(*min(rows)).acknowledged_at if rows else None
 
     def counted(self) -> Mapping[str, Usage]:
         """The same as `usages`, by counting all of it, without slots that have nothing."""

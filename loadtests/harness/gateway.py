@@ -69,8 +69,11 @@ def gateway(
     capacity: str = "8GiB",
     block_size: str = "8MiB",
     slot: Mapping[str, Any] | None = None,
+    cache: Mapping[str, Any] | None = None,
+    cores: set[int] | None = None,
 ) -> Iterator[Gateway]:
-    """One worker, bucket `load` as one slot, `consistency = "immutable"` unless `slot` says otherwise.
+    """One worker, bucket `load` as one slot, `consistency = "immutable"` unless `slot` says otherwise; on one core
+    unless `cores` are given.
 
     Settings in `slot` that this version does not know are left out.
     """
@@ -78,12 +81,12 @@ def gateway(
     known = {key: value for key, value in wanted.items() if slot_knows(key)}
     config: dict[str, Any] = {
         "origin": {"endpoint_url": origin.url},
-        "cache": {"capacity": capacity, "block_size": block_size},
+        "cache": {"capacity": capacity, "block_size": block_size} | dict(cache or {}),
         "slots": [{"name": "load", "prefix": f"s3://{BUCKET}/"} | known],
     }
     directory = Path(tempfile.mkdtemp(prefix="forebay-load-"))
     try:
-        with machine.on_cores(machine.server_core()):
+        with machine.on_cores(cores or machine.server_core()):
             process = GatewayProcess(config, directory=directory / "cache")
             process.__enter__()
         error: BaseException | None = None

@@ -33,6 +33,11 @@ def client_cores() -> set[int]:
     return set(_CORES[1:] or _CORES)
 
 
+def all_cores() -> set[int]:
+    """For what is no single process: the client shares them."""
+    return set(_CORES)
+
+
 def prepare_client() -> None:
     """Hold this process to the client's cores; let it and what it starts open as many files as the system allows."""
     os.sched_setaffinity(0, client_cores())

@@ -73,20 +73,25 @@ class Varnish(ServerProcess):
 
 
 class Rclone(ServerProcess):
-    """`rclone serve s3` with a full VFS cache; verifies SigV4 as it comes in the Authorization header."""
+    """`rclone serve s3` with a full VFS cache; verifies SigV4 as it comes in the Authorization header.
+
+    With `takes_writes` it keeps what is written (in `--vfs-cache-mode writes`) for an hour before it uploads any of it.
+    """
 
     name = "rclone serve s3"
 
-    def __init__(self, origin: LoadOrigin, **options: Any) -> None:
+    def __init__(self, origin: ServerProcess, *, takes_writes: bool = False, **options: Any) -> None:
         self._executable = tools.program("rclone")
         self._origin_url = origin.url
+        self._takes_writes = takes_writes
         super().__init__(**options)
 
     def command(self) -> Sequence[str]:
+        mode = ("--vfs-cache-mode", "writes", "--vfs-write-back", "1h") if self._takes_writes else _READING
         return [
             *(self._executable, "serve", "s3", "origin:", "--addr", f"127.0.0.1:{self.port}"),
-            *("--auth-key", ",".join(ORIGIN_KEYS), "--read-only", "--no-modtime", "--use-server-modtime"),
-            *("--vfs-cache-mode", "full", "--cache-dir", str(self.directory / "cache"), "--vfs-fast-fingerprint"),
+            *("--auth-key", ",".join(ORIGIN_KEYS), "--no-modtime", "--use-server-modtime"),
+            *("--cache-dir", str(self.directory / "cache"), "--vfs-fast-fingerprint", *mode),
             *("--dir-cache-time", "24h", "--vfs-cache-max-age", "24h", "--buffer-size", "0", "--log-level", "ERROR"),
         ]
 
@@ -95,6 +100,9 @@ class Rclone(ServerProcess):
         remote = {"TYPE": "s3", "PROVIDER": "Other", "ENDPOINT": self._origin_url, "FORCE_PATH_STYLE": "true"}
         keys = {"ACCESS_KEY_ID": ORIGIN_KEYS[0], "SECRET_ACCESS_KEY": ORIGIN_KEYS[1], "LIST_VERSION": "2"}
         return {f"{prefix}_{name}": value for name, value in (remote | keys).items()} | {"RCLONE_CONFIG": "/dev/null"}
+
+
+_READING = ("--read-only", "--vfs-cache-mode", "full")
 
 
 def _on(value: bool) -> str:

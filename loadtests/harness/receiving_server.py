@@ -1,9 +1,10 @@
 """Two servers that take parts: each is hashed (MD5), written to a file and fsynced before it is answered with its ETag.
 
-python -m loadtests.harness.receiving_server forebay|bare PORT DIRECTORY
+python -m loadtests.harness.receiving_server forebay|bare|keeping PORT DIRECTORY
 
 `forebay` is the S3 port's server with `receive_verified` behind it, and no operation around that. `bare` is the least
-that can do the work: a thread a connection, a blocking socket, one buffer.
+that can do the work: a thread a connection, a blocking socket, one buffer; `keeping` is the same, but leaves the files
+where they are, as a gateway must (`forget` removes them).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from gateway.edge.server.s3_server import Receive, S3Server, Scope, Send
 from gateway.operations.exchange import Exchange
 from gateway.operations.payload import receive_verified
 from gateway.s3.requests import parse_request
+from loadtests.harness import machine
 from loadtests.harness.server_process import ServerProcess
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -37,7 +39,7 @@ class ReceivingServer(ServerProcess):
     """One of the two, on all cores: its threads are what is measured."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(cores=os.sched_getaffinity(0))
+        super().__init__(cores=machine.all_cores())
         self.name = name
 
     def command(self) -> Sequence[str]:
@@ -47,11 +49,17 @@ class ReceivingServer(ServerProcess):
     def environment(self) -> dict[str, str]:
         return {"PYTHONPATH": str(_REPOSITORY)}
 
+    def forget(self) -> None:
+        """Remove what it has kept."""
+        for part in self.directory.glob("part-*"):
+            part.unlink()
+
 
 class _Part:
-    """A file that lives as long as its upload: written, made durable, thrown away."""
+    """A file that lives as long as its upload: written, made durable, thrown away unless it is to be kept."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, keep: bool = False) -> None:
+        self._keep = keep
         self._path = directory / f"part-{next(_numbers)}"
         self._descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         self._written_bytes = 0
@@ -64,7 +72,8 @@ class _Part:
 
     def close(self) -> None:
         os.close(self._descriptor)
-        os.unlink(self._path)
+        if not self._keep:
+            os.unlink(self._path)
 
 
 class _Uploads:
@@ -95,20 +104,20 @@ async def _forebay(listener: socket.socket, directory: Path) -> None:
     await server.serve(stop, grace_seconds=1.0, on_ready=lambda: None)
 
 
-def _bare(listener: socket.socket, directory: Path) -> None:
+def _bare(listener: socket.socket, directory: Path, *, keep: bool) -> None:
     while True:
         connection, _ = listener.accept()
-        threading.Thread(target=_serve, args=(connection, directory), daemon=True).start()
+        threading.Thread(target=_serve, args=(connection, directory, keep), daemon=True).start()
 
 
-def _serve(connection: socket.socket, directory: Path) -> None:
+def _serve(connection: socket.socket, directory: Path, keep: bool) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     buffer = memoryview(bytearray(_BUFFER_BYTES))
     with connection:
         while count := connection.recv_into(buffer[:65536]):
             head, _, arrived = bytes(buffer[:count]).partition(b"\r\n\r\n")
             size_bytes = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-            etag = _take(connection, buffer, arrived, size_bytes, _Part(directory))
+            etag = _take(connection, buffer, arrived, size_bytes, _Part(directory, keep=keep))
             answer = f'HTTP/1.1 200 OK\r\nETag: "{etag}"\r\nContent-Length: 0\r\n\r\n'
             connection.sendall(answer.encode("ascii"))
 
@@ -130,8 +139,8 @@ def _take(connection: socket.socket, buffer: memoryview, arrived: bytes, size_by
 
 def main(name: str, port: int, directory: Path) -> None:
     with socket.create_server(("127.0.0.1", port), backlog=128) as listener:
-        if name == "bare":
-            _bare(listener, directory)
+        if name in ("bare", "keeping"):
+            _bare(listener, directory, keep=name == "keeping")
         else:
             asyncio.run(_forebay(listener, directory))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tests.support.gateway_process import ORIGIN_KEYS
@@ -38,22 +39,35 @@ class Signer:
 
         `query` must be in its canonical form: percent-encoded, sorted by name.
         """
+        extra = {} if byte_range is None else {"range": f"bytes={byte_range}"}
+        headers = self.headers(method, path, query, _EMPTY, at=at, extra=extra)
+        target = f"{path}?{query}" if query else path
+        lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+        return "\r\n".join([*lines, "", ""]).encode("ascii")
+
+    def headers(
+        self,
+        method: str,
+        path: str,
+        query: str,
+        payload_hash: str,
+        *,
+        at: float | None = None,
+        extra: Mapping[str, str] | None = None,
+    ) -> dict[str, str]:
+        """All that are signed, `extra` among them, and the signature."""
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at))
-        headers = {"host": self.host, "x-amz-content-sha256": _EMPTY, "x-amz-date": moment}
-        if byte_range is not None:
-            headers["range"] = f"bytes={byte_range}"
+        headers = {"host": self.host, "x-amz-content-sha256": payload_hash, "x-amz-date": moment, **(extra or {})}
         names = ";".join(sorted(headers))
         canonical = "".join(f"{name}:{headers[name]}\n" for name in sorted(headers))
-        request_hash = hashlib.sha256(f"{method}\n{path}\n{query}\n{canonical}\n{names}\n{_EMPTY}".encode()).hexdigest()
+        request = f"{method}\n{path}\n{query}\n{canonical}\n{names}\n{payload_hash}"
         scope = f"{moment[:8]}/{_REGION}/s3/aws4_request"
-        text = f"AWS4-HMAC-SHA256\n{moment}\n{scope}\n{request_hash}"
+        text = f"AWS4-HMAC-SHA256\n{moment}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
         signature = hmac.digest(self._key(moment[:8]), text.encode(), "sha256").hex()
         authorization = (
             f"AWS4-HMAC-SHA256 Credential={self.access_key_id}/{scope}, SignedHeaders={names}, Signature={signature}"
         )
-        target = f"{path}?{query}" if query else path
-        lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
-        return "\r\n".join([*lines, f"authorization: {authorization}", "", ""]).encode("ascii")
+        return headers | {"authorization": authorization}
 
     def _key(self, day: str) -> bytes:
         if day not in self._keys:

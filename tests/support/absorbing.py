@@ -18,7 +18,7 @@ from gateway.writeback.book import Book
 from gateway.writeback.flush import OneFlush, Tools
 from gateway.writeback.flush_requests import FlushRequests
 from gateway.writeback.flusher import Flusher
-from gateway.writeback.records import PendingObject, State
+from gateway.writeback.records import PendingObject, State, Waiting
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
@@ -148,10 +148,10 @@ class Client:
         return left == (0, 0, 0) and not list(self.buffer.staging.names())
 
 
-def _startable(book: Book) -> list[PendingObject]:
+def _startable(book: Book) -> list[Waiting]:
     """What waits neither for a person nor for something that does."""
-    found = [one for slot in book.slots() for one in book.startable(slot, 0, 1000)]
-    return [one for one in found if (first := book.earliest(one.key)) is not None and first.sequence == one.sequence]
+    found = [one for slot in book.slots() for one in (*book.urgent(slot, 0, 1000), *book.startable(slot, 0, 1000))]
+    return [one for one in found if book.first_sequence(one.key) == one.sequence]
 
 
 def with_client(

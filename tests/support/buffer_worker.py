@@ -47,7 +47,7 @@ class Writer:
         return ObjectKey("bucket", f"w{self._worker}/k{self._dice.randrange(KEYS_PER_WORKER)}")
 
     async def _stage(self, seed: int, size: int) -> StagedFile:
-        writer = await self._buffer.stage()
+        writer = self._buffer.stage()
         data = content(seed, size)
         writer.write(memoryview(data))
         return await self._buffer.seal(writer, md5(data))

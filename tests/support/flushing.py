@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.objects import ObjectKey
+from gateway.origin.client import Origin
 from gateway.origin.memory.origin import MemoryOrigin
 from gateway.s3.etags import multipart_etag
 from gateway.writeback.early_parts import EarlyParts
@@ -73,8 +74,9 @@ class Buffer:
         for name in names:
             self.staging.remove(name)
 
-    def tools(self) -> Tools:
-        requests = FlushRequests(self.origin, self.staging, self.threads)
+    def tools(self, origin: Origin | None = None) -> Tools:
+        """What flushes need; `origin` stands before the one in memory."""
+        requests = FlushRequests(origin or self.origin, self.staging, self.threads)
         return Tools(self.journal, requests, self.observer, self.observer)
 
     def start(self) -> None:
@@ -136,7 +138,7 @@ class Buffer:
 
     async def until(self, reached: Callable[[], bool]) -> None:
         """Let time pass until it is so."""
-        for _ in range(20_000):
+        for _ in range(2_000):
             if reached():
                 return
             await self.clock.advance(0.3)

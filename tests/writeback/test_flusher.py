@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,15 @@ from gateway.origin.memory.content import BytesContent
 from gateway.origin.memory.faults import AlterBody, AlterHeaders, Answer, Hold, Unreachable, on
 from gateway.origin.memory.store import StoredObject
 from gateway.s3.requests import Operation
+from gateway.writeback.book import Book
 from gateway.writeback.flush_requests import IN_MEMORY_BYTES_MAX
-from gateway.writeback.flusher import FLUSHES_PER_SLOT
-from gateway.writeback.records import Fixed, State
+from gateway.writeback.flusher import AGAIN_SECONDS, FLUSHES_PER_SLOT
+from gateway.writeback.journal import Journal
+from gateway.writeback.news import LOOK_SECONDS, QUICK_SECONDS, QUIET_SECONDS
+from gateway.writeback.records import Base, Fixed, Part, PendingObject, State
 from tests.support.flushing import HEADERS, PART_BYTES, Buffer, with_buffer
-from tests.support.writeback import key
+from tests.support.journal_steps import steps_of_reads
+from tests.support.writeback import key, pending
 
 
 @pytest.mark.parametrize("size", [0, 1, IN_MEMORY_BYTES_MAX, IN_MEMORY_BYTES_MAX + 1, 3_000_000])
@@ -355,5 +361,112 @@ def test_an_origin_with_other_etags_is_believed(tmp_path: Path) -> None:
         buffer.start()
         await buffer.flushed()
         assert buffer.observer.published == [("k", '"opaque"')]
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_what_somebody_waits_for_goes_first(tmp_path: Path) -> None:
+    """A deletion, and what was hurried, with all places taken and much before them; each key in its own order."""
+
+    async def scenario(buffer: Buffer) -> None:
+        held, reached = asyncio.Event(), asyncio.Event()
+        buffer.origin.inject(on(Operation.PUT_OBJECT, key="held"), Hold(held, reached), times=None)
+        buffer.origin.inject(lambda call: (call.key or "").startswith("k"), Hold(held, reached), times=None)
+        for number in range(3 * FLUSHES_PER_SLOT):
+            await buffer.put(key(f"k{number}"), b"x")
+        await buffer.put(key("gone"), b"x")
+        await buffer.put(key("hurried"), b"x")
+        buffer.start()
+        await buffer.until(reached.is_set)
+        await buffer.delete(key("gone"))
+        await buffer.journal.change(lambda book: book.hurry(key("hurried")))
+        await buffer.until(lambda: len(buffer.left()) == 3 * FLUSHES_PER_SLOT)
+        assert buffer.origin.data("bucket", "hurried") == b"x"
+        assert "gone" not in buffer.bucket.objects
+        held.set()
+        await buffer.flushed()
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_what_others_commit_is_soon_on_its_way(tmp_path: Path) -> None:
+    """Within milliseconds of what another process acknowledges while there is much, within a twentieth of a second of
+    what comes after nothing for a long time."""
+
+    async def scenario(buffer: Buffer) -> None:
+        buffer.start()
+        await buffer.clock.advance(0.0)  # it has begun
+        await buffer.clock.advance(60.0)
+        other = Journal(tmp_path, lambda _: None)
+        try:
+            for number, seconds in ((1, QUIET_SECONDS), (2, QUICK_SECONDS)):
+                file = buffer.stage(b"x")
+                at = Fixed(key(f"k{number}"), {}, "slot")
+                new = PendingObject(0, at, Base(absent=True), 1.0, file.etag, 1, (Part(1, file, 1.0),))
+                await other.change(partial(_put, new=[new]))
+                asked = buffer.origin.count(Operation.HEAD_OBJECT)
+                await buffer.clock.advance(seconds)
+                assert buffer.origin.count(Operation.HEAD_OBJECT) > asked
+        finally:
+            other.close()
+
+    with_buffer(tmp_path, scenario)
+
+
+def _put(book: Book, new: Sequence[PendingObject]) -> None:
+    for one in new:
+        book.put(one)
+
+
+def test_without_news_nothing_is_asked(tmp_path: Path) -> None:
+    """An idle gateway compares a few bytes now and then; the journal is read once a second."""
+
+    async def scenario(buffer: Buffer) -> None:
+        buffer.start()
+        await buffer.put(key("k"), b"x")
+        await buffer.flushed()
+        with steps_of_reads(buffer.journal) as counted:
+            await buffer.clock.advance(100 * LOOK_SECONDS)
+        assert 1 <= len(counted) <= 101
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_a_look_costs_what_it_starts(tmp_path: Path) -> None:
+    """However many objects are pending: the first look, one that finds all places taken, and one with a place."""
+    steps: dict[int, list[int]] = {}
+
+    async def scenario(buffer: Buffer, count: int) -> None:
+        held, reached = asyncio.Event(), asyncio.Event()
+        buffer.origin.inject(on(Operation.HEAD_OBJECT), Hold(held, reached))
+        buffer.origin.inject(on(Operation.HEAD_OBJECT), Hold(asyncio.Event(), asyncio.Event()), times=None)
+        many = [pending(key(f"k{number:05}"), f"{number}") for number in range(count)]
+        await buffer.journal.change(partial(_put, new=many))
+        with steps_of_reads(buffer.journal) as counted:
+            buffer.start()
+            await buffer.until(reached.is_set)
+            await buffer.clock.advance(LOOK_SECONDS)
+        steps[count] = [max(counted), sum(counted)]
+
+    for count in (50, 3000):
+        directory = tmp_path / str(count)
+        directory.mkdir()
+        with_buffer(directory, lambda buffer: scenario(buffer, count))  # noqa: B023
+    for few, many in zip(steps[50], steps[3000], strict=True):
+        assert many <= few * 1.2 + 200
+
+
+def test_a_damaged_row_stops_nothing_else(tmp_path: Path) -> None:
+    """It is reported, kept, and never believed; what was acknowledged before and after it is flushed."""
+
+    async def scenario(buffer: Buffer) -> None:
+        stored = [await buffer.put(key(name), b"x") for name in ("before", "damaged", "after")]
+        buffer.journal._writer.execute("UPDATE objects SET record = x'00' WHERE sequence = ?", (stored[1].sequence,))
+        buffer.start()
+        await buffer.until(lambda: set(buffer.bucket.objects) == {"before", "after"})
+        await buffer.until(lambda: buffer.observer.damages == ["damaged"])
+        await buffer.clock.advance(2 * AGAIN_SECONDS)
+        assert buffer.observer.damages == ["damaged"]
+        assert buffer.journal.read(lambda book: book.has_object(stored[1].sequence))
 
     with_buffer(tmp_path, scenario)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import random
 import stat
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 from gateway.durable import sync_directory
 from gateway.errors import BufferDamaged, BufferUnavailable
+from gateway.writeback import write_out
 from gateway.writeback.staged_file import CHUNK_BYTES, ChunkChecksums, StagedFile, read_verified
 from gateway.writeback.staging import Staging
+from gateway.writeback.write_out import AT_ONCE_BYTES
 from tests.support.writeback import md5
 
 SIZE_BYTES = 3 * CHUNK_BYTES + 17
@@ -127,23 +129,35 @@ def test_what_could_not_be_synced_is_gone(
     assert read(staging, stage(staging, b"later"), 0, 5) == b"later"
 
 
-def test_file_and_directory_are_synced_before_it_counts(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this order: the name is worth nothing without the bytes."""
-    order: list[str] = []
-    real = os.fsync
+@pytest.mark.parametrize(("size_bytes", "order"), [(1, "file, directory"), (8 * AT_ONCE_BYTES, "directory, file")])
+def test_file_and_directory_are_synced_before_it_counts(
+    staging: Staging, size_bytes: int, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each once: the name is worth nothing without the bytes, nor are they without it. The name of what is not small is
+    synced when the file is there, and more of it still comes."""
+    synced: list[str] = []
+    real, named = os.fsync, threading.Event()
 
     def fsync(descriptor: int) -> None:
-        order.append("directory" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        assert not is_directory or list(staging.names())
         real(descriptor)
+        synced.append("directory" if is_directory else "file")
+        named.set()
 
     monkeypatch.setattr(os, "fsync", fsync)
-    stage(staging, b"x")
-    assert order == ["file", "directory"]
+    writer, content = staging.create(), memoryview(bytes(size_bytes))
+    for start in range(0, size_bytes, AT_ONCE_BYTES):
+        writer.write(content[start : start + AT_ONCE_BYTES])
+    if size_bytes > AT_ONCE_BYTES:
+        assert named.wait(10)
+    staging.seal(writer, b"")
+    assert ", ".join(synced) == order
 
 
 def test_many_seal_with_few_syncs_of_the_directory(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits while one is under way shares the next; none returns before one that began after it came."""
-    syncing, waiting, real = threading.Event(), threading.Event(), sync_directory
+    """Whoever comes while one is under way shares the next; none returns before one that began after it came."""
+    syncing, going_on, real = threading.Event(), threading.Event(), sync_directory
     count = 0
 
     def slow(path: Path) -> None:
@@ -151,39 +165,63 @@ def test_many_seal_with_few_syncs_of_the_directory(staging: Staging, monkeypatch
         count += 1
         if count == 1:
             syncing.set()
-            assert waiting.wait(10)
+            assert going_on.wait(10)
         real(path)
 
     monkeypatch.setattr("gateway.writeback.staging.sync_directory", slow)
-    with ThreadPoolExecutor(9) as threads:
-        first = threads.submit(staging._names.sync)
-        assert syncing.wait(10)
-        others = [threads.submit(staging._names.sync) for _ in range(8)]
-        _until(lambda: staging._names._next is not None)
-        waiting.set()
-        for one in (first, *others):
-            one.result(10)
-    assert 2 <= count <= 9
+    first = staging._names.begin()
+    assert syncing.wait(10)
+    others = [staging._names.begin() for _ in range(8)]
+    assert not any(one.done() for one in (first, *others))
+    going_on.set()
+    for one in (first, *others):
+        one.result(10)
+    assert count == 2
 
 
 def test_a_failed_sync_of_the_directory_fails_all_who_waited_for_it(
     staging: Staging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None of them may believe that its name is on the disk."""
-    taken = staging._names._turn
+    """None of them may believe that its name is on the disk; nothing is left of the files."""
+    syncing, going_on = threading.Event(), threading.Event()
 
     def fail(_: Path) -> None:
+        syncing.set()
+        assert going_on.wait(10)
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("gateway.writeback.staging.sync_directory", fail)
-    taken.acquire()  # one is under way
-    with ThreadPoolExecutor(3) as threads:
-        waiting = [threads.submit(staging._names.sync) for _ in range(3)]
-        _until(lambda: staging._names._next is not None)
-        taken.release()
-        for one in waiting:
-            with pytest.raises(OSError, match="Input/output"):
-                one.result(10)
+    staging._names.begin()
+    assert syncing.wait(10)
+    writers = [staging.create() for _ in range(3)]
+    for writer in writers:
+        writer.write(memoryview(bytes(AT_ONCE_BYTES)))
+    going_on.set()
+    for writer in writers:
+        with pytest.raises(BufferUnavailable, match="Input/output"):
+            staging.seal(writer, b"")
+    assert not list(staging.names())
+
+
+@pytest.mark.parametrize(("error", "is_raised"), [(5, True), (28, True), (38, False), (1, False), (29, False)])
+def test_writing_out_early_hides_no_error_and_needs_no_support(
+    staging: Staging, error: int, is_raised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the disk says then is believed; where the call is missing, forbidden or means nothing, fsync does it all."""
+    begun: list[tuple[int, int]] = []
+
+    def refuse(_: int, position: int, count: int, __: int) -> int:
+        begun.append((position, count))
+        ctypes.set_errno(error)
+        return -1
+
+    monkeypatch.setattr(write_out, "_sync_file_range", refuse)
+    writer, piece = staging.create(), memoryview(bytes(AT_ONCE_BYTES // 2 + 1))
+    writer.write(piece)
+    with pytest.raises(OSError) if is_raised else nullcontext():
+        writer.write(piece)
+        assert begun == [(0, AT_ONCE_BYTES + 2)]
+    staging.discard(writer)
 
 
 def test_a_full_disk_is_said_so(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,8 +231,14 @@ def test_a_full_disk_is_said_so(staging: Staging, monkeypatch: pytest.MonkeyPatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "open", refuse)
+    writer = staging.create()
+    with pytest.raises(OSError, match="No space left"):
+        writer.write(memoryview(b"x"))
     with pytest.raises(BufferUnavailable, match="No space left"):
-        staging.create()
+        staging.seal(staging.create(), b"")
+    monkeypatch.undo()
+    staging.discard(writer)
+    assert list(staging.names()) == []
 
 
 def test_a_sweep_removes_what_the_journal_does_not_name(tmp_path: Path) -> None:
@@ -209,12 +253,3 @@ def test_a_sweep_removes_what_the_journal_does_not_name(tmp_path: Path) -> None:
     assert set(areas[1].names()) == known | {files[2][1].name}
     assert areas[1].sweep(known.__contains__) == 1
     assert set(areas[1].names()) == known
-
-
-def _until(reached: Callable[[], bool]) -> None:
-    """Another thread comes to it, as soon as it is scheduled."""
-    for _ in range(100_000):
-        if reached():
-            return
-        os.sched_yield()
-    raise AssertionError("it never came to it")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from gateway.errors import S3Error
+from gateway.errors import BufferUnavailable, S3Error
 from gateway.metadata.listing.places import END, behind, behind_all
 from gateway.objects import ObjectKey
 from gateway.operations.exchange import Exchange
@@ -19,6 +20,9 @@ PATIENCE_SECONDS = 20.0
 """Clients give up after some 60 seconds; a 503 before that has them try again."""
 
 _LOOK_SECONDS = 0.01
+_PATIENT_LOOKS = 2
+"""After so many it is asked for: there is much before it."""
+
 _KEYS_AT_A_LOOK = 100
 
 
@@ -49,13 +53,21 @@ async def settled(exchange: Exchange, buffer: WritebackBuffer, key: ObjectKey, s
 
     `deadline` is of the monotonic clock.
     """
-    clock = exchange.services.clock
+    clock, looks = exchange.services.clock, 0
     while (first := buffer.look(lambda book: book.earliest(key))) is not None and first.sequence <= sequence:
         if first.state is State.CONFLICT:
             raise _conflict(key)
         if clock.monotonic() >= deadline:
             raise s3_error("ServiceUnavailable", f"{key} is not at the origin yet: try again.")
+        if looks == _PATIENT_LOOKS:
+            await _hurry(buffer, key)
+        looks += 1
         await clock.sleep(_LOOK_SECONDS)
+
+
+async def _hurry(buffer: WritebackBuffer, key: ObjectKey) -> None:
+    with suppress(BufferUnavailable):  # it comes in its turn, then
+        await buffer.hurry(key)
 
 
 def _conflict(key: ObjectKey) -> S3Error:

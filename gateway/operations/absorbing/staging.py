@@ -28,10 +28,7 @@ class Staged:
 
 async def stage_body(exchange: Exchange, buffer: WritebackBuffer, number: int) -> Staged:
     """Receive the request's body into a staged file that survives a power cut; S3Error and nothing left otherwise."""
-    try:
-        writer = await buffer.stage()
-    except BufferUnavailable as error:
-        raise unavailable(error) from error
+    writer = buffer.stage()
     try:
         received = await receive_verified(exchange, writer.write)
     except OSError as error:

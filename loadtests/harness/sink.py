@@ -1,0 +1,53 @@
+"""The origin that takes what is written, as a process: paced and read out from outside."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from loadtests.harness import machine
+from loadtests.harness.server_process import ServerProcess
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+_POLL_SECONDS = 0.005
+
+
+class SinkOrigin(ServerProcess):
+    """`with SinkOrigin() as origin:` takes bucket `load`, or any."""
+
+    name = "origin"
+
+    def __init__(self) -> None:
+        super().__init__(cores=machine.all_cores())
+
+    def command(self) -> Sequence[str]:
+        return [sys.executable, "-m", "loadtests.harness.sink_server", str(self.port)]
+
+    def environment(self) -> Mapping[str, str]:
+        return {"PYTHONPATH": str(_REPOSITORY)}
+
+    def pace(self, bytes_per_second: float) -> None:
+        """What all connections together bring from now on; 0 is unlimited."""
+        self._ask(f"/.shape?bytes_per_second={bytes_per_second}")
+
+    def objects(self) -> int:
+        """How many it has."""
+        return int(self._ask("/.counters")["objects"])
+
+    def until_it_has(self, objects: int, seconds_max: float) -> None:
+        """Return as soon as it has so many; RuntimeError when that takes too long."""
+        deadline = time.monotonic() + seconds_max
+        while (found := self.objects()) < objects:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the origin has {found} of {objects} objects after {seconds_max:g} seconds")
+            time.sleep(_POLL_SECONDS)
+
+    def _ask(self, target: str) -> dict[str, float]:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"{self.url}{target}", timeout=10) as answer:
+            found: dict[str, float] = json.loads(answer.read())
+        return found

@@ -1,0 +1,79 @@
+"""The origin that takes writes: what it says of them is what S3 says, and its link is as fast as it is told."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from loadtests.harness.saver import Part, Saver, at_once
+from loadtests.harness.sink import SinkOrigin
+
+CONTENT = bytes(range(256)) * 4096
+
+
+@pytest.fixture
+def origin() -> Iterator[SinkOrigin]:
+    with SinkOrigin() as one:
+        yield one
+
+
+def of(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def test_objects_have_the_etags_of_their_bytes(origin: SinkOrigin) -> None:
+    """Whether the sender tells the MD5, and the bytes never leave the kernel, or not."""
+    told = {"content-md5": base64.b64encode(bytes.fromhex(of(CONTENT))).decode()}
+    with httpx.Client(base_url=origin.url, trust_env=False) as client:
+        for name, headers in (("a", {}), ("b", told)):
+            assert client.head(f"/load/{name}").status_code == 404
+            assert client.put(f"/load/{name}", content=CONTENT, headers=headers).headers["etag"] == f'"{of(CONTENT)}"'
+            head = client.head(f"/load/{name}")
+            assert (head.headers["etag"], head.headers["content-length"]) == (f'"{of(CONTENT)}"', str(len(CONTENT)))
+        assert client.delete("/load/a").status_code == 204
+        assert client.head("/load/a").status_code == 404
+    assert origin.objects() == 1
+
+
+@pytest.mark.parametrize("tells_md5", [True, False])
+def test_uploads_in_parts_have_theirs(origin: SinkOrigin, tells_md5: bool) -> None:
+    """Of the parts that came; one that is over is known no more."""
+    saver = Saver(origin.address, Part.of(CONTENT), tells_md5=tells_md5)
+    saver.save("model", 3)
+    etag = f'"{of(3 * bytes.fromhex(of(CONTENT)))}-3"'
+    assert httpx.head(f"{origin.url}/load/model", trust_env=False).headers["etag"] == etag
+    with pytest.raises(RuntimeError, match="NoSuchUpload"):
+        saver.complete()
+    saver.close()
+
+
+def test_all_connections_share_one_link(origin: SinkOrigin) -> None:
+    """Two senders at once take as long as one that sends as much."""
+    origin.pace(20e6)
+    savers = [Saver(origin.address, Part.of(CONTENT), tells_md5=True) for _ in range(2)]
+    seconds = at_once([lambda one=one, n=n: one.save(f"o{n}", 2) for n, one in enumerate(savers)])  # type: ignore[misc]
+    assert seconds >= 4 * len(CONTENT) / 20e6 * 0.9
+    for one in savers:
+        one.close()
+
+
+def test_what_fails_on_a_thread_is_raised(origin: SinkOrigin) -> None:
+    """A load test whose writers fail has no figures."""
+    reached = threading.Event()
+
+    def fail() -> None:
+        raise RuntimeError("no answer")
+
+    with pytest.raises(RuntimeError, match="no answer"):
+        at_once([reached.set, fail])
+    assert reached.is_set()
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="0 of 1"):
+        origin.until_it_has(1, 0.05)
+    assert time.monotonic() - began < 10
