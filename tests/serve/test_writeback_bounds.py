@@ -65,6 +65,7 @@ def test_all_workers_together_take_no_more_than_the_buffer(origin: StrictOrigin,
         eventually(lambda: metric(gateway, "forebay_writeback_pending_bytes") == 0)
 
 
+@pytest.mark.slow
 def test_an_upload_larger_than_the_buffer(origin: StrictOrigin, tmp_path: Path) -> None:
     """By any worker, part by part, what does not fit goes straight to the origin; byte-equal there in the end."""
     parts = [os.urandom(BODY_BYTES) for _ in range(13)] + [b"end"]
@@ -76,6 +77,7 @@ def test_an_upload_larger_than_the_buffer(origin: StrictOrigin, tmp_path: Path) 
         assert client.ask("GET", "back/large").content == b"".join(parts)
 
 
+@pytest.mark.slow
 def test_a_disk_that_dies_acknowledges_nothing_false(origin: StrictOrigin, tmp_path: Path) -> None:
     """It answers everything with EIO: no write is acknowledged by it. Mounted again, it has what was acknowledged."""
     mount_point, image = tmp_path / "disk", tmp_path / "image"

@@ -107,7 +107,7 @@ def test_all_workers_share_the_room(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     wishes=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 1200), st.booleans()), max_size=40),
     limit=st.integers(1, 1500),

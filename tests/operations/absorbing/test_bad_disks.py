@@ -109,9 +109,9 @@ def test_the_cache_leaves_the_buffer_its_room(disk: Path) -> None:
 
     async def scenario(client: Client) -> None:
         await client.learn()
-        for number in range(40):
+        for number in range(10):
             client.origin.put_generated("bucket", f"data/{number}", 4 * MIB, number)
-        for number in range(40):
+        for number in range(10):
             answer = await client.ask("GET", f"data/{number}")
             assert answer.body == client.origin.data("bucket", f"data/{number}")
         cached_bytes = client.gateway.blocks.usage().used_bytes
