@@ -71,10 +71,11 @@ class _SlotFlushes:
         self._passed.add(key)
 
     def hurry(self, prefix: Prefix) -> None:
-        """Have what waits under a prefix be tried now."""
+        """Have what waits under a prefix be tried now, and what was passed by be looked at again."""
         for key, flush in self._flushes.items():
             if prefix.covers(key.bucket, key.key):
                 flush.hurry()
+        self.look_again()
 
     def begin(self, key: ObjectKey, flush: OneFlush) -> None:
         self._flushes[key] = flush

@@ -429,6 +429,13 @@ def test_a_damaged_row_is_shown_and_can_be_given_up(tmp_path: Path) -> None:
         assert (shown["key"], shown["state"], shown["etag"], shown["bytes"]) == ("k", "damaged", None, 1)
         assert "is damaged" in shown["reason"]
         assert (await office.desk.summary())["objects"] == 1
+        await office.buffer.put(key("other"), b"other")
+        office.start()
+        journal = office.buffer.journal
+        await office.buffer.until(lambda: journal.read(lambda book: book.latest(key("other"))) is None)
+        await office.buffer.until(lambda: office.alarms.of(stored.sequence) is not None)
+        left = await office.progress()
+        assert (left["objects"], left["damaged"], left["stuck"]) == (1, 1, 1)
         await office.desk.resolve(key("k"), "discard", stored.sequence)
         assert list(office.buffer.staging.names()) == []
         assert (await office.desk.objects(EVERYTHING, "", 10))["objects"] == []
