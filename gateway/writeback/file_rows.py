@@ -48,7 +48,18 @@ class FileRows:
             ):
                 continue
             self._rows.execute("DELETE FROM files WHERE name = ?", (name,))
+            self._rows.execute("INSERT OR IGNORE INTO freed VALUES (?)", (name,))
             self.freed.append(name)
+
+    def left_behind(self) -> Sequence[str]:
+        """Files that nothing refers to any more, and that are perhaps not removed yet."""
+        found = self._rows.execute("SELECT name FROM freed WHERE name NOT IN (SELECT name FROM files)")
+        return [name for (name,) in found]
+
+    def removed(self, names: Iterable[str]) -> None:
+        """They are gone: whoever comes need not remove them."""
+        for name in names:
+            self._rows.execute("DELETE FROM freed WHERE name = ?", (name,))
 
     def _files(self, table: str, column: str, value: str | int) -> list[str]:
         found = self._rows.execute(f"SELECT DISTINCT file FROM {table} WHERE {column} = ?", (value,))  # noqa: S608

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,6 +55,7 @@ class Journal:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="writeback-journal")
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
+        self._removed: list[str] = []
         self._failure: BufferRefused | None = None
         self.make_room: Callable[[], bool] = lambda: False
         """Asked when the disk is full: whether it is worth trying again."""
@@ -100,29 +102,34 @@ class Journal:
 
     def recover(self, now: float) -> tuple[int, int]:
         """Put in order what no other process has open: how much is pending, and how many uploads are open. Blocks."""
-        self._writer.execute("BEGIN IMMEDIATE")
+        self._remove(self.read(lambda book: book.left_behind()))
         book = Book(self._writer, self._presence)
-        while book.forget_ended(now):
-            pass
-        book.recount()
-        book.suspect_all(now)
-        self._writer.execute("COMMIT")
+        with self._transaction():
+            book.removed(self._removed)
+            while book.forget_ended(now):
+                pass
+            book.recount()
+            book.suspect_all(now)
+        self._removed.clear()
         self._tidy()
         return self.read(lambda book: book.counts())
 
     def take_over(self, now: float) -> None:
-        """The process that had this worker slot before is dead, since when nobody knows. Blocks."""
+        """The process that had this worker slot before is dead, since when nobody knows. Blocks.
+
+        Files that any process had no time to remove any more are removed.
+        """
+        book = Book(self._writer, self._presence)
+        self._remove(self.read(lambda book: book.left_behind()))
         try:
-            self._writer.execute("BEGIN IMMEDIATE")
-            try:
-                Book(self._writer, self._presence).suspect_all(now, self.worker)
-                self._writer.execute("COMMIT")
-            except BaseException:
-                if self._writer.in_transaction:
-                    self._writer.execute("ROLLBACK")
-                raise
+            with self._transaction():
+                book.suspect_all(now, self.worker)
+                book.removed(self._removed)
         except sqlite3.Error as error:
-            raise BufferUnavailable(f"the write-back journal cannot be written: {error}") from error
+            if _primary_code(error) not in _PASSING:  # else it is done at the next start
+                raise BufferUnavailable(f"the write-back journal cannot be written: {error}") from error
+        else:
+            self._removed.clear()
 
     async def tidy(self) -> None:
         """Let reads of keys pass where nothing is pending any more."""
@@ -156,7 +163,7 @@ class Journal:
         if book.has_news:
             self._presence.stamp()
         if book.freed:
-            self._freed(book.freed)
+            self._remove(book.freed)
         for (_, future), tell in zip(batch, outcomes, strict=True):
             tell(future)
 
@@ -173,15 +180,28 @@ class Journal:
     def _commit(self, book: Book, batch: list[_Waiting]) -> list[Callable[[Future[Any]], None]]:
         if self._failure is not None:
             raise self._failure
+        with self._transaction():
+            book.removed(self._removed)
+            outcomes = [self._carry_out(book, step) for step, _ in batch]
+        self._removed.clear()
+        return outcomes
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """That writes, and is committed behind this."""
         self._writer.execute("BEGIN IMMEDIATE")
         try:
-            outcomes = [self._carry_out(book, step) for step, _ in batch]
+            yield
             self._writer.execute("COMMIT")
         except BaseException:
             if self._writer.in_transaction:
                 self._writer.execute("ROLLBACK")
             raise
-        return outcomes
+
+    def _remove(self, names: Sequence[str]) -> None:
+        """That they are gone is written down with the next commit: a commit of its own it is not worth."""
+        self._freed(list(names))
+        self._removed += names
 
     def _carry_out(self, book: Book, step: Callable[[Book], Any]) -> Callable[[Future[Any]], None]:
         freed = len(book.freed)

@@ -1,6 +1,7 @@
 """The journal's tables (SQLite), and their version.
 
     files      a staged file's name → its length, MD5, checksums; the slot on whose account it is
+    freed      names of staged files that nothing refers to any more, until they are removed
     usage      a slot → what its files take, and how many objects and tombstones of it are pending
     uploads    an open upload's id → what Create fixed
     parts      (upload, number) → a part, its file
@@ -40,6 +41,7 @@ _TABLES = """
 CREATE TABLE files (
   name TEXT PRIMARY KEY, slot TEXT NOT NULL, size_bytes INTEGER NOT NULL, record BLOB NOT NULL
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE freed (name TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
 CREATE TABLE usage (
   slot TEXT PRIMARY KEY, staged_bytes INTEGER NOT NULL, objects INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;

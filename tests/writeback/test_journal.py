@@ -256,3 +256,26 @@ class _Failing:
     @property
     def in_transaction(self) -> bool:
         return self._real.in_transaction
+
+
+def test_files_that_a_process_had_no_time_to_remove_are_removed_by_the_next(tmp_path: Path) -> None:
+    """Killed between a commit and the unlink of what it freed, whoever comes knows of it; and only of that."""
+
+    async def scenario(journal: Journal, freed: list[str]) -> None:
+        first = await journal.change(lambda book: book.put(pending(key("a"), "first")))
+        await journal.change(lambda book: book.put(pending(key("b"), "second")))
+        await journal.change(lambda book: book.settle(first.sequence, first.etag, 50.0))
+        assert freed == ["first"]
+        assert journal.read(lambda book: book.left_behind()) == ["first"]
+        removed: list[str] = []
+        other = Journal(tmp_path, removed.extend, worker=1)
+        other.take_over(60.0)
+        other.close()
+        assert removed == ["first"]
+        assert journal.read(lambda book: book.left_behind()) == []
+        await journal.change(lambda book: book.put(pending(key("b"), "third")))
+        assert journal.read(lambda book: book.left_behind()) == ["second"]
+        await journal.change(lambda book: book.put(pending(key("c"), "fourth")))
+        assert journal.read(lambda book: book.left_behind()) == []
+
+    with_journal(tmp_path, scenario)

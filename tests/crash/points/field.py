@@ -113,6 +113,8 @@ class Field:
         if fired is not None:
             self._persist(scenario, run)
             self.verify(run)
+        if fired is not None and fired.call in ("fdatasync", "unlink"):
+            self._until(lambda: not self._unknown_files(), "no unknown file is left", self._unknown_files)
         return fired
 
     def _persist(self, scenario: Scenario, run: Run) -> None:
@@ -240,6 +242,12 @@ class Field:
         finally:
             for pid in others:
                 os.kill(pid, signal.SIGCONT)
+
+    def _unknown_files(self) -> list[str]:
+        """That the journal does not name: a process that was killed has left them, until the next is there."""
+        with closing(self._journal()) as journal:
+            named = {name for (name,) in journal.execute("SELECT name FROM files")}
+        return [name for name in self._staged() if name not in named]
 
     def _staged(self) -> list[str]:
         root = self.gateway.directory / "writeback" / "staged"
