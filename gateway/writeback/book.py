@@ -15,6 +15,7 @@ from gateway.objects import ObjectKey
 from gateway.writeback import codec
 from gateway.writeback.file_rows import encoded, text
 from gateway.writeback.object_rows import ObjectRows, Places
+from gateway.writeback.presence import News
 from gateway.writeback.records import Ended, OwnDoing, Part, PendingObject, Upload
 
 __all__ = ["ENDED_KEPT_SECONDS", "Book", "Places"]
@@ -87,7 +88,8 @@ class Book(ObjectRows):
             (upload_id, part.number, part.file.name, upload.fixed.slot, done, codec.pack_part(place, part)),
         )
         self._free([replaced[0]] if replaced else [])
-        self.has_news = self.has_news or not done
+        if not done:
+            self.news.add(News.PARTS)
         return True
 
     def parts(self, upload_id: str, after: int = 0) -> Iterator[Part]:

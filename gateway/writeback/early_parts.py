@@ -20,7 +20,8 @@ from gateway.clock import Clock
 from gateway.errors import BufferDamaged, BufferUnavailable
 from gateway.writeback.book import Book
 from gateway.writeback.flush import Tools
-from gateway.writeback.news import News
+from gateway.writeback.news import Awaited
+from gateway.writeback.presence import News
 from gateway.writeback.records import Base, Part, PendingObject, Upload
 from gateway.writeback.upload_state import PartSent, SendPart
 
@@ -65,7 +66,7 @@ class EarlyParts:
     def __init__(self, tools: Tools, clock: Clock) -> None:
         self._tools = tools
         self._clock = clock
-        self._news = News(tools.journal.stamp, clock)
+        self._news = Awaited(partial(tools.journal.stamp, News.PARTS), clock)
         self._slots: dict[str, _SlotParts] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -9,6 +9,7 @@ from typing import Any
 from gateway.objects import ObjectKey
 from gateway.s3.xml import PARTS_COUNT_MAX
 from gateway.writeback import codec
+from gateway.writeback.presence import News
 from gateway.writeback.records import Part
 from gateway.writeback.staged_file import StagedFile
 
@@ -19,13 +20,13 @@ STARTABLE, URGENT = 1, 2
 class FileRows:
     """One transaction's view. `freed` are the names of the files that nothing refers to any more.
 
-    `has_news`: there is more to do for whoever flushes.
+    `news`: what there is more of to do for whoever flushes.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._rows = connection
         self.freed: list[str] = []
-        self.has_news = False
+        self.news: set[News] = set()
 
     def knows_file(self, name: str) -> bool:
         """Whether anything refers to a staged file."""

@@ -24,7 +24,8 @@ from gateway.objects import ObjectKey
 from gateway.policy.prefixes import Prefix
 from gateway.writeback.book import Book
 from gateway.writeback.flush import OneFlush, Tools
-from gateway.writeback.news import News
+from gateway.writeback.news import Awaited
+from gateway.writeback.presence import News
 from gateway.writeback.records import Base, Fixed, PendingObject, Waiting
 from gateway.writeback.tidying import Tidying
 
@@ -100,7 +101,7 @@ class Flusher:
         self._slots: dict[str, _SlotFlushes] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._aside: set[int] = set()
-        self._news = News(tools.journal.stamp, clock)
+        self._news = Awaited(partial(tools.journal.stamp, News.OBJECTS), clock)
         self._tidying = Tidying(tools.journal, clock)
         self._again_at = 0.0
         self._aborting: asyncio.Task[None] | None = None

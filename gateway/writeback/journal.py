@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from gateway.errors import BufferRefused, BufferUnavailable
 from gateway.objects import ObjectKey
 from gateway.writeback.book import Book
-from gateway.writeback.presence import Presence
+from gateway.writeback.presence import News, Presence
 from gateway.writeback.schema import connect, prepare
 
 R = TypeVar("R")
@@ -66,9 +66,9 @@ class Journal:
         """Whether something may be pending under a key: False is certain, and costs next to nothing."""
         return self._presence.may_be(key)
 
-    def stamp(self) -> bytes:
-        """Another value than before, where any process has committed something that is to be flushed."""
-        return self._presence.stamped()
+    def stamp(self, news: News) -> bytes:
+        """Another value than before, where any process has committed something of that kind."""
+        return self._presence.stamped(news)
 
     def read(self, look: Callable[[Book], R]) -> R:
         """What a look at the journal as it is now finds. Event loop only."""
@@ -160,8 +160,8 @@ class Journal:
             for _, future in batch:
                 future.set_exception(failure)
             return
-        if book.has_news:
-            self._presence.stamp()
+        for news in book.news:
+            self._presence.stamp(news)
         if book.freed:
             self._remove(book.freed)
         for (_, future), tell in zip(batch, outcomes, strict=True):

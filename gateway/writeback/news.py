@@ -15,7 +15,7 @@ from gateway.clock import Clock
 QUICK_SECONDS = 0.02
 """From one glance at the stamp to the next, while there is news."""
 
-QUIET_SECONDS = 0.05
+QUIET_SECONDS = 0.1
 """The same when there has been none for a while."""
 
 LOOK_SECONDS = 1.0
@@ -24,8 +24,8 @@ LOOK_SECONDS = 1.0
 _QUIET_AFTER_SECONDS = 2.0
 
 
-class News:
-    """For one task. `stamp` is the journal's."""
+class Awaited:
+    """For one task. `stamp` is the journal's, of what the task is about."""
 
     def __init__(self, stamp: Callable[[], bytes], clock: Clock) -> None:
         self._stamp = stamp

@@ -12,7 +12,7 @@ from gateway.objects import ObjectKey
 from gateway.writeback import codec
 from gateway.writeback.file_rows import STARTABLE, URGENT, decoded, encoded
 from gateway.writeback.origin_rows import OriginRows
-from gateway.writeback.presence import place_of
+from gateway.writeback.presence import News, place_of
 from gateway.writeback.records import Base, OwnDoing, Part, PendingObject, State, Waiting
 
 _BEHIND_ALL = b"\xff"
@@ -141,7 +141,8 @@ class ObjectRows(OriginRows):
             "UPDATE objects SET startable = ? WHERE bucket = ? AND key = ? AND startable = ?",
             (URGENT, key.bucket, encoded(key), STARTABLE),
         )
-        self.has_news = self.has_news or hurried.rowcount > 0
+        if hurried.rowcount:
+            self.news.add(News.OBJECTS)
 
     def start_over(self, pending: PendingObject) -> None:
         """The origin's upload of an object is of no use: it is to be aborted, and its parts are to be sent again."""
@@ -206,7 +207,7 @@ class ObjectRows(OriginRows):
         base = earlier[0].base if earlier else self._base_now(pending)
         place = place_of(pending.key)
         self._presence.set(place)
-        self.has_news = True
+        self.news.add(News.OBJECTS)
         how = URGENT if pending.deleted else STARTABLE  # who deletes waits until the origin has done it, too
         inserted = self._rows.execute(
             "INSERT INTO objects (bucket, key, place, slot, startable, size_bytes, record) "

@@ -8,6 +8,7 @@ from gateway.objects import ObjectKey
 from gateway.writeback import codec
 from gateway.writeback.file_rows import encoded
 from gateway.writeback.intent_rows import IntentRows
+from gateway.writeback.presence import News
 from gateway.writeback.records import Orphan, OwnDoing, Profile
 
 OWN_DOING_KEPT_SECONDS = 7 * 24 * 3600.0
@@ -68,6 +69,6 @@ class OriginRows(IntentRows):
 
     def orphan(self, key: ObjectKey, origin_upload_id: str) -> None:
         """Nothing will complete it."""
-        self.has_news = True
+        self.news.add(News.OBJECTS)
         record = codec.pack_orphan(Orphan(key, origin_upload_id))
         self._rows.execute("INSERT OR REPLACE INTO orphans VALUES (?, ?)", (origin_upload_id, record))

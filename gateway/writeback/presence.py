@@ -6,7 +6,7 @@ pending, before it commits, and cleared within one that changes nothing and has 
 place any more: SQLite's write lock orders the two, so no lock of our own is needed. A process that is killed in between
 leaves a byte too many, which costs look-ups until somebody tidies up.
 
-Behind them lies a stamp: who has committed something that the flush is to know of stamps, and who flushes sees that
+Behind them lie stamps: who has committed something that the flush is to know of stamps, and who flushes sees that
 without a question to the journal.
 """
 
@@ -18,6 +18,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterable
+from enum import IntEnum
 from pathlib import Path
 
 from gateway.objects import ObjectKey
@@ -25,12 +26,21 @@ from gateway.objects import ObjectKey
 PLACES = 65_536
 
 _STAMP = struct.Struct("<QQ")
-_FILE_BYTES = PLACES + _STAMP.size
+_FILE_BYTES = PLACES + 2 * _STAMP.size
 _FILE_MODE = 0o600
 
 
 def place_of(key: ObjectKey) -> int:
     return zlib.crc32(f"{key.bucket}\0{key.key}".encode("utf-8", "surrogatepass")) % PLACES
+
+
+class News(IntEnum):
+    """What there may be more of in the journal, for whoever flushes."""
+
+    OBJECTS = 0
+    """That are pending, or orphans."""
+    PARTS = 1
+    """Of uploads that are open."""
 
 
 class Presence:
@@ -64,13 +74,14 @@ class Presence:
             wanted[place] = 1
         self._bytes[:PLACES] = bytes(wanted)
 
-    def stamp(self) -> None:
+    def stamp(self, news: News) -> None:
         """The journal has something new for whoever flushes. Only after the commit: it must find it."""
-        _STAMP.pack_into(self._bytes, PLACES, time.monotonic_ns(), os.getpid())
+        _STAMP.pack_into(self._bytes, PLACES + news * _STAMP.size, time.monotonic_ns(), os.getpid())
 
-    def stamped(self) -> bytes:
+    def stamped(self, news: News) -> bytes:
         """Another value than before, where anybody has stamped since."""
-        return self._bytes[PLACES:_FILE_BYTES]
+        start = PLACES + news * _STAMP.size
+        return self._bytes[start : start + _STAMP.size]
 
     def close(self) -> None:
         self._bytes.close()

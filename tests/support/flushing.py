@@ -138,7 +138,7 @@ class Buffer:
 
     async def until(self, reached: Callable[[], bool]) -> None:
         """Let time pass until it is so."""
-        for _ in range(2_000):
+        for _ in range(20_000):
             if reached():
                 return
             await self.clock.advance(0.3)

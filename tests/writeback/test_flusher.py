@@ -390,7 +390,7 @@ def test_what_somebody_waits_for_goes_first(tmp_path: Path) -> None:
 
 
 def test_what_others_commit_is_soon_on_its_way(tmp_path: Path) -> None:
-    """Within milliseconds of what another process acknowledges while there is much, within a twentieth of a second of
+    """Within milliseconds of what another process acknowledges while there is much, within a tenth of a second of
     what comes after nothing for a long time."""
 
     async def scenario(buffer: Buffer) -> None:
