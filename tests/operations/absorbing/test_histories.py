@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.clock import SystemClock
+from gateway.objects import ObjectKey
 from gateway.origin.memory.faults import Answer, Fault, Unreachable
 from gateway.origin.memory.origin import MemoryOrigin
 from gateway.policy.slots import Slot
@@ -90,6 +92,8 @@ class History:
         self.origin = MemoryOrigin(self.clock)
         self.origin.create_bucket("bucket")
         self.may_be: dict[str, set[Value]] = {key: {None} for key in KEYS}
+        self.numbers = count()
+        self.disturbed: set[str] = set()
         self.theirs: dict[str, Value] = {}
         """What others have put there last, where nothing was written here since."""
         self.faults: list[Fault] = []
@@ -131,18 +135,25 @@ class History:
             assert answer.status >= 500 or answer.status == 200 or _is_conflict(answer)
             self.may_be[key] = self.may_be[key] | {value}
 
-    async def _outside(self, client: Client, key: str, _: str, number: int) -> None:
-        """Somebody else writes, or deletes, past the gateway: seen at once where nothing is pending."""
-        value = None if number % 3 == 0 else b"theirs %d" % number
+    async def _outside(self, client: Client, at: str, _: str, number: int) -> None:
+        """Somebody else writes, or deletes, past the gateway: seen at once where nothing is pending.
+
+        Never the same twice: by its ETag nobody could tell that anything has happened.
+        """
+        value = None if number % 3 == 0 else b"theirs %d" % next(self.numbers)
         if value is None:
-            self.origin.buckets["bucket"].objects.pop(key, None)
+            self.origin.buckets["bucket"].objects.pop(at, None)
         else:
-            self.origin.put("bucket", key, value)
-        self.theirs[key] = value
-        if client.pending(key) is None:
-            self.may_be[key] = {value}
+            self.origin.put("bucket", at, value)
+        self.theirs[at] = value
+        self.disturbed.add(at)
+        first = client.buffer.look(lambda book: book.earliest(ObjectKey("bucket", at)))
+        if first is None:
+            self.may_be[at] = {value}
         else:
-            self.may_be[key] = self.may_be[key] | {value}
+            self.may_be[at] = self.may_be[at] | {value}
+            if value is None and (first.base.absent or not first.base.known):
+                del self.theirs[at]  # as if nothing had ever been there
 
     def _check_theirs(self) -> None:
         """What others have put there is there, as long as nothing was written here after it."""
@@ -265,6 +276,7 @@ class History:
         while left := client.buffer.look(lambda book: book.waiting(0, 1)):
             [one] = left
             assert one.state is State.CONFLICT
+            assert one.key.key in self.disturbed
             name = one.key.key
             self.may_be[name] |= {self.origin.data("bucket", name) if name in stored else None}
             await client.buffer.journal.change(partial(Book.drop, sequence=one.sequence))
@@ -301,5 +313,5 @@ def test_every_answer_is_of_what_was_acknowledged_last(
     taken for a conflict."""
     directory = tmp_path_factory.mktemp("history")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(upload_state, "CLOCKS_APART_SECONDS", 0.0)
+        patch.setattr(upload_state, "CLOCKS_APART_SECONDS", 1.0)  # what Last-Modified is cut to
         asyncio.run(History(directory, slots).play(steps))
