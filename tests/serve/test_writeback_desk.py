@@ -155,7 +155,7 @@ def test_a_killed_gateway_leaves_everything_to_be_exported(origin: StrictOrigin,
         for target in ("live", "out"):
             [file] = (tmp_path / target / "objects").iterdir()
             assert file.read_bytes() == content
-        one.gateway.start()
         origin.start()
+        one.gateway.start()
         assert one.run("flush", "s3://", "--wait").exit_code == 0
         assert at_origin(origin, "model") == content

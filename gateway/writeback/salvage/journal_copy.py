@@ -19,6 +19,9 @@ from gateway.writeback.journal_log import check_log
 from gateway.writeback.records import PendingObject, Upload
 from gateway.writeback.salvage.records import Unreadable
 
+_UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
+"""SQLite's messages quote what is damaged, and Python takes them for UTF-8."""
+
 JOURNAL = "journal"
 _LOG = "journal-wal"
 _Row = tuple[int, str, bytes, bytes]
@@ -66,7 +69,7 @@ class JournalCopy:
             finally:
                 target.close()
                 source.close()
-        except sqlite3.Error as error:
+        except _UNREADABLE as error:
             raise BufferUnavailable(f"the write-back journal in {buffer} cannot be copied: {error}") from error
         return cls._of(scratch, [])
 
@@ -74,10 +77,11 @@ class JournalCopy:
     def _of(cls, scratch: Path, warnings: list[str]) -> JournalCopy:
         connection = sqlite3.connect(scratch / JOURNAL)
         try:
+            connection.text_factory = lambda raw: raw.decode(errors="replace")
             connection.execute("PRAGMA trusted_schema = OFF")
             schema.check_version(connection)
             [found] = connection.execute("PRAGMA quick_check(1)").fetchone()
-        except (sqlite3.Error, StartupError) as error:
+        except (*_UNREADABLE, StartupError) as error:
             connection.close()
             told = "; ".join([f"the write-back journal cannot be read: {error}", *warnings])
             raise BufferUnavailable(told) from error
@@ -107,7 +111,7 @@ class JournalCopy:
             for row in self._rows("WHERE sequence > ? ORDER BY sequence", 0):
                 last = row[0]
                 yield self._object(row, with_parts)
-        except sqlite3.Error as error:
+        except _UNREADABLE as error:
             self._warn(error)
             yield from self._from_the_end(last, with_parts)
 
@@ -118,21 +122,21 @@ class JournalCopy:
                 upload = codec.unpack_upload(upload_id, record)
                 sizes = [part.file.size_bytes for part in self._book.parts(upload_id)]
                 yield upload, len(sizes), sum(sizes)
-        except (sqlite3.Error, BufferDamaged) as error:
+        except (*_UNREADABLE, BufferDamaged) as error:
             self._warn(error)
 
     def knows_file(self, name: str) -> bool:
         """Whether anything refers to a staged file, as far as can be read."""
         try:
             return self._book.knows_file(name)
-        except sqlite3.Error:
+        except _UNREADABLE:
             return False
 
     def _from_the_end(self, last: int, with_parts: bool) -> Iterator[PendingObject | Unreadable]:
         try:
             for row in self._rows("WHERE sequence > ? ORDER BY sequence DESC", last):
                 yield self._object(row, with_parts)
-        except sqlite3.Error:
+        except _UNREADABLE:
             return  # that was told: between the two nothing can be read
 
     def _rows(self, where: str, last: int) -> Iterator[_Row]:
@@ -145,7 +149,7 @@ class JournalCopy:
             plain = codec.unpack_object(sequence, record)
             found = self._book.object(sequence) if with_parts else plain
             return found if found is not None else plain
-        except (sqlite3.Error, BufferDamaged) as error:
+        except (*_UNREADABLE, BufferDamaged) as error:
             return Unreadable(sequence, ObjectKey(bucket, key.decode(errors="replace")), str(error))
 
     def _warn(self, error: Exception) -> None:

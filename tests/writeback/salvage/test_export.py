@@ -23,6 +23,7 @@ from tests.support.flushing import Buffer
 from tests.support.writeback import fixed, key
 
 FLIPS = int(os.environ.get("FOREBAY_EXPORT_FLIPS", "40"))
+SEED = int(os.environ.get("FOREBAY_EXPORT_SEED", random.SystemRandom().randrange(2**32)))
 
 Content = dict[str, bytes]
 
@@ -247,9 +248,9 @@ def test_no_flipped_bit_makes_another_object_or_hides_one(tmp_path: Path) -> Non
         other.close()
         await put_all(["late", "last"], content, 300)(buffer)
 
-    copy, seed = left_by_a_kill(tmp_path, scenario), random.SystemRandom().randrange(2**32)
-    print(f"{seed=}")
-    dice, told, whole = random.Random(seed), 0, set(content) - {"last"}
+    print(f"FOREBAY_EXPORT_SEED={SEED}")
+    copy = left_by_a_kill(tmp_path, scenario)
+    dice, told, whole = random.Random(SEED), 0, set(content) - {"last"}
     for number in range(FLIPS):
         spoiled = Path(shutil.copytree(copy, tmp_path / f"spoiled{number}"))
         file = dice.choice([spoiled / "journal", spoiled / "journal-wal", *(spoiled / "staged" / "w0").iterdir()][:4])
@@ -329,6 +330,18 @@ def test_what_is_no_buffer_of_this_version_is_refused(tmp_path: Path) -> None:
     (newer / "journal-wal").unlink(missing_ok=True)
     with pytest.raises(BufferUnavailable, match="cannot be read"):
         run(newer, tmp_path / "out")
+
+
+def test_a_schema_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    """In words, also where SQLite's own quote bytes that are no UTF-8."""
+    copy = left_by_a_kill(tmp_path, put_all(["a"], {}))
+    connection = sqlite3.connect(copy / "journal")
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    whole = (copy / "journal").read_bytes()
+    (copy / "journal").write_bytes(whole.replace(b"tableobjectsobjects", b"table\xa0bjects\xa0bjects"))
+    with pytest.raises(BufferUnavailable, match="cannot be read"):
+        run(copy, tmp_path / "out")
 
 
 def test_a_gateway_that_is_at_work_is_not_disturbed(tmp_path: Path) -> None:
