@@ -27,6 +27,7 @@ CUTS = int(os.environ.get("FOREBAY_GATEWAY_POWER_CUTS", "20"))
 SEED = int(os.environ.get("FOREBAY_KILL_SEED", random.SystemRandom().randrange(2**32)))
 SECONDS_MAX = 120 + 15 * CUTS
 
+DISK_BYTES = 512 * 1024**2
 ANSWERS_MAX = 60
 CUTS_BETWEEN_LOOKS = 5
 
@@ -77,7 +78,7 @@ class Disk:
 
     @contextmanager
     def mounted(self) -> Iterator[None]:
-        with mortal_disk(self.mount_point, self._image):
+        with mortal_disk(self.mount_point, self._image, DISK_BYTES):
             pass
         self._mount.enter_context(mounted(self.mount_point, self._image))
         with self._mount:
