@@ -1,8 +1,9 @@
 """The journal inside one transaction: uploads, parts and pending objects, changed as S3 and the flush change them.
 
 What belongs together changes in one transaction, so that a kill at any moment leaves it before or after. Methods that
-let go of staged files add them to `freed`: they are unlinked once the transaction is durable, and swept at the next
-start where that was missed. Pending objects are in object_rows.py, what is known of the origin in origin_rows.py.
+let go of staged files add them to `freed`: they are unlinked once the transaction is durable, and where that was missed
+when the next process opens the buffer. Pending objects are in object_rows.py, what is known of the origin in
+origin_rows.py.
 """
 
 from __future__ import annotations

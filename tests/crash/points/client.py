@@ -25,6 +25,10 @@ class Interrupted(Exception):
     """The connection ended before the answer: whether it was done nobody knows."""
 
 
+class SentAway(Interrupted):
+    """503: it may be tried again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     status: int
@@ -151,8 +155,8 @@ class Client:
         return f"{key}?{parameters}{'&' if parameters else ''}uploadId={quote(upload_id, safe='')}"
 
     def _done(self, answer: Answer, status: int = 200) -> Answer:
-        if answer.status >= 500:
-            raise Interrupted(f"{answer.status} {answer.body!r}")
+        if answer.status == 503:
+            raise SentAway(f"503 {answer.body!r}")
         if answer.status != status:
             raise Difference(f"{answer.status}, not {status}: {answer.body!r}")
         return answer
