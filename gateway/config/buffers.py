@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
-from gateway.config.defaults import held_bytes
+from gateway.config.defaults import disk_usage, held_bytes
 from gateway.config.settings import Settings
 from gateway.config.units import format_size
 from gateway.errors import ConfigError
@@ -24,11 +22,11 @@ def buffer_problems(settings: Settings) -> Iterator[ConfigError]:
                 key = type(slot).model_fields[name].alias or name
                 yield ConfigError(f"slots[{i}].{key}", getattr(slot, name), "only together with write = back")
     buffers_bytes = _buffers_bytes(settings)
-    disk = _disk(settings.cache.directory) if buffers_bytes else None
-    if disk is not None and settings.cache.capacity_bytes + buffers_bytes > disk[0]:
+    disk = disk_usage(settings.cache.directory) if buffers_bytes else None
+    if disk is not None and settings.cache.capacity_bytes + buffers_bytes > disk.total:
         allowed = (
             f"together with cache.capacity ({settings.cache.capacity_bytes} bytes) at most what the file system of "
-            f"cache.directory holds ({disk[0]} bytes)"
+            f"cache.directory holds ({disk.total} bytes)"
         )
         yield ConfigError("slots[].buffer", buffers_bytes, allowed)
 
@@ -36,11 +34,11 @@ def buffer_problems(settings: Settings) -> Iterator[ConfigError]:
 def not_fitting(settings: Settings) -> list[str]:
     """A warning where other files on the disk leave too little. No refusal: acknowledged writes may wait there."""
     buffers_bytes = _buffers_bytes(settings)
-    disk = _disk(settings.cache.directory) if buffers_bytes else None
+    disk = disk_usage(settings.cache.directory) if buffers_bytes else None
     if disk is None:
         return []
     wanted_bytes = settings.cache.capacity_bytes + buffers_bytes
-    room_bytes = disk[1] + held_bytes(settings.cache.directory)
+    room_bytes = disk.free + held_bytes(settings.cache.directory)
     if wanted_bytes <= room_bytes:
         return []
     return [
@@ -52,13 +50,3 @@ def not_fitting(settings: Settings) -> list[str]:
 
 def _buffers_bytes(settings: Settings) -> int:
     return sum(slot.buffer_bytes or 0 for slot in settings.slots if slot.write == "back")
-
-
-def _disk(directory: Path) -> tuple[int, int] | None:
-    """What the file system holds, and what of it is free; None where nobody can say now."""
-    try:
-        existing = next(path for path in (directory, *directory.parents) if path.exists())
-        usage = shutil.disk_usage(existing)
-    except OSError:
-        return None  # whoever opens the directory says what is wrong with it
-    return usage.total, usage.free

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from gateway.config.entries import BUFFER_BYTES_MIN, SlotSettings
 from gateway.config.settings import CacheSettings, OriginSettings, Settings
@@ -13,8 +14,19 @@ from gateway.config.settings import CacheSettings, OriginSettings, Settings
 CAPACITY_SHARE = 0.5
 """Of what the file system has free or the cache already holds, where `cache.capacity` is omitted."""
 
+USUAL_BUFFER_BYTES_MIN = 64 * 2**20
+"""Of a buffer of which nothing is said: a few parts of several uploads at once."""
+
 BUFFERS_SHARE = 0.25
 """Of the cache's capacity, and besides it, for all write-back buffers together, where `buffer` of a slot is omitted."""
+
+
+class DiskUsage(NamedTuple):
+    """In bytes, of a whole file system."""
+
+    total: int
+    used: int
+    free: int
 
 
 def complete(settings: Settings, environment: Mapping[str, str]) -> Settings:
@@ -24,15 +36,22 @@ def complete(settings: Settings, environment: Mapping[str, str]) -> Settings:
         update={
             "origin": _origin(settings.origin, environment),
             "cache": cache,
-            "slots": _with_buffers(settings.slots, cache.capacity_bytes),
+            "slots": _with_buffers(settings.slots, cache),
         }
     )
 
 
-def _with_buffers(slots: Sequence[SlotSettings], capacity_bytes: int) -> list[SlotSettings]:
-    """A part for each slot that writes back, whether it says its own or not: what one says changes no other's."""
-    buffers = sum(slot.write == "back" for slot in slots)
-    part_bytes = max(BUFFER_BYTES_MIN, int(capacity_bytes * BUFFERS_SHARE) // max(1, buffers))
+def _with_buffers(slots: Sequence[SlotSettings], cache: CacheSettings) -> list[SlotSettings]:
+    """A part for each slot that writes back, whether it says its own or not: what one says changes no other's, as long
+    as all of them fit on the disk."""
+    of_back = [slot.buffer_bytes for slot in slots if slot.write == "back"]
+    if None not in of_back:
+        return list(slots)
+    part_bytes = max(USUAL_BUFFER_BYTES_MIN, int(cache.capacity_bytes * BUFFERS_SHARE) // len(of_back))
+    disk = disk_usage(cache.directory)
+    if disk is not None:
+        left_bytes = disk.total - cache.capacity_bytes - sum(one or 0 for one in of_back)
+        part_bytes = min(part_bytes, max(BUFFER_BYTES_MIN, left_bytes // of_back.count(None)))
     return [
         slot.model_copy(update={"buffer_bytes": part_bytes})
         if slot.write == "back" and slot.buffer_bytes is None
@@ -71,14 +90,24 @@ def _user_cache(environment: Mapping[str, str]) -> Path:
     return (Path(base) if base.startswith("/") else Path("~/.cache")) / "forebay"
 
 
+def disk_usage(directory: Path) -> DiskUsage | None:
+    """What the file system of a directory holds, also where the directory itself is not made yet; None where nobody can
+    say now: whoever opens it says what is wrong with it."""
+    try:
+        existing = next(path for path in (directory, *directory.parents) if path.exists())
+        return DiskUsage(*shutil.disk_usage(existing))
+    except OSError:
+        return None
+
+
 def _share_of_disk(directory: Path, block_size_bytes: int) -> int:
     """Counting what the cache holds already keeps the figure the same over restarts."""
     least_bytes = 8 * block_size_bytes
+    disk = disk_usage(directory)
     try:
-        existing = next(path for path in (directory, *directory.parents) if path.exists())
-        room = shutil.disk_usage(existing).free + held_bytes(directory)
+        room = disk.free + held_bytes(directory) if disk is not None else 0
     except OSError:
-        return least_bytes  # whoever opens the directory says what is wrong with it
+        return least_bytes
     return max(least_bytes, int(room * CAPACITY_SHARE))
 
 

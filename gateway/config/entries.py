@@ -18,8 +18,8 @@ from gateway.config.fields import (
     setting,
 )
 
-BUFFER_BYTES_MIN = 64 * 2**20
-"""A few parts of several uploads at once."""
+BUFFER_BYTES_MIN = 8 * 2**20
+"""One part of the usual size."""
 
 
 class CredentialSettings(Section):
@@ -191,8 +191,9 @@ class SlotSettings(Section):
     buffer_bytes: SizeBytes | None = setting(
         None,
         "Disk space, besides cache.capacity, for acknowledged writes that the origin does not have yet. Omitted: a "
-        "quarter of cache.capacity, divided by the number of slots with write = back; at least 64MiB.",
-        allowed='at least 64MiB, such as "500GiB"; with write = back, and only then',
+        "quarter of cache.capacity, divided by the number of slots with write = back; 64MiB where that is more; less "
+        "where the disk has no room for it.",
+        allowed='at least 8MiB, such as "500GiB"; with write = back, and only then',
         toml="buffer",
         ge=BUFFER_BYTES_MIN,
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.buffers import not_fitting
+from gateway.config.defaults import DiskUsage
 from gateway.config.settings import Settings
 from tests.support.settings import load, problems
 
@@ -35,10 +36,24 @@ def test_buffers_share_a_quarter_of_the_capacity_where_nothing_is_said(tmp_path:
 
 
 def test_a_buffer_holds_a_few_parts_at_least(tmp_path: Path) -> None:
-    """A quarter of a small cache is more than a quarter then; what is said to be less is refused."""
+    """A small cache gets more than a quarter of itself; less than one part of the usual size is refused."""
     text = cache(tmp_path, "100MiB") + back("a") + back("b")
     assert buffers(load(tmp_path, text).settings) == [64 * 2**20] * 2
-    assert list(problems(tmp_path, cache(tmp_path) + back("a", 'buffer = "63MiB"\n'))) == ["slots[0].buffer"]
+    assert list(problems(tmp_path, cache(tmp_path) + back("a", 'buffer = "7MiB"\n'))) == ["slots[0].buffer"]
+
+
+@pytest.mark.parametrize(
+    ("total", "more", "expected"),
+    [(GIB + 300 * 2**20, "", 128), (GIB + 60 * 2**20, "", 30), (GIB + 200 * 2**20, 'buffer = "150MiB"\n', 50)],
+)
+def test_what_is_not_said_fits_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, more: str, expected: int
+) -> None:
+    """A small disk makes the buffers smaller of which nothing was said: nobody is refused for a default."""
+    monkeypatch.setattr("gateway.config.defaults.disk_usage", lambda _: DiskUsage(total, 0, total))
+    monkeypatch.setattr("gateway.config.buffers.disk_usage", lambda _: DiskUsage(total, 0, total))
+    settings = load(tmp_path, cache(tmp_path) + back("a") + back("b", more)).settings
+    assert buffers(settings)[0] == expected * 2**20
 
 
 def test_limits_are_read(tmp_path: Path) -> None:
@@ -93,8 +108,8 @@ def test_a_disk_that_others_have_filled_is_warned_of(tmp_path: Path, monkeypatch
     needed = GIB + GIB // 4 - 2**20
 
     def with_free(free: int) -> list[str]:
-        usage = type(shutil.disk_usage(tmp_path))(10 * GIB, 10 * GIB - free, free)
-        monkeypatch.setattr("gateway.config.buffers.shutil.disk_usage", lambda _: usage)
+        usage = DiskUsage(10 * GIB, 10 * GIB - free, free)
+        monkeypatch.setattr("gateway.config.buffers.disk_usage", lambda _: usage)
         return not_fitting(settings)
 
     assert with_free(needed) == []

@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from gateway.objects import ObjectKey
 from gateway.s3.etags import multipart_etag
 from gateway.writeback import journal, schema
@@ -144,6 +146,7 @@ async def main(directory: Path, worker: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # what is said goes to standard output
     for option in sys.argv[4:]:
         leave_out(option.removeprefix("--without-sync-of="))
     asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
