@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
@@ -315,3 +316,4 @@ def test_every_answer_is_of_what_was_acknowledged_last(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(upload_state, "CLOCKS_APART_SECONDS", 1.0)  # what Last-Modified is cut to
         asyncio.run(History(directory, slots).play(steps))
+    shutil.rmtree(directory)  # thousands of them, of some MiB each, are kept otherwise
