@@ -93,9 +93,9 @@ class WritebackDesk:
 
     async def flush(self, prefix: Prefix) -> dict[str, Any]:
         """Have all that is pending under a prefix by now be tried at once, and say how much it is."""
-        through = await self._overview.newest()
+        begun = await self.progress(prefix, await self._overview.newest())
         self._flusher.hurry(prefix)
-        return await self.progress(prefix, through)
+        return begun
 
     async def progress(self, prefix: Prefix, through: int) -> dict[str, Any]:
         """What of it is pending still that was acknowledged as `through` or before it."""
