@@ -26,7 +26,7 @@ from gateway.writeback.book import Book
 from gateway.writeback.flush import OneFlush, Tools
 from gateway.writeback.news import Awaited
 from gateway.writeback.presence import News
-from gateway.writeback.records import Base, Fixed, PendingObject, Waiting
+from gateway.writeback.records import Base, Fixed, Orphan, PendingObject, Waiting
 from gateway.writeback.tidying import Tidying
 
 FLUSHES_PER_SLOT = 8
@@ -194,15 +194,24 @@ class Flusher:
             self._news.tell()
 
     async def _abort_orphans(self) -> None:
-        """Have the origin forget what nobody will complete; with the first that it does not, this rests for a while."""
+        """Have the origin forget what nobody will complete; where a bucket does not, this rests for a while."""
+        after, refusing = "", set[str]()
         with suppress(BufferUnavailable):
-            while orphans := self._tools.journal.read(lambda book: book.orphans(_PAGE)):
+            while orphans := self._tools.journal.read(lambda book: book.orphans(_PAGE, after)):  # noqa: B023
                 for orphan in orphans:
-                    if not await self._tools.requests.abort(orphan.key, orphan.origin_upload_id):
-                        await self._clock.sleep(_ORPHANS_PAUSE_SECONDS)
-                        return
-                    forget = partial(Book.forget_orphan, origin_upload_id=orphan.origin_upload_id)
-                    await self._tools.journal.change(forget)
+                    if orphan.key.bucket not in refusing and not await self._abort(orphan):
+                        refusing.add(orphan.key.bucket)
+                after = orphans[-1].origin_upload_id
+            if refusing:
+                await self._clock.sleep(_ORPHANS_PAUSE_SECONDS)
+
+    async def _abort(self, orphan: Orphan) -> bool:
+        """Whether the origin has forgotten it."""
+        if not await self._tools.requests.abort(orphan.key, orphan.origin_upload_id):
+            return False
+        forget = partial(Book.forget_orphan, origin_upload_id=orphan.origin_upload_id)
+        await self._tools.journal.change(forget)
+        return True
 
     async def _stop(self, tidying: asyncio.Task[None]) -> None:
         running = [*self._tasks, tidying]

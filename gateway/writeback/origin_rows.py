@@ -54,9 +54,12 @@ class OriginRows(IntentRows):
 
     # Uploads that nothing will complete.
 
-    def orphans(self, count_max: int) -> Sequence[Orphan]:
-        """Uploads to be aborted at the origin."""
-        found = self._rows.execute("SELECT origin_upload_id, record FROM orphans LIMIT ?", (count_max,))
+    def orphans(self, count_max: int, after: str = "") -> Sequence[Orphan]:
+        """Uploads to be aborted at the origin, behind the id of one."""
+        found = self._rows.execute(
+            "SELECT origin_upload_id, record FROM orphans WHERE origin_upload_id > ? ORDER BY origin_upload_id LIMIT ?",
+            (after, count_max),
+        )
         return [codec.unpack_orphan(origin_upload_id, record) for origin_upload_id, record in found]
 
     def is_orphan(self, origin_upload_id: str) -> bool:

@@ -85,6 +85,25 @@ def test_an_upload_whose_asker_died_is_aborted(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+def test_a_bucket_that_lets_nothing_be_aborted_keeps_no_other_from_it(tmp_path: Path) -> None:
+    """Its rights may come back; until then it is asked now and then."""
+
+    async def scenario(node: Node) -> None:
+        upload_id = await node.ask()
+        refusing = ObjectKey("refusing", "k")
+        node.origin.inject(on(bucket="refusing"), Answer(403, "AccessDenied"), times=None)
+
+        def orphan(book: Any) -> None:
+            book.orphan(refusing, "0")  # before any id of the origin's
+            book.orphan(AT, upload_id)
+
+        await node.journal.change(orphan)
+        node.start()
+        await node.until(lambda: not node.bucket.uploads and node.orphans() == {"0"})
+
+    play(tmp_path, scenario)
+
+
 def test_one_that_was_never_asked_for_is_nothing(tmp_path: Path) -> None:
     """A process that died before it sent: there is nothing to abort, and nothing is remembered."""
 
