@@ -81,7 +81,7 @@ def test_parts_are_there_when_the_client_completes(tmp_path: Path) -> None:
     async def scenario(buffer: Buffer) -> None:
         upload = await OpenUpload.begin(buffer)
         buffer.start_early()
-        contents = {number: os.urandom(PART_BYTES) for number in range(1, 3 * PARTS_PER_SLOT)}
+        contents = {number: os.urandom(PART_BYTES) for number in range(1, PARTS_PER_SLOT + 2)}
         for number, content in contents.items():
             await upload.store(number, content)
         await buffer.until(lambda: upload.sent() == set(contents))
