@@ -95,6 +95,7 @@ class History:
         self.may_be: dict[str, set[Value]] = {key: {None} for key in KEYS}
         self.numbers = count()
         self.disturbed: set[str] = set()
+        """Keys of which this gateway cannot always tell what others have done."""
         self.theirs: dict[str, Value] = {}
         """What others have put there last, where nothing was written here since."""
         self.faults: list[Fault] = []
@@ -183,6 +184,8 @@ class History:
         elif answer.status == 200:
             self.theirs.pop(other, None)
             self.may_be[other] = set(self.may_be[key]) - {None}
+            if answer.headers["x-forebay-cache"] == "forwarded":  # what exactly lies there is not known here
+                self.disturbed.add(other)
         else:
             assert answer.status >= 500 or _is_conflict(answer)
             self.theirs.pop(other, None)
