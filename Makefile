@@ -62,7 +62,7 @@ campaign: $(STAMPS)/test  ## long: generated tests, 100,000 pages of listings, s
 	$(call part,races,FOREBAY_STEPS=50000 FOREBAY_SEED=$(SEED),tests/scenarios/test_races.py)
 	$(call part,kills,FOREBAY_KILLS=500 FOREBAY_KILL_SEED=$(SEED),tests/crash/test_kills.py)
 	$(call part,harms,FOREBAY_HARMS=10000 FOREBAY_HARM_SEED=$(SEED),tests/crash/test_harms.py)
-	$(call part,buffer-histories,FOREBAY_ABSORB_EXAMPLES=3000,--timeout=7200 --hypothesis-seed=$(SEED) tests/operations/absorbing/test_histories.py)
+	$(call part,buffer-histories,FOREBAY_ABSORB_EXAMPLES=6000,-s --timeout=7200 --hypothesis-seed=$(SEED) tests/operations/absorbing/test_histories.py)
 	$(call part,buffer-kills,FOREBAY_BUFFER_KILLS=500 FOREBAY_BUFFER_KILL_POINTS=3000 FOREBAY_KILL_SEED=$(SEED),--timeout=3600 tests/crash/test_buffer_kills.py)
 	$(call part,kill-points,FOREBAY_KILL_POINTS=100000 FOREBAY_KILL_SEED=$(SEED) FOREBAY_KILL_RECORD=$(DONE).kill-points,tests/crash/test_kill_points.py)
 	$(call part,strict-disk,FOREBAY_STRICT_CUTS=10000 FOREBAY_KILL_SEED=$(SEED),--timeout=7200 tests/crash/test_strict_disk.py)
