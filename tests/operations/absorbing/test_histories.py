@@ -2,7 +2,8 @@
 
 Every answer is of what was acknowledged last; in the end the origin has exactly that, and nothing is left here or
 there. What others have written to the origin is overwritten by nothing that was written here before: it is a conflict,
-or it is what is read. FOREBAY_ABSORB_EXAMPLES lengthens a run; a failure prints the history.
+or it is what is read. FOREBAY_ABSORB_EXAMPLES lengthens a run; a failure prints the history,
+and with FOREBAY_ABSORB_STEPS_MIN=1 the shortest that fails.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tests.support.asgi import call
 from tests.support.gateway_app import gateway_app
 
 EXAMPLES = int(os.environ.get("FOREBAY_ABSORB_EXAMPLES", "15"))
-STEPS_MAX = 40
+STEPS_MIN, STEPS_MAX = int(os.environ.get("FOREBAY_ABSORB_STEPS_MIN", "15")), 40
 KEYS = ("back/a", "back/b", "back/a/b", "through")
 LARGE = random.Random(7).randbytes(PART_BYTES)
 
@@ -69,7 +70,7 @@ STEPS = st.lists(
         st.sampled_from(KEYS),
         st.integers(0, 2**16),
     ),
-    min_size=1,
+    min_size=STEPS_MIN,
     max_size=STEPS_MAX,
 )
 
