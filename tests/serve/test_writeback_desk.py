@@ -38,7 +38,8 @@ class Running:
             aws_access_key_id=ACCESS_KEY_ID,
             aws_secret_access_key=SECRET_ACCESS_KEY,
             region_name="us-east-1",
-            config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}),
+            # An origin that has been away is tried again after a moment: until then a client gets 503, and does so, too.
+            config=Config(s3={"addressing_style": "path"}, retries={"mode": "standard", "total_max_attempts": 8}),
         )
 
     def put(self, name: str, content: bytes) -> None:
