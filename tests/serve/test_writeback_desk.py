@@ -38,7 +38,7 @@ class Running:
             aws_access_key_id=ACCESS_KEY_ID,
             aws_secret_access_key=SECRET_ACCESS_KEY,
             region_name="us-east-1",
-            # An origin that has been away is tried again after a moment: until then a client gets 503, and does so, too.
+            # An origin that was away is tried again after a moment: until then clients get 503, and try again, too.
             config=Config(s3={"addressing_style": "path"}, retries={"mode": "standard", "total_max_attempts": 8}),
         )
 
