@@ -61,6 +61,7 @@ def test_a_child_that_dies_before_it_is_ready_ends_the_start(tmp_path: Path) -> 
     assert out == ""
 
 
+@pytest.mark.slow
 def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     """A little after the grace time; the gateway as a whole ends well."""
     with supervised(tmp_path, "worker0 ignores-sigterm") as process:

@@ -110,6 +110,7 @@ def test_what_is_acknowledged_with_the_origin_away_survives_a_kill_and_reaches_i
         assert client.ask("GET", "back/large").content == b"".join(parts)
 
 
+@pytest.mark.slow
 def test_a_slot_that_is_no_longer_written_back_is_flushed_all_the_same(origin: StrictOrigin, tmp_path: Path) -> None:
     """Whoever takes `write = "back"` out of the configuration loses nothing; when all is flushed, the buffer goes."""
     directory = tmp_path / "cache"

@@ -38,6 +38,7 @@ def metric(gateway: GatewayProcess, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(f"{name}{{"))
 
 
+@pytest.mark.slow
 def test_all_workers_together_take_no_more_than_the_buffer(origin: StrictOrigin, tmp_path: Path) -> None:
     """Sixteen bodies at once, with the origin away: ten fit. Metrics say so; later all of them are at the origin."""
     bodies = {f"k{number}": os.urandom(BODY_BYTES) for number in range(16)}

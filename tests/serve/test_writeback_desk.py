@@ -139,6 +139,7 @@ def test_a_conflict_is_named_and_decided_either_way(origin: StrictOrigin, tmp_pa
         assert (again.exit_code, "nothing is pending" in again.stderr) == (1, True)
 
 
+@pytest.mark.slow
 def test_a_killed_gateway_leaves_everything_to_be_exported(origin: StrictOrigin, tmp_path: Path) -> None:
     """Out of the directory alone; while a gateway runs only when told so; and it goes on afterwards."""
     directory, content = tmp_path / "cache", os.urandom(300_000)
