@@ -247,6 +247,21 @@ def test_6_2_own_writes_are_no_surprise(tmp_path: Path) -> None:
     with_client(tmp_path, scenario)
 
 
+def test_6_2_what_the_origin_has_refused_changes_nothing(tmp_path: Path) -> None:
+    """6.2 A copy of nothing, then a write while the origin is away: what lies there is still known to be our own."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", "back/first", headers={"x-amz-copy-source": "/bucket/nowhere"}, status=404)
+        gone = away(client)
+        await client.ask("PUT", "back/first", b"second")
+        gone.times = 0
+        await client.flush()
+        assert client.origin.data("bucket", "back/first") == b"second"
+
+    with_client(tmp_path, scenario)
+
+
 def test_6_3_an_origin_without_conditions_is_asked_before(tmp_path: Path) -> None:
     """6.3 501 to a condition: the object is sent without one, if the key is as expected a moment before."""
 

@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 
 async def written_through(exchange: Exchange, buffer: WritebackBuffer, write: Awaitable[Reply]) -> Reply:
     """Carry out a write of the request's key at the origin, answered or not."""
-    etag, known = None, False
+    done: tuple[str | None, bool] | None = (None, False)
     try:
         reply = await write
-        etag, known = _done(exchange, reply)
+        done = _done(exchange, reply)
         return reply
     finally:
-        with suppress(BufferUnavailable):
-            await buffer.did(exchange.object_key, OwnDoing(exchange.services.clock.now(), etag, known))
+        if done is not None:
+            with suppress(BufferUnavailable):
+                await buffer.did(exchange.object_key, OwnDoing(exchange.services.clock.now(), *done))
 
 
 async def deleted_through(
@@ -55,8 +56,12 @@ async def deleted_through(
                 await buffer.journal.change(note)
 
 
-def _done(exchange: Exchange, reply: Reply) -> tuple[str | None, bool]:
-    """What the origin has under the key now (None: no object), and whether its answer says so."""
+def _done(exchange: Exchange, reply: Reply) -> tuple[str | None, bool] | None:
+    """What the origin has under the key now (None: no object), and whether its answer says so; None: it has refused, and
+    nothing is changed.
+    """
+    if 400 <= reply.status < 500:
+        return None
     operation = exchange.request.operation
     if operation is Operation.PUT_OBJECT and reply.status == 200:
         etag = dict(reply.headers).get("etag")
