@@ -57,8 +57,9 @@ async def deleted_through(
 
 
 def _done(exchange: Exchange, reply: Reply) -> tuple[str | None, bool] | None:
-    """What the origin has under the key now (None: no object), and whether its answer says so; None: it has refused, and
-    nothing is changed.
+    """What the origin has under the key now (None: no object), and whether its answer says so.
+
+    None: it has refused, and nothing is changed.
     """
     if 400 <= reply.status < 500:
         return None

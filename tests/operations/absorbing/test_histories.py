@@ -242,7 +242,8 @@ class History:
 
     def _saw(self, key: str, value: Value) -> None:
         assert value in self.may_be[key], f"{key} reads {str(value)[:40]}, not one of {len(self.may_be[key])}"
-        self.may_be[key] = {value}
+        # What others have put there since may lie behind ours, and be read once ours is known to have got there.
+        self.may_be[key] = {value} | ({self.theirs[key]} if key in self.theirs else set())
 
     async def _some(self, client: Client, _: str, __: str, number: int) -> None:
         """The flush gets so far, and is killed."""
