@@ -148,6 +148,8 @@ def wait_until_refused(url: str) -> None:
     while True:
         try:
             socket.create_connection((parts.hostname or "", parts.port or 0)).close()
+        except ConnectionResetError:
+            continue  # it was closed just then
         except ConnectionRefusedError:
             return
 

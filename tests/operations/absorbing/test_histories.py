@@ -138,6 +138,7 @@ class History:
         else:
             assert answer.status >= 500 or answer.status == 200 or _is_conflict(answer)
             self.may_be[key] = self.may_be[key] | {value}
+            self.disturbed.add(key)
 
     async def _outside(self, client: Client, at: str, _: str, number: int) -> None:
         """Somebody else writes, or deletes, past the gateway: seen at once where nothing is pending.
@@ -192,6 +193,7 @@ class History:
             assert answer.status >= 500 or _is_conflict(answer)
             self.theirs.pop(other, None)
             self.may_be[other] |= self.may_be[key]
+            self.disturbed.add(other)
 
     async def _upload(self, client: Client, key: str, _: str, number: int) -> None:
         answer = await self._ask(client, "POST", f"{key}?uploads")
