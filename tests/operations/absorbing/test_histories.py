@@ -214,6 +214,8 @@ class History:
         async with client.flushing(conflicts=True) if number % 3 else nullcontext():
             done = await self._ask(client, "POST", f"{key}?uploadId={upload_id}", document)
         self._wrote(key, b"".join(bodies.values()), done)
+        if done.headers.get("x-forebay-cache") == "forwarded":
+            self.disturbed.add(key)
 
     async def _abort(self, client: Client, key: str, _: str, __: int) -> None:
         answer = await self._ask(client, "POST", f"{key}?uploads")
