@@ -18,6 +18,7 @@ from gateway.metadata.catalog import Catalog
 from gateway.operations.absorbing.publishing import Publisher
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slots
+from gateway.writeback import DIRECTORY
 from gateway.writeback.alarms import Alarms
 from gateway.writeback.bounds import BoundsObserver
 from gateway.writeback.buffer import WritebackBuffer
@@ -37,7 +38,7 @@ BALLAST_SECONDS = 10.0
 
 def buffer_directory(settings: Settings) -> Path:
     """Where it lies in the cache directory."""
-    return settings.cache.directory / "writeback"
+    return settings.cache.directory / DIRECTORY
 
 
 def is_needed(settings: Settings) -> bool:

@@ -11,8 +11,7 @@ import structlog
 from gateway.config import Settings
 from gateway.errors import BufferUnavailable
 from gateway.serve.claim import report_closed
-
-DIRECTORY = "writeback"
+from gateway.writeback import DIRECTORY
 
 _log = structlog.get_logger("forebay.serve")
 

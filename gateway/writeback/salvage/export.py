@@ -23,6 +23,7 @@ import orjson
 
 from gateway.durable import sync_directory
 from gateway.errors import BufferDamaged, StartupError
+from gateway.writeback import DIRECTORY
 from gateway.writeback.opening import FORMAT
 from gateway.writeback.records import PendingObject
 from gateway.writeback.salvage.bodies import file_name, write_body
@@ -61,7 +62,7 @@ class Progress(Protocol):
 
 def buffer_of(directory: Path) -> Path:
     """The buffer in a cache directory, or the directory itself where it is one."""
-    inside = directory / "writeback"
+    inside = directory / DIRECTORY
     return inside if inside.is_dir() or not (directory / "journal").exists() else directory
 
 
