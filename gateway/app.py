@@ -41,8 +41,8 @@ from gateway.origin.settings import OriginSettings
 from gateway.policy.grants import Grant
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
-from gateway.writeback.desk import NoDesk, WritebackDesk
-from gateway.writeback.telling import Teller
+from gateway.writeback.desk.desk import NoDesk, WritebackDesk
+from gateway.writeback.flushing.telling import Teller
 
 SNAPSHOTS = "snapshots"
 """Where in the cache directory they lie."""

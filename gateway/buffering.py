@@ -19,18 +19,18 @@ from gateway.operations.absorbing.publishing import Publisher
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slots
 from gateway.writeback import DIRECTORY
-from gateway.writeback.alarms import Alarms
-from gateway.writeback.bounds import BoundsObserver
+from gateway.writeback.bounds.bounds import BoundsObserver
+from gateway.writeback.bounds.exposure import Exposure
 from gateway.writeback.buffer import WritebackBuffer
-from gateway.writeback.deciding import Decider
-from gateway.writeback.desk import WritebackDesk
-from gateway.writeback.early_parts import EarlyParts
-from gateway.writeback.exposure import Exposure
-from gateway.writeback.flush import FlushObserver, Tools
-from gateway.writeback.flush_requests import FlushRequests
-from gateway.writeback.flusher import Flusher
-from gateway.writeback.lost_uploads import LostUploads
-from gateway.writeback.overview import Overview
+from gateway.writeback.desk.alarms import Alarms
+from gateway.writeback.desk.deciding import Decider
+from gateway.writeback.desk.desk import WritebackDesk
+from gateway.writeback.desk.overview import Overview
+from gateway.writeback.flushing.early_parts import EarlyParts
+from gateway.writeback.flushing.flush import FlushObserver, Tools
+from gateway.writeback.flushing.flush_requests import FlushRequests
+from gateway.writeback.flushing.flusher import Flusher
+from gateway.writeback.flushing.lost_uploads import LostUploads
 
 BALLAST_SECONDS = 10.0
 """How often room is set aside again that was given up."""

@@ -1,7 +1,7 @@
 """The write-back buffer as one process uses it: stages bodies, acknowledges writes, knows what is pending.
 
     <directory>/FORMAT      "forebay writeback 1"
-    <directory>/journal     what was acknowledged (schema.py); with SQLite's -wal and -shm beside it
+    <directory>/journal     what was acknowledged (journal/schema.py); with SQLite's -wal and -shm beside it
     <directory>/presence    where anything is pending (presence.py)
     <directory>/ballast     room for the journal on a full disk (ballast.py)
     <directory>/arriving    what bodies that are arriving will take (reservations.py)
@@ -24,17 +24,17 @@ from gateway.clock import Clock, SystemClock
 from gateway.errors import BufferRefused, BufferUnavailable
 from gateway.objects import ByteRange, ObjectKey
 from gateway.policy.slots import Slot
-from gateway.writeback.ballast import Ballast
-from gateway.writeback.book import Book
-from gateway.writeback.bounds import Bounds, BoundsObserver, Shared, SilentBoundsObserver
-from gateway.writeback.disk_room import DiskRoom
-from gateway.writeback.journal import Journal
+from gateway.writeback.bounds.ballast import Ballast
+from gateway.writeback.bounds.bounds import Bounds, BoundsObserver, Shared, SilentBoundsObserver
+from gateway.writeback.bounds.disk_room import DiskRoom
+from gateway.writeback.bounds.reservations import Reservations
+from gateway.writeback.files.reading import PendingReader
+from gateway.writeback.files.staged_file import StagedFile, StagedWriter
+from gateway.writeback.files.staging import Staging
+from gateway.writeback.journal.book import Book
+from gateway.writeback.journal.journal import Journal
+from gateway.writeback.journal.records import Ended, OwnDoing, Part, PendingObject
 from gateway.writeback.opening import ARRIVING, prepare
-from gateway.writeback.reading import PendingReader
-from gateway.writeback.records import Ended, OwnDoing, Part, PendingObject
-from gateway.writeback.reservations import Reservations
-from gateway.writeback.staged_file import StagedFile, StagedWriter
-from gateway.writeback.staging import Staging
 from gateway.writeback.threads import BufferThreads
 
 THREADS = 8

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from gateway.durable import sync_directory, write_durably
 from gateway.errors import BufferDamaged, BufferUnavailable, StartupError
-from gateway.writeback.journal import Journal
-from gateway.writeback.journal_log import check_log
-from gateway.writeback.staging import DIRECTORY_MODE, Staging
+from gateway.writeback.files.staging import DIRECTORY_MODE, Staging
+from gateway.writeback.journal.journal import Journal
+from gateway.writeback.journal.log import check_log
 
 FORMAT = b"forebay writeback 1\n"
 

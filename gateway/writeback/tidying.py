@@ -7,8 +7,8 @@ from functools import partial
 
 from gateway.clock import Clock
 from gateway.errors import BufferUnavailable
-from gateway.writeback.book import Book
-from gateway.writeback.journal import Journal
+from gateway.writeback.journal.book import Book
+from gateway.writeback.journal.journal import Journal
 
 TIDY_SECONDS = 2.0
 """After flushes; writers wait while it lasts, so that it may take a fiftieth of their time at most."""

@@ -19,7 +19,7 @@ from gateway.control.writeback import Desk, WritebackHolder
 from gateway.errors import BufferUnavailable, NothingPending, NotToBeDecided, OriginUnreachable
 from gateway.objects import ObjectKey
 from gateway.policy.prefixes import Prefix
-from gateway.writeback.desk import NoDesk
+from gateway.writeback.desk.desk import NoDesk
 from tests.support.writeback_office import Office
 
 OBJECTS, RESOLVE = "/api/v1/writeback/objects", "/api/v1/writeback/resolve"

@@ -14,11 +14,11 @@ from gateway.operations.absorbing.publishing import Publisher
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
 from gateway.s3.xml_reader import text_of
-from gateway.writeback.book import Book
-from gateway.writeback.flush import OneFlush, Tools
-from gateway.writeback.flush_requests import FlushRequests
-from gateway.writeback.flusher import Flusher
-from gateway.writeback.records import PendingObject, State, Waiting
+from gateway.writeback.flushing.flush import OneFlush, Tools
+from gateway.writeback.flushing.flush_requests import FlushRequests
+from gateway.writeback.flushing.flusher import Flusher
+from gateway.writeback.journal.book import Book
+from gateway.writeback.journal.records import PendingObject, State, Waiting
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app

@@ -14,7 +14,7 @@ from typing import Any
 
 from gateway.objects import ByteRange, ObjectKey
 from gateway.writeback.buffer import WritebackBuffer
-from gateway.writeback.records import Ended, Part, PendingObject
+from gateway.writeback.journal.records import Ended, Part, PendingObject
 from tests.support.buffer_worker import content
 
 _ROOT = Path(__file__).parents[2]

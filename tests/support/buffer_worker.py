@@ -19,10 +19,10 @@ import structlog
 
 from gateway.objects import ObjectKey
 from gateway.s3.etags import multipart_etag
-from gateway.writeback import journal, schema
 from gateway.writeback.buffer import WritebackBuffer
-from gateway.writeback.records import Base, Ended, Fixed, Part, PendingObject, Upload
-from gateway.writeback.staged_file import StagedFile, StagedWriter
+from gateway.writeback.files.staged_file import StagedFile, StagedWriter
+from gateway.writeback.journal import journal, schema
+from gateway.writeback.journal.records import Base, Ended, Fixed, Part, PendingObject, Upload
 from tests.support.writeback import md5
 
 KEYS_PER_WORKER = 4

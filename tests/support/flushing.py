@@ -12,14 +12,14 @@ from gateway.objects import ObjectKey
 from gateway.origin.client import Origin
 from gateway.origin.memory.origin import MemoryOrigin
 from gateway.s3.etags import multipart_etag
-from gateway.writeback.early_parts import EarlyParts
-from gateway.writeback.flush import Tools
-from gateway.writeback.flush_requests import FlushRequests
-from gateway.writeback.flusher import Flusher
-from gateway.writeback.journal import Journal
-from gateway.writeback.records import Base, Ended, Fixed, Part, PendingObject, Upload
-from gateway.writeback.staged_file import StagedFile
-from gateway.writeback.staging import Staging
+from gateway.writeback.files.staged_file import StagedFile
+from gateway.writeback.files.staging import Staging
+from gateway.writeback.flushing.early_parts import EarlyParts
+from gateway.writeback.flushing.flush import Tools
+from gateway.writeback.flushing.flush_requests import FlushRequests
+from gateway.writeback.flushing.flusher import Flusher
+from gateway.writeback.journal.journal import Journal
+from gateway.writeback.journal.records import Base, Ended, Fixed, Part, PendingObject, Upload
 from gateway.writeback.threads import BufferThreads
 from tests.support.manual_clock import ManualClock
 from tests.support.writeback import md5

@@ -25,7 +25,7 @@ from gateway.origin.client import Origin
 from gateway.origin.memory import MemoryOrigin
 from gateway.policy.grants import EVERYTHING, Grant
 from gateway.policy.slots import Slot, Slots
-from gateway.writeback.bounds import BoundsObserver, SilentBoundsObserver
+from gateway.writeback.bounds.bounds import BoundsObserver, SilentBoundsObserver
 from gateway.writeback.buffer import WritebackBuffer
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY
 

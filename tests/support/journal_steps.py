@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from gateway.writeback.book import Book
-from gateway.writeback.journal import Journal
+from gateway.writeback.journal.book import Book
+from gateway.writeback.journal.journal import Journal
 
 R = TypeVar("R")
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from gateway.policy.prefixes import Prefix
-from gateway.writeback.alarms import Alarms
-from gateway.writeback.deciding import Decider
-from gateway.writeback.desk import WritebackDesk
-from gateway.writeback.flusher import Flusher
-from gateway.writeback.overview import Overview
-from gateway.writeback.records import Base, Upload
+from gateway.writeback.desk.alarms import Alarms
+from gateway.writeback.desk.deciding import Decider
+from gateway.writeback.desk.desk import WritebackDesk
+from gateway.writeback.desk.overview import Overview
+from gateway.writeback.flushing.flusher import Flusher
+from gateway.writeback.journal.records import Base, Upload
 from tests.support.flushing import Buffer
 from tests.support.writeback import fixed, key
 

@@ -1,0 +1,95 @@
+"""A buffer's directory is made, put in order or refused; what was acknowledged stays in each case."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import BufferUnavailable, StartupError
+from gateway.writeback.files.staging import Staging
+from gateway.writeback.journal.journal import Journal
+from gateway.writeback.opening import ARRIVING, FORMAT, prepare, recover
+from tests.support.writeback import key, md5, part, pending
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "writeback"
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def stage(directory: Path, content: bytes) -> str:
+    """A sealed file that no journal names yet; its name."""
+    staging = Staging(directory, 0)
+    staging.prepare()
+    writer = staging.create()
+    writer.write(memoryview(content))
+    return staging.seal(writer, md5(content)).name
+
+
+def test_a_new_directory_is_private_and_says_what_it_is(directory: Path) -> None:
+    """Made with all that lead to it, and taken for what it is when it is opened again."""
+    prepare(directory)
+    prepare(directory)
+    assert contents(directory) == {"FORMAT": FORMAT}
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+
+
+def test_a_start_that_died_before_it_said_what_it_is_is_repeated(directory: Path) -> None:
+    """Half a format, not yet in its place, is no foreign file."""
+    directory.mkdir(parents=True)
+    (directory / "FORMAT.new").write_bytes(FORMAT[:5])
+    prepare(directory)
+    assert contents(directory) == {"FORMAT": FORMAT}
+
+
+@pytest.mark.parametrize("found", [b"forebay writeback 2\n", b"forebay writeback 0\n", b"", b"\xff\n"])
+def test_another_format_is_refused_and_nothing_is_touched(directory: Path, found: bytes) -> None:
+    """Newer, older or damaged: what lies there is somebody's acknowledged writes."""
+    directory.mkdir(parents=True)
+    (directory / "FORMAT").write_bytes(found)
+    (directory / "journal").write_bytes(b"of that version")
+    before = contents(directory)
+    with pytest.raises(StartupError, match="is untouched; run the version that wrote it"):
+        recover(directory, 0.0)
+    assert contents(directory) == before
+
+
+def test_a_directory_of_something_else_is_refused(directory: Path) -> None:
+    """No file of it becomes the buffer's, and none is added."""
+    directory.mkdir(parents=True)
+    (directory / "thesis.tex").write_bytes(b"x")
+    with pytest.raises(StartupError, match=r"holds 'thesis\.tex'"):
+        recover(directory, 0.0)
+    assert contents(directory) == {"thesis.tex": b"x"}
+
+
+def test_a_directory_that_cannot_be_made_is_said_so(tmp_path: Path) -> None:
+    """With the file system's reason."""
+    (tmp_path / "cache").write_bytes(b"")
+    with pytest.raises(BufferUnavailable, match=r"cannot be used: .*Not a directory"):
+        prepare(tmp_path / "cache" / "writeback")
+
+
+def test_recovery_keeps_what_the_journal_names_and_removes_the_rest(directory: Path) -> None:
+    """Files that nobody was told of go, and so do reservations of bodies that arrive no more."""
+    recover(directory, 0.0)
+    kept, gone = stage(directory, b"acknowledged"), stage(directory, b"never acknowledged")
+    (directory / ARRIVING).write_bytes(b"reservations of the dead")
+    journal = Journal(directory, lambda _: None)
+    try:
+        asyncio.run(journal.change(lambda book: book.put(pending(key("a"), parts=[part(1, kept)]))))
+    finally:
+        journal.close()
+    recovered = recover(directory, 0.0)
+    assert (recovered.pending, recovered.uploads, recovered.orphans, recovered.removed_files) == (1, 0, 0, 1)
+    left = contents(directory)
+    assert left[f"staged/{kept}"] == b"acknowledged"
+    assert f"staged/{gone}" not in left
+    assert ARRIVING not in left

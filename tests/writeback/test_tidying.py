@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from gateway.writeback.book import ENDED_KEPT_SECONDS, FORGOTTEN_AT_ONCE, Book
-from gateway.writeback.records import Ended
+from gateway.writeback.journal.book import ENDED_KEPT_SECONDS, FORGOTTEN_AT_ONCE, Book
+from gateway.writeback.journal.records import Ended
 from gateway.writeback.tidying import FORGET_SECONDS, TIDY_SECONDS, UNASKED_SECONDS
 from tests.support.flushing import Buffer, with_buffer
 from tests.support.writeback import key

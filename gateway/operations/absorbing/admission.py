@@ -14,10 +14,10 @@ from gateway.errors import S3Error
 from gateway.operations.exchange import Exchange
 from gateway.operations.payload import announced_bytes
 from gateway.s3.error_codes import s3_error
-from gateway.writeback.bounds import Bound
+from gateway.writeback.bounds.bounds import Bound
 
 if TYPE_CHECKING:
-    from gateway.writeback.bounds import SlotBounds
+    from gateway.writeback.bounds.bounds import SlotBounds
     from gateway.writeback.buffer import WritebackBuffer
 
 PATIENCE_SECONDS = 20.0

@@ -11,7 +11,7 @@ from gateway.metadata.listing.places import END, behind, behind_all
 from gateway.objects import ObjectKey
 from gateway.operations.exchange import Exchange
 from gateway.s3.error_codes import s3_error
-from gateway.writeback.records import State
+from gateway.writeback.journal.records import State
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer

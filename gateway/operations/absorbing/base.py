@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
 from gateway.operations.exchange import Exchange
-from gateway.writeback.records import Base
+from gateway.writeback.journal.records import Base
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer

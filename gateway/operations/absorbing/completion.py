@@ -10,7 +10,7 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.etags import multipart_etag, unquote
 from gateway.s3.multipart_checksums import composite_checksum, full_object_checksum, upload_checksum_type
 from gateway.s3.xml import CompletedPart
-from gateway.writeback.records import Part
+from gateway.writeback.journal.records import Part
 
 PART_SIZE_BYTES_MIN = 5 * 1024**2
 """Of every part but the last."""

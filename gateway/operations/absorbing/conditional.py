@@ -22,10 +22,9 @@ from gateway.operations.absorbing.staging import unavailable
 from gateway.operations.exchange import Exchange
 from gateway.s3.error_codes import CODES, s3_error
 from gateway.s3.etags import unquote
-from gateway.writeback.asking import asking
-from gateway.writeback.flush_requests import FlushRequests
-from gateway.writeback.records import Ended, Part, PendingObject, Upload
-from gateway.writeback.upload_state import (
+from gateway.writeback.flushing.asking import asking
+from gateway.writeback.flushing.flush_requests import FlushRequests
+from gateway.writeback.flushing.upload_state import (
     PARTS_AT_ONCE,
     Begun,
     Event,
@@ -36,6 +35,7 @@ from gateway.writeback.upload_state import (
     Refused,
     SendPart,
 )
+from gateway.writeback.journal.records import Ended, Part, PendingObject, Upload
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer

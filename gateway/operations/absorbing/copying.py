@@ -25,7 +25,7 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.forwarding import towards_origin
 from gateway.s3.http_dates import format_iso_date
 from gateway.s3.xml import document, element
-from gateway.writeback.records import Base, Fixed, PendingObject, State
+from gateway.writeback.journal.records import Base, Fixed, PendingObject, State
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer

@@ -25,12 +25,12 @@ from gateway.operations.reply import Reply
 from gateway.origin.retry import may_be_done
 from gateway.s3.forwarding import towards_client, towards_origin, without
 from gateway.s3.xml import document, element, text_of
-from gateway.writeback.asking import Asking, asking
-from gateway.writeback.records import Base, Fixed, Profile, Upload
+from gateway.writeback.flushing.asking import Asking, asking
+from gateway.writeback.journal.records import Base, Fixed, Profile, Upload
 
 if TYPE_CHECKING:
-    from gateway.writeback.book import Book
     from gateway.writeback.buffer import WritebackBuffer
+    from gateway.writeback.journal.book import Book
 
 ANSWER_SIZE_BYTES_MAX = 64 * 1024
 

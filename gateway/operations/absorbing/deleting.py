@@ -18,7 +18,7 @@ from gateway.operations.absorbing.staging import unavailable
 from gateway.operations.exchange import Exchange
 from gateway.operations.reply import Reply
 from gateway.s3.xml import DeleteEntry, DeleteError
-from gateway.writeback.records import Base, Fixed, PendingObject
+from gateway.writeback.journal.records import Base, Fixed, PendingObject
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer

@@ -43,11 +43,11 @@ from gateway.s3.list_token import decode_token
 from gateway.s3.multipart_checksums import upload_checksum_type
 from gateway.s3.requests import Operation
 from gateway.s3.xml_writer import element
-from gateway.writeback.records import PendingObject
+from gateway.writeback.journal.records import PendingObject
 
 if TYPE_CHECKING:
-    from gateway.writeback.book import Book
     from gateway.writeback.buffer import WritebackBuffer
+    from gateway.writeback.journal.book import Book
 
 Handler = Callable[[Exchange], Answer]
 

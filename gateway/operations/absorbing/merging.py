@@ -16,7 +16,7 @@ from gateway.operations.absorbing.pending_rows import Fate, PendingRow, PendingR
 from gateway.s3.list_query import PAGE_KEYS_MAX
 from gateway.s3.list_result import EntryForm, ListedEntry
 from gateway.s3.list_token import ListPlace
-from gateway.writeback.records import PendingObject
+from gateway.writeback.journal.records import PendingObject
 
 Look = Callable[[Wanted, int], Awaitable[PendingRows]]
 """What is pending (pending_rows.py): so many rows, or all."""

@@ -26,8 +26,8 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.etags import is_md5_etag, unquote
 from gateway.s3.forwarding import without
 from gateway.s3.xml_reader import error_code_of, text_of
-from gateway.writeback.records import Part, Upload
-from gateway.writeback.staged_file import StagedFile
+from gateway.writeback.files.staged_file import StagedFile
+from gateway.writeback.journal.records import Part, Upload
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer

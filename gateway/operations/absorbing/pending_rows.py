@@ -13,8 +13,8 @@ from typing import NamedTuple
 from gateway.metadata.listing.pages import Wanted
 from gateway.metadata.listing.places import behind, behind_all
 from gateway.s3.list_token import ListPlace
-from gateway.writeback.book import Book
-from gateway.writeback.records import PendingObject
+from gateway.writeback.journal.book import Book
+from gateway.writeback.journal.records import PendingObject
 
 _READ_AT_ONCE_MAX = 128
 _TOMBSTONES_PASSED_MAX = 128

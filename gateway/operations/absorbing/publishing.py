@@ -15,8 +15,8 @@ from gateway.metadata.catalog import Catalog
 from gateway.objects import ObjectVersion
 from gateway.operations.visibility import Change, doubt
 from gateway.policy.slots import Slots
-from gateway.writeback.records import PendingObject
-from gateway.writeback.staging import Staging
+from gateway.writeback.files.staging import Staging
+from gateway.writeback.journal.records import PendingObject
 
 
 class Publisher:

@@ -11,8 +11,8 @@ from gateway.operations.exchange import Exchange
 from gateway.operations.payload import receive_verified
 from gateway.s3.checksums import PREFIX
 from gateway.s3.error_codes import s3_error
-from gateway.writeback.records import Part, Upload
-from gateway.writeback.staged_file import StagedWriter
+from gateway.writeback.files.staged_file import StagedWriter
+from gateway.writeback.journal.records import Part, Upload
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer

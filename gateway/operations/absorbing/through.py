@@ -16,11 +16,11 @@ from gateway.objects import ObjectKey
 from gateway.operations.exchange import Exchange
 from gateway.operations.reply import Reply
 from gateway.s3.requests import Operation
-from gateway.writeback.records import OwnDoing
+from gateway.writeback.journal.records import OwnDoing
 
 if TYPE_CHECKING:
-    from gateway.writeback.book import Book
     from gateway.writeback.buffer import WritebackBuffer
+    from gateway.writeback.journal.book import Book
 
 
 async def written_through(exchange: Exchange, buffer: WritebackBuffer, write: Awaitable[Reply]) -> Reply:

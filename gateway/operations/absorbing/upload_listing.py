@@ -33,9 +33,9 @@ from gateway.s3.upload_list import (
 from gateway.s3.xml_writer import element
 
 if TYPE_CHECKING:
-    from gateway.writeback.book import Book
     from gateway.writeback.buffer import WritebackBuffer
-    from gateway.writeback.records import Upload
+    from gateway.writeback.journal.book import Book
+    from gateway.writeback.journal.records import Upload
 
 _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 _GREATEST = "\U0010ffff"

@@ -9,7 +9,7 @@ from gateway.operations.exchange import Exchange
 from gateway.s3.error_codes import s3_error
 from gateway.s3.multipart_checksums import upload_checksum_type
 from gateway.s3.xml import PARTS_COUNT_MAX
-from gateway.writeback.records import Upload
+from gateway.writeback.journal.records import Upload
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer

@@ -45,7 +45,7 @@ from gateway.s3.xml import (
     element,
     parse_complete_multipart_upload,
 )
-from gateway.writeback.records import Ended, Part, PendingObject, Upload
+from gateway.writeback.journal.records import Ended, Part, PendingObject, Upload
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer

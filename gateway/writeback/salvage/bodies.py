@@ -10,9 +10,9 @@ from pathlib import Path
 
 from gateway.errors import BufferDamaged
 from gateway.s3.etags import multipart_etag, unquote
-from gateway.writeback.records import PendingObject
-from gateway.writeback.staged_file import StagedFile, read_verified
-from gateway.writeback.staging import Staging
+from gateway.writeback.files.staged_file import StagedFile, read_verified
+from gateway.writeback.files.staging import Staging
+from gateway.writeback.journal.records import PendingObject
 
 _PIECE_BYTES = 1024 * 1024
 _FILE_MODE = 0o600

@@ -24,8 +24,10 @@ import orjson
 from gateway.durable import sync_directory
 from gateway.errors import BufferDamaged, StartupError
 from gateway.writeback import DIRECTORY
+from gateway.writeback.files.staging import DIRECTORY_MODE, FILE_MODE, Staging
+from gateway.writeback.journal.records import PendingObject
+from gateway.writeback.journal.schema import connect_reading
 from gateway.writeback.opening import FORMAT
-from gateway.writeback.records import PendingObject
 from gateway.writeback.salvage.bodies import file_name, write_body
 from gateway.writeback.salvage.journal_copy import JOURNAL, JournalCopy, refuse_without_journal
 from gateway.writeback.salvage.records import (
@@ -38,8 +40,6 @@ from gateway.writeback.salvage.records import (
     tombstone_line,
     upload_line,
 )
-from gateway.writeback.schema import connect_reading
-from gateway.writeback.staging import DIRECTORY_MODE, FILE_MODE, Staging
 
 MANIFEST = "manifest.jsonl"
 OBJECTS = "objects"

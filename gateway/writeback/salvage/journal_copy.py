@@ -13,10 +13,10 @@ from pathlib import Path
 
 from gateway.errors import BufferDamaged, BufferUnavailable, StartupError
 from gateway.objects import ObjectKey
-from gateway.writeback import codec, schema
-from gateway.writeback.book import Book
-from gateway.writeback.journal_log import check_log
-from gateway.writeback.records import PendingObject, Upload
+from gateway.writeback.journal import codec, schema
+from gateway.writeback.journal.book import Book
+from gateway.writeback.journal.log import check_log
+from gateway.writeback.journal.records import PendingObject, Upload
 from gateway.writeback.salvage.records import Unreadable
 
 _UNREADABLE = (sqlite3.Error, UnicodeDecodeError)

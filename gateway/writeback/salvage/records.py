@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gateway.objects import ObjectKey
-from gateway.writeback.records import PendingObject, Upload
+from gateway.writeback.journal.records import PendingObject, Upload
 
 VERSION = 1
 

@@ -7,10 +7,10 @@ from typing import cast
 
 from gateway.clock import SystemClock
 from gateway.origin.client import Origin
-from gateway.writeback.flush_requests import FlushRequests
-from gateway.writeback.journal import Journal
-from gateway.writeback.lost_uploads import CARRIED_OUT_SECONDS, LostUploads
-from gateway.writeback.staging import Staging
+from gateway.writeback.files.staging import Staging
+from gateway.writeback.flushing.flush_requests import FlushRequests
+from gateway.writeback.flushing.lost_uploads import CARRIED_OUT_SECONDS, LostUploads
+from gateway.writeback.journal.journal import Journal
 from gateway.writeback.threads import BufferThreads
 from tests.crash.points.client import BUCKET
 from tests.crash.points.field import Field

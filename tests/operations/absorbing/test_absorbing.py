@@ -17,7 +17,7 @@ from gateway.origin.memory.faults import AlterHeaders, Answer, Hold, Unreachable
 from gateway.origin.memory.origin import MemoryOrigin
 from gateway.s3.requests import Operation
 from gateway.s3.xml_reader import text_of
-from gateway.writeback.records import State
+from gateway.writeback.journal.records import State
 from tests.support.absorbing import PART_BYTES, SLOTS, Client, eventually, with_client
 from tests.support.asgi import call
 from tests.support.gateway_app import gateway_app

@@ -16,9 +16,9 @@ import pytest
 
 from gateway.operations.absorbing import admission
 from gateway.policy.slots import Slot
-from gateway.writeback import bounds, disk_room
-from gateway.writeback.staged_file import StagedWriter
-from gateway.writeback.staging import Staging
+from gateway.writeback.bounds import bounds, disk_room
+from gateway.writeback.files.staged_file import StagedWriter
+from gateway.writeback.files.staging import Staging
 from tests.support.absorbing import SLOTS, Client, eventually, with_client
 from tests.support.disks import fill_up, small_disk
 

@@ -14,9 +14,9 @@ from gateway.operations.absorbing import admission
 from gateway.origin.memory.faults import Unreachable
 from gateway.policy.slots import Slot
 from gateway.s3.requests import Operation
-from gateway.writeback import bounds as bounds_module
-from gateway.writeback import pacing
-from gateway.writeback.usage_rows import Usage
+from gateway.writeback.bounds import bounds as bounds_module
+from gateway.writeback.bounds import pacing
+from gateway.writeback.journal.usage_rows import Usage
 from tests.support.absorbing import PART_BYTES, SLOTS, Client, with_client
 from tests.support.asgi import call, signed_headers
 
@@ -431,7 +431,7 @@ def test_a_disk_that_has_just_failed_is_left_alone(
     async def scenario(client: Client) -> None:
         await client.learn()
         with monkeypatch.context() as patch:
-            patch.setattr("gateway.writeback.staged_file.os.fsync", refuse)
+            patch.setattr("gateway.writeback.files.staged_file.os.fsync", refuse)
             refused = await client.ask("PUT", "back/k1", b"x", status=503)
         assert b"cannot be synced" in refused.body
         assert client.pending("back/k1") is None

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.origin.memory.faults import AlterHeaders, Answer, Effect, Hold, Unreachable, on
 from gateway.s3.requests import Operation
-from gateway.writeback.records import Intent
+from gateway.writeback.journal.records import Intent
 from tests.support.absorbing import PART_BYTES, Client, eventually, with_client
 from tests.support.asgi import call
 from tests.support.writeback import key

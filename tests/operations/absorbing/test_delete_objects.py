@@ -12,7 +12,7 @@ from pathlib import Path
 from gateway.origin.memory.faults import Hold, on
 from gateway.s3.requests import Operation
 from gateway.s3.xml import DeleteEntry, DeleteRequest, delete_request_document
-from gateway.writeback.records import State
+from gateway.writeback.journal.records import State
 from tests.origin.origins import xml
 from tests.support.absorbing import Client, eventually, with_client
 from tests.support.asgi import Answer

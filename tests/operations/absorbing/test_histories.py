@@ -30,9 +30,9 @@ from gateway.objects import ObjectKey
 from gateway.origin.memory.faults import Answer, Fault, Unreachable
 from gateway.origin.memory.origin import MemoryOrigin
 from gateway.policy.slots import Slot
-from gateway.writeback import upload_state
-from gateway.writeback.book import Book
-from gateway.writeback.records import State
+from gateway.writeback.flushing import upload_state
+from gateway.writeback.journal.book import Book
+from gateway.writeback.journal.records import State
 from tests.support.absorbing import PART_BYTES, SLOTS, Client
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call

@@ -12,7 +12,7 @@ from gateway.origin.memory.faults import Unreachable
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.http_dates import format_http_date, parse_iso_date
-from gateway.writeback.records import Base, Fixed, PendingObject, State
+from gateway.writeback.journal.records import Base, Fixed, PendingObject, State
 from tests.origin.origins import xml
 from tests.support.absorbing import Client, with_client
 from tests.support.asgi import Answer, call

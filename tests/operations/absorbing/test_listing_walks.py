@@ -21,7 +21,7 @@ from gateway.objects import ObjectKey
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
 from gateway.writeback.buffer import WritebackBuffer
-from gateway.writeback.records import Base, Fixed, PendingObject, Profile
+from gateway.writeback.journal.records import Base, Fixed, PendingObject, Profile
 from tests.origin.origins import xml
 from tests.support import listing_model as model
 from tests.support.absorbing import Client

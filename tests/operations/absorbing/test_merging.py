@@ -18,8 +18,8 @@ from gateway.operations.absorbing.listing import pending_entry
 from gateway.operations.absorbing.merging import Merging
 from gateway.operations.absorbing.pending_rows import Fate, PendingRows, pending_rows
 from gateway.s3.list_result import EntryForm, ListedEntry
-from gateway.writeback.book import Book
-from gateway.writeback.schema import prepare
+from gateway.writeback.journal.book import Book
+from gateway.writeback.journal.schema import prepare
 from tests.support import listing_model as model
 from tests.support.writeback import PlainPresence, key, pending
 

@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from gateway.errors import BufferUnavailable, StartupError
-from gateway.writeback.records import Base, PendingObject, Upload
+from gateway.writeback.journal.records import Base, PendingObject, Upload
 from gateway.writeback.salvage.export import MANIFEST, OBJECTS, buffer_of, export
 from gateway.writeback.salvage.records import Findings
 from tests.support.flushing import Buffer

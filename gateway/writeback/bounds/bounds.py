@@ -1,0 +1,262 @@
+"""How much of what only this node has there may be: a size for each slot, and an age.
+
+A body is given room before any of it is read: its length is reserved, where all workers see it, until its write is in
+the journal and counted there. So neither many bodies at once nor many workers exceed the size. Who finds none waits
+behind those who came before him, as long as the flush may make some; what becomes of him then is not decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+import structlog
+
+from gateway.clock import Clock
+from gateway.errors import BufferUnavailable
+from gateway.policy.slots import Slot
+from gateway.writeback.bounds.disk_room import MARGIN_BYTES, DiskRoom
+from gateway.writeback.bounds.pacing import PACED_FROM, delay_seconds, retry_after_seconds
+from gateway.writeback.bounds.reservations import Reservations
+from gateway.writeback.journal.journal import Journal
+from gateway.writeback.journal.usage_rows import Usage
+
+_log = structlog.get_logger("forebay.writeback")
+
+LOOK_SECONDS = 0.02
+"""How often those who wait are looked after."""
+
+TROUBLE_SECONDS = 5.0
+"""How long the disk is not tried again by clients' bodies after it has failed."""
+
+
+class Bound(StrEnum):
+    """Why a write is not taken."""
+
+    FULL = "full"
+    DISK = "disk"
+    """The file system has no room, or has just failed."""
+
+    SIZE = "size"
+    """It is larger than the whole buffer."""
+
+    EXPOSURE_BYTES = "exposure-bytes"
+    EXPOSURE_AGE = "exposure-age"
+
+    @property
+    def passes(self) -> bool:
+        """Whether waiting may help."""
+        return self in (Bound.FULL, Bound.DISK)
+
+
+class BoundsObserver(Protocol):
+    """What bounds do to writes, for metrics."""
+
+    def went_through(self, slot: str, reason: str) -> None:
+        """A write was not absorbed, and went to the origin."""
+
+    def slowed_down(self, slot: str) -> None:
+        """A write was answered SlowDown."""
+
+    def paced(self, slot: str, seconds: float) -> None:
+        """An acknowledgement was held back."""
+
+
+class SilentBoundsObserver:
+    """Nobody counts."""
+
+    def went_through(self, slot: str, reason: str) -> None: ...
+
+    def slowed_down(self, slot: str) -> None: ...
+
+    def paced(self, slot: str, seconds: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the bounds of all slots of a process look at."""
+
+    journal: Journal
+    reservations: Reservations
+    disk: DiskRoom
+    clock: Clock
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    size_bytes: int
+    deadline: float
+    told: asyncio.Future[Bound | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class SlotBounds:
+    """One slot's, in one process. Event loop only; BufferUnavailable when the journal cannot be read."""
+
+    def __init__(self, slot: Slot, shared: Shared) -> None:
+        self.slot = slot
+        self.trouble_until = 0.0
+        self._shared = shared
+        self._waiting: deque[_Waiter] = deque()
+        self._looking_after: asyncio.Task[None] | None = None
+        given = (slot.buffer_bytes, slot.exposure_bytes_max)
+        self._allowed_bytes = min((one for one in given if one is not None), default=None)
+
+    def used_bytes(self) -> int:
+        """What acknowledged and arriving writes take: never less than it is, for a moment more.
+
+        Reservations first: what turns from one into the other in between is seen twice, and not overlooked.
+        """
+        arriving_bytes = self._shared.reservations.total(self.slot.name)
+        return arriving_bytes + self.usage().staged_bytes
+
+    def usage(self) -> Usage:
+        """What acknowledged writes take."""
+        return self._shared.journal.read(lambda book: book.usage(self.slot.name))
+
+    def unused_bytes(self) -> int:
+        """What of the disk it has a right to, and has not written yet."""
+        return max(0, (self.slot.buffer_bytes or 0) - self.usage().staged_bytes)
+
+    def age_seconds(self) -> float | None:
+        """Of the oldest write that is on its way to the origin; None: there is none."""
+        at = self._shared.journal.read(lambda book: book.oldest(self.slot.name))
+        return None if at is None else max(0.0, self._shared.clock.now() - at)
+
+    def now(self, size_bytes: int = 0) -> Bound | None:
+        """Why so many bytes more would not be taken at this moment, if so."""
+        used_bytes, limit_bytes = self.used_bytes() + size_bytes, self.slot.exposure_bytes_max
+        limit_seconds = self.slot.exposure_age_seconds_max
+        if limit_seconds is not None and (self.age_seconds() or 0.0) > limit_seconds:
+            return Bound.EXPOSURE_AGE
+        if limit_bytes is not None and used_bytes > limit_bytes:
+            return Bound.EXPOSURE_BYTES
+        if self.slot.buffer_bytes is not None and used_bytes > self.slot.buffer_bytes:
+            return Bound.FULL
+        return None if self._disk_takes(size_bytes) else Bound.DISK
+
+    async def take(self, size_bytes: int, patience_seconds: float) -> Bound | None:
+        """Reserve room for a body, to be given back; or why there is none, after waiting for so long."""
+        if self.slot.buffer_bytes is not None and size_bytes > self.slot.buffer_bytes:
+            return Bound.SIZE
+        bound = self._try(size_bytes) if not self._waiting else Bound.FULL
+        if bound is None or not bound.passes or patience_seconds <= 0:
+            return bound
+        waiter = _Waiter(size_bytes, self._shared.clock.monotonic() + patience_seconds)
+        self._waiting.append(waiter)
+        if self._looking_after is None:
+            self._looking_after = asyncio.create_task(self._look_after(), name=f"room of {self.slot.name}")
+        try:
+            return await waiter.told
+        except asyncio.CancelledError:
+            self._forget(waiter)
+            raise
+
+    def give_back(self, size_bytes: int) -> None:
+        """A body's write is in the journal, or will never be."""
+        self._shared.reservations.add(self.slot.name, -size_bytes)
+
+    def delay_seconds(self, size_bytes: int) -> float:
+        """How long the acknowledgement of so many bytes is to be held back."""
+        if self._allowed_bytes is None or (used_bytes := self.used_bytes()) < PACED_FROM * self._allowed_bytes:
+            return 0.0
+        return delay_seconds(size_bytes, used_bytes, self._allowed_bytes, self.age_seconds())
+
+    def retry_after_seconds(self, size_bytes: int) -> int:
+        """When who found no room is to try again."""
+        return retry_after_seconds(size_bytes, self.used_bytes(), self.age_seconds())
+
+    async def close(self) -> None:
+        """Nobody waits any more."""
+        if self._looking_after is not None:
+            self._looking_after.cancel()
+            for waiter in self._waiting:
+                waiter.told.cancel()
+            await asyncio.gather(self._looking_after, return_exceptions=True)
+
+    def _try(self, size_bytes: int) -> Bound | None:
+        self._shared.reservations.add(self.slot.name, size_bytes)
+        bound: Bound | None = Bound.DISK
+        try:
+            bound = self.now()
+        finally:
+            if bound is not None:
+                self.give_back(size_bytes)
+        return bound
+
+    def _disk_takes(self, size_bytes: int) -> bool:
+        now = self._shared.clock.monotonic()
+        if now < self.trouble_until:
+            return False
+        with suppress(OSError):  # then it takes nothing
+            return self._shared.disk.takes(self._shared.reservations.total_of_all() + size_bytes, now)
+        return False
+
+    async def _look_after(self) -> None:
+        try:
+            while self._waiting:
+                await self._shared.clock.sleep(LOOK_SECONDS)
+                self._serve()
+        finally:
+            self._looking_after = None
+
+    def _serve(self) -> None:
+        """In the order in which they came; all have the same patience."""
+        while self._waiting:
+            first = self._waiting[0]
+            if first.told.cancelled():
+                self._waiting.popleft()
+                continue
+            try:
+                bound = self._try(first.size_bytes)
+            except BufferUnavailable as error:
+                self._waiting.popleft().told.set_exception(error)
+                continue
+            if bound is not None and bound.passes and self._shared.clock.monotonic() < first.deadline:
+                return
+            self._waiting.popleft().told.set_result(bound)
+
+    def _forget(self, waiter: _Waiter) -> None:
+        """Its request is over. What it was just given goes back."""
+        if waiter in self._waiting:
+            self._waiting.remove(waiter)
+        elif not waiter.told.cancelled() and waiter.told.exception() is None and waiter.told.result() is None:
+            self.give_back(waiter.size_bytes)
+
+
+class Bounds:
+    """Of one process: those of every slot that writes back."""
+
+    def __init__(self, slots: Iterable[Slot], shared: Shared, observer: BoundsObserver) -> None:
+        self.observer = observer
+        self._clock = shared.clock
+        self._told_until = float("-inf")
+        self._of = {slot.name: SlotBounds(slot, shared) for slot in slots}
+
+    def of(self, slot: str) -> SlotBounds | None:
+        """One slot's; None for one that does not write back any more."""
+        return self._of.get(slot)
+
+    def all(self) -> Iterable[SlotBounds]:
+        return self._of.values()
+
+    def unused_bytes(self) -> int:
+        """What of the disk is for the buffers, and not written yet: what they may hold, and the journal's margin."""
+        return MARGIN_BYTES + sum(one.unused_bytes() for one in self._of.values())
+
+    def trouble(self, error: Exception) -> None:
+        """The disk has failed to take something: it is left alone for a moment. Told once in that time."""
+        now = self._clock.monotonic()
+        if now >= self._told_until:
+            self._told_until = now + TROUBLE_SECONDS
+            _log.error("the disk has not taken a write; nothing of it was acknowledged", error=str(error))
+        for one in self._of.values():
+            one.trouble_until = now + TROUBLE_SECONDS
+
+    async def close(self) -> None:
+        for one in self._of.values():
+            await one.close()

@@ -1,0 +1,1 @@
+"""What people see of what is pending, and what they decide about it."""

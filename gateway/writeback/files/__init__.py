@@ -1,0 +1,1 @@
+"""The bytes of what was acknowledged: a staged file for each PutObject and UploadPart, written, sealed and read."""

@@ -1,0 +1,1 @@
+"""How what is pending gets to the origin, and what was begun there and is not needed gets away."""

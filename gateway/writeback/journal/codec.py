@@ -1,0 +1,190 @@
+"""The journal's records as rows, and back (rows.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.errors import BufferDamaged
+from gateway.objects import ObjectKey
+from gateway.writeback.files.staged_file import StagedFile
+from gateway.writeback.journal.records import (
+    Base,
+    Ended,
+    Fixed,
+    Intent,
+    Orphan,
+    OwnDoing,
+    Part,
+    PendingObject,
+    Profile,
+    State,
+    Upload,
+)
+from gateway.writeback.journal.rows import Place, pack, unpack
+
+
+def pack_file(file: StagedFile) -> bytes:
+    return pack(("files", file.name), {"size": file.size_bytes, "md5": file.md5.hex()}, file.checksums)
+
+
+def unpack_file(name: str, packed: bytes) -> StagedFile:
+    record, checksums = unpack(("files", name), packed)
+    return StagedFile(name, record["size"], bytes.fromhex(record["md5"]), checksums)
+
+
+def pack_upload(upload: Upload) -> bytes:
+    record = _fixed(upload.fixed) | {
+        "base": _base(upload.base),
+        "initiated": upload.initiated_at,
+        "origin_upload": upload.origin_upload_id,
+    }
+    return pack(("uploads", upload.upload_id), record)
+
+
+def unpack_upload(upload_id: str, packed: bytes) -> Upload:
+    record, _ = unpack(("uploads", upload_id), packed)
+    return Upload(upload_id, _as_fixed(record), _as_base(record["base"]), record["initiated"], record["origin_upload"])
+
+
+def pack_part(place: Place, part: Part) -> bytes:
+    """`place` says whether it is a part of an upload or of a pending object."""
+    record = {
+        "file": part.file.name,
+        "stored": part.stored_at,
+        "checksums": dict(part.checksums),
+        "origin_etag": part.origin_etag,
+    }
+    if not part.file.is_here:
+        record |= {"size": part.file.size_bytes, "md5": part.file.md5.hex()}
+    return pack(place, record)
+
+
+def unpack_part(place: Place, number: int, packed: bytes, file: StagedFile | None) -> Part:
+    """`file` None: only the origin has the part, or the row of its file is missing, which is BufferDamaged."""
+    record, _ = unpack(place, packed)
+    if file is None and record["file"]:
+        raise BufferDamaged(f"the journal's row {place!r} names a file that it does not know")
+    if file is None:
+        file = StagedFile("", record["size"], bytes.fromhex(record["md5"]), b"")
+    return Part(number, file, record["stored"], record["checksums"], record["origin_etag"])
+
+
+def pack_object(pending: PendingObject) -> bytes:
+    record = _fixed(pending.fixed) | {
+        "base": _base(pending.base),
+        "acknowledged": pending.acknowledged_at,
+        "etag": pending.etag,
+        "size": pending.size_bytes,
+        "multipart": pending.multipart,
+        "deleted": pending.deleted,
+        "upload": pending.upload_id,
+        "origin_upload": pending.origin_upload_id,
+        "checksums": dict(pending.checksums),
+        "state": pending.state.value,
+    }
+    return pack(("objects", pending.sequence), record)
+
+
+def unpack_object(sequence: int, packed: bytes) -> PendingObject:
+    """Without its parts, which are rows of their own."""
+    record, _ = unpack(("objects", sequence), packed)
+    return PendingObject(
+        sequence,
+        _as_fixed(record),
+        _as_base(record["base"]),
+        record["acknowledged"],
+        record["etag"],
+        record["size"],
+        multipart=record["multipart"],
+        deleted=record["deleted"],
+        upload_id=record["upload"],
+        origin_upload_id=record["origin_upload"],
+        checksums=record["checksums"],
+        state=State(record["state"]),
+    )
+
+
+def pack_ended(ended: Ended) -> bytes:
+    record = {
+        "bucket": ended.key.bucket,
+        "key": ended.key.key,
+        "at": ended.ended_at,
+        "etag": ended.etag,
+        "parts": list(ended.parts),
+    }
+    return pack(("ended", ended.upload_id), record)
+
+
+def unpack_ended(upload_id: str, packed: bytes) -> Ended:
+    record, _ = unpack(("ended", upload_id), packed)
+    parts = [(number, etag) for number, etag in record["parts"]]
+    return Ended(upload_id, ObjectKey(record["bucket"], record["key"]), record["at"], record["etag"], parts)
+
+
+def pack_orphan(orphan: Orphan) -> bytes:
+    record = {"bucket": orphan.key.bucket, "key": orphan.key.key}
+    return pack(("orphans", orphan.origin_upload_id), record)
+
+
+def unpack_orphan(origin_upload_id: str, packed: bytes) -> Orphan:
+    record, _ = unpack(("orphans", origin_upload_id), packed)
+    return Orphan(ObjectKey(record["bucket"], record["key"]), origin_upload_id)
+
+
+def pack_intent(intent: Intent) -> bytes:
+    record = {
+        "worker": intent.worker,
+        "bucket": intent.key.bucket,
+        "key": intent.key.key,
+        "asked": intent.asked_at,
+        "suspect": intent.suspect_since,
+    }
+    return pack(("intents", intent.token), record)
+
+
+def unpack_intent(token: str, packed: bytes) -> Intent:
+    record, _ = unpack(("intents", token), packed)
+    key = ObjectKey(record["bucket"], record["key"])
+    return Intent(token, record["worker"], key, record["asked"], record["suspect"])
+
+
+def pack_profile(bucket: str, profile: Profile) -> bytes:
+    return pack(
+        ("profiles", bucket),
+        {"md5_etags": profile.md5_etags, "may_look": profile.may_look, "learned": profile.learned_at},
+    )
+
+
+def unpack_profile(bucket: str, packed: bytes) -> Profile:
+    record, _ = unpack(("profiles", bucket), packed)
+    return Profile(record["md5_etags"], record["may_look"], record["learned"])
+
+
+def pack_own_doing(key: ObjectKey, own: OwnDoing) -> bytes:
+    return pack(("origin", key.bucket, key.key), {"at": own.at, "etag": own.etag, "known": own.known})
+
+
+def unpack_own_doing(key: ObjectKey, packed: bytes) -> OwnDoing:
+    record, _ = unpack(("origin", key.bucket, key.key), packed)
+    return OwnDoing(record["at"], record["etag"], record["known"])
+
+
+def _fixed(fixed: Fixed) -> dict[str, Any]:
+    return {
+        "bucket": fixed.key.bucket,
+        "key": fixed.key.key,
+        "headers": dict(fixed.headers),
+        "slot": fixed.slot,
+    }
+
+
+def _as_fixed(record: dict[str, Any]) -> Fixed:
+    return Fixed(ObjectKey(record["bucket"], record["key"]), record["headers"], record["slot"])
+
+
+def _base(base: Base) -> dict[str, Any]:
+    return {"etags": list(base.etags), "absent": base.absent, "known": base.known, "asked": base.asked_at}
+
+
+def _as_base(record: dict[str, Any]) -> Base:
+    return Base(tuple(record["etags"]), record["absent"], record["known"], record["asked"])

@@ -1,0 +1,247 @@
+"""The journal of the write-back buffer, as one process reads and writes it: a transaction at a time, many in a commit.
+
+Changes run on the journal's own thread. Those that wait while a commit is under way share the next one (group commit),
+each in a savepoint of its own, so that one that fails takes no other with it. A change is acknowledged when it is on
+disk: SQLite has synced its log (`synchronous = FULL`). Once a commit has failed in the disk, the journal takes nothing
+more in this process: what a later sync says of what an earlier one has lost is not believed.
+
+Reads are microseconds, wait for nobody, and may run on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gateway.errors import BufferRefused, BufferUnavailable
+from gateway.objects import ObjectKey
+from gateway.writeback.journal.book import Book
+from gateway.writeback.journal.schema import connect, prepare
+from gateway.writeback.presence import News, Presence
+
+R = TypeVar("R")
+
+CHANGES_PER_COMMIT_MAX = 256
+
+_PASSING = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL})
+"""What nothing is lost by: the transaction was rolled back, and the next commit may be believed."""
+
+_Waiting = tuple[Callable[[Book], Any], "Future[Any]"]
+
+
+class Journal:
+    """The journal as the process of a worker slot uses it.
+
+    `freed` is given the files that nothing refers to once that is durable.
+    """
+
+    def __init__(self, directory: Path, freed: Callable[[list[str]], None], worker: int = 0) -> None:
+        path = str(directory / "journal")
+        try:
+            self._writer = connect(path)
+            prepare(self._writer)
+            self._reader = connect(path)
+            self._presence = Presence(directory / "presence")
+        except (sqlite3.Error, OSError) as error:
+            raise BufferUnavailable(f"the write-back journal in {directory} cannot be opened: {error}") from error
+        self.worker = worker
+        self._freed = freed
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="writeback-journal")
+        self._lock = threading.Lock()
+        self._waiting: list[_Waiting] = []
+        self._removed: list[str] = []
+        self._failure: BufferRefused | None = None
+        self.make_room: Callable[[], bool] = lambda: False
+        """Asked when the disk is full: whether it is worth trying again."""
+
+    # Reads
+
+    def may_be_pending(self, key: ObjectKey) -> bool:
+        """Whether something may be pending under a key: False is certain, and costs next to nothing."""
+        return self._presence.may_be(key)
+
+    def stamp(self, news: News) -> bytes:
+        """Another value than before, where any process has committed something of that kind."""
+        return self._presence.stamped(news)
+
+    def read(self, look: Callable[[Book], R]) -> R:
+        """What a look at the journal as it is now finds. Event loop only."""
+        try:
+            self._reader.execute("BEGIN")
+            try:
+                return look(Book(self._reader, self._presence))
+            finally:
+                self._reader.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            raise BufferUnavailable(f"the write-back journal cannot be read: {error}") from error
+
+    def knows_file(self, name: str) -> bool:
+        """Whether anything acknowledged is in a staged file. Not while other threads read."""
+        return self.read(lambda book: book.knows_file(name))
+
+    # Changes
+
+    async def change(self, step: Callable[[Book], R]) -> R:
+        """Carry out a change; it is durable when this returns. BufferUnavailable when it may not be.
+
+        After that it may have happened all the same: files that it named must stay; not so after BufferRefused.
+        """
+        future: Future[R] = Future()
+        with self._lock:
+            self._waiting.append((step, future))
+            first = len(self._waiting) == 1
+        if first:
+            self._thread.submit(self._commit_waiting)
+        return await asyncio.shield(asyncio.wrap_future(future))
+
+    def recover(self, now: float) -> tuple[int, int]:
+        """Put in order what no other process has open: how much is pending, and how many uploads are open. Blocks."""
+        self._remove(self.read(lambda book: book.left_behind()))
+        book = Book(self._writer, self._presence)
+        with self._transaction():
+            book.removed(self._removed)
+            while book.forget_ended(now):
+                pass
+            book.recount()
+            book.suspect_all(now)
+        self._removed.clear()
+        self._tidy()
+        return self.read(lambda book: book.counts())
+
+    def take_over(self, now: float) -> None:
+        """The process that had this worker slot before is dead, since when nobody knows. Blocks.
+
+        Files that any process had no time to remove any more are removed.
+        """
+        book = Book(self._writer, self._presence)
+        self._remove(self.read(lambda book: book.left_behind()))
+        try:
+            with self._transaction():
+                book.suspect_all(now, self.worker)
+                book.removed(self._removed)
+        except sqlite3.Error as error:
+            if _primary_code(error) not in _PASSING:  # else it is done at the next start
+                raise BufferUnavailable(f"the write-back journal cannot be written: {error}") from error
+        else:
+            self._removed.clear()
+
+    async def tidy(self) -> None:
+        """Let reads of keys pass where nothing is pending any more."""
+        await asyncio.wrap_future(self._thread.submit(self._tidy))
+
+    def end_reads(self) -> None:
+        """Every read raises BufferUnavailable from now on. Event loop only, for so are reads: closing under one of them
+        would end the process.
+        """
+        self._reader.close()
+
+    def close(self) -> None:
+        """Finish what waits, and close. Blocks."""
+        self._thread.shutdown(wait=True)
+        self._reader.close()
+        self._writer.close()
+        self._presence.close()
+
+    def _commit_waiting(self) -> None:
+        with self._lock:
+            batch, self._waiting = self._waiting[:CHANGES_PER_COMMIT_MAX], self._waiting[CHANGES_PER_COMMIT_MAX:]
+            if self._waiting:
+                self._thread.submit(self._commit_waiting)
+        try:
+            book, outcomes = self._commit_with_room(batch)
+        except (sqlite3.Error, BufferUnavailable) as error:
+            failure = self._failed(error)
+            for _, future in batch:
+                future.set_exception(failure)
+            return
+        for news in book.news:
+            self._presence.stamp(news)
+        if book.freed:
+            self._remove(book.freed)
+        for (_, future), tell in zip(batch, outcomes, strict=True):
+            tell(future)
+
+    def _commit_with_room(self, batch: list[_Waiting]) -> tuple[Book, list[Callable[[Future[Any]], None]]]:
+        book = Book(self._writer, self._presence)
+        try:
+            return book, self._commit(book, batch)
+        except sqlite3.Error as error:
+            if _primary_code(error) != sqlite3.SQLITE_FULL or not self.make_room():
+                raise
+        book = Book(self._writer, self._presence)
+        return book, self._commit(book, batch)
+
+    def _commit(self, book: Book, batch: list[_Waiting]) -> list[Callable[[Future[Any]], None]]:
+        if self._failure is not None:
+            raise self._failure
+        with self._transaction():
+            book.removed(self._removed)
+            outcomes = [self._carry_out(book, step) for step, _ in batch]
+        self._removed.clear()
+        return outcomes
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """That writes, and is committed behind this."""
+        self._writer.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._writer.execute("COMMIT")
+        except BaseException:
+            if self._writer.in_transaction:
+                self._writer.execute("ROLLBACK")
+            raise
+
+    def _remove(self, names: Sequence[str]) -> None:
+        """That they are gone is written down with the next commit: a commit of its own it is not worth."""
+        self._freed(list(names))
+        self._removed += names
+
+    def _carry_out(self, book: Book, step: Callable[[Book], Any]) -> Callable[[Future[Any]], None]:
+        freed = len(book.freed)
+        self._writer.execute("SAVEPOINT change")
+        try:
+            result = step(book)
+        except sqlite3.Error:
+            raise
+        except Exception as error:  # noqa: BLE001 - it is raised where the change was asked for
+            self._writer.execute("ROLLBACK TO change")
+            del book.freed[freed:]
+            failure = error
+            return lambda future: future.set_exception(failure)
+        finally:
+            if self._writer.in_transaction:
+                self._writer.execute("RELEASE change")
+        return lambda future: future.set_result(result)
+
+    def _failed(self, error: Exception) -> BufferUnavailable:
+        if isinstance(error, BufferUnavailable):
+            return error
+        passes = _primary_code(error) in _PASSING
+        failure = (BufferRefused if passes else BufferUnavailable)(f"the write-back journal cannot be written: {error}")
+        failure.__cause__ = error
+        if not passes:
+            self._failure = BufferRefused(f"the write-back journal takes nothing any more: {error}")
+        return failure
+
+    def _tidy(self) -> None:
+        try:
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                self._presence.keep(Book(self._writer, self._presence).places())
+            finally:
+                self._writer.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            raise BufferUnavailable(f"the write-back journal cannot be read: {error}") from error
+
+
+def _primary_code(error: Exception) -> int:
+    """SQLite's, without what says more."""
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF

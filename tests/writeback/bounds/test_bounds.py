@@ -1,0 +1,349 @@
+"""Room in the buffer: never more is given than there is, whoever asks; who waits is served in turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.errors import BufferUnavailable
+from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Slot
+from gateway.writeback.bounds import disk_room
+from gateway.writeback.bounds.bounds import TROUBLE_SECONDS, Bound, SlotBounds
+from gateway.writeback.bounds.disk_room import MARGIN_BYTES
+from gateway.writeback.bounds.pacing import (
+    DELAY_SECONDS_MAX,
+    PACED_FROM,
+    RETRY_SECONDS_MAX,
+    delay_seconds,
+    retry_after_seconds,
+)
+from gateway.writeback.bounds.reservations import Reservations
+from gateway.writeback.buffer import WritebackBuffer
+from gateway.writeback.journal.records import Part
+from gateway.writeback.opening import recover
+from tests.support.manual_clock import ManualClock
+from tests.support.writeback import key, pending, staged
+
+SIZE = 1000
+
+
+def slot(name: str = "slot", **changed: Any) -> Slot:
+    return Slot(name, Prefix.parse(f"s3://{name}/"), write="back", **{"buffer_bytes": SIZE, **changed})
+
+
+@asynccontextmanager
+async def opened(path: Path, clock: ManualClock, *slots: Slot, worker: int = 0) -> AsyncIterator[WritebackBuffer]:
+    buffer = await WritebackBuffer.open(path, worker, slots or (slot(),), clock=clock)
+    try:
+        yield buffer
+    finally:
+        await buffer.close()
+
+
+def bounds_of(buffer: WritebackBuffer, name: str = "slot") -> SlotBounds:
+    found = buffer.bounds.of(name)
+    assert found is not None
+    return found
+
+
+def with_bounds(
+    path: Path, scenario: Callable[[WritebackBuffer, SlotBounds, ManualClock], Coroutine[Any, Any, None]], *slots: Slot
+) -> None:
+    async def run() -> None:
+        clock = ManualClock()
+        async with opened(path, clock, *slots) as buffer:
+            await scenario(buffer, bounds_of(buffer), clock)
+
+    asyncio.run(run())
+
+
+def written(name: str) -> Part:
+    """A part of as many bytes as its name has."""
+    return Part(1, staged(name), 0.0)
+
+
+def test_what_is_acknowledged_and_what_arrives_share_the_room(tmp_path: Path) -> None:
+    """A body counts from before its first byte until its write is flushed."""
+
+    async def scenario(buffer: WritebackBuffer, bounds: SlotBounds, _: ManualClock) -> None:
+        assert await bounds.take(600, 0) is None
+        assert await bounds.take(600, 0) is Bound.FULL
+        stored = await buffer.acknowledge(pending(key("k"), parts=[written("x" * 600)]))
+        assert bounds.used_bytes() == 1200
+        bounds.give_back(600)
+        assert bounds.used_bytes() == 600
+        assert await bounds.take(400, 0) is None
+        assert await bounds.take(1, 0) is Bound.FULL
+        await buffer.journal.change(lambda book: book.settle(stored.sequence, '"e"', 1.0))
+        assert await bounds.take(600, 0) is None
+
+    with_bounds(tmp_path, scenario)
+
+
+def test_all_workers_share_the_room(tmp_path: Path) -> None:
+    """What one has given out no other gives; what a killed one had given out is free when its successor is there."""
+
+    async def scenario() -> None:
+        clock = ManualClock()
+        async with opened(tmp_path, clock) as one:
+            two = await WritebackBuffer.open(tmp_path, 1, (slot(),), clock=clock)
+            assert await bounds_of(two).take(700, 0) is None
+            assert await bounds_of(one).take(301, 0) is Bound.FULL
+            assert await bounds_of(one).take(300, 0) is None
+            await two.close()  # as a kill leaves it: nothing is given back
+            assert await bounds_of(one).take(1, 0) is Bound.FULL
+            async with opened(tmp_path, clock, worker=1) as successor:
+                assert bounds_of(successor).used_bytes() == 300
+                assert await bounds_of(one).take(700, 0) is None
+
+    asyncio.run(scenario())
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    wishes=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 1200), st.booleans()), max_size=40),
+    limit=st.integers(1, 1500),
+)
+def test_reservations_never_exceed_the_size(
+    tmp_path_factory: pytest.TempPathFactory, wishes: list[tuple[int, int, bool]], limit: int
+) -> None:
+    """Over three workers that take and give back in any order."""
+
+    async def scenario(path: Path) -> None:
+        clock = ManualClock()
+        small = slot(buffer_bytes=limit)
+        async with AsyncExitStack() as stack:
+            workers = [await stack.enter_async_context(opened(path, clock, small, worker=one)) for one in (0, 1, 255)]
+            held: list[tuple[SlotBounds, int]] = []
+            for worker, size_bytes, gives_back in wishes:
+                bounds = bounds_of(workers[worker])
+                if gives_back and held:
+                    owner, count = held.pop()
+                    owner.give_back(count)
+                bound = await bounds.take(size_bytes, 0)
+                fits = sum(count for _, count in held) + size_bytes <= limit
+                assert (bound is None) == fits
+                assert bound in (None, Bound.FULL) or (bound is Bound.SIZE and size_bytes > limit)
+                held += [(bounds, size_bytes)] if bound is None else []
+                assert bounds.used_bytes() == sum(count for _, count in held) <= limit
+
+    asyncio.run(scenario(tmp_path_factory.mktemp("bounds")))
+
+
+def test_a_start_forgets_what_was_arriving(tmp_path: Path) -> None:
+    """Also when the slots are others than before."""
+
+    async def scenario() -> None:
+        clock = ManualClock()
+        buffer = await WritebackBuffer.open(tmp_path, 7, (slot(), slot("b")), clock=clock)
+        assert await bounds_of(buffer, "b").take(1000, 0) is None
+        await buffer.close()
+        recover(tmp_path, 0.0)
+        async with opened(tmp_path, clock, slot("b"), slot("c"), slot()) as after:
+            assert [one.used_bytes() for one in after.bounds.all()] == [0, 0, 0]
+
+    asyncio.run(scenario())
+
+
+def test_slots_do_not_take_each_others_room(tmp_path: Path) -> None:
+    """Each has its own."""
+
+    async def scenario(buffer: WritebackBuffer, bounds: SlotBounds, _: ManualClock) -> None:
+        assert await bounds.take(1000, 0) is None
+        assert await bounds_of(buffer, "b").take(1000, 0) is None
+        assert buffer.bounds.of("unknown") is None
+        assert buffer.bounds.unused_bytes() == 2000 + MARGIN_BYTES
+        await buffer.acknowledge(pending(key("k"), parts=[written("x" * 600)]))
+        assert buffer.bounds.unused_bytes() == 1400 + MARGIN_BYTES
+
+    with_bounds(tmp_path, scenario, slot(), slot("b"))
+
+
+def test_who_waits_is_served_in_turn(tmp_path: Path) -> None:
+    """A large body is not overtaken by small ones for ever; whoever gives up or is gone is passed over."""
+
+    async def scenario(_: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
+        assert await bounds.take(900, 0) is None
+        large = asyncio.create_task(bounds.take(800, 20.0))
+        gone = asyncio.create_task(bounds.take(100, 20.0))
+        small = asyncio.create_task(bounds.take(100, 20.0))
+        await clock.advance(1.0)
+        assert not large.done()
+        assert not small.done()
+        gone.cancel()
+        bounds.give_back(900)
+        await clock.advance(0.1)
+        assert (await large, await small) == (None, None)
+        assert gone.cancelled()
+        assert bounds.used_bytes() == 900
+
+    with_bounds(tmp_path, scenario)
+
+
+def test_waiting_has_an_end(tmp_path: Path) -> None:
+    """After the patience that was given, and no reservation is left."""
+
+    async def scenario(_: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
+        assert await bounds.take(1000, 0) is None
+        waiting = [asyncio.create_task(bounds.take(size, 20.0)) for size in (10, 20)]
+        await clock.advance(0.0)
+        await clock.advance(19.9)
+        assert not any(task.done() for task in waiting)
+        await clock.advance(0.2)
+        assert [await task for task in waiting] == [Bound.FULL] * 2
+        assert bounds.used_bytes() == 1000
+
+    with_bounds(tmp_path, scenario)
+
+
+def test_who_is_cancelled_when_room_has_just_come_gives_it_back(tmp_path: Path) -> None:
+    """A client that leaves takes nothing with it."""
+
+    async def scenario(_: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
+        assert await bounds.take(1000, 0) is None
+        waiting = asyncio.create_task(bounds.take(10, 20.0))
+        await clock.advance(0.1)
+        bounds.give_back(1000)
+        bounds._serve()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert waiting.cancelled()
+        assert bounds.used_bytes() == 0
+
+    with_bounds(tmp_path, scenario)
+
+
+def test_a_journal_that_cannot_be_read_is_told_to_all_who_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody hangs, and nothing stays reserved."""
+
+    async def scenario(buffer: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
+        assert await bounds.take(1000, 0) is None
+        waiting = asyncio.create_task(bounds.take(10, 20.0))
+        await clock.advance(0.1)
+
+        def fail(_: object) -> None:
+            raise BufferUnavailable("no")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(buffer.journal, "read", fail)
+            await clock.advance(0.1)
+        with pytest.raises(BufferUnavailable):
+            await waiting
+        assert bounds.used_bytes() == 1000
+
+    with_bounds(tmp_path, scenario)
+
+
+def test_exposure_is_bytes_and_age(tmp_path: Path) -> None:
+    """Who asks learns it at once; what is too old, or too much, is only cured by the flush."""
+
+    async def scenario(buffer: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
+        assert await bounds.take(300, 20.0) is None
+        assert await bounds.take(201, 20.0) is Bound.EXPOSURE_BYTES
+        assert await bounds.take(200, 20.0) is None
+        bounds.give_back(500)
+        stored = await buffer.acknowledge(_acknowledged(pending(key("k"), parts=[written("x")]), clock.now()))
+        await clock.advance(60.0)
+        assert await bounds.take(1, 20.0) is None
+        await clock.advance(0.1)
+        assert await bounds.take(1, 20.0) is Bound.EXPOSURE_AGE
+        await buffer.journal.change(lambda book: book.settle(stored.sequence, '"e"', 1.0))
+        assert await bounds.take(1, 20.0) is None
+
+    with_bounds(tmp_path, scenario, slot(exposure_bytes_max=500, exposure_age_seconds_max=60.0))
+
+
+def _acknowledged(one: Any, at: float) -> Any:
+    from dataclasses import replace
+
+    return replace(one, acknowledged_at=at)
+
+
+def test_a_disk_without_room_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much of the buffer is free: what is acknowledged must find room, and its place in the journal, too."""
+
+    async def scenario(_: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
+        monkeypatch.setattr(disk_room, "MARGIN_BYTES", 2**62)
+        assert await bounds.take(1, 0) is Bound.DISK
+        monkeypatch.undo()
+        assert await bounds.take(1, 0) is None
+        assert bounds.used_bytes() == 1
+
+    with_bounds(tmp_path, scenario)
+
+
+def test_a_disk_that_has_failed_is_tried_again_after_a_while(tmp_path: Path) -> None:
+    """Clients' bodies are not thrown at it one after the other."""
+
+    async def scenario(buffer: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
+        buffer.bounds.trouble(BufferUnavailable("EIO"))
+        assert await bounds.take(1, 0) is Bound.DISK
+        await clock.advance(TROUBLE_SECONDS)
+        assert await bounds.take(1, 0) is None
+
+    with_bounds(tmp_path, scenario)
+
+
+def test_cells_are_as_wide_as_any_body(tmp_path: Path) -> None:
+    """Thousands of bodies of 5 GiB fit in a number."""
+    reservations = Reservations(tmp_path / "r", 256, ["a", "b"])
+    reservations.add("b", 10_000 * 5 * 2**30)
+    assert (reservations.total("a"), reservations.total("b")) == (0, 10_000 * 5 * 2**30)
+    assert reservations.total_of_all() == reservations.total("b")
+    reservations.close()
+
+
+SIZES = st.integers(1, 5 * 2**30)
+
+
+@given(size=SIZES, used=st.integers(0, 2**40), allowed=st.integers(1, 2**40), age=st.none() | st.floats(0, 1e6))
+def test_a_delay_is_bounded(size: int, used: int, allowed: int, age: float | None) -> None:
+    """Never longer than clients bear, none below three quarters, and none where nothing would be gained."""
+    delay = delay_seconds(size, used, allowed, age)
+    assert 0 <= delay <= DELAY_SECONDS_MAX
+    if used < PACED_FROM * allowed or age is None:
+        assert delay == 0
+    assert 1 <= retry_after_seconds(size, used, age) <= RETRY_SECONDS_MAX
+
+
+@given(size=SIZES, used=st.integers(1, 2**40), more=st.integers(0, 2**40), age=st.floats(0, 1e6))
+def test_a_fuller_buffer_never_makes_it_shorter(size: int, used: int, more: int, age: float) -> None:
+    """At the same rate of the flush."""
+    allowed = 2**40
+    fuller = min(used + more, allowed)
+    assert delay_seconds(size, used, allowed, age) <= delay_seconds(size, fuller, allowed, age * fuller / used) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("writers", "flush_bytes_per_second"), [(1, 20e6), (4, 20e6), (4, 125e6), (16, 125e6), (16, 5e8)]
+)
+def test_what_comes_in_becomes_what_goes_out(writers: int, flush_bytes_per_second: float) -> None:
+    """Writers of 8 MiB parts, a flush that is slower than they are: the buffer stops filling before it is full."""
+    part, allowed, used = 8 * 2**20, 4 * 2**30, 0.0
+    ready = [0.0] * writers
+    now, flushed_at = 0.0, 0.0
+    acknowledged: list[float] = []
+    went_in = 0
+    while now < 600:
+        writer = min(range(writers), key=lambda one: ready[one])
+        now = max(now, ready[writer])
+        used = max(0.0, used - (now - flushed_at) * flush_bytes_per_second)
+        flushed_at = now
+        assert used + part <= allowed
+        used += part
+        went_in += part
+        acknowledged.append(now)
+        oldest = acknowledged[max(0, len(acknowledged) - max(1, round(used / part)))]
+        delay = delay_seconds(part, round(used), allowed, now - oldest)
+        ready[writer] = now + part / 1e9 * writers + delay
+    assert used > PACED_FROM * allowed
+    late = [at for at in acknowledged if at > 300]
+    assert len(late) * part / 300 == pytest.approx(flush_bytes_per_second, rel=0.15)

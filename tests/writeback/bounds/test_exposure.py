@@ -1,0 +1,70 @@
+"""What only this node has is told as it is."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import BufferUnavailable
+from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Slot
+from gateway.writeback.bounds.exposure import LOOK_SECONDS, Exposure, SlotExposure
+from gateway.writeback.buffer import WritebackBuffer
+from gateway.writeback.journal.records import State
+from tests.support.manual_clock import ManualClock
+from tests.support.writeback import key, part, pending, upload
+
+SLOT = Slot("slot", Prefix.parse("s3://bucket/"), write="back", buffer_bytes=1000)
+
+
+class Told:
+    def __init__(self) -> None:
+        self.last: SlotExposure | None = None
+
+    def exposed(self, slot: str, exposure: SlotExposure) -> None:
+        assert slot == "slot"
+        self.last = exposure
+
+
+def test_pending_and_arriving_writes_are_told_with_the_age_of_the_oldest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Objects, parts of open uploads, deletions; a conflict counts as bytes, but has no age; errors pass."""
+
+    async def scenario() -> None:
+        clock, told = ManualClock(), Told()
+        buffer = await WritebackBuffer.open(tmp_path, 0, [SLOT], clock=clock)
+        running = asyncio.create_task(Exposure(buffer.bounds, clock, told).run())
+        bounds = buffer.bounds.of("slot")
+        assert bounds is not None
+        await clock.advance(LOOK_SECONDS)
+        assert told.last == SlotExposure(1000, 0, 0, 0, 0.0)
+        first = await buffer.acknowledge(replace(pending(key("a"), "x" * 10), acknowledged_at=clock.now()))
+        await buffer.journal.change(lambda book: book.open_upload(upload("u", key("b"))))
+        await buffer.put_part("u", part(1, "y" * 7))
+        await buffer.acknowledge(replace(pending(key("c"), deleted=True), acknowledged_at=clock.now() + 5))
+        assert await bounds.take(100, 0) is None
+        await clock.advance(30.0)
+        assert told.last is not None
+        assert replace(told.last, oldest_seconds=0.0) == SlotExposure(1000, 117, 17, 2, 0.0)
+        assert told.last.oldest_seconds == pytest.approx(30.0, abs=LOOK_SECONDS)
+        with monkeypatch.context() as patch:
+            patch.setattr(buffer.journal, "read", _fail)
+            await clock.advance(LOOK_SECONDS)
+        await buffer.journal.change(lambda book: book.change(replace(first, state=State.CONFLICT)))
+        await clock.advance(LOOK_SECONDS)
+        assert told.last.pending_objects == 2
+        assert told.last.oldest_seconds == pytest.approx(27.0, abs=3 * LOOK_SECONDS)
+        assert not running.done()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await buffer.close()
+
+    asyncio.run(scenario())
+
+
+def _fail(_: object) -> None:
+    raise BufferUnavailable("no")

@@ -1,0 +1,477 @@
+"""What is pending is shown as it is, flushed when somebody asks, and decided by people where nobody else can."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.errors import BufferUnavailable, NothingPending, NotToBeDecided, OriginUnreachable
+from gateway.objects import ObjectKey
+from gateway.origin.memory.faults import Answer, Unreachable, on
+from gateway.policy.prefixes import Prefix
+from gateway.s3.requests import Operation
+from gateway.writeback.desk.desk import STATES, WATCH_SECONDS, NoDesk, WritebackDesk
+from gateway.writeback.desk.overview import Overview
+from gateway.writeback.flushing.flush import LONGEST_PAUSE_SECONDS
+from gateway.writeback.journal.records import Base, Fixed, State
+from tests.support.flushing import HEADERS, PART_BYTES
+from tests.support.writeback import key, part
+from tests.support.writeback_office import Office
+
+EVERYTHING = Prefix("")
+
+
+def with_office(path: Path, scenario: Callable[[Office], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        office = Office(path)
+        try:
+            await scenario(office)
+        finally:
+            await office.close()
+
+    asyncio.run(run())
+
+
+def names(page: dict[str, Any]) -> list[str]:
+    return [one["key"] for one in page["objects"]]
+
+
+async def all_pages(
+    ask: Callable[[Prefix, str, int], Coroutine[Any, Any, dict[str, Any]]], prefix: Prefix, count: int, what: str
+) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    after: str | None = ""
+    while after is not None:
+        page = await ask(prefix, after, count)
+        assert len(page[what]) <= count
+        found += page[what]
+        after = page["next"]
+    return found
+
+
+def test_what_is_pending_comes_in_pages_in_the_order_of_keys(tmp_path: Path) -> None:
+    """Whatever the size of the pages and the prefix: each once, all buckets, and nothing that is not under it."""
+    keys = [
+        ObjectKey(bucket, name) for bucket in ("a", "bucket") for name in ("a", "a/b", "a/c", "a0", "é", "\U0010ffff")
+    ]
+
+    async def scenario(office: Office) -> None:
+        for one in reversed(keys):
+            await office.buffer.put(one, b"x")
+        await office.buffer.delete(key("a"))
+        for count in (1, 2, 5, 1000):
+            for prefix in map(
+                Prefix.parse, ("s3://", "s3://a", "s3://bucket/a", "s3://bucket/a/", "s3://bucket/é", "s3://z")
+            ):
+                found = await all_pages(office.desk.objects, prefix, count, "objects")
+                shown = [(one["bucket"], one["key"]) for one in found]
+                assert shown == [one for one in keys if prefix.covers(one.bucket, one.key)]
+        [deleted] = [one for one in found_all(await office.desk.objects(EVERYTHING, "", 100)) if one["deleted"]]
+        assert (deleted["key"], deleted["etag"], deleted["bytes"]) == ("a", None, 0)
+        for bad in ("x", "W10=", "WzEsMl0=", "!"):
+            with pytest.raises(ValueError, match="token"):
+                await office.desk.objects(EVERYTHING, bad, 1)
+
+    with_office(tmp_path, scenario)
+
+
+def found_all(page: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = page["objects"]
+    return found
+
+
+def test_a_page_is_found_by_index(tmp_path: Path) -> None:
+    """However much lies before it."""
+
+    async def scenario(office: Office) -> None:
+        for number in range(100):
+            await office.buffer.put(key(f"k{number:03}"), b"x")
+        steps = 0
+
+        def count() -> int:
+            nonlocal steps
+            steps += 1
+            return 0
+
+        await office.desk.objects(EVERYTHING, "", 1)
+        connection = office.overview._connection
+        assert connection is not None
+        costs = []
+        for name in ("k000", "k098"):
+            place = ("bucket", name, 0)
+            connection.set_progress_handler(count, 1)
+            steps = 0
+            assert len(await office.overview.page(Prefix("bucket", "k"), place, 1)) == 1
+            connection.set_progress_handler(None, 0)
+            costs.append(steps)
+        assert max(costs) < 1.5 * min(costs)
+
+    with_office(tmp_path, scenario)
+
+
+def test_an_upload_is_shown_with_what_the_origin_has_of_it(tmp_path: Path) -> None:
+    """Parts and bytes that were sent, and that it is being sent; open uploads by themselves."""
+
+    async def scenario(office: Office) -> None:
+        stored = await office.buffer.upload(key("model"), [PART_BYTES, 1000, 3])
+        sent = replace(stored.parts[0], origin_etag='"x"')
+        await office.buffer.journal.change(lambda book: book.piece_sent(stored.sequence, sent))
+        [shown] = found_all(await office.desk.objects(EVERYTHING, "", 10))
+        assert (shown["state"], shown["parts"], shown["parts_sent"], shown["bytes_sent"]) == (
+            "sending",
+            3,
+            1,
+            PART_BYTES,
+        )
+        assert (await office.progress())["bytes_sent"] == PART_BYTES
+        for upload_id in ("u2", "u1", "u3"):
+            await office.open_upload("open", upload_id)
+        await office.buffer.journal.change(lambda book: book.put_part("u2", part(1, "p")))
+        found = await all_pages(office.desk.uploads, Prefix("bucket", "o"), 2, "uploads")
+        assert [(one["upload_id"], one["parts"], one["bytes"], one["initiated_at"]) for one in found] == [
+            ("u1", 0, 0, 7.0),
+            ("u2", 1, 1, 7.0),
+            ("u3", 0, 0, 7.0),
+        ]
+        assert (await office.progress(Prefix("bucket", "model")))["open_uploads"] == 0
+        summary = await office.desk.summary()
+        assert (summary["objects"], summary["bytes"], summary["open_uploads"]) == (1, PART_BYTES + 1003, 3)
+        [slot] = summary["slots"]
+        assert (slot["staged_bytes"], slot["buffer_bytes"]) == (PART_BYTES + 1004, 1000)
+        assert summary["slots"][0]["oldest_acknowledged_at"] == summary["oldest_acknowledged_at"] == 1.0
+
+    with_office(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("effect", [Unreachable(), Answer(403, "AccessDenied"), Answer(404, "NoSuchBucket")], ids=str)
+def test_a_flush_that_waits_is_tried_at_once(tmp_path: Path, effect: Answer | Unreachable) -> None:
+    """Without letting the pause pass that its failures have led to; and only what is asked for."""
+
+    async def scenario(office: Office) -> None:
+        fault = office.buffer.origin.inject(on(Operation.PUT_OBJECT), effect, times=None)
+        for name in ("a/1", "b/1"):
+            await office.buffer.put(key(name), b"x")
+        office.start()
+        await office.buffer.until(lambda: all((one := office.alarms.of(n)) and one.failures > 9 for n in (1, 2)))
+        shown = found_all(await office.desk.problems(EVERYTHING, "", 10))
+        assert [(one["key"], one["state"]) for one in shown] == [("a/1", "sending"), ("b/1", "sending")]
+        assert all(one["failures"] > 9 for one in shown)
+        assert not isinstance(effect, Answer) or {one["reason"] for one in shown} == {effect.code}
+        slot = (await office.desk.summary())["slots"][0]
+        assert (slot["failing"], slot["reason"]) == (2, shown[-1]["reason"])
+        office.buffer.origin.faults.remove(fault)
+        left = await office.desk.flush(Prefix("bucket", "a/"))
+        assert (left["objects"], left["failing"], left["stuck"]) == (1, 1, 0)
+        await settled_without_time(office, "a/1")
+        assert [one.key.key for one in office.buffer.left()] == ["b/1"]
+        assert (await office.progress(Prefix("bucket", "a/")))["objects"] == 0
+        await office.buffer.clock.advance(LONGEST_PAUSE_SECONDS)
+        await office.buffer.until(lambda: len(office.alarms) == 0)
+        assert office.buffer.left() == []
+
+    with_office(tmp_path, scenario)
+
+
+async def settled_without_time(office: Office, name: str) -> None:
+    """The origin gets it while the clock stands still."""
+    for _ in range(2000):
+        if name not in [one.key.key for one in office.buffer.left()]:
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it waits for the clock")
+
+
+def test_a_flush_is_about_what_was_acknowledged_by_then(tmp_path: Path) -> None:
+    """What comes later under the same prefix is not waited for."""
+
+    async def scenario(office: Office) -> None:
+        await office.buffer.put(key("a"), b"x")
+        begun = await office.desk.flush(Prefix("bucket"))
+        await office.buffer.put(key("b"), b"x")
+        assert (begun["through"], begun["objects"], begun["prefix"]) == (1, 1, "s3://bucket/")
+        assert (await office.progress(Prefix("bucket"), begun["through"]))["objects"] == 1
+        assert (await office.progress(Prefix("bucket")))["objects"] == 2
+
+    with_office(tmp_path, scenario)
+
+
+def test_ours_takes_the_place_of_exactly_what_is_there_now(tmp_path: Path) -> None:
+    """Clause 6.5: a third write, before or during the flush, is a conflict again; otherwise ours arrives."""
+
+    async def scenario(office: Office) -> None:
+        await office.conflict("k")
+        found = await office.desk.resolve(key("k"), "keep-ours", None)
+        assert found["etag_at_origin"] == office.buffer.bucket.object("k").etag
+        office.buffer.origin.put("bucket", "k", b"a third")
+        await office.buffer.until(lambda: len(office.buffer.observer.conflicts) == 2)
+        assert office.buffer.origin.data("bucket", "k") == b"a third"
+        await office.desk.resolve(key("k"), "keep-ours", None)
+        await office.buffer.flushed()
+        assert office.buffer.origin.data("bucket", "k") == b"ours"
+        assert len(office.buffer.observer.conflicts) == 2
+
+    with_office(tmp_path, scenario)
+
+
+def test_ours_comes_back_where_others_have_deleted_it(tmp_path: Path) -> None:
+    """Also an upload whose parts the origin has thrown away."""
+
+    async def scenario(office: Office) -> None:
+        await office.buffer.upload(key("k"), [PART_BYTES, 3], origin_upload_id="long gone")
+        office.buffer.origin.put("bucket", "k", b"theirs")
+        office.start()
+        await office.buffer.until(lambda: bool(office.buffer.observer.conflicts))
+        office.buffer.bucket.objects.clear()
+        assert (await office.desk.resolve(key("k"), "keep-ours", 1))["etag_at_origin"] is None
+        await office.buffer.flushed()
+        assert len(office.buffer.origin.data("bucket", "k")) == PART_BYTES + 3
+
+    with_office(tmp_path, scenario)
+
+
+def test_ours_is_given_up_and_everybody_told(tmp_path: Path) -> None:
+    """Clause 6.5: its bytes go, what the origin has stays, and whoever remembers the key is told to ask again."""
+
+    async def scenario(office: Office) -> None:
+        await office.conflict("k")
+        await office.desk.resolve(key("k"), "keep-theirs", None)
+        assert office.buffer.observer.published == [("k", None)]
+        assert office.buffer.left() == []
+        await office.buffer.flushed()
+        assert office.buffer.origin.data("bucket", "k") == b"theirs"
+        await office.buffer.put(key("k"), b"next", base=Base((office.buffer.bucket.object("k").etag,)))
+        await office.buffer.flushed()
+        assert office.buffer.origin.data("bucket", "k") == b"next"
+
+    with_office(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("decision", ["keep-ours", "keep-theirs", "discard"])
+def test_nobody_decides_about_what_is_on_its_way(tmp_path: Path, decision: str) -> None:
+    """Nor about another object than the one that was looked at, nor about none."""
+
+    async def scenario(office: Office) -> None:
+        stored = await office.buffer.put(key("k"), b"ours")
+        with pytest.raises(NotToBeDecided, match="on its way"):
+            await office.desk.resolve(key("k"), decision, None)
+        with pytest.raises(NothingPending, match="by now"):
+            await office.desk.resolve(key("k"), decision, stored.sequence + 1)
+        with pytest.raises(NothingPending):
+            await office.desk.resolve(key("other"), decision, None)
+        with pytest.raises(ValueError, match="keep-ours, keep-theirs, discard"):
+            await office.desk.resolve(key("k"), "toss a coin", None)
+        assert len(office.buffer.left()) == 1
+        with pytest.raises(NothingPending):
+            await NoDesk().resolve(key("k"), decision, None)
+
+    with_office(tmp_path, scenario)
+
+
+def test_an_origin_that_does_not_answer_leaves_the_conflict(tmp_path: Path) -> None:
+    """What would be overwritten must be known."""
+
+    async def scenario(office: Office) -> None:
+        await office.conflict("k")
+        for effect in (Unreachable(), Answer(403, "AccessDenied")):
+            office.buffer.origin.inject(on(Operation.HEAD_OBJECT), effect)
+            with pytest.raises(OriginUnreachable, match="does not say"):
+                await office.desk.resolve(key("k"), "keep-ours", None)
+        assert [one.state for one in office.buffer.left()] == [State.CONFLICT]
+
+    with_office(tmp_path, scenario)
+
+
+def test_what_is_damaged_can_be_given_up_and_holds_nobody_up(tmp_path: Path) -> None:
+    """It is named, what waits behind it counts as stuck, and after the decision that goes on."""
+
+    async def scenario(office: Office) -> None:
+        stored = await office.buffer.put(key("k"), os.urandom(100))
+        marked = replace(stored, state=State.SENDING)
+        await office.buffer.journal.change(lambda book: book.change(marked))
+        (tmp_path / "staged" / stored.parts[0].file.name).write_bytes(os.urandom(100))
+        await office.buffer.put(key("k"), b"behind")
+        await office.buffer.put(key("other"), b"other")
+        office.start()
+        await office.buffer.until(lambda: len(office.buffer.left()) == 2)
+        left = await office.progress()
+        assert (left["objects"], left["stuck"], left["damaged"], left["failing"]) == (2, 2, 1, 0)
+        assert (left["problems"][0]["state"], "damaged in its chunk" in left["problems"][0]["reason"]) == (
+            "damaged",
+            True,
+        )
+        with pytest.raises(NotToBeDecided):
+            await office.desk.resolve(key("k"), "keep-theirs", None)
+        await office.desk.resolve(key("k"), "discard", stored.sequence)
+        await office.buffer.flushed()
+        assert office.buffer.origin.data("bucket", "k") == b"behind"
+        assert (await office.progress())["stuck"] == 0
+
+    with_office(tmp_path, scenario)
+
+
+def test_what_was_given_up_on_its_way_may_still_arrive(tmp_path: Path) -> None:
+    """The origin refuses for ever, somebody gives up; had it arrived all the same, it would be no surprise."""
+
+    async def scenario(office: Office) -> None:
+        office.buffer.origin.inject(on(Operation.PUT_OBJECT), Unreachable(late=True), times=1)
+        head = office.buffer.origin.inject(on(Operation.HEAD_OBJECT), Unreachable(), times=None)
+        head_before = office.buffer.origin.faults.index(head)
+        office.buffer.origin.faults.remove(head)
+        stored = await office.buffer.put(key("k"), b"ours")
+        office.start()
+        await office.buffer.until(lambda: office.buffer.left()[0].state is State.SENDING)
+        office.buffer.origin.faults.insert(head_before, head)
+        await office.buffer.put(key("k"), b"behind")
+        await office.buffer.until(lambda: office.alarms.of(stored.sequence) is not None)
+        await office.desk.resolve(key("k"), "discard", None)
+        assert office.buffer.origin.data("bucket", "k") == b"ours"
+        office.buffer.origin.faults.remove(head)
+        await office.buffer.flushed()
+        assert office.buffer.origin.data("bucket", "k") == b"behind"
+        assert office.buffer.observer.conflicts == []
+
+    with_office(tmp_path, scenario)
+
+
+def test_what_waits_behind_a_conflict_is_stuck_with_it(tmp_path: Path) -> None:
+    """So nobody waits for it; when theirs is kept, it becomes a conflict itself."""
+
+    async def scenario(office: Office) -> None:
+        first = await office.buffer.put(key("k"), b"one")
+        await office.buffer.journal.change(lambda book: book.change(replace(first, state=State.SENDING)))
+        await office.buffer.put(key("k"), b"two")
+        office.buffer.origin.put("bucket", "k", b"theirs")
+        office.start()
+        await office.buffer.until(lambda: len(office.buffer.observer.conflicts) == 1)
+        left = await office.progress()
+        assert (left["objects"], left["conflicts"], left["stuck"]) == (2, 1, 2)
+        await office.desk.resolve(key("k"), "keep-theirs", None)
+        await office.buffer.until(lambda: len(office.buffer.observer.conflicts) == 2)
+        left = await office.progress()
+        assert (left["objects"], left["conflicts"], left["stuck"]) == (1, 1, 1)
+
+    with_office(tmp_path, scenario)
+
+
+def test_problems_come_in_pages_in_the_order_of_acknowledgement(tmp_path: Path) -> None:
+    """Conflicts, which the journal knows, and what fails or is damaged, which only this process knows."""
+
+    async def scenario(office: Office) -> None:
+        stored = [await office.buffer.put(key(f"k{9 - number}"), b"x") for number in range(10)]
+        for one in stored[::3]:
+            await office.buffer.journal.change(lambda book, one=one: book.change(replace(one, state=State.CONFLICT)))  # type: ignore[misc]
+        for one in stored[1::3]:
+            office.alarms.failing(one, 2, "why")
+        office.alarms.damaged(stored[2], "how")
+        expected = [one.key.key for n, one in enumerate(stored) if n % 3 < 2 or n == 2]
+        for count in (1, 2, 3, 100):
+            found = await all_pages(office.desk.problems, EVERYTHING, count, "objects")
+            assert [one["key"] for one in found] == expected
+        assert names(await office.desk.problems(Prefix("bucket", "k7"), "", 10)) == ["k7"]
+        assert names(await office.desk.problems(Prefix("else"), "", 10)) == []
+        told: dict[tuple[str, str], int] = {}
+        watching = asyncio.create_task(
+            office.desk.watch(lambda slot, state, count: told.update({(slot, state): count}))
+        )
+        await office.buffer.until(lambda: len(told) == len(STATES))
+        assert told == {("slot", "conflict"): 4, ("slot", "failing"): 3, ("slot", "damaged"): 1}
+        for one in stored:
+            await office.buffer.journal.change(lambda book, one=one: book.settle(one.sequence, one.etag, 1.0))  # type: ignore[misc]
+        await office.buffer.until(lambda: set(told.values()) == {0})
+        assert len(office.alarms) == 0
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    with_office(tmp_path, scenario)
+
+
+def test_a_journal_that_cannot_be_read_ends_nothing(tmp_path: Path) -> None:
+    """Who asks is told; who watches goes on, and sees it when it is there."""
+
+    async def scenario(office: Office) -> None:
+        overview = Overview(tmp_path / "later")
+        desk = WritebackDesk(
+            overview, office.alarms, office.flusher, office.decider, {"slot": 1000}, office.buffer.clock
+        )
+        told: list[str] = []
+        watching = asyncio.create_task(desk.watch(lambda slot, state, count: told.append(state)))
+        try:
+            with pytest.raises(BufferUnavailable, match="cannot be read"):
+                await desk.summary()
+            await office.buffer.clock.advance(WATCH_SECONDS)
+            assert told == []
+            (tmp_path / "later").symlink_to(tmp_path)
+            await office.buffer.until(lambda: sorted(told) == sorted(STATES))
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            overview.close()
+
+    with_office(tmp_path, scenario)
+
+
+def test_a_damaged_row_is_shown_and_can_be_given_up(tmp_path: Path) -> None:
+    """Of what the journal has lost about an object, its key is left."""
+
+    async def scenario(office: Office) -> None:
+        stored = await office.buffer.put(key("k"), b"x")
+        with sqlite3.connect(tmp_path / "journal") as other:
+            other.execute("UPDATE objects SET record = zeroblob(60)")
+        other.close()
+        [shown] = found_all(await office.desk.objects(EVERYTHING, "", 10))
+        assert (shown["key"], shown["state"], shown["etag"], shown["bytes"]) == ("k", "damaged", None, 1)
+        assert "is damaged" in shown["reason"]
+        assert (await office.desk.summary())["objects"] == 1
+        await office.buffer.put(key("other"), b"other")
+        office.start()
+        journal = office.buffer.journal
+        await office.buffer.until(lambda: journal.read(lambda book: book.latest(key("other"))) is None)
+        await office.buffer.until(lambda: office.alarms.of(stored.sequence) is not None)
+        left = await office.progress()
+        assert (left["objects"], left["damaged"], left["stuck"]) == (1, 1, 1)
+        await office.desk.resolve(key("k"), "discard", stored.sequence)
+        assert list(office.buffer.staging.names()) == []
+        assert (await office.desk.objects(EVERYTHING, "", 10))["objects"] == []
+
+    with_office(tmp_path, scenario)
+
+
+def test_what_is_fixed_is_of_no_matter_to_the_figures(tmp_path: Path) -> None:
+    """Slots in which nothing is pending are there with zeros; others as soon as they have something."""
+
+    async def scenario(office: Office) -> None:
+        [slot] = (await office.desk.summary())["slots"]
+        assert (slot["slot"], slot["objects"], slot["oldest_acknowledged_at"], slot["reason"]) == (
+            "slot",
+            0,
+            None,
+            None,
+        )
+        await office.buffer.put(key("k"), b"xyz", fixed=Fixed(key("k"), HEADERS, "gone"))
+        await office.buffer.clock.advance(5)
+        slots = (await office.desk.summary())["slots"]
+        assert [(one["slot"], one["objects"], one["bytes"]) for one in slots] == [("gone", 1, 3), ("slot", 0, 0)]
+        assert (await NoDesk().summary())["slots"] == []
+
+    with_office(tmp_path, scenario)
+
+
+def test_no_desk_says_that_nothing_is_pending(tmp_path: Path) -> None:
+    """In the same form."""
+
+    async def scenario(office: Office) -> None:
+        none, desk = NoDesk(), office.desk
+        assert await none.flush(EVERYTHING) == await desk.flush(EVERYTHING)
+        assert await none.objects(EVERYTHING, "", 1) == await desk.objects(EVERYTHING, "", 1)
+        assert await none.problems(EVERYTHING, "", 1) == await desk.problems(EVERYTHING, "", 1)
+        assert await none.uploads(EVERYTHING, "", 1) == await desk.uploads(EVERYTHING, "", 1)
+        assert (await none.summary()).keys() == (await desk.summary()).keys()
+
+    with_office(tmp_path, scenario)

@@ -1,0 +1,104 @@
+"""Pending objects are read byte for byte, any range over any parts; what is damaged or gone is said so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.errors import BufferDamaged
+from gateway.objects import ByteRange
+from gateway.writeback.files.reading import PIECE_BYTES, FileGone, PendingReader, part_range
+from gateway.writeback.files.staging import Staging
+from gateway.writeback.journal.records import Base, Fixed, Part, PendingObject
+from gateway.writeback.threads import BufferThreads
+from tests.support.writeback import key, md5
+
+
+class Area:
+    """Staged parts, and a reader of them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.staging = Staging(directory, 0)
+        self.staging.prepare()
+        self.threads = BufferThreads(1)
+        self.reader = PendingReader(self.staging, self.threads)
+
+    def stage(self, contents: list[bytes]) -> PendingObject:
+        parts = []
+        for number, content in enumerate(contents, 1):
+            writer = self.staging.create()
+            writer.write(memoryview(content))
+            parts.append(Part(3 * number, self.staging.seal(writer, md5(content)), 1.0))
+        size_bytes = sum(map(len, contents))
+        return PendingObject(1, Fixed(key("k"), {}, "s"), Base(), 1.0, '"e-2"', size_bytes, tuple(parts), True)
+
+    async def read(self, pending: PendingObject, first: int, last: int) -> bytes:
+        return b"".join([bytes(piece) async for piece in self.reader.pieces(pending, ByteRange(first, last))])
+
+
+@pytest.fixture
+def area(tmp_path: Path) -> Area:
+    return Area(tmp_path)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_range_of_any_parts(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """As if the parts lay in one file; parts without bytes are no obstacle."""
+    sizes = data.draw(st.lists(st.sampled_from([0, 1, 65_536, 70_001, PIECE_BYTES + 3]), min_size=1, max_size=5))
+    contents = [random.Random(number).randbytes(size) for number, size in enumerate(sizes)]
+    whole = b"".join(contents)
+    if not whole:
+        return
+    first = data.draw(st.integers(0, len(whole) - 1))
+    last = data.draw(st.integers(first, len(whole) - 1))
+    area = Area(tmp_path_factory.mktemp("area"))
+    assert asyncio.run(area.read(area.stage(contents), first, last)) == whole[first : last + 1]
+
+
+def test_parts_have_their_places(area: Area) -> None:
+    """Counted in the order of the object, whatever numbers the client gave them."""
+    pending = area.stage([b"abc", b"", b"de"])
+    assert [part_range(pending, number) for number in (1, 2, 3)] == [ByteRange(0, 2), None, ByteRange(3, 4)]
+    with pytest.raises(IndexError):
+        part_range(pending, 4)
+
+
+def test_a_file_that_goes_is_said_so(area: Area) -> None:
+    """With how far it was read: who has the bytes elsewhere goes on from there."""
+    pending = area.stage([bytes(100), bytes(100)])
+    area.staging.remove(pending.parts[1].file.name)
+    assert asyncio.run(area.read(pending, 0, 99)) == bytes(100)
+    with pytest.raises(FileGone) as gone:
+        asyncio.run(area.read(pending, 10, 150))
+    assert gone.value.read_bytes == 90
+
+
+def test_damage_is_never_served(area: Area) -> None:
+    """No byte of a damaged chunk comes out."""
+    pending = area.stage([os.urandom(200_000)])
+    with area.staging.path(pending.parts[0].file).open("r+b") as raw:
+        raw.seek(150_000)
+        raw.write(b"\0\1\2\3\4\5\6\7")
+    with pytest.raises(BufferDamaged):
+        asyncio.run(area.read(pending, 0, 199_999))
+
+
+def test_a_reader_that_leaves_lets_go(area: Area) -> None:
+    """No descriptor stays open behind a client that takes only the beginning."""
+    pending = area.stage([bytes(3 * PIECE_BYTES)])
+
+    async def leave() -> int:
+        before = len(os.listdir("/proc/self/fd"))
+        pieces = area.reader.pieces(pending, ByteRange(0, 3 * PIECE_BYTES - 1))
+        await anext(pieces)
+        await pieces.aclose()
+        return len(os.listdir("/proc/self/fd")) - before
+
+    assert asyncio.run(leave()) == 0

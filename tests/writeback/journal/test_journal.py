@@ -1,0 +1,281 @@
+"""The journal of several processes: durable when it says so, one change without the other, loud about a bad disk."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gateway.errors import BufferUnavailable, StartupError
+from gateway.objects import ObjectKey
+from gateway.writeback.journal.book import Book
+from gateway.writeback.journal.journal import Journal
+from gateway.writeback.journal.records import Ended
+from tests.support.writeback import key, part, pending, upload
+
+
+def with_journal(path: Path, scenario: Callable[[Journal, list[str]], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        freed: list[str] = []
+        journal = Journal(path, freed.extend)
+        try:
+            await scenario(journal, freed)
+        finally:
+            journal.close()
+
+    asyncio.run(run())
+
+
+def modes(directory: Path) -> dict[str, int]:
+    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
+
+
+def latest(journal: Journal, at: ObjectKey) -> str | None:
+    found = journal.read(lambda book: book.latest(at))
+    return found.etag if found is not None else None
+
+
+def test_what_is_acknowledged_is_there_for_every_process(tmp_path: Path) -> None:
+    """Two journals on one directory see each other's changes, and whether there is anything to look for."""
+
+    async def scenario(journal: Journal, _: list[str]) -> None:
+        other = Journal(tmp_path, lambda _: None)
+        try:
+            assert not other.may_be_pending(key("a"))
+            stored = await journal.change(lambda book: book.put(pending(key("a"), "x")))
+            assert other.may_be_pending(key("a"))
+            assert latest(other, key("a")) == stored.etag
+            await other.change(lambda book: book.settle(stored.sequence, stored.etag, 50.0))
+            await other.tidy()
+            assert not journal.may_be_pending(key("a"))
+            assert latest(journal, key("a")) is None
+        finally:
+            other.close()
+
+    with_journal(tmp_path, scenario)
+
+
+def test_who_looks_from_outside_takes_nothing_away(tmp_path: Path) -> None:
+    """A process that opens the journal and closes it again is not the last: SQLite's locks of all others hold, and the
+    log stays where they write.
+    """
+    look = (
+        "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT * FROM files').fetchall(); c.close()"
+    )
+
+    async def scenario(journal: Journal, _: list[str]) -> None:
+        others = [Journal(tmp_path, lambda _: None) for _ in range(2)]
+        try:
+            for name in ("a", "b"):
+                await journal.change(lambda book: book.put(pending(key(name), "x")))  # noqa: B023
+                await asyncio.to_thread(
+                    subprocess.run, [sys.executable, "-c", look, str(tmp_path / "journal")], check=True
+                )
+                assert "journal-wal" in modes(tmp_path)
+            await others[0].change(lambda book: book.put(pending(key("c"), "x")))
+        finally:
+            for other in others:
+                other.close()
+
+    with_journal(tmp_path, scenario)
+    with_journal(tmp_path, _all_are_there)
+
+
+async def _all_are_there(journal: Journal, _: list[str]) -> None:
+    assert all(latest(journal, key(name)) for name in "abc")
+
+
+def test_who_reads_on_at_the_end_is_told_so(tmp_path: Path) -> None:
+    """Whatever still looks while the journal is being closed, by another thread, gets an error it knows."""
+
+    async def scenario(journal: Journal, _: list[str]) -> None:
+        await journal.change(lambda book: book.put(pending(key("a"), "x")))
+        journal.end_reads()
+        closing = asyncio.create_task(asyncio.to_thread(journal.close))
+        while not closing.done():
+            with pytest.raises(BufferUnavailable):
+                latest(journal, key("a"))
+            await asyncio.sleep(0)
+
+    with_journal(tmp_path, scenario)
+
+
+def test_nobody_else_may_read_the_journal(tmp_path: Path) -> None:
+    """Its log and its index neither."""
+
+    async def scenario(journal: Journal, _: list[str]) -> None:
+        await journal.change(lambda book: book.put(pending(key("a"), "x")))
+        assert modes(tmp_path) == dict.fromkeys(("journal", "journal-wal", "journal-shm", "presence"), 0o600)
+
+    with_journal(tmp_path, scenario)
+
+
+def test_a_change_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:
+    """Changes that share a commit stand each for itself; the failure reaches its own caller."""
+
+    def fail(book: Book) -> None:
+        book.open_upload(upload("never", key("a")))
+        book.put(pending(key("never"), "never"))
+        book.drop(1)
+        raise KeyError("no such thing")
+
+    async def scenario(journal: Journal, freed: list[str]) -> None:
+        changes = [journal.change(partial(Book.open_upload, upload=upload(f"u{n}", key("a")))) for n in range(20)]
+        outcomes = await asyncio.gather(*changes, journal.change(fail), return_exceptions=True)
+        assert [one for one in outcomes if isinstance(one, Exception)] == [outcomes[-1]]
+        assert isinstance(outcomes[-1], KeyError)
+        names = journal.read(lambda book: [one.upload_id for one in book.uploads("bucket")])
+        assert names == sorted(f"u{n}" for n in range(20))
+        assert freed == []
+
+    with_journal(tmp_path, scenario)
+
+
+def test_many_changes_share_a_commit(tmp_path: Path) -> None:
+    """What waits while a commit is under way goes into the next one: a sync of the disk for all of it."""
+
+    async def scenario(journal: Journal, _: list[str]) -> None:
+        commits: list[str] = []
+        journal._writer.set_trace_callback(commits.append)
+        await asyncio.gather(*(journal.change(lambda book: book.put(pending(key("a"), "x"))) for _ in range(500)))
+        assert commits.count("COMMIT") < 50
+        assert journal.read(lambda book: len(book.waiting(0, 1000))) == 1
+
+    with_journal(tmp_path, scenario)
+
+
+def test_files_are_given_back_after_the_commit(tmp_path: Path) -> None:
+    """A file is unlinked when nothing durable names it any more, and not before."""
+
+    async def scenario(journal: Journal, freed: list[str]) -> None:
+        await journal.change(lambda book: book.open_upload(upload("u", key("a"))))
+        await journal.change(lambda book: book.put_part("u", part(1, "p")))
+        assert freed == []
+        await journal.change(lambda book: book.abort(Ended("u", key("a"), 1.0, None)))
+        assert freed == ["p"]
+
+    with_journal(tmp_path, scenario)
+
+
+def test_after_a_commit_that_failed_in_the_disk_nothing_is_believed(tmp_path: Path) -> None:
+    """No later commit of this process is acknowledged, whatever the disk says then; reads go on."""
+
+    async def scenario(journal: Journal, _: list[str]) -> None:
+        await journal.change(lambda book: book.put(pending(key("a"), "kept")))
+        real, journal._writer = (
+            journal._writer,
+            cast(sqlite3.Connection, _Failing(journal._writer, sqlite3.SQLITE_IOERR_FSYNC)),
+        )
+        with pytest.raises(BufferUnavailable):
+            await journal.change(lambda book: book.put(pending(key("b"), "lost")))
+        journal._writer = real
+        with pytest.raises(BufferUnavailable):
+            await journal.change(lambda book: book.put(pending(key("b"), "late")))
+        assert latest(journal, key("a")) is not None
+        assert latest(journal, key("b")) is None
+
+    with_journal(tmp_path, scenario)
+
+
+def test_a_full_disk_passes(tmp_path: Path) -> None:
+    """A commit for which there is no room is refused, and the next one is tried."""
+
+    async def scenario(journal: Journal, _: list[str]) -> None:
+        real, journal._writer = (
+            journal._writer,
+            cast(sqlite3.Connection, _Failing(journal._writer, sqlite3.SQLITE_FULL)),
+        )
+        with pytest.raises(BufferUnavailable):
+            await journal.change(lambda book: book.put(pending(key("b"), "lost")))
+        journal._writer = real
+        await journal.change(lambda book: book.put(pending(key("b"), "late")))
+        assert latest(journal, key("b")) is not None
+
+    with_journal(tmp_path, scenario)
+
+
+def test_a_journal_of_another_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    """Newer or foreign: what it holds stays as it is, and the message says what to do."""
+    Journal(tmp_path, lambda _: None).close()
+    connection = sqlite3.connect(tmp_path / "journal")
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    before = (tmp_path / "journal").read_bytes()
+    with pytest.raises(StartupError, match="version 99"):
+        Journal(tmp_path, lambda _: None)
+    assert (tmp_path / "journal").read_bytes() == before
+
+
+def test_a_reader_sees_one_moment(tmp_path: Path) -> None:
+    """A look at several rows is at one state of the journal, whatever is committed meanwhile."""
+
+    async def scenario(journal: Journal, _: list[str]) -> None:
+        first = await journal.change(lambda book: book.put(pending(key("a"), "one")))
+        other = Journal(tmp_path, lambda _: None)
+
+        def look(book: Book) -> tuple[int, int]:
+            before = len(book.waiting(0, 10))
+            other._commit(
+                Book(other._writer, other._presence),
+                [(lambda inner: inner.put(replace(pending(key("b"), "two"))), None)],  # type: ignore[list-item]
+            )
+            return before, len(book.waiting(0, 10))
+
+        try:
+            assert journal.read(look) == (1, 1)
+            assert [one.sequence > first.sequence for one in journal.read(lambda book: book.waiting(1, 10))] == [True]
+        finally:
+            other.close()
+
+    with_journal(tmp_path, scenario)
+
+
+class _Failing:
+    """A connection whose commits fail."""
+
+    def __init__(self, real: sqlite3.Connection, code: int) -> None:
+        self._real = real
+        self._code = code
+
+    def execute(self, statement: str, *values: Any) -> Any:
+        if statement == "COMMIT":
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = self._code
+            raise error
+        return self._real.execute(statement, *values)
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._real.in_transaction
+
+
+def test_files_that_a_process_had_no_time_to_remove_are_removed_by_the_next(tmp_path: Path) -> None:
+    """Killed between a commit and the unlink of what it freed, whoever comes knows of it; and only of that."""
+
+    async def scenario(journal: Journal, freed: list[str]) -> None:
+        first = await journal.change(lambda book: book.put(pending(key("a"), "first")))
+        await journal.change(lambda book: book.put(pending(key("b"), "second")))
+        await journal.change(lambda book: book.settle(first.sequence, first.etag, 50.0))
+        assert freed == ["first"]
+        assert journal.read(lambda book: book.left_behind()) == ["first"]
+        removed: list[str] = []
+        other = Journal(tmp_path, removed.extend, worker=1)
+        other.take_over(60.0)
+        other.close()
+        assert removed == ["first"]
+        assert journal.read(lambda book: book.left_behind()) == []
+        await journal.change(lambda book: book.put(pending(key("b"), "third")))
+        assert journal.read(lambda book: book.left_behind()) == ["second"]
+        await journal.change(lambda book: book.put(pending(key("c"), "fourth")))
+        assert journal.read(lambda book: book.left_behind()) == []
+
+    with_journal(tmp_path, scenario)
