@@ -34,7 +34,11 @@ CUTS_BETWEEN_LOOKS = 5
 
 @dataclass(slots=True)
 class Power:
-    """Goes when so many answers have come. What comes after that nobody has heard."""
+    """Goes when so many answers have come.
+
+    The processes outlive the disk by a moment that no real machine has, and an fsync that meets the cut may report
+    success for what is lost. So what they say then nobody hears, neither their clients nor the origin.
+    """
 
     disk: Path
     field: Field
@@ -42,14 +46,19 @@ class Power:
     is_off: bool = False
 
     def answered(self) -> None:
-        """Interrupted when it is off: an fsync that meets the cut may report success for what is lost."""
+        """Interrupted when it is off."""
         self.answers -= 1
         if self.answers == 0:
             self.is_off = True
-            kill_disk(self.disk)
-            self.field.kill_all()
+            self.go()
         if self.is_off:
             raise Interrupted("the power is off")
+
+    def go(self) -> None:
+        """Return when no process acts any more, whether it is gone yet or not."""
+        self.field.origin.is_out_of_reach = True
+        kill_disk(self.disk)
+        self.field.kill_all()
 
 
 @pytest.mark.slow
@@ -92,15 +101,17 @@ class Disk:
 def cut(field: Field, disk: Disk, number: int, answers: int) -> None:
     """Clients at work, a power cut somewhere, and a look at what is there."""
     run = field.new_run(f"cut-{number}")
-    field.client.on_answer = Power(disk.mount_point, field, answers).answered
+    power = Power(disk.mount_point, field, answers)
+    field.client.on_answer = power.answered
     try:
         several_at_once(run)
     except Interrupted:
         pass
     else:
-        kill_disk(disk.mount_point)
+        power.go()
     field.fall()
     field.client.on_answer = Client.ignore
+    field.origin.is_out_of_reach = False
     disk.mount_anew()
     field.rise()
     field.verify(run)

@@ -92,6 +92,8 @@ class StrictOrigin:
         self.latency_seconds = 0.0
         self.bytes_per_second: float | None = None
         self.accepts_unknown_length = False
+        self.is_out_of_reach = False
+        """Whether requests that come now are reset and have no effect; what has begun goes on."""
         self.clients: set[tuple[str, int]] = set()
         self.request_lines: list[bytes] = []
         self.request_headers: list[list[tuple[bytes, bytes]]] = []
@@ -216,6 +218,9 @@ class _Exchange:
         self._transport: asyncio.Transport = scope["extensions"]["strict.transport"]
 
     async def run(self) -> None:
+        if self._origin.is_out_of_reach:
+            self._reset()
+            return
         try:
             request = self._request()
         except S3Error as error:

@@ -14,7 +14,7 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.credentials import Credentials
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ConnectionClosedError
 
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
@@ -124,6 +124,18 @@ def test_a_get_with_a_body_is_refused(strict: StrictOrigin) -> None:
     """A gateway that frames what has no body is found out."""
     headers = signed(strict, "GET", "/bucket/key", {}, b"")
     assert exchange(strict, "GET", "/bucket/key", {**headers, "content-length": "1"}, b"x")[0] == 400
+
+
+def test_out_of_reach_nothing_has_an_effect(strict: StrictOrigin) -> None:
+    """Not even on a connection that was there before; afterwards all is as it was."""
+    s3 = client(strict)
+    s3.put_object(Bucket="bucket", Key="before", Body=b"x")
+    strict.is_out_of_reach = True
+    with pytest.raises(ConnectionClosedError):
+        s3.create_multipart_upload(Bucket="bucket", Key="never")
+    strict.is_out_of_reach = False
+    assert s3.list_multipart_uploads(Bucket="bucket").get("Uploads", []) == []
+    assert s3.get_object(Bucket="bucket", Key="before")["Body"].read() == b"x"
 
 
 def test_refused_connections_come_back_with_the_same_objects(strict: StrictOrigin) -> None:
