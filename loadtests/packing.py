@@ -20,11 +20,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
+from gateway.blocks.index.shares import Capacity
 from gateway.blocks.observer import SilentObserver
-from gateway.blocks.opening import open_directory
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.shares import Capacity
-from gateway.blocks.survey import survey
+from gateway.blocks.upkeep.opening import open_directory
+from gateway.blocks.upkeep.survey import survey
 from gateway.clock import SystemClock
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.memory import MemoryOrigin

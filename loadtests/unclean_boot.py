@@ -18,9 +18,9 @@ from pathlib import Path
 
 from gateway.blocks import layout
 from gateway.blocks.layout import Block
-from gateway.blocks.opening import open_directory
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.survey import survey
+from gateway.blocks.upkeep.opening import open_directory
+from gateway.blocks.upkeep.survey import survey
 from gateway.objects import ObjectKey, ObjectVersion
 from gateway.policy.slots import Slots
 

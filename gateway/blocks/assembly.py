@@ -5,27 +5,27 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from gateway.blocks.coalescing import Fills
-from gateway.blocks.fill import BlockFiller
-from gateway.blocks.filling import Filler
-from gateway.blocks.first_looks import FirstLooks
-from gateway.blocks.following import Follower
-from gateway.blocks.guarded_fills import GuardedFiller
-from gateway.blocks.isolation import Isolation
+from gateway.blocks.files.open_segments import OpenSegments
+from gateway.blocks.files.residency import Residency
+from gateway.blocks.files.threads import DiskThreads
+from gateway.blocks.files.verification import VerifiedMemory
+from gateway.blocks.files.watching import FileWatcher
+from gateway.blocks.filling.coalescing import Fills
+from gateway.blocks.filling.fill import BlockFiller
+from gateway.blocks.filling.filling import Filler
+from gateway.blocks.filling.first_looks import FirstLooks
+from gateway.blocks.filling.following import Follower
+from gateway.blocks.filling.guarded_fills import GuardedFiller
+from gateway.blocks.filling.packer import Packer
+from gateway.blocks.filling.packing import SegmentAppender
+from gateway.blocks.filling.small_fills import SmallFiller
 from gateway.blocks.observer import CacheObserver
-from gateway.blocks.open_segments import OpenSegments
-from gateway.blocks.opening import OpenDirectory
-from gateway.blocks.packer import Packer
-from gateway.blocks.packing import SegmentAppender
-from gateway.blocks.probe import DirectoryProbe
-from gateway.blocks.readahead import AheadMarks
-from gateway.blocks.reading_tools import ReadingTools
-from gateway.blocks.residency import Residency
+from gateway.blocks.reading.readahead import AheadMarks
+from gateway.blocks.reading.reading_tools import ReadingTools
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.small_fills import SmallFiller
-from gateway.blocks.threads import DiskThreads
-from gateway.blocks.verification import VerifiedMemory
-from gateway.blocks.watching import FileWatcher
+from gateway.blocks.trouble.isolation import Isolation
+from gateway.blocks.trouble.probe import DirectoryProbe
+from gateway.blocks.upkeep.opening import OpenDirectory
 from gateway.clock import Clock
 from gateway.origin.client import Origin
 

@@ -13,23 +13,24 @@ from types import MappingProxyType
 import lmdb
 import structlog
 
-from gateway.blocks import fetching, layout, patches
-from gateway.blocks.adoption import OfferedFile, describe
-from gateway.blocks.arrived import arrived
+from gateway.blocks import layout
 from gateway.blocks.assembly import Parts, assemble
-from gateway.blocks.first_answer import FirstAnswer
-from gateway.blocks.first_looks import FirstLook
-from gateway.blocks.index import Usage
-from gateway.blocks.isolation import Isolation
+from gateway.blocks.files.threads import DiskThreads
+from gateway.blocks.filling.adoption import OfferedFile, describe
+from gateway.blocks.filling.first_answer import FirstAnswer
+from gateway.blocks.filling.first_looks import FirstLook
+from gateway.blocks.index.index import Usage
 from gateway.blocks.observer import CacheObserver
-from gateway.blocks.opening import open_directory
-from gateway.blocks.reader import RangeReader
-from gateway.blocks.scrubbing import Scrubber, ScrubSettings
+from gateway.blocks.reading import fetching, patches
+from gateway.blocks.reading.arrived import arrived
+from gateway.blocks.reading.reader import RangeReader
+from gateway.blocks.reading.warm import WarmSpan, warm_span
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.survey import survey
-from gateway.blocks.threads import DiskThreads
-from gateway.blocks.upkeep import Upkeep
-from gateway.blocks.warm import WarmSpan, warm_span
+from gateway.blocks.trouble.isolation import Isolation
+from gateway.blocks.upkeep.opening import open_directory
+from gateway.blocks.upkeep.scrubbing import Scrubber, ScrubSettings
+from gateway.blocks.upkeep.survey import survey
+from gateway.blocks.upkeep.upkeep import Upkeep
 from gateway.clock import Clock
 from gateway.errors import BlockError, StoreUnavailable
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion

@@ -7,12 +7,12 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.first_answer import FirstAnswer
+from gateway.blocks.filling.first_answer import FirstAnswer
+from gateway.blocks.filling.pinned_get import PinnedGet
 from gateway.blocks.observer import CacheObserver
-from gateway.blocks.pinned_get import PinnedGet
-from gateway.blocks.reader import RangeReader
-from gateway.blocks.source_opening import Outcome
-from gateway.blocks.sources import OriginSource
+from gateway.blocks.reading.reader import RangeReader
+from gateway.blocks.reading.source_opening import Outcome
+from gateway.blocks.reading.sources import OriginSource
 from gateway.clock import Clock
 from gateway.objects import BodyStream, ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, Purpose

@@ -20,16 +20,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.blocks import layout
-from gateway.blocks.index import BlockIndex
-from gateway.blocks.kept_free import KeptFree
+from gateway.blocks.files.open_file import OpenFile
+from gateway.blocks.files.store import BlockStore
+from gateway.blocks.index.index import BlockIndex
+from gateway.blocks.index.kept_free import KeptFree
+from gateway.blocks.index.pins import Pins
+from gateway.blocks.index.records import BlockRecord, FillHolder, Reservation
+from gateway.blocks.index.room import Step
+from gateway.blocks.index.shares import Capacity
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.observer import CacheObserver
-from gateway.blocks.open_file import OpenFile
-from gateway.blocks.pins import Pins
-from gateway.blocks.records import BlockRecord, FillHolder, Reservation
-from gateway.blocks.room import Step
-from gateway.blocks.shares import Capacity
-from gateway.blocks.store import BlockStore
 from gateway.errors import NotKept, StoreUnavailable
 
 _SECONDS_OF_A_DAY = 86_400

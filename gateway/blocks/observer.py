@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from gateway.blocks.shares import SlotUsage
+from gateway.blocks.index.shares import SlotUsage
 
 
 class CacheObserver(Protocol):

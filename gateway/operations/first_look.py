@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from gateway.blocks.first_answer import FirstAnswer
-from gateway.blocks.first_looks import FirstLook
+from gateway.blocks.filling.first_answer import FirstAnswer
+from gateway.blocks.filling.first_looks import FirstLook
 from gateway.errors import OriginBodyError
 from gateway.metadata.catalog import CHECKSUM_MODE
 from gateway.metadata.head import ObjectHead, object_head_of_get

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from contextlib import aclosing
 
-from gateway.blocks.first_answer import FirstAnswer
+from gateway.blocks.filling.first_answer import FirstAnswer
 from gateway.errors import OriginAnswered, OriginBodyError
 from gateway.metadata.catalog import ObjectHead, is_remembered
 from gateway.objects import BodyStream, ByteRange

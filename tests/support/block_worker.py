@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gateway.blocks.index import BlockIndex
+from gateway.blocks.index.index import BlockIndex
 from gateway.objects import ByteRange, ObjectVersion
 from gateway.origin.memory import MemoryOrigin
 from tests.support.blocks import BLOCK, KIB, content_of, make_origin, open_cache, read, stored

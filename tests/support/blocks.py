@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.index import BlockIndex
+from gateway.blocks.index.index import BlockIndex
+from gateway.blocks.index.shares import SlotUsage
 from gateway.blocks.observer import CacheObserver, SilentObserver
-from gateway.blocks.reader import RangeReader
+from gateway.blocks.reading.reader import RangeReader
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.shares import SlotUsage
 from gateway.clock import Clock, SystemClock
 from gateway.objects import BodyPiece, ByteRange, FileSpan, LentBytes, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, OriginResponse

@@ -9,10 +9,10 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from gateway.blocks.keeping import ghosts
-from gateway.blocks.keeping.book import Eviction, Queue, SlotState
-from gateway.blocks.keeping.policies import POLICIES
-from gateway.blocks.records import FileRecord
+from gateway.blocks.index.keeping import ghosts
+from gateway.blocks.index.keeping.book import Eviction, Queue, SlotState
+from gateway.blocks.index.keeping.policies import POLICIES
+from gateway.blocks.index.records import FileRecord
 
 BLOCK_BYTES = 8 * 1024 * 1024
 

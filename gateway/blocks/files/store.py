@@ -1,0 +1,319 @@
+"""The block files: written under a partial name, header last, renamed into place, never changed again.
+
+    data/3f/<block id>-<nonce>          published blocks, in 256 directories by the first byte of the id
+    data/3f/<32 digits>.segment         small objects packed together: appended to, and nothing else (segments.py)
+    partial/w<slot>/<block id>-<nonce>  fills of one worker slot in progress
+
+Blocks can be fetched again, so nothing is synced: after a power cut the checksums tell which files are whole. Space
+returns by unlink only. Every function here blocks: never call it on the event loop, `open_published` of a file that was
+read a moment ago excepted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from gateway.blocks import layout
+from gateway.blocks.files import segments
+from gateway.blocks.files.open_file import OpenFile
+from gateway.blocks.layout import Block, Extent
+from gateway.errors import BlockDamaged, StoreUnavailable
+
+DIRECTORY_MODE = 0o700
+FILE_MODE = 0o600
+
+
+BUFFERS_MAX = 1024
+"""What one pwritev takes (IOV_MAX)."""
+
+BALLAST_BYTES = 1024 * 1024
+"""Given up on a full disk: without any room the index could not even write down what is evicted."""
+
+DIRECTORIES = 256
+"""Published files lie in as many directories."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedFile:
+    """A published file as it describes itself: no blocks where it is not whole by its header and its length.
+
+    The bytes themselves are checked when they are read.
+    """
+
+    name: str
+    disk_bytes: int
+    modified_ns: int
+    blocks: Sequence[tuple[Block, Extent]] = ()
+
+
+class BlockStore:
+    """The files of one directory, as worker slot `worker` writes them."""
+
+    def __init__(self, directory: Path, worker: int) -> None:
+        self._format = directory / "FORMAT"
+        self._ballast = directory / "ballast"
+        self._data = directory / "data"
+        self._partial_root = directory / "partial"
+        self._partial = self._partial_of(worker)
+
+    def prepare(self) -> None:
+        """Make the directories."""
+        for directory in (self._data, self._partial_root, self._partial):
+            directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+        for number in range(DIRECTORIES):
+            self._directory(number).mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+
+    def create_partial(self, file: str) -> OpenFile:
+        """A new file, locked until `unlock`, or until the kernel closes it behind a killed process."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            descriptor = os.open(self._partial / file, flags, FILE_MODE)
+        except OSError as error:
+            raise StoreUnavailable(f"a block file cannot be created: {error}") from error
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        return OpenFile(descriptor)
+
+    def unlock(self, file: OpenFile) -> None:
+        """Say that nobody writes the file any more."""
+        fcntl.flock(file.descriptor, fcntl.LOCK_UN)
+
+    def wake_watchers(self, file: OpenFile) -> None:
+        """Have those who watch a file look at it: unlocking alone tells nobody."""
+        with suppress(OSError):  # a file system gone read-only: they look for themselves a little later
+            os.utime(file.descriptor)
+
+    def open_of(self, worker: int, file: str) -> OpenFile | None:
+        """A file that any slot fills, or has just published, for reading; None when there is none any more."""
+        for path in (self._partial_of(worker) / file, self._place(file)):
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise StoreUnavailable(f"a fill's file cannot be opened: {error}") from error
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+            return OpenFile(descriptor)
+        return None
+
+    def write(self, file: OpenFile, content: bytes | bytearray | memoryview, offset: int) -> None:
+        """All of `content`; StoreUnavailable when the disk does not take it."""
+        rest = memoryview(content)
+        try:
+            while rest:
+                written = os.pwrite(file.descriptor, rest, offset)
+                offset += written
+                rest = rest[written:]
+        except OSError as error:
+            raise StoreUnavailable(f"a block file cannot be written: {error}") from error
+
+    def append(self, file: str, buffers: Sequence[bytes | memoryview], offset: int, *, new: bool) -> bool:
+        """All of `buffers` to a published file that ends at `offset`, made where it is `new`.
+
+        False when there is no such file any more. StoreUnavailable when the disk does not take it.
+        """
+        flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if new else 0)
+        try:
+            descriptor = os.open(self._place(file), flags, FILE_MODE)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise StoreUnavailable(f"a segment cannot be opened: {error}") from error
+        try:
+            _write_all(descriptor, buffers, offset)
+            return True
+        except OSError as error:
+            raise StoreUnavailable(f"a segment cannot be written: {error}") from error
+        finally:
+            os.close(descriptor)
+
+    def disk_bytes(self, file: str) -> int | None:
+        """What a published file takes, in whole pages; None when it is gone."""
+        try:
+            return layout.in_pages(os.stat(self._place(file), follow_symlinks=False).st_size)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreUnavailable(f"a block file cannot be looked at: {error}") from error
+
+    def publish(self, file: str) -> None:
+        """Move a finished partial file to its place."""
+        try:
+            os.rename(self._partial / file, self._place(file))
+        except OSError as error:
+            raise StoreUnavailable(f"a block file cannot be renamed: {error}") from error
+
+    def link(self, source: Path, file: str) -> None:
+        """Give a file that lies elsewhere a place here, too. It belongs to the owner alone from then on."""
+        try:
+            os.chmod(source, FILE_MODE)
+            os.link(source, self._place(file))
+        except OSError as error:
+            raise StoreUnavailable(f"a file cannot be linked into the block directory: {error}") from error
+
+    def free_bytes(self) -> int:
+        """What the file system has for whoever comes first. OSError."""
+        facts = os.statvfs(self._data)
+        return facts.f_bavail * facts.f_frsize
+
+    def try_reading(self) -> None:
+        """Have the device give a file of the directory; StoreUnavailable when it does not."""
+        try:
+            descriptor = os.open(self._format, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.preadv(descriptor, [bytearray(layout.ALIGNMENT_BYTES)], 0)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise StoreUnavailable(f"the directory cannot be read: {error}") from error
+
+    def try_writing(self, room_bytes: int) -> None:
+        """Have the device take something, with room for so much more; StoreUnavailable when it does not."""
+        path = self._partial / "probe"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+            try:
+                os.posix_fallocate(descriptor, 0, room_bytes)
+                os.pwrite(descriptor, bytes(layout.ALIGNMENT_BYTES), 0)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+                os.unlink(path)
+        except OSError as error:
+            raise StoreUnavailable(f"the directory cannot be written to: {error}") from error
+
+    def keep_ballast(self) -> None:
+        """Have BALLAST_BYTES set aside in the directory; StoreUnavailable when they cannot be."""
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(self._ballast, flags, FILE_MODE)
+            try:
+                os.posix_fallocate(descriptor, 0, BALLAST_BYTES)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise StoreUnavailable(f"no ballast can be set aside: {error}") from error
+
+    def drop_ballast(self) -> None:
+        """Give the ballast up: its room is needed now."""
+        self._unlink(self._ballast)
+
+    def open_published(self, extent: Extent) -> OpenFile:
+        """Open a block's file for reading.
+
+        BlockDamaged when it is gone or too short; StoreUnavailable when it may well be there but cannot be opened now.
+        """
+        try:
+            descriptor = os.open(self._place(extent.file), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError as error:
+            raise BlockDamaged("the block's file is gone") from error
+        except OSError as error:
+            raise StoreUnavailable(f"a block file cannot be opened: {error}") from error
+        # Without this the kernel reads ahead of us: bytes would come from the device into memory behind our back.
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        return OpenFile(descriptor)
+
+    def unlink(self, file: str) -> None:
+        """Remove a file, published or partial, of this slot; one that is not there is fine."""
+        self._unlink(self._place(file))
+        self._unlink(self._partial / file)
+
+    def unlink_of(self, worker: int, file: str) -> None:
+        """The same for a file of any slot."""
+        self._unlink(self._place(file))
+        self._unlink(self._partial_of(worker) / file)
+
+    def clean_slot(self, worker: int) -> None:
+        """Remove every partial file of a slot that nobody fills in any more."""
+        directory = self._partial_of(worker)
+        if directory.is_dir():
+            for path in directory.iterdir():
+                self._unlink(path)
+
+    def clean_all_slots(self) -> None:
+        """Remove every partial file there is: nobody else may have the directory open."""
+        for directory in self._partial_root.iterdir():
+            for path in directory.iterdir():
+                self._unlink(path)
+
+    def listing(self, number: int) -> list[str]:
+        """The names of the published files in directory `number`, 0 to DIRECTORIES - 1."""
+        return os.listdir(self._directory(number))
+
+    def bytes_on_disk(self, number: int) -> int:
+        """What the published files in a directory take, in whole pages."""
+        with os.scandir(self._directory(number)) as entries:
+            return sum(layout.in_pages(entry.stat(follow_symlinks=False).st_size) for entry in entries)
+
+    def is_published(self, file: str) -> bool:
+        """Whether a file lies in its place now."""
+        return os.path.lexists(self._place(file))
+
+    def describe(self, file: str) -> ScannedFile | None:
+        """What a published file's headers say; None when the file is gone. StoreUnavailable when it cannot be read."""
+        try:
+            with open(self._place(file), "rb") as opened:
+                facts = os.fstat(opened.fileno())
+                if segments.is_segment(file):
+                    blocks = list(segments.walk(file, opened.fileno(), facts.st_size))
+                else:
+                    blocks = _block_in(file, opened, facts.st_size)
+                return ScannedFile(file, layout.in_pages(facts.st_size), facts.st_mtime_ns, blocks)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreUnavailable(f"a block file cannot be read: {error}") from error
+
+    def _partial_of(self, worker: int) -> Path:
+        return self._partial_root / f"w{worker}"
+
+    def _directory(self, number: int) -> Path:
+        return self._data / f"{number:02x}"
+
+    def _place(self, file: str) -> str:
+        return f"{self._data}/{file[:2]}/{file}"
+
+    def _unlink(self, path: Path | str) -> None:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StoreUnavailable(f"a block file cannot be removed: {error}") from error
+
+
+def _block_in(file: str, opened: BinaryIO, size_bytes: int) -> list[tuple[Block, Extent]]:
+    start = opened.read(layout.ALIGNMENT_BYTES)
+    try:
+        header = start + opened.read(layout.header_bytes(start) - len(start))
+        return [_described(file, header, size_bytes)]
+    except BlockDamaged:
+        return []
+
+
+def _write_all(descriptor: int, buffers: Sequence[bytes | memoryview], offset: int) -> None:
+    rest = [memoryview(buffer) for buffer in buffers]
+    while rest:
+        written = os.pwritev(descriptor, rest[:BUFFERS_MAX], offset)
+        offset += written
+        while rest and written >= len(rest[0]):
+            written -= len(rest.pop(0))
+        if rest:
+            rest[0] = rest[0][written:]
+
+
+def _described(file: str, header: bytes, size_bytes: int) -> tuple[Block, Extent]:
+    block, checksums = layout.unpack_header(header)
+    if not file.startswith(f"{block.id.hex()}-"):
+        raise BlockDamaged("the file's name is of another block")
+    extent = Extent(file, layout.data_offset(block), block.length, checksums)
+    if size_bytes != extent.offset + extent.length:
+        raise BlockDamaged("the file's length is not the block's")
+    return block, extent

@@ -1,0 +1,88 @@
+"""Where blocking work runs: one thread for the index's writes, a few for file reads and writes."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+import lmdb
+
+from gateway.blocks.files.open_file import OpenFile
+from gateway.blocks.files.troubles import as_block_error
+from gateway.errors import BlockError
+
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}.get(os.uname().machine, -1)
+_IOPRIO_WHO_PROCESS = 1
+_IOPRIO_CLASS_IDLE = 3
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class DiskThreads:
+    """The threads of one process's cache.
+
+    What the disk says against something comes out as BlockError, and is told to `on_error` before, probes excepted.
+    """
+
+    def __init__(self, disk_threads: int) -> None:
+        self.on_error: Callable[[BlockError], None] = _nobody
+        self._index = ThreadPoolExecutor(1, thread_name_prefix="block-index")
+        self._idle = ThreadPoolExecutor(1, thread_name_prefix="block-scrub", initializer=_give_way)
+        self._disk = ThreadPoolExecutor(disk_threads, thread_name_prefix="block-disk")
+
+    async def index(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
+        """Run what writes the index; to its end, even when the caller is cancelled, once it has begun."""
+        return await self._outcome(self._index.submit(function, *arguments, **keywords))
+
+    async def probe(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
+        """The same for what only tries the directory: its failures are its answer."""
+        return await self._outcome(self._index.submit(function, *arguments, **keywords), _nobody)
+
+    async def disk(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
+        """Run what reads or writes block files."""
+        return await self._outcome(self._disk.submit(function, *arguments, **keywords))
+
+    async def idle(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
+        """Run what reads block files while nobody waits for it: the disk does it when it has nothing else to do."""
+        return await self._outcome(self._idle.submit(function, *arguments, **keywords))
+
+    async def disk_holding(
+        self, file: OpenFile, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs
+    ) -> R:
+        """The same, with `file` kept open until the thread is done, though the caller may be cancelled before."""
+        file.hold()
+        future = self._disk.submit(function, *arguments, **keywords)
+        future.add_done_callback(lambda _: file.release())
+        return await self._outcome(future)
+
+    def hint(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> None:
+        """Run what only makes later reads faster: whatever is wrong, they find out."""
+        self._disk.submit(function, *arguments, **keywords)
+
+    async def _outcome(self, future: Future[R], on_error: Callable[[BlockError], None] | None = None) -> R:
+        try:
+            return await asyncio.wrap_future(future)
+        except (BlockError, OSError, lmdb.Error) as error:
+            failure = as_block_error(error)
+            (on_error or self.on_error)(failure)
+            raise failure from failure.__cause__
+
+    def shut_down(self) -> None:
+        """Wait for what runs; blocks."""
+        self._idle.shutdown(wait=True)
+        self._disk.shutdown(wait=True)
+        self._index.shutdown(wait=True)
+
+
+def _nobody(_error: BlockError) -> None:
+    """Where nobody wants to know."""
+
+
+def _give_way() -> None:
+    """Put this thread into the idle class (ioprio_set(2)): I/O schedulers that know it let everybody else go first."""
+    ctypes.CDLL(None, use_errno=True).syscall(_IOPRIO_SET, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_CLASS_IDLE << 13)

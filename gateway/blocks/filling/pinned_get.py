@@ -1,0 +1,168 @@
+"""Bytes of one version of an object from the origin: pinned by If-Match, checked, and resumed where they broke off."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+
+from gateway.blocks.filling.body_checks import BodyCheck
+from gateway.blocks.filling.first_answer import FirstAnswer
+from gateway.clock import Clock
+from gateway.errors import OriginAnswered, OriginBodyError, OriginError
+from gateway.objects import ByteRange, ObjectVersion
+from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
+from gateway.origin.landing import Landing
+
+ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
+RETRY_PAUSE_SECONDS = 0.1
+_RETRYABLE = frozenset({429, 500, 502, 503, 504})
+
+
+class WrongAnswer(OriginBodyError):
+    """The origin answered with something else than what was asked for: asking again would not help."""
+
+
+@dataclass(slots=True)
+class PinnedGet:
+    """One range of one version. `start`, then `pieces`, then `aclose`, whatever happened.
+
+    Once the first answer was good, up to `retries` further requests fetch what is missing.
+    """
+
+    origin: Origin
+    version: ObjectVersion
+    range: ByteRange
+    headers: Mapping[str, str]
+    purpose: Purpose
+    slot: str
+    clock: Clock
+    retries: int
+    _received: int = 0
+    _response: OriginResponse | None = field(default=None)
+    _check: BodyCheck | None = field(default=None)
+    _unpinned: bool = False
+
+    def begin_with(self, answer: FirstAnswer | None) -> None:
+        """Have the first answer be one that has come already, if it fits; it was judged when it came."""
+        self._response = answer.take(self.range) if answer is not None else None
+        self._unpinned = self._response is not None
+        if self._response is not None:
+            self._check = self._check_of(self._response, self.range)
+
+    async def start(self) -> None:
+        """Ask, and judge the head of the answer, unless there is one.
+
+        Raises OriginAnswered for every refusal (412: the object has another version now), OriginUnreachable, and
+        OriginBodyError for an answer of another version, range or length.
+        """
+        if self._response is not None:
+            return
+        first = self.range.first + self._received
+        headers = {
+            **self.headers,
+            "range": f"bytes={first}-{self.range.last}",
+            "if-match": self.version.etag,
+            "accept-encoding": "identity",
+        }
+        key = self.version.key
+        request = OriginRequest("GET", key.bucket, key.key, headers=headers, purpose=self.purpose, slot=self.slot)
+        self._response, self._unpinned = await self.origin.send(request), False
+        if self._response.status not in (200, 206):
+            body = await self._response.read(ERROR_DOCUMENT_BYTES_MAX)
+            raise OriginAnswered(self._response.status, list(self._response.headers.items()), body)
+        asked = ByteRange(first, self.range.last)
+        check_head(self._response, self.version, asked)
+        self._check = self._check_of(self._response, asked)
+
+    async def pieces(self, landing: Landing | None = None) -> AsyncGenerator[bytes | memoryview, None]:
+        """The bytes in order, all of them or an exception. With a landing as `OriginResponse.stream`."""
+        retries_left = self.retries
+        while True:
+            try:
+                if self._response is None:
+                    await self.start()
+                async with aclosing(self._body(landing)) as body:
+                    async for piece in body:
+                        yield piece
+                return
+            except OriginError as error:
+                await self.aclose()
+                if retries_left == 0 or not _worth_another_try(error):
+                    raise
+                await self.clock.sleep(RETRY_PAUSE_SECONDS * 2 ** (self.retries - retries_left))
+                retries_left -= 1
+
+    async def aclose(self) -> None:
+        """Give the connection back. Idempotent."""
+        response, self._response = self._response, None
+        if response is not None:
+            await response.aclose()
+
+    async def _body(self, landing: Landing | None) -> AsyncGenerator[bytes | memoryview, None]:
+        assert self._response is not None  # noqa: S101 - `pieces` has just started it
+        async with _closing(self._response.stream(landing)) as stream:
+            async for piece in stream:
+                left = self.range.length - self._received
+                if len(piece) > left and not self._unpinned:
+                    raise WrongAnswer("the origin sent more bytes than were asked for")
+                piece = piece[:left] if len(piece) > left else piece
+                self._received += len(piece)
+                if self._check is not None:
+                    self._check_piece(self._check, piece)
+                yield piece
+                if self._unpinned and self._received == self.range.length:
+                    return
+        if self._received < self.range.length:
+            raise OriginBodyError(f"the origin sent {self._received} of {self.range.length} bytes")
+
+    def _check_of(self, response: OriginResponse, asked: ByteRange) -> BodyCheck | None:
+        return BodyCheck.of(response.headers) if asked.length == self.version.size_bytes else None
+
+    def _check_piece(self, check: BodyCheck, piece: bytes | memoryview) -> None:
+        """WrongAnswer instead of the last piece, when the whole is not what the origin says it is."""
+        check.update(piece)
+        if self._received == self.range.length and not check.holds():
+            raise WrongAnswer("the origin's body does not have the checksum that came with it")
+
+
+def check_head(response: OriginResponse, version: ObjectVersion, asked: ByteRange) -> None:
+    """WrongAnswer unless a 200 or 206 carries exactly the bytes asked for, of the version asked for.
+
+    A 200 (an origin that knows no ranges) is as good where the range is the whole object. A Content-Encoding is the
+    object's own: whoever re-coded the bytes on the way cannot also keep the length.
+    """
+    headers = response.headers
+    if _bare(headers.get("etag", "")) != _bare(version.etag):
+        raise WrongAnswer("the origin's ETag is not the one asked for")
+    if response.status == 206:
+        expected = f"bytes {asked.first}-{asked.last}/{version.size_bytes}"
+        if headers.get("content-range") != expected:
+            raise WrongAnswer(f"Content-Range {headers.get('content-range')!r} instead of {expected!r}")
+    elif asked.length != version.size_bytes:
+        raise WrongAnswer("the origin answered with the whole object instead of a range")
+    if headers.get("content-length", str(asked.length)) != str(asked.length):
+        raise WrongAnswer(f"Content-Length {headers.get('content-length')!r} instead of {asked.length}")
+
+
+@asynccontextmanager
+async def _closing(
+    stream: AsyncIterator[bytes | memoryview],
+) -> AsyncIterator[AsyncIterator[bytes | memoryview]]:
+    """Close what is a generator here and now, not when the garbage collector comes to it."""
+    try:
+        yield stream
+    finally:
+        if isinstance(stream, AsyncGenerator):
+            await stream.aclose()
+
+
+def _worth_another_try(error: OriginError) -> bool:
+    if isinstance(error, OriginAnswered):
+        return error.status in _RETRYABLE
+    return not isinstance(error, WrongAnswer)
+
+
+def _bare(etag: str) -> str:
+    """Some origins leave the quotes out."""
+    return etag.strip('"')

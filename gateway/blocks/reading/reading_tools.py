@@ -1,0 +1,40 @@
+"""What every reader of one process shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.blocks.directory import BlockDirectory
+from gateway.blocks.files.open_segments import OpenSegments
+from gateway.blocks.files.residency import Residency
+from gateway.blocks.files.threads import DiskThreads
+from gateway.blocks.files.verification import VerifiedMemory
+from gateway.blocks.filling.coalescing import Fills
+from gateway.blocks.filling.first_looks import FirstLooks
+from gateway.blocks.index.access_log import AccessLog
+from gateway.blocks.observer import CacheObserver
+from gateway.blocks.reading.readahead import AheadMarks
+from gateway.blocks.settings import BlockSettings
+from gateway.blocks.trouble.isolation import Isolation
+from gateway.clock import Clock
+from gateway.origin.client import Origin
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingTools:
+    """Built once by `BlockCache.open`."""
+
+    settings: BlockSettings
+    directory: BlockDirectory
+    origin: Origin
+    fills: Fills
+    looks: FirstLooks
+    threads: DiskThreads
+    verified: VerifiedMemory
+    residency: Residency
+    ahead_marks: AheadMarks
+    accesses: AccessLog
+    segments: OpenSegments
+    isolation: Isolation
+    clock: Clock
+    observer: CacheObserver

@@ -1,0 +1,1 @@
+"""A cache directory that refuses: left alone for a while, and tried again."""

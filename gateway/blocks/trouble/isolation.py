@@ -1,0 +1,142 @@
+"""A cache directory that gives errors is left alone for a while: the origin serves what it would have served.
+
+    well ── an error that leaves no doubt, or FAILURES_MAX others within FAILURES_SECONDS ──▶ full, read-only or failing
+    full and read-only: what is there is served, nothing is filled     failing: nothing in the directory is touched
+    after a pause, twice as long each time ── a probe of the directory ──▶ what the probe has found
+
+Clients never are the probe. Each process finds out for itself: a disk may fail for one and not for the other (a limit,
+an own mount). Every change is logged once. Event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import structlog
+
+from gateway.blocks.files.troubles import Trouble, trouble_of
+from gateway.blocks.observer import CacheObserver
+from gateway.clock import Clock
+from gateway.errors import StoreUnavailable
+
+FAILURES_MAX = 3
+FAILURES_SECONDS = 10.0
+"""One bad sector costs one block; this many failures close together, the directory."""
+
+PAUSE_SECONDS = 1.0
+PAUSE_SECONDS_MAX = 60.0
+STEADY_SECONDS = 300.0
+"""Trouble that comes back sooner than this goes on where it was, with longer pauses."""
+
+WELL = "well"
+
+Probe = Callable[[Trouble], Awaitable[Trouble | None]]
+"""Tries what the directory can do, after a trouble; None: everything."""
+
+_log = structlog.get_logger("forebay.cache")
+
+
+class Isolation:
+    """What one process may use its cache directory for, now. `close` at the end."""
+
+    def __init__(self, directory: Path, probe: Probe, clock: Clock, observer: CacheObserver) -> None:
+        self.readable = True
+        self.writable = True
+        self._directory = directory
+        self._probe = probe
+        self._clock = clock
+        self._observer = observer
+        self._trouble: Trouble | None = None
+        self._failures: deque[float] = deque(maxlen=FAILURES_MAX)
+        self._pause_seconds = PAUSE_SECONDS
+        self._well_since = -STEADY_SECONDS
+        self._mending: asyncio.Task[None] | None = None
+        self._closed = False
+        observer.disk_state(WELL)
+
+    @property
+    def state(self) -> str:
+        """well, or what is wrong."""
+        return WELL if self._trouble is None else self._trouble.value
+
+    def refuse_reading(self) -> StoreUnavailable:
+        return StoreUnavailable(f"the cache directory is left alone: {self.state}")
+
+    def refuse_writing(self) -> StoreUnavailable:
+        return StoreUnavailable(f"nothing is filled: the cache directory is {self.state}")
+
+    def note(self, error: BaseException) -> None:
+        """Something failed; what says nothing about the disk is passed over."""
+        trouble = trouble_of(error)
+        if trouble is None:
+            return
+        self._observer.disk_error(trouble.value)
+        if trouble is not Trouble.FAILING or self._too_many(self._clock.monotonic()):
+            self._isolate(trouble, error)
+
+    def gone(self, error: BaseException) -> None:
+        """Bytes in memory could not be sent from their file: no doubt is left, the file system is gone."""
+        if trouble_of(error) is None:
+            return
+        self._observer.disk_error(Trouble.FAILING.value)
+        self._isolate(Trouble.FAILING, error)
+
+    async def close(self) -> None:
+        """Stop probing."""
+        self._closed = True
+        if self._mending is not None:
+            self._mending.cancel()
+            await asyncio.gather(self._mending, return_exceptions=True)
+
+    def _too_many(self, now: float) -> bool:
+        self._failures.append(now)
+        return len(self._failures) == FAILURES_MAX and now - self._failures[0] <= FAILURES_SECONDS
+
+    def _isolate(self, trouble: Trouble, error: BaseException) -> None:
+        if self._trouble is not None and not _worse(trouble, self._trouble):
+            return
+        if self._trouble is None and self._clock.monotonic() - self._well_since >= STEADY_SECONDS:
+            self._pause_seconds = PAUSE_SECONDS
+        _log.error(
+            "the cache directory is left alone, the origin serves"
+            if trouble is Trouble.FAILING
+            else "the cache directory takes nothing, what is in it is served",
+            directory=str(self._directory),
+            state=trouble.value,
+            error=str(error),
+        )
+        self._enter(trouble)
+        if self._mending is None and not self._closed:
+            self._mending = asyncio.create_task(self._mend(), name="cache directory probe")
+
+    def _enter(self, trouble: Trouble | None) -> None:
+        self._trouble = trouble
+        self.readable = trouble is not Trouble.FAILING
+        self.writable = trouble is None
+        self._failures.clear()
+        self._observer.disk_state(self.state)
+
+    async def _mend(self) -> None:
+        try:
+            while self._trouble is not None:
+                await self._clock.sleep(self._pause_seconds)
+                self._pause_seconds = min(2 * self._pause_seconds, PAUSE_SECONDS_MAX)
+                found = await self._probe(self._trouble)
+                if found is not self._trouble:
+                    self._changed_to(found)
+        finally:
+            self._mending = None
+
+    def _changed_to(self, trouble: Trouble | None) -> None:
+        self._enter(trouble)
+        self._well_since = self._clock.monotonic()
+        tell = _log.info if trouble is None else _log.warning
+        tell("the cache directory was probed", directory=str(self._directory), state=self.state)
+
+
+def _worse(one: Trouble, other: Trouble) -> bool:
+    order = list(Trouble)
+    return order.index(one) > order.index(other)

@@ -1,0 +1,218 @@
+"""Opening and closing the cache directory: its format, what crashes have left, and whether the index can be believed.
+
+    FORMAT   "forebay blocks 5": any other content is refused, never misread; 1 to 4 become 5 when nobody has it open
+    PINS     the prefixes whose blocks stay (pins.py)
+    BOOT     the kernel's boot id when the index was last opened or begun anew
+    CLEAN    there while no process has the directory open and the index is synced to disk
+
+The index is not synced while it is in use, so one of another boot without CLEAN is dropped; a survey of the files'
+headers builds it anew while the cache is in use (survey.py). All of this blocks: it runs in a thread.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import lmdb
+
+from gateway.blocks.directory import BlockDirectory, Evicted
+from gateway.blocks.files.store import DIRECTORIES, DIRECTORY_MODE, BlockStore
+from gateway.blocks.filling.claims import Claims
+from gateway.blocks.index import survey_marks
+from gateway.blocks.index.index import BlockIndex
+from gateway.blocks.index.pins import Pins
+from gateway.blocks.index.shares import capacity_of, fingerprint_of
+from gateway.blocks.settings import BlockSettings
+from gateway.blocks.upkeep import leftovers
+from gateway.blocks.upkeep.slots import SlotLocks
+from gateway.durable import sync_directory, write_durably
+from gateway.errors import BlockError, StartupError, StoreUnavailable, opening_failure
+
+FORMAT = b"forebay blocks 5\n"
+_FORMATS_BEFORE = tuple(b"forebay blocks %d\n" % number for number in range(1, 5))
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_BEFORE_FORMAT = {"FORMAT.new", "slots"}
+
+
+class OpenDirectory:
+    """A cache directory that this process has open as worker slot `worker`."""
+
+    def __init__(
+        self, blocks: BlockDirectory, claims: Claims, slots: SlotLocks, path: Path, evicted: Evicted, worker: int
+    ) -> None:
+        self.blocks = blocks
+        self.claims = claims
+        self.evicted_at_open = evicted
+        self._slots = slots
+        self._path = path
+        self._worker = worker
+
+    def close(self) -> None:
+        """Leave nothing of this slot behind; the last process to close makes the index durable and says so."""
+        with self._slots.opening():
+            leftovers.clear_up(self.blocks, self._worker)
+            self.claims.forget(self._worker)
+            self.claims.close()
+            alone = self._slots.alone()
+            self.blocks.index.close(sync=alone)
+            if alone:
+                write_durably(self._path / "CLEAN", b"")
+            self._slots.give_back_own()
+
+    def let_go(self) -> None:
+        """Close what is open, and leave the directory as it is: for a disk that takes nothing any more."""
+        self.claims.close()
+        self.blocks.index.close()
+        self._slots.give_back_own()
+
+
+def open_directory(settings: BlockSettings, worker: int, now: Callable[[], float] = time.time) -> OpenDirectory:
+    """Open, create, recover or rebuild; `now` is in seconds since 1970.
+
+    StartupError is a mistake to be put right, StoreUnavailable a disk that fails.
+    """
+    try:
+        return _open(settings, worker, now)
+    except (OSError, BlockError, lmdb.Error) as error:
+        raise opening_failure(f"the cache directory {settings.directory}", error) from error
+
+
+def _open(settings: BlockSettings, worker: int, now: Callable[[], float]) -> OpenDirectory:
+    path = settings.directory
+    path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+    _refuse_other_formats(path)
+    slots = SlotLocks(path, worker)
+    with slots.opening():
+        _write_format(path)
+        slots.take_own()
+        try:
+            _bring_up_to_date(path, slots)
+            store = BlockStore(path, worker)
+            store.prepare()
+            with suppress(StoreUnavailable):  # the disk is full already: what is there can be read all the same
+                store.keep_ballast()
+            index = _open_index(settings, store, slots, worker)
+            capacity = capacity_of(settings.capacity_bytes, settings.slots, settings.daily_writes_bytes)
+            blocks = BlockDirectory(store, index, capacity, Pins(index, path / "PINS"), now)
+            return _clear_up(blocks, slots, path, worker)
+        except BaseException:
+            slots.give_back_own()
+            raise
+
+
+def _clear_up(blocks: BlockDirectory, slots: SlotLocks, path: Path, worker: int) -> OpenDirectory:
+    """Forget what dead processes had begun, then fit what is there into the capacity: it may have been lowered."""
+    claims: Claims | None = None
+    try:
+        blocks.index.follow(blocks.capacity)
+        blocks.pins.recover()
+        claims = Claims(path, worker)
+        for slot in (worker, *slots.dead_slots()):
+            leftovers.clear_up(blocks, slot)
+            claims.forget(slot)
+        return OpenDirectory(blocks, claims, slots, path, blocks.shrink(), worker)
+    except BaseException:
+        if claims is not None:
+            claims.close()
+        blocks.index.close()
+        raise
+
+
+def _refuse_other_formats(path: Path) -> None:
+    try:
+        found = (path / "FORMAT").read_bytes()
+    except FileNotFoundError:
+        foreign = sorted({entry.name for entry in path.iterdir()} - _BEFORE_FORMAT)
+        if (path / "FORMAT").exists():  # another process that opens it has just written it
+            _refuse_other_formats(path)
+        elif foreign:
+            raise StartupError(
+                f"{path} is not empty and not a block cache (it holds {foreign[0]!r}): give an empty directory"
+            ) from None
+        return
+    if found not in (FORMAT, *_FORMATS_BEFORE):
+        raise StartupError(
+            f"{path} has the block format {found[:40]!r}, this version reads {FORMAT!r}: "
+            "run the version that wrote it, or empty the directory (blocks are fetched again)"
+        )
+
+
+def _write_format(path: Path) -> None:
+    _refuse_other_formats(path)
+    if not (path / "FORMAT").exists():
+        write_durably(path / "FORMAT", FORMAT)
+
+
+def _bring_up_to_date(path: Path, slots: SlotLocks) -> None:
+    """The files of versions 1 to 4 are read as they are; their index, which was another, is dropped."""
+    if _read(path / "FORMAT") == FORMAT:
+        return
+    if not slots.alone():
+        raise StartupError(f"processes of an earlier version use {path}: stop them first")
+    shutil.rmtree(path / "index", ignore_errors=True)
+    write_durably(path / "FORMAT", FORMAT)
+
+
+def _open_index(settings: BlockSettings, store: BlockStore, slots: SlotLocks, worker: int) -> BlockIndex:
+    """The index, begun anew where it cannot be believed; CLEAN is gone and BOOT is of now when this returns."""
+    path, boot = settings.directory, BOOT_ID.read_bytes()
+    fingerprint = fingerprint_of(settings.slots)
+    believable = _read(path / "BOOT") == boot or (path / "CLEAN").exists()
+    (path / "CLEAN").unlink(missing_ok=True)
+    sync_directory(path)
+    index = _try_open(path / "index", worker) if believable else None
+    if index is None:
+        if not slots.alone():
+            raise StartupError(f"the index of {path} cannot be read while other processes use it: stop them first")
+        index = _begin_anew(path, store, fingerprint, worker)
+    elif not survey_marks.slots_are(index, fingerprint):
+        _move_between_slots(index, slots, fingerprint)
+    if _read(path / "BOOT") != boot:
+        write_durably(path / "BOOT", boot)
+    return index
+
+
+def _try_open(directory: Path, worker: int) -> BlockIndex | None:
+    """None where LMDB itself says that the files are not an index; an absent directory is an absent index."""
+    if not (directory / "data.mdb").exists():
+        return None
+    try:
+        return BlockIndex(directory, worker)
+    except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError):
+        return None
+
+
+def _begin_anew(path: Path, store: BlockStore, fingerprint: bytes, worker: int) -> BlockIndex:
+    """An empty index, and a survey of all that lies there: only its size is looked at now."""
+    shutil.rmtree(path / "index", ignore_errors=True)
+    (path / "BOOT").unlink(missing_ok=True)  # a beginning that is killed half-way is begun again
+    (path / "index").mkdir(mode=DIRECTORY_MODE)
+    store.clean_all_slots()
+    unknown_bytes = {number: store.bytes_on_disk(number) for number in range(DIRECTORIES)}
+    index = BlockIndex(path / "index", worker)
+    # Ticks begin after every file's time, by which the survey orders what it finds.
+    survey_marks.begin_survey(index, fingerprint, _not_empty(unknown_bytes), first_tick=time.time_ns())
+    return index
+
+
+def _not_empty(unknown_bytes: Mapping[int, int]) -> dict[int, int]:
+    return {number: count for number, count in unknown_bytes.items() if count}
+
+
+def _move_between_slots(index: BlockIndex, slots: SlotLocks, fingerprint: bytes) -> None:
+    """Have a survey put every file on the account that the slots of now give it."""
+    if not slots.alone():
+        index.close()
+        raise StartupError("other processes use the cache directory with other slots: stop them first")
+    survey_marks.begin_survey(index, fingerprint, dict.fromkeys(range(DIRECTORIES), 0))
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None

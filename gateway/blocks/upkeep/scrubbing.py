@@ -1,0 +1,171 @@
+"""The scrubber: reads what lies on the disk and nobody has read for long, and drops what is not what was written.
+
+All blocks in the order of their ids, slowly, a piece at a time, in a thread that gives way to all others. What is in
+memory is passed over: it is verified when it is read, and says nothing about the disk. What was not in memory is not
+there afterwards either. One pass each period; where it was is written down now and then, and at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gateway.blocks.directory import BlockDirectory
+from gateway.blocks.files.residency import Residency
+from gateway.blocks.files.threads import DiskThreads
+from gateway.blocks.files.verification import read_verified
+from gateway.blocks.index.records import BlockRecord
+from gateway.blocks.layout import CHUNK_BYTES
+from gateway.blocks.observer import CacheObserver
+from gateway.blocks.trouble.isolation import Isolation
+from gateway.blocks.upkeep import scrub_record
+from gateway.blocks.upkeep.scrub_record import ScrubPass
+from gateway.clock import Clock
+from gateway.errors import BlockDamaged, StoreUnavailable
+
+BLOCKS_AT_ONCE = 64
+PIECE_BYTES = 1024 * 1024
+PASSED_OVER_BYTES = 16 * 1024
+"""What a piece that is in memory counts for the pace: looking costs time of the processor."""
+
+SAVE_SECONDS = 30.0
+PAUSE_SECONDS = 10.0
+"""How long the scrubber waits where the directory is left alone."""
+
+LEAD_SECONDS = 0.05
+"""It may be so much ahead of its pace: below that, sleeping costs more than it spares."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubSettings:
+    """`period_seconds` from the start of one pass to the next; `bytes_per_second` at most."""
+
+    record: Path
+    period_seconds: float
+    bytes_per_second: float
+
+
+@dataclass(slots=True)
+class Scrubber:
+    """One process does it for all. `run` until cancelled; `progress` is how it stands."""
+
+    settings: ScrubSettings
+    directory: BlockDirectory
+    threads: DiskThreads
+    isolation: Isolation
+    clock: Clock
+    observer: CacheObserver
+    progress: ScrubPass | None = None
+    _residency: Residency = field(default_factory=Residency)
+    _ahead_until: float = 0.0
+    _saved_at: float = 0.0
+
+    async def run(self) -> None:
+        """Pass after pass."""
+        self.progress = await self.threads.idle(scrub_record.load, self.settings.record)
+        try:
+            while True:
+                await self._pass(await self._due())
+        finally:
+            await asyncio.shield(self._save())
+
+    async def _due(self) -> ScrubPass:
+        """The pass that is to be gone on with: the one under way, or the next when it is time."""
+        last = self.progress
+        if last is not None and last.ended_at is None:
+            return last
+        if last is not None:
+            waited_seconds = max(0.0, self.clock.now() - last.started_at)  # the clock may have been set back
+            await self.clock.sleep(max(0.0, self.settings.period_seconds - waited_seconds))
+        return ScrubPass(self.clock.now())
+
+    async def _pass(self, record: ScrubPass) -> None:
+        self.progress = record
+        while batch := await self._next_blocks(bytes.fromhex(self.progress.after)):
+            for block, slot in batch:
+                await self._look_at(block, slot)
+                await self._save_now_and_then()
+        self.progress = replace(self.progress, ended_at=self.clock.now())
+        self.observer.scrubbed_all()
+        await self._save()
+
+    async def _next_blocks(self, after: bytes) -> list[tuple[BlockRecord, str]]:
+        while True:
+            await self._until_usable()
+            try:
+                return await self.threads.idle(self.directory.index.blocks_after, after, BLOCKS_AT_ONCE)
+            except StoreUnavailable:
+                await self.clock.sleep(PAUSE_SECONDS)
+
+    async def _until_usable(self) -> None:
+        while not self.isolation.writable:
+            await self.clock.sleep(PAUSE_SECONDS)
+
+    async def _look_at(self, block: BlockRecord, slot: str) -> None:
+        assert self.progress is not None  # noqa: S101 - there is a pass
+        read_bytes, dropped = 0, False
+        await self._until_usable()
+        try:
+            for position in range(0, block.extent.length, PIECE_BYTES):
+                count = min(PIECE_BYTES, block.extent.length - position)
+                fresh_bytes = await self.threads.idle(self._verify, block, position, count)
+                read_bytes += fresh_bytes
+                await self._keep_pace(max(fresh_bytes, PASSED_OVER_BYTES))
+        except BlockDamaged:
+            dropped = await self._drop(block, slot)
+        except StoreUnavailable:
+            pass  # told to the isolation already; the next pass comes to it again
+        self.observer.scrubbed(read_bytes)
+        self.progress = replace(
+            self.progress,
+            after=block.block_id.hex(),
+            blocks=self.progress.blocks + 1,
+            read_bytes=self.progress.read_bytes + read_bytes,
+            dropped_blocks=self.progress.dropped_blocks + dropped,
+        )
+
+    def _verify(self, block: BlockRecord, position: int, count: int) -> int:
+        """Read what is not in memory of a piece, and leave it out of memory; how many bytes. BlockDamaged."""
+        file, extent, read_bytes = self.directory.store.open_published(block.extent), block.extent, 0
+        try:
+            for first in range(position, position + count, CHUNK_BYTES):
+                size = min(CHUNK_BYTES, position + count - first)
+                if not self._residency.resident(file.descriptor, extent.offset + first, size):
+                    read_verified(file.descriptor, extent, first, size)
+                    os.posix_fadvise(file.descriptor, extent.offset + first, size, os.POSIX_FADV_DONTNEED)
+                    read_bytes += size
+        finally:
+            file.release()
+        return read_bytes
+
+    async def _drop(self, block: BlockRecord, slot: str) -> bool:
+        """Whether it was there still: what was evicted meanwhile is no loss."""
+        if not self.isolation.writable:
+            return False
+        try:
+            dropped = await self.threads.index(self.directory.drop, block.block_id, block.extent.file)
+        except StoreUnavailable:
+            return False
+        if dropped:
+            self.observer.damaged(slot)
+        return dropped
+
+    async def _keep_pace(self, count: int) -> None:
+        now = self.clock.monotonic()
+        self._ahead_until = max(self._ahead_until, now) + count / self.settings.bytes_per_second
+        if self._ahead_until - now > LEAD_SECONDS:
+            await self.clock.sleep(self._ahead_until - now)
+
+    async def _save_now_and_then(self) -> None:
+        if self.clock.monotonic() - self._saved_at >= SAVE_SECONDS:
+            await self._save()
+
+    async def _save(self) -> None:
+        self._saved_at = self.clock.monotonic()
+        if self.progress is not None and self.isolation.writable:
+            try:
+                await self.threads.idle(scrub_record.save, self.settings.record, self.progress)
+            except StoreUnavailable:
+                return  # told to the isolation already; after a restart some blocks are read twice

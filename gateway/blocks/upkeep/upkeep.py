@@ -1,0 +1,60 @@
+"""What a cache does now and then: the index learns what was used, metrics what is held, evicted files are let go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from gateway.blocks.reading.reading_tools import ReadingTools
+from gateway.blocks.trouble.probe import DirectoryProbe
+from gateway.errors import ForebayError, StoreUnavailable
+
+
+class Upkeep:
+    """Of one process's cache."""
+
+    def __init__(self, tools: ReadingTools, probe: DirectoryProbe) -> None:
+        self._tools = tools
+        self._probe = probe
+        self._rights_of_others: Callable[[], int] | None = None
+
+    def keep_free(self, rights_of_others: Callable[[], int]) -> None:
+        """Have fills leave room for what others have a right to, as it is from time to time."""
+        self._rights_of_others = rights_of_others
+        self._look_at_rights()
+
+    async def go_on(self) -> None:
+        """For ever."""
+        while True:
+            self._report_usage()
+            self._look_at_rights()
+            self._probe.grow_when_due()
+            await self._tools.clock.sleep(self._tools.settings.access_flush_seconds)
+            self._tools.segments.drop_unlinked()
+            await self.flush_accesses()
+
+    async def flush_accesses(self) -> None:
+        """Tell the index which files were used, a short transaction at a time."""
+        tools = self._tools
+        index = tools.directory.index
+        while tools.isolation.writable and len(index.accesses):
+            try:
+                await tools.threads.index(index.touch)
+            except StoreUnavailable:
+                tools.observer.store_unavailable()
+
+    def _look_at_rights(self) -> None:
+        if self._rights_of_others is not None:
+            with suppress(ForebayError):  # told where it is written to; what was known last goes on
+                self._tools.directory.kept_free.size_bytes = self._rights_of_others()
+
+    def _report_usage(self) -> None:
+        tools = self._tools
+        if not tools.isolation.readable:
+            return
+        try:
+            usage, written_bytes = tools.directory.index.usage(), tools.directory.written_today_bytes()
+        except StoreUnavailable as error:
+            tools.isolation.note(error)
+        else:
+            tools.observer.usage(usage.slots, usage.unsurveyed_bytes, written_bytes)

@@ -1,0 +1,82 @@
+"""The file of one fill: what is written counts as verified, unless somebody else had a hand in it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.blocks.cache import BlockCache
+from gateway.blocks.files.verification import fingerprint, read_verified
+from gateway.blocks.filling.fill_writer import FillWriter
+from gateway.blocks.filling.shared_fills import OwnFill, fill_key, lead_or_find
+from gateway.blocks.layout import block_at
+from gateway.objects import ObjectVersion
+from tests.support.blocks import BLOCK, block_files, content_of, make_origin, open_cache, partial_files, stored
+
+
+def writer_of(cache: BlockCache, version: ObjectVersion) -> FillWriter:
+    """Of the version's first block."""
+    block, directory = block_at(version, 0, BLOCK), cache._tools.directory
+    own = lead_or_find(directory, block, "default", fill_key(block, {}), None)
+    assert isinstance(own, OwnFill)
+    return FillWriter(directory, own.filled)
+
+
+def play(directory: Path, use: Callable[[FillWriter, bytes], None]) -> None:
+    async def scenario() -> None:
+        origin = make_origin()
+        version = stored(origin, "a", BLOCK)
+        async with open_cache(directory, origin) as cache:
+            writer = writer_of(cache, version)
+            use(writer, content_of(origin, version))
+            writer.filled.file.release()
+
+    asyncio.run(scenario())
+
+
+@settings(max_examples=20, deadline=None)
+@given(cuts=st.lists(st.integers(0, BLOCK), max_size=6))
+def test_the_file_holds_what_was_given_and_is_known(tmp_path_factory: pytest.TempPathFactory, cuts: list[int]) -> None:
+    """Whatever the pieces; the checksums of complete chunks are there as soon as they are written."""
+    directory = tmp_path_factory.mktemp("cache") / "c"
+
+    def use(writer: FillWriter, content: bytes) -> None:
+        for start, stop in zip([0, *sorted(cuts)], [*sorted(cuts), BLOCK], strict=True):
+            writer.write(content[start:stop])
+            assert writer.checksums.complete_bytes <= stop
+        assert writer.checksums.complete
+        known = writer.publish()
+        [path] = block_files(directory)
+        descriptor = os.open(path, os.O_RDONLY)
+        extent = writer.directory.index.lookup(writer.filled.block.id)
+        assert extent is not None
+        assert known == fingerprint(descriptor)
+        assert bytes(read_verified(descriptor, extent, 0, BLOCK)) == content
+        os.close(descriptor)
+
+    play(directory, use)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["between two writes", "behind the last"])
+def test_a_file_that_somebody_else_changes_is_published_and_not_known(tmp_path: Path, last: bool) -> None:
+    """1.4 Its readers check it: here they find what was done."""
+
+    def use(writer: FillWriter, content: bytes) -> None:
+        first = len(content) if last else 100_000
+        writer.write(content[:first])
+        [path] = partial_files(tmp_path / "c")
+        with path.open("r+b") as file:
+            file.seek(8192)
+            file.write(b"harmed")
+        if not last:
+            writer.write(content[first:])
+        assert writer.publish() is None
+        assert writer.directory.index.lookup(writer.filled.block.id) is not None
+
+    play(tmp_path / "c", use)

@@ -1,0 +1,157 @@
+"""Verifying ahead of a reader: the same answers as without, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.blocks.files import verification
+from gateway.blocks.files.open_file import OpenFile
+from gateway.blocks.files.residency import Residency
+from gateway.blocks.files.threads import DiskThreads
+from gateway.blocks.files.verification import ChunkChecksums, Verified, fingerprint
+from gateway.blocks.layout import CHUNK_BYTES, Extent
+from gateway.blocks.reading import ahead_verification
+from gateway.blocks.reading.ahead_verification import AheadVerifier
+from gateway.errors import BlockDamaged
+
+PIECE = 2 * CHUNK_BYTES
+LENGTH = 4 * PIECE
+CONTENT = os.urandom(LENGTH)
+
+
+class Bench:
+    """A block in a file, and a verifier over it."""
+
+    def __init__(self, path: Path, *, damaged_at: int | None = None) -> None:
+        checksums = ChunkChecksums(LENGTH)
+        checksums.update(CONTENT)
+        content = bytearray(CONTENT)
+        if damaged_at is not None:
+            content[damaged_at] ^= 1
+        path.write_bytes(content)
+        self.file = OpenFile(os.open(path, os.O_RDONLY))
+        self.verified = Verified(fingerprint(self.file.descriptor))
+        self.threads = DiskThreads(2)
+        self.extent = Extent("f", 0, LENGTH, bytes(checksums.packed))
+        self.verifier = AheadVerifier(self.file, self.extent, self.verified, Residency(), self.threads)
+
+    def close(self) -> None:
+        self.verifier.stop()
+        self.threads.shut_down()
+        self.file.release()
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The positions that the disk threads verified, in order."""
+    seen: list[int] = []
+    verify = verification.verify
+
+    def noting(descriptor: int, extent: Extent, position: int, count: int) -> None:
+        seen.append(position)
+        verify(descriptor, extent, position, count)
+
+    monkeypatch.setattr(ahead_verification, "verify", noting)
+    return seen
+
+
+def on_bench(bench: Bench, steps: Callable[[Bench], Any]) -> None:
+    async def scenario() -> None:
+        try:
+            await steps(bench)
+        finally:
+            bench.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_was_begun_ahead_is_not_done_twice(tmp_path: Path, looked_at: list[int]) -> None:
+    """Every piece is looked at once, and only what was asked for counts as verified."""
+
+    async def steps(bench: Bench) -> None:
+        for position in range(0, LENGTH, PIECE):
+            left = LENGTH - position - PIECE
+            await bench.verifier.verify(position, PIECE, left)
+            assert bench.verified.covers(0, position + PIECE)
+            assert not left or not bench.verified.covers(position + PIECE, 1)
+            if left:
+                bench.verifier.go_on(position + PIECE, PIECE, left - PIECE)
+
+    on_bench(Bench(tmp_path / "f"), steps)
+    assert looked_at == list(range(0, LENGTH, PIECE))
+
+
+def test_a_reader_that_goes_elsewhere_gets_what_it_asks_for(tmp_path: Path, looked_at: list[int]) -> None:
+    """What was begun for nothing verifies nothing."""
+
+    async def steps(bench: Bench) -> None:
+        bench.verifier.go_on(PIECE, PIECE, 0)
+        await bench.verifier.verify(2 * PIECE, PIECE, 0)
+        assert bench.verified.covers(2 * PIECE, PIECE)
+        assert not bench.verified.covers(PIECE, 1)
+
+    on_bench(Bench(tmp_path / "f"), steps)
+    assert sorted(looked_at) == [PIECE, 2 * PIECE]
+
+
+def test_what_is_verified_and_in_memory_is_not_begun(tmp_path: Path, looked_at: list[int]) -> None:
+    """A warm block costs nothing ahead."""
+
+    async def steps(bench: Bench) -> None:
+        bench.verified.add(0, LENGTH)
+        bench.verifier.go_on(PIECE, PIECE, 0)
+
+    on_bench(Bench(tmp_path / "f"), steps)
+    assert looked_at == []
+
+
+def test_damage_found_ahead_is_raised_where_the_reader_comes_to_it(tmp_path: Path) -> None:
+    """Not before: the piece in hand is good."""
+
+    async def steps(bench: Bench) -> None:
+        await bench.verifier.verify(0, PIECE, LENGTH - PIECE)
+        bench.verifier.go_on(PIECE, PIECE, 0)
+        with pytest.raises(BlockDamaged):
+            await bench.verifier.verify(PIECE, PIECE, 0)
+        assert bench.verified.covers(0, PIECE)
+        assert not bench.verified.covers(PIECE, 1)
+
+    on_bench(Bench(tmp_path / "f", damaged_at=PIECE + 7), steps)
+
+
+def test_damage_that_nobody_comes_to_is_no_failure(tmp_path: Path) -> None:
+    """The reader has left: whoever reads the piece finds it out again. Nothing is logged as never looked at."""
+    complaints: list[object] = []
+
+    async def steps(bench: Bench) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        bench.verifier.go_on(PIECE, PIECE, 0)
+        bench.verifier.stop()
+        bench.threads.shut_down()
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    on_bench(Bench(tmp_path / "f", damaged_at=PIECE + 7), steps)
+    assert complaints == []
+
+
+def test_what_comes_from_the_device_makes_all_of_the_block_doubtful(tmp_path: Path) -> None:
+    """Pages that have left memory come back unverified, here or in another process."""
+
+    async def steps(bench: Bench) -> None:
+        bench.verified.add(0, LENGTH)
+        os.fsync(bench.file.descriptor)
+        os.posix_fadvise(bench.file.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        assert not bench.verifier.from_device
+        await bench.verifier.verify(PIECE, PIECE, 0)
+        assert bench.verifier.from_device
+        assert bench.verified.covers(PIECE, PIECE)
+        assert not bench.verified.covers(0, 1)
+
+    on_bench(Bench(tmp_path / "f"), steps)

@@ -1,0 +1,272 @@
+"""Reading ranges: what is asked of the origin, what comes from the disk, and when bytes begin to flow."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.blocks.reading.reader import RangeReader
+from gateway.errors import OriginAnswered, OriginUnreachable
+from gateway.objects import ByteRange, FileSpan, ObjectKey, ObjectVersion
+from gateway.origin.memory.faults import Unreachable, on
+from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Slot, Slots
+from gateway.s3.requests import Operation
+from tests.support.blocks import (
+    BLOCK,
+    BUCKET,
+    KIB,
+    MIB,
+    CountingObserver,
+    TestClock,
+    block_files,
+    by_last_use,
+    content_of,
+    make_origin,
+    open_cache,
+    partial_files,
+    read,
+    stored,
+    take,
+    until,
+    whole,
+)
+
+GET = on(Operation.GET_OBJECT)
+
+
+def test_a_second_read_comes_from_disk(tmp_path: Path) -> None:
+    """What was read once is not asked of the origin again, and the reader is told so."""
+
+    async def scenario() -> None:
+        origin, observer = make_origin(), CountingObserver()
+        version = stored(origin, "a", 1_000_000)
+        async with open_cache(tmp_path / "c", origin, observer=observer) as cache:
+            first = await cache.open_range(version, whole(version))
+            assert (first.outcome, await take(first)) == ("miss", content_of(origin, version))
+            await cache.settle()
+            asked = origin.count()
+            second = await cache.open_range(version, whole(version))
+            assert (second.outcome, await take(second)) == ("hit", content_of(origin, version))
+            assert origin.count() == asked == 4
+        assert (observer.misses, observer.hits, observer.fills) == (1_000_000, 1_000_000, 4)
+
+    asyncio.run(scenario())
+
+
+def test_a_partly_cached_range_fetches_only_what_is_missing(tmp_path: Path) -> None:
+    """A range with some blocks on disk is `partial`, and only the missing blocks are asked for."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        version = stored(origin, "a", 4 * BLOCK)
+        async with open_cache(tmp_path / "c", origin) as cache:
+            await read(cache, version, ByteRange(BLOCK, 2 * BLOCK - 1))
+            await cache.settle()
+            reader = await cache.open_range(version, ByteRange(10, 3 * BLOCK - 1))
+            assert reader.outcome == "partial"
+            assert await take(reader) == content_of(origin, version, ByteRange(10, 3 * BLOCK - 1))
+            asked = sorted(call.headers["range"] for call in origin.calls)
+            assert asked == sorted(f"bytes={n * BLOCK}-{(n + 1) * BLOCK - 1}" for n in (0, 1, 2))
+
+    asyncio.run(scenario())
+
+
+@given(data=st.data(), size=st.integers(1, 5 * BLOCK))
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_range_gives_exactly_its_bytes(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, size: int
+) -> None:
+    """Whatever range, cold or warm: exactly the object's bytes."""
+    ranges = data.draw(
+        st.lists(st.tuples(st.integers(0, size - 1), st.integers(0, size - 1)).map(sorted), min_size=1, max_size=4)
+    )
+
+    async def scenario() -> None:
+        origin = make_origin()
+        version = stored(origin, "k", size)
+        async with open_cache(tmp_path_factory.mktemp("c"), origin, block_size_bytes=128 * KIB) as cache:
+            for first, last in ranges:
+                asked = ByteRange(first, last)
+                assert await read(cache, version, asked) == content_of(origin, version, asked)
+
+    asyncio.run(scenario())
+
+
+def test_warm_bytes_leave_as_one_span_per_block(tmp_path: Path) -> None:
+    """Verified bytes in memory never pass through the interpreter: one span for each block's share of the range."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        version = stored(origin, "a", 3 * BLOCK)
+        async with open_cache(tmp_path / "c", origin) as cache:
+            await read(cache, version)
+            await cache.settle()
+            await read(cache, version)  # what has just been filled is verified by its first reader
+            spans: list[FileSpan] = []
+            reader = await cache.open_range(version, ByteRange(100, 3 * BLOCK - 101))
+            await take(reader, spans)
+            assert [span.count for span in spans] == [BLOCK - 100, BLOCK, BLOCK - 100]
+
+    asyncio.run(scenario())
+
+
+def test_a_version_that_is_gone_is_the_callers_to_know(tmp_path: Path) -> None:
+    """412 from the origin reaches the caller before a reply has begun, and leaves nothing on disk."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        version = stored(origin, "a", BLOCK)
+        stored(origin, "a", BLOCK + 1, seed=1)
+        async with open_cache(tmp_path / "c", origin) as cache:
+            with pytest.raises(OriginAnswered) as caught:
+                await cache.open_range(version, whole(version))
+            assert caught.value.status == 412
+            assert b"PreconditionFailed" in caught.value.body
+            await cache.settle()
+            assert cache.usage().used_bytes == 0
+        assert partial_files(tmp_path / "c") == block_files(tmp_path / "c") == []
+
+    asyncio.run(scenario())
+
+
+def test_versions_never_mix(tmp_path: Path) -> None:
+    """Blocks of an old version are not served for a new one, nor the other way round."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        old = stored(origin, "a", 2 * BLOCK, seed=1)
+        async with open_cache(tmp_path / "c", origin) as cache:
+            await read(cache, old)
+            new = ObjectVersion(old.key, origin.put(BUCKET, "a", b"n" * 2 * BLOCK), 2 * BLOCK)
+            assert await read(cache, new) == b"n" * 2 * BLOCK
+            await cache.settle()
+            await cache.invalidate(ObjectKey(BUCKET, "a"))
+            assert cache.usage().blocks == 0
+        assert block_files(tmp_path / "c") == []
+
+    asyncio.run(scenario())
+
+
+def test_an_unreachable_origin_is_told_and_blocks_stay_readable(tmp_path: Path) -> None:
+    """With the origin away, what is on disk is served and a miss says why it cannot be."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        here, away = stored(origin, "here", BLOCK), stored(origin, "away", BLOCK)
+        async with open_cache(tmp_path / "c", origin) as cache:
+            await read(cache, here)
+            await cache.settle()
+            origin.inject(GET, Unreachable(), times=None)
+            assert await read(cache, here) == content_of(origin, here)
+            with pytest.raises(OriginUnreachable):
+                await cache.open_range(away, whole(away))
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_of_an_evicted_block_goes_on(tmp_path: Path) -> None:
+    """Eviction unlinks; who reads the file reads on."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        version, other = stored(origin, "a", BLOCK), stored(origin, "b", BLOCK)
+        async with open_cache(tmp_path / "c", origin, capacity_bytes=BLOCK + 4096) as cache:
+            await read(cache, version)
+            await cache.settle()
+            reader = await cache.open_range(version, whole(version))
+            await read(cache, other)
+            await cache.settle()
+            assert reader.outcome == "hit"
+            assert await take(reader) == content_of(origin, version)
+            assert [path.name[:64] for path in block_files(tmp_path / "c")] == [
+                record.block_id.hex() for record in cache._tools.directory.index.blocks()
+            ]
+
+    asyncio.run(scenario())
+
+
+def test_descriptors_go_back_however_a_reader_ends(tmp_path: Path) -> None:
+    """Read to the end, closed half-way, never begun, cancelled: no descriptor stays open."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        version = stored(origin, "a", 4 * BLOCK)
+        async with open_cache(tmp_path / "c", origin) as cache:
+            await read(cache, version)
+            await cache.settle()
+            before = len(os.listdir("/proc/self/fd"))
+            await read(cache, version)
+            await _read_one_piece(await cache.open_range(version, whole(version)))
+            await (await cache.open_range(version, whole(version))).aclose()
+            unread = (await cache.open_range(version, whole(version))).body()
+            await unread.aclose()
+            del unread
+            task = asyncio.create_task(read(cache, version))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert len(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(scenario())
+
+
+async def _read_one_piece(reader: RangeReader) -> None:
+    async with aclosing(reader.body()) as body:
+        await anext(body)
+
+
+def test_uses_reach_the_index_in_batches(tmp_path: Path) -> None:
+    """A hit writes nothing; within the flush interval the order of use is in the index."""
+
+    async def scenario() -> None:
+        origin, clock = make_origin(), TestClock()
+        one, two = stored(origin, "1", BLOCK), stored(origin, "2", BLOCK)
+        slots = Slots([Slot("default", Prefix(""), eviction="lru")])
+        async with open_cache(tmp_path / "c", origin, clock=clock, slots=slots) as cache:
+            await read(cache, one)
+            await cache.settle()
+            await read(cache, two)
+            await cache.settle()
+            index = cache._tools.directory.index
+            oldest = by_last_use(index)[0]
+            await read(cache, one)
+            assert by_last_use(index)[0] == oldest
+            clock.advance(1.0)
+            await until(lambda: by_last_use(index)[0] != oldest)
+
+    asyncio.run(scenario())
+
+
+def test_a_range_outside_of_the_object_is_the_callers_mistake(tmp_path: Path) -> None:
+    """Ranges are clamped by whoever knows HTTP; here a wrong one is refused."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        version = stored(origin, "a", MIB)
+        async with open_cache(tmp_path / "c", origin) as cache:
+            with pytest.raises(ValueError, match="outside"):
+                await cache.open_range(version, ByteRange(0, MIB))
+
+    asyncio.run(scenario())
+
+
+def test_a_block_that_has_arrived_is_a_hit_before_it_is_published(tmp_path: Path) -> None:
+    """A reader that comes right behind the first one is told the truth: its bytes come from this node."""
+
+    async def scenario() -> None:
+        origin, observer = make_origin(), CountingObserver()
+        version = stored(origin, "a", 100_000)
+        async with open_cache(tmp_path / "c", origin, observer=observer) as cache:
+            await take(await cache.open_range(version, whole(version)))
+            second = await cache.open_range(version, whole(version))
+            assert (second.outcome, await take(second)) == ("hit", content_of(origin, version))
+        assert (observer.misses, observer.hits) == (100_000, 100_000)
+
+    asyncio.run(scenario())

@@ -1,0 +1,253 @@
+"""A disk that fills up, goes read-only or dies: the origin serves, the directory is left alone, and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+from gateway.blocks.cache import BlockCache
+from gateway.blocks.files.troubles import Trouble
+from gateway.blocks.trouble.isolation import FAILURES_MAX
+from gateway.blocks.trouble.probe import GROW_SECONDS, DirectoryProbe
+from gateway.objects import ByteRange, ObjectVersion
+from tests.support.blocks import (
+    BLOCK,
+    KIB,
+    MIB,
+    CountingObserver,
+    TestClock,
+    content_of,
+    make_origin,
+    open_cache,
+    partial_files,
+    pass_until,
+    read,
+    stored,
+    take,
+    whole,
+)
+from tests.support.disks import fill_up, kill_disk, mortal_disk, small_disk
+
+
+@contextmanager
+def refusing(monkeypatch: pytest.MonkeyPatch, number: int, *names: str) -> Iterator[None]:
+    """These functions of `os` fail when they are about a file or directory of the cache."""
+
+    def refuse(*_: object, **__: object) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        for name in names:
+            patched.setattr(os, name, refuse)
+        yield
+
+
+WRITING = ["open", "pwrite", "rename", "unlink"]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EROFS], ids=errno.errorcode.get)
+@pytest.mark.parametrize("call", WRITING)
+def test_whatever_call_fails_every_byte_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    """8.2 Cold and warm, alone and side by side: right bytes; when the disk is back, so is the cache."""
+
+    async def scenario() -> None:
+        origin, observer, clock = make_origin(), CountingObserver(), TestClock()
+        warm, cold = stored(origin, "warm", 3 * BLOCK), [stored(origin, f"k{n}", 5 * BLOCK, seed=n) for n in range(4)]
+        async with open_cache(tmp_path / "c", origin, observer=observer, clock=clock) as cache:
+            await read(cache, warm)
+            await cache.settle()
+            with refusing(monkeypatch, number, call):
+                for version in (*cold, warm):
+                    asked = ByteRange(10 * KIB, version.size_bytes - 7)
+                    bodies = await asyncio.gather(*(read(cache, version, asked) for _ in range(3)))
+                    assert bodies == [content_of(origin, version, asked)] * 3
+                await cache.settle()
+            await pass_until(clock, lambda: observer.disk_states[-1] == "well")
+            for version in (*cold, warm):
+                assert await read(cache, version) == content_of(origin, version)
+            await cache.settle()
+            assert set(await outcomes(cache, (*cold, warm))) == {"hit"}
+        async with open_cache(tmp_path / "c", origin) as cache:
+            assert cache.usage().reserved_bytes == 0
+        assert partial_files(tmp_path / "c") == []
+
+    asyncio.run(scenario())
+
+
+def test_small_objects_too_arrive_while_the_disk_takes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """8.2 Those that are packed together: served from memory, not kept, and kept again when the disk is back."""
+
+    async def scenario() -> None:
+        origin, observer, clock = make_origin(), CountingObserver(), TestClock()
+        versions = [stored(origin, f"k{n}", 10_000 + n, seed=n) for n in range(40)]
+        async with open_cache(tmp_path / "c", origin, observer=observer, clock=clock, packed_bytes_max=MIB) as cache:
+            for version in versions[:10]:
+                await read(cache, version)
+            await cache.settle()
+            with refusing(monkeypatch, errno.ENOSPC, "pwritev", "posix_fallocate"):
+                for version in versions:
+                    assert await read(cache, version) == content_of(origin, version)
+                await cache.settle()
+                assert observer.disk_states == ["well", "full"]
+                assert await outcomes(cache, versions[:10]) == ["hit"] * 10
+            await pass_until(clock, lambda: cache.isolation.writable)
+            for version in versions:
+                assert await read(cache, version) == content_of(origin, version)
+            await cache.settle()
+            assert await outcomes(cache, versions) == ["hit"] * 40
+
+    asyncio.run(scenario())
+
+
+@pytest.fixture
+def probes(monkeypatch: pytest.MonkeyPatch) -> list[Trouble | None]:
+    """What the probes have found."""
+    found: list[Trouble | None] = []
+    probe = DirectoryProbe.__call__
+
+    async def tell(self: DirectoryProbe, trouble: Trouble) -> Trouble | None:
+        found.append(await probe(self, trouble))
+        return found[-1]
+
+    monkeypatch.setattr(DirectoryProbe, "__call__", tell)
+    return found
+
+
+def test_a_disk_that_gives_nothing_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probes: list[Trouble | None]
+) -> None:
+    """EIO on every read: after a few of them nothing is tried any more, until a probe succeeds."""
+
+    async def scenario() -> None:
+        origin, observer, clock = make_origin(), CountingObserver(), TestClock()
+        versions = [stored(origin, f"k{n}", BLOCK, seed=n) for n in range(8)]
+        async with open_cache(tmp_path / "c", origin) as cache:
+            for version in versions:
+                await read(cache, version)
+            await cache.settle()
+        async with open_cache(tmp_path / "c", origin, observer=observer, clock=clock) as cache:
+            with refusing(monkeypatch, errno.EIO, "preadv", "pwrite"):
+                for version in versions:
+                    assert await read(cache, version) == content_of(origin, version)
+                assert observer.disk_states == ["well", "failing"]
+                errors = len(observer.disk_errors)
+                for version in versions:
+                    assert await read(cache, version) == content_of(origin, version)
+                assert len(observer.disk_errors) == errors
+                assert await outcomes(cache, versions[7:]) == ["miss"]
+                await pass_until(clock, lambda: len(probes) == 2)
+                assert not cache.isolation.readable
+            await pass_until(clock, lambda: cache.isolation.writable)
+            assert (await outcomes(cache, versions)).count("hit") >= len(versions) - FAILURES_MAX
+
+    asyncio.run(scenario())
+
+
+def test_an_index_that_cannot_commit_leaves_hits_and_the_origin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MDB_MAP_FULL and a failed commit: what is there is served, the rest comes from the origin, nothing is lost."""
+
+    async def scenario() -> None:
+        origin, observer, clock = make_origin(), CountingObserver(), TestClock()
+        warm, cold = stored(origin, "warm", 2 * BLOCK), stored(origin, "cold", 3 * BLOCK, seed=1)
+        async with open_cache(tmp_path / "c", origin, observer=observer, clock=clock) as cache:
+            await read(cache, warm)
+            await cache.settle()
+            with monkeypatch.context() as patched:
+                patched.setattr("gateway.blocks.index.ledger.Ledger.reserve", out_of_map)
+                patched.setattr("gateway.blocks.index.ledger.Ledger.touch", out_of_map)
+                assert await read(cache, cold) == content_of(origin, cold)
+                assert observer.disk_states == ["well", "full"]
+                reader = await cache.open_range(warm, whole(warm))
+                assert (await take(reader), reader.outcome) == (content_of(origin, warm), "hit")
+            await pass_until(clock, lambda: cache.isolation.writable)
+            await read(cache, cold)
+            await cache.settle()
+            assert await outcomes(cache, [cold]) == ["hit"]
+
+    asyncio.run(scenario())
+
+
+def out_of_map(*_: object) -> None:
+    raise lmdb.MapFullError("mdb_put: MDB_MAP_FULL: Environment mapsize limit reached")
+
+
+def test_a_disk_that_somebody_else_fills_makes_the_cache_smaller(tmp_path: Path) -> None:
+    """8.2 No space, for real: hits stay hits, the origin serves the rest, a little is given back, and filling goes on
+    with what is left; when there is room again the whole capacity is used."""
+
+    async def scenario(disk: Path) -> None:
+        origin, observer, clock = make_origin(), CountingObserver(), TestClock()
+        versions = [stored(origin, f"k{n}", BLOCK, seed=n) for n in range(100)]
+        async with open_cache(disk / "c", origin, observer=observer, clock=clock, capacity_bytes=26 * MIB) as cache:
+            for version in versions[:40]:
+                await read(cache, version)
+            await cache.settle()
+            others = fill_up(disk)
+            for version in versions[40:60]:
+                assert await read(cache, version) == content_of(origin, version)
+            await cache.settle()
+            assert observer.disk_states == ["well", "full"]
+            assert await outcomes(cache, versions[:40]) == ["hit"] * 40
+            await pass_until(clock, lambda: cache.isolation.writable)
+            evicted = observer.evicted_blocks
+            assert 0 < evicted <= 8
+            for version in versions[60:]:
+                assert await read(cache, version) == content_of(origin, version)
+            await cache.settle()
+            assert observer.disk_states == ["well", "full", "well"]
+            assert 30 <= cache.usage().blocks < 40
+            others.unlink()
+            clock.advance(GROW_SECONDS)
+            await pass_until(clock, lambda: cache._tools.directory.capacity.total_bytes == 26 * MIB)
+            for version in versions:
+                await read(cache, version)
+            await cache.settle()
+            assert cache.usage().blocks > 60
+
+    with small_disk(tmp_path / "disk", 32 * MIB) as disk:
+        asyncio.run(scenario(disk))
+
+
+async def outcomes(cache: BlockCache, versions: Iterable[ObjectVersion]) -> list[str]:
+    found: list[str] = []
+    for version in versions:
+        reader = await cache.open_range(version, whole(version))
+        found.append(reader.outcome)
+        await reader.aclose()
+    return found
+
+
+def test_a_disk_that_dies_leaves_the_origin_serving(tmp_path: Path, probes: list[Trouble | None]) -> None:
+    """8.2 The file system answers everything with EIO, for real: not one wrong or missing byte, and an orderly end."""
+
+    async def scenario(disk: Path) -> None:
+        origin, observer, clock = make_origin(), CountingObserver(), TestClock()
+        versions = [stored(origin, f"k{n}", 2 * BLOCK, seed=n) for n in range(6)]
+        async with open_cache(disk / "c", origin, observer=observer, clock=clock) as cache:
+            for version in versions[:4]:
+                await read(cache, version)
+            await cache.settle()
+            kill_disk(disk)
+            for version in versions * 2:
+                assert await read(cache, version) == content_of(origin, version)
+            await cache.settle()
+            assert observer.disk_states == ["well", "failing"]
+            await pass_until(clock, lambda: len(probes) == 2)
+            for version in versions:
+                assert await read(cache, version) == content_of(origin, version)
+            assert observer.disk_states == ["well", "failing"]
+
+    with mortal_disk(tmp_path / "disk", tmp_path / "image") as disk:
+        asyncio.run(scenario(disk))
