@@ -28,13 +28,13 @@ from gateway.writeback.bounds.ballast import Ballast
 from gateway.writeback.bounds.bounds import Bounds, BoundsObserver, Shared, SilentBoundsObserver
 from gateway.writeback.bounds.disk_room import DiskRoom
 from gateway.writeback.bounds.reservations import Reservations
-from gateway.writeback.files.reading import PendingReader
 from gateway.writeback.files.staged_file import StagedFile, StagedWriter
 from gateway.writeback.files.staging import Staging
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import Ended, OwnDoing, Part, PendingObject
 from gateway.writeback.opening import ARRIVING, prepare
+from gateway.writeback.reading import PendingReader
 from gateway.writeback.threads import BufferThreads
 
 THREADS = 8

@@ -19,8 +19,8 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.http_dates import format_http_date
 from gateway.s3.requests import S3Request
 from gateway.s3.stored_headers import stored_headers
-from gateway.writeback.files.reading import FileGone, part_range
 from gateway.writeback.journal.records import PendingObject
+from gateway.writeback.reading import FileGone, part_range
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
