@@ -25,7 +25,7 @@ from gateway.jobs.indexing.keeping import IndexPlan
 from gateway.jobs.runner import Jobs
 from gateway.jobs.snapshots import SnapshotDesk
 from gateway.jobs.store import JobStore
-from gateway.jobs.work import Tools
+from gateway.jobs.tools import Tools
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS, disbelieve
 from gateway.metadata.small_answers import SmallAnswers

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from gateway.errors import NoSuchSnapshot, OriginAnswered, SnapshotError
 from gateway.jobs.patience import patiently
+from gateway.jobs.tools import Tools
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead
 from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.snapshots.shelf import check_covers
 from gateway.objects import ObjectKey, ObjectVersion
 from gateway.policy.slots import Slot
 from gateway.s3.etags import quote
-
-if TYPE_CHECKING:
-    from gateway.jobs.work import Tools
 
 
 def frozen_version(tools: Tools, key: ObjectKey, slot: Slot) -> ObjectVersion | None:

@@ -15,7 +15,8 @@ from gateway.jobs.rate import Rate
 from gateway.jobs.records import Job, JobKind, JobState
 from gateway.jobs.snapshot_work import SnapshotWork, check_free
 from gateway.jobs.store import JobStore
-from gateway.jobs.work import Tools, Work
+from gateway.jobs.tools import Tools
+from gateway.jobs.work import Work
 from gateway.jobs.worklist import Worklist
 
 RUNNING_MAX = 16

@@ -9,21 +9,19 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import structlog
 
 from gateway.errors import OriginAnswered, OriginBodyError, SnapshotConflict, StoreUnavailable
 from gateway.jobs.patience import patiently
 from gateway.jobs.records import Job, JobState
+from gateway.jobs.tools import Tools
 from gateway.metadata.snapshots.library import Library
 from gateway.metadata.snapshots.staging import Origins, Staging, made_by
 from gateway.origin.client import OriginRequest, Purpose
 from gateway.policy.prefixes import Prefix
 from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX, ListedEntry, ListedPage, parse_listed_page
-
-if TYPE_CHECKING:
-    from gateway.jobs.work import Tools
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from gateway.errors import NoSuchSnapshot, OriginError, SnapshotConflict, Snapsh
 from gateway.jobs.records import Job
 from gateway.jobs.runner import Jobs
 from gateway.jobs.snapshot_work import check_free, library_of, pages, steadily
-from gateway.jobs.work import Tools
+from gateway.jobs.tools import Tools
 from gateway.metadata.snapshots.comparing import differences
 from gateway.metadata.snapshots.lines import BadLine, Header, LineReader, header_line, object_lines
 from gateway.metadata.snapshots.names import valid_name

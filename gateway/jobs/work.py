@@ -11,22 +11,20 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from gateway.blocks.cache import BlockCache
-from gateway.clock import Clock
 from gateway.errors import OriginAnswered, OriginError, PinRefused, SnapshotError, StoreUnavailable
 from gateway.jobs.frozen import frozen_version, learn_version
 from gateway.jobs.listing import list_pages
 from gateway.jobs.patience import patiently
 from gateway.jobs.records import Job, JobKind
+from gateway.jobs.tools import Tools
 from gateway.jobs.worklist import Entry, Recovered, Worklist
-from gateway.metadata.catalog import CHECKSUM_MODE, Catalog, is_remembered
-from gateway.metadata.snapshots.library import Library
+from gateway.metadata.catalog import CHECKSUM_MODE, is_remembered
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
-from gateway.origin.client import Origin, Purpose
+from gateway.origin.client import Purpose
 from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import Slot
 from gateway.s3.xml_reader import error_code_of
 
 PIECES_AT_ONCE = 32
@@ -35,19 +33,6 @@ _BUSY_LOOK_SECONDS = 0.05
 
 _HEADERS = {CHECKSUM_MODE: "ENABLED"}
 """As most clients ask; what is learned so answers those that ask without it as well."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tools:
-    """What jobs work with; `origin_name` is where the origin is, as snapshots say it."""
-
-    origin: Origin
-    catalog: Catalog
-    blocks: BlockCache
-    slots: Slots
-    clock: Clock
-    library: Library | None = None
-    origin_name: str = ""
 
 
 class Work:

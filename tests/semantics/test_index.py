@@ -10,7 +10,7 @@ from pathlib import Path
 from gateway.jobs.indexing.indexes import Indexes
 from gateway.jobs.indexing.keeping import IndexPlan
 from gateway.jobs.indexing.progress import SilentIndexObserver
-from gateway.jobs.work import Tools
+from gateway.jobs.tools import Tools
 from gateway.origin.memory.faults import Unreachable, on
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots

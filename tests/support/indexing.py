@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gateway.jobs.indexing.indexes import Indexes
 from gateway.jobs.indexing.keeping import IndexPlan
-from gateway.jobs.work import Tools
+from gateway.jobs.tools import Tools
 from gateway.metadata.listing.bounds import Bound
 from gateway.metadata.listing.index import Found, ListingIndex
 from gateway.metadata.listing.pages import Wanted

@@ -13,7 +13,7 @@ from gateway.jobs.records import Job, JobState
 from gateway.jobs.runner import Jobs
 from gateway.jobs.snapshots import SnapshotDesk
 from gateway.jobs.store import JobStore
-from gateway.jobs.work import Tools
+from gateway.jobs.tools import Tools
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.observer import SilentCatalogObserver
 from gateway.metadata.snapshots.library import Library

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gateway.jobs.records import Job, JobKind
 from gateway.jobs.snapshot_work import SnapshotWork
-from gateway.jobs.work import Tools
+from gateway.jobs.tools import Tools
 from gateway.metadata.snapshots.library import Library
 from gateway.metadata.snapshots.manifest import Manifest
 from gateway.metadata.snapshots.staging import Origins, Staging

@@ -24,7 +24,7 @@ from gateway.jobs.indexing.parts import Part, key_before
 from gateway.jobs.indexing.progress import IndexObserver, Progress
 from gateway.jobs.indexing.shares import Share, Shares
 from gateway.jobs.patience import patiently
-from gateway.jobs.work import Tools
+from gateway.jobs.tools import Tools
 from gateway.metadata.listing.batches import Asked, Batch
 from gateway.metadata.listing.index import ListingIndex
 from gateway.metadata.listing.packed import PackedPage, packed_page

@@ -10,7 +10,7 @@ import structlog
 
 from gateway.jobs.indexing.keeping import IndexPlan, SlotIndex
 from gateway.jobs.indexing.progress import IndexObserver
-from gateway.jobs.work import Tools
+from gateway.jobs.tools import Tools
 from gateway.metadata.listing.index import ListingIndex
 
 _log = structlog.get_logger("forebay.index")

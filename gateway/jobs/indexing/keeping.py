@@ -20,7 +20,7 @@ from gateway.jobs.indexing.crawl import Crawl, CrawlPlan, said
 from gateway.jobs.indexing.inventory.start import UNKNOWN_BOOT, InventoryStart
 from gateway.jobs.indexing.parts import LISTED, Part, gaps, parts_of
 from gateway.jobs.indexing.progress import IndexObserver, Progress
-from gateway.jobs.work import Tools
+from gateway.jobs.tools import Tools
 from gateway.metadata.listing.bounds import Bound, bound_of
 from gateway.metadata.listing.index import ListingIndex
 from gateway.metadata.listing.intervals import Interval

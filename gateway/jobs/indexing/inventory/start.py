@@ -24,7 +24,7 @@ from gateway.jobs.indexing.inventory.rows import Row, rows_of
 from gateway.jobs.indexing.inventory.sorting import SortedRuns
 from gateway.jobs.indexing.landmarks import Landmarks
 from gateway.jobs.indexing.parts import Part, gaps
-from gateway.jobs.work import Tools
+from gateway.jobs.tools import Tools
 from gateway.metadata.listing.batches import Asked, Batch
 from gateway.metadata.listing.index import ListingIndex
 from gateway.metadata.listing.pages import Listed
