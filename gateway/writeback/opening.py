@@ -8,8 +8,8 @@ from pathlib import Path
 from gateway.durable import sync_directory, write_durably
 from gateway.errors import BufferDamaged, BufferUnavailable, StartupError
 from gateway.writeback.files.staging import DIRECTORY_MODE, Staging
+from gateway.writeback.journal.checking import check_journal
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.log import check_log
 
 FORMAT = b"forebay writeback 1\n"
 
@@ -52,9 +52,12 @@ def recover(directory: Path, now: float) -> Recovered:
     """
     prepare(directory)
     try:
-        check_log(directory / "journal-wal")
+        check_journal(directory)
     except BufferDamaged as error:
-        raise StartupError(f"{error}: nothing was changed; keep a copy of {directory} before anything else") from error
+        raise StartupError(
+            f"{error}: nothing was changed; keep a copy of {directory} before anything else, and have "
+            "`forebay writeback export` get out of it what is whole"
+        ) from error
     journal = Journal(directory, lambda _: None)
     try:
         _forget_arriving(directory)

@@ -29,8 +29,8 @@ class FileRows:
         self.news: set[News] = set()
 
     def knows_file(self, name: str) -> bool:
-        """Whether anything refers to a staged file."""
-        return self._row("SELECT 1 FROM files WHERE name = ?", name) is not None
+        """Whether anything refers to a staged file: its own row, or, where that is damaged, a part's."""
+        return self._row("SELECT 1 FROM files WHERE name = ?", name) is not None or self._is_referred_to(name)
 
     def file(self, name: str) -> StagedFile | None:
         row = self._row("SELECT record FROM files WHERE name = ?", name)
@@ -44,13 +44,15 @@ class FileRows:
 
     def _free(self, names: Iterable[str]) -> None:
         for name in filter(None, names):
-            if self._row(
-                "SELECT 1 FROM parts WHERE file = ? UNION ALL SELECT 1 FROM pieces WHERE file = ?", name, name
-            ):
+            if self._is_referred_to(name):
                 continue
             self._rows.execute("DELETE FROM files WHERE name = ?", (name,))
             self._rows.execute("INSERT OR IGNORE INTO freed VALUES (?)", (name,))
             self.freed.append(name)
+
+    def _is_referred_to(self, name: str) -> bool:
+        query = "SELECT 1 FROM parts WHERE file = ? UNION ALL SELECT 1 FROM pieces WHERE file = ?"
+        return self._row(query, name, name) is not None
 
     def left_behind(self) -> Sequence[str]:
         """Files that nothing refers to any more, and that are perhaps not removed yet."""

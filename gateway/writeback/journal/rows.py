@@ -25,9 +25,12 @@ def pack(place: Place, record: dict[str, Any], tail: bytes = b"") -> bytes:
     return _seal(place, len(head).to_bytes(4, "little") + head + tail)
 
 
-def unpack(place: Place, packed: bytes) -> tuple[dict[str, Any], bytes]:
-    """The record and its tail; BufferDamaged when they are not those that were packed for this place."""
-    body = packed[_CRC_BYTES:]
+def unpack(place: Place, packed: object) -> tuple[dict[str, Any], bytes]:
+    """The record and its tail; BufferDamaged when they are not those that were packed for this place.
+
+    What a damaged row gives as its record may be no bytes at all.
+    """
+    body = packed[_CRC_BYTES:] if isinstance(packed, bytes) else b""
     if len(body) < 4 or _seal(place, body) != packed:
         raise BufferDamaged(f"the journal's row {place!r} is damaged")
     stop = 4 + int.from_bytes(body[:4], "little")

@@ -25,7 +25,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from urllib.parse import quote
 
 from gateway.errors import StartupError
@@ -126,7 +126,7 @@ def prepare(connection: sqlite3.Connection) -> None:
     """Make the tables of a new journal; StartupError for one of another version, which stays as it is."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        if _pragma(connection, "user_version") == 0 and _pragma(connection, "schema_version") == 0:
+        if is_new(connection):
             _create(connection)
         else:
             check_version(connection)
@@ -134,6 +134,11 @@ def prepare(connection: sqlite3.Connection) -> None:
     except BaseException:
         connection.execute("ROLLBACK")
         raise
+
+
+def is_new(connection: sqlite3.Connection) -> bool:
+    """Whether nothing has ever been written to it."""
+    return _pragma(connection, "user_version") == 0 and _pragma(connection, "schema_version") == 0
 
 
 def check_version(connection: sqlite3.Connection) -> None:
@@ -144,6 +149,17 @@ def check_version(connection: sqlite3.Connection) -> None:
             f"the write-back journal has version {version}, this version of Forebay reads {VERSION}: what it holds "
             "is untouched; run the version that wrote it until everything is flushed"
         )
+
+
+def has_our_tables(connection: sqlite3.Connection) -> bool:
+    """Whether tables, indexes and triggers are, to the letter, those that `prepare` makes."""
+    with closing(sqlite3.connect(":memory:")) as new:
+        _create(new)
+        return _statements(connection) == _statements(new)
+
+
+def _statements(connection: sqlite3.Connection) -> set[tuple[str, str, str]]:
+    return set(connection.execute("SELECT name, tbl_name, sql FROM sqlite_schema WHERE sql IS NOT NULL"))
 
 
 def _create(connection: sqlite3.Connection) -> None:

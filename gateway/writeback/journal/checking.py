@@ -1,0 +1,53 @@
+"""Is the journal whole? Asked at the start, before anything is read from it, sent, or removed on its word.
+
+SQLite does not checksum its pages. A row that has changed says so itself (rows.py); but a row that an index has lost is
+not found where a reader looks for it, and what nobody refers to is removed.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from gateway.errors import BufferDamaged, BufferUnavailable
+from gateway.writeback.journal.log import check_log
+from gateway.writeback.journal.schema import check_version, connect_reading, has_our_tables, is_new
+
+_TOLD_MAX = 3
+
+_OF_THE_DISK = frozenset(
+    {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_NOMEM}
+)
+"""What says nothing of the journal itself."""
+
+
+def check_journal(directory: Path) -> None:
+    """Change nothing; return when pages, tables, indexes and log fit each other, or there is no journal yet.
+
+    BufferDamaged when they do not, StartupError for another version, BufferUnavailable when the disk does not let it be
+    read. Blocks: half a second for 100,000 pending objects.
+    """
+    check_log(directory / "journal-wal")
+    journal = directory / "journal"
+    if not journal.exists():
+        return
+    try:
+        with closing(connect_reading(str(journal))) as connection:
+            connection.text_factory = lambda raw: raw.decode(errors="replace")  # messages quote what is damaged
+            if is_new(connection):
+                return
+            check_version(connection)
+            found = _findings(connection)
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_THE_DISK:
+            raise BufferUnavailable(f"the write-back journal in {directory} cannot be read: {error}") from error
+        found = [str(error)]
+    if found:
+        raise BufferDamaged(f"the write-back journal in {directory} is damaged: {'; '.join(found)}")
+
+
+def _findings(connection: sqlite3.Connection) -> list[str]:
+    told = [text for (text,) in connection.execute(f"PRAGMA integrity_check({_TOLD_MAX})")]
+    found = [" ".join(text.split()) for text in told if text != "ok"]
+    return found or (["its tables are not those of its version"] if not has_our_tables(connection) else [])
