@@ -153,7 +153,7 @@ class WritebackBuffer:
         return stored
 
     async def complete(self, pending: PendingObject, ended: Ended) -> PendingObject | None:
-        """CompleteMultipartUpload with the chosen parts; None when one of them was replaced meanwhile."""
+        """CompleteMultipartUpload with the chosen parts; None when one was replaced, or the upload ended, meanwhile."""
 
         def put(book: Book) -> PendingObject | None:
             known = all(book.knows_file(part.file.name) for part in pending.parts)
@@ -178,9 +178,9 @@ class WritebackBuffer:
         """Somebody waits until the origin has what is pending under a key."""
         await self.journal.change(lambda book: book.hurry(key))
 
-    async def abort(self, ended: Ended) -> None:
-        """AbortMultipartUpload."""
-        await self.journal.change(lambda book: book.abort(ended))
+    async def abort(self, ended: Ended) -> bool:
+        """AbortMultipartUpload; False when the upload has ended meanwhile."""
+        return await self.journal.change(lambda book: book.abort(ended))
 
     @contextmanager
     def _watching_the_disk(self) -> Iterator[None]:

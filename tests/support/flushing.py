@@ -127,7 +127,9 @@ class Buffer:
         new = PendingObject(
             0, fixed, Base(absent=True), 1.0, etag, sum(sizes), parts, True, False, "u", origin_upload_id
         )
-        return await self.journal.change(lambda book: book.complete(new, Ended("u", at, 1.0, etag)))
+        completed = await self.journal.change(lambda book: book.complete(new, Ended("u", at, 1.0, etag)))
+        assert completed is not None
+        return completed
 
     async def delete(self, at: ObjectKey) -> None:
         gone = PendingObject(0, Fixed(at, {}, "slot"), Base(absent=True), 1.0, "", 0, deleted=True)

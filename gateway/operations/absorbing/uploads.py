@@ -98,6 +98,8 @@ async def absorb_complete(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
         completed = await buffer.complete(_pending(upload, made, now), ended)
     except BufferUnavailable as error:
         raise unavailable(error) from error
+    if completed is None and buffer.look(lambda book: book.upload(upload_id)) is None:
+        return _completed_before(exchange, buffer, upload_id, listed)
     if completed is None:
         raise s3_error("ServiceUnavailable", "A part has just been replaced: try again.")
     return Reply(200, [_XML], _result(exchange.object_key, made), "absorbed")
@@ -141,9 +143,11 @@ async def absorb_abort(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
     """Throw an upload away, here at once and at the origin soon."""
     found = upload_of(exchange, buffer)
     try:
-        await buffer.abort(Ended(found.upload_id, exchange.object_key, exchange.services.clock.now(), None))
+        aborted = await buffer.abort(Ended(found.upload_id, exchange.object_key, exchange.services.clock.now(), None))
     except BufferUnavailable as error:
         raise unavailable(error) from error
+    if not aborted:
+        raise no_such_upload(found.upload_id)
     return Reply(204, cache="absorbed")
 
 

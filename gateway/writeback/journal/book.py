@@ -132,8 +132,13 @@ class Book(ObjectRows):
 
     # How uploads end.
 
-    def complete(self, pending: PendingObject, ended: Ended) -> PendingObject:
-        """Make an upload's chosen parts an acknowledged object; parts that were not chosen go."""
+    def complete(self, pending: PendingObject, ended: Ended) -> PendingObject | None:
+        """Make an upload's chosen parts an acknowledged object; parts that were not chosen go.
+
+        None where the upload has ended: what was acknowledged since would be lost to an object that was there before.
+        """
+        if self.upload(ended.upload_id) is None:
+            return None
         stored = self._enter(pending)
         self._close_upload(ended)
         return stored
@@ -143,12 +148,15 @@ class Book(ObjectRows):
         self._close_upload(ended)
         self.did(ended.key, OwnDoing(ended.ended_at, ended.etag))
 
-    def abort(self, ended: Ended) -> None:
-        """End an upload without an object: its parts go, here and at the origin."""
+    def abort(self, ended: Ended) -> bool:
+        """End an upload without an object: its parts go, here and at the origin. False where it has ended."""
         upload = self.upload(ended.upload_id)
-        if upload is not None and upload.origin_upload_id is not None:
+        if upload is None:
+            return False
+        if upload.origin_upload_id is not None:
             self.orphan(upload.fixed.key, upload.origin_upload_id)
         self._close_upload(ended)
+        return True
 
     def ended(self, upload_id: str) -> Ended | None:
         """How an upload ended, for who repeats its last request."""

@@ -63,7 +63,9 @@ class OpenUpload:
             *(parts, True, False, self.upload_id, self.origin_upload_id),
         )
         ended = Ended(self.upload_id, self.fixed.key, 1.0, etag)
-        return await self.buffer.journal.change(lambda book: book.complete(made, ended))
+        completed = await self.buffer.journal.change(lambda book: book.complete(made, ended))
+        assert completed is not None
+        return completed
 
     async def store_many(self, count: int) -> None:
         """Parts of which there is no file."""

@@ -58,7 +58,9 @@ def test_complete_keeps_the_chosen_parts_and_gives_the_others_back(book: Book) -
         book.put_part("u", one)
     ended = Ended("u", KEYS[0], 7.0, '"e-2"', [(1, "x"), (5, "y")])
     stored = book.complete(pending(KEYS[0], parts=(parts[0], parts[2]), multipart=True), ended)
+    assert stored is not None
     assert book.latest(KEYS[0]) == stored
+    assert book.complete(stored, ended) is None
     assert list(stored.parts) == [parts[0], parts[2]]
     assert book.freed == [parts[1].file.name]
     assert book.upload("u") is None
@@ -252,7 +254,9 @@ class Histories(RuleBasedStateMachine):
             self.own[open_.key] = Base(('"made there"',))
             return
         object_ = pending(open_.key, parts=chosen, multipart=True, origin_upload_id=open_.origin_upload_id)
-        self.entered(self.book.complete(object_, Ended(upload_id, open_.key, 1.0, object_.etag)))
+        completed = self.book.complete(object_, Ended(upload_id, open_.key, 1.0, object_.etag))
+        assert completed is not None
+        self.entered(completed)
 
     @precondition(lambda self: self.uploads)
     @rule(data=st.data())
