@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING
 from gateway.errors import BufferUnavailable, OriginAnswered, OriginUnreachable
 from gateway.operations.absorbing.admission import leaves_to_the_origin
 from gateway.operations.absorbing.base import base_asked
-from gateway.operations.absorbing.eligible import check_metadata, makes_md5_etags
+from gateway.operations.absorbing.eligible import (
+    check_metadata,
+    makes_md5_etags,
+    may_begin_without_origin,
+    names_encryption,
+)
 from gateway.operations.absorbing.staging import unavailable
 from gateway.operations.exchange import Exchange
 from gateway.operations.passthrough import onward_request
@@ -37,18 +42,22 @@ ANSWER_SIZE_BYTES_MAX = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """The origin's to Create, and what it has under the key. No `origin_upload_id`: it has begun nothing."""
+    """The origin's to Create, and what it has under the key. No `origin_upload_id`: it has begun nothing.
+
+    `profile` is that of the bucket, or, where `is_of_bucket` is false, of this upload alone.
+    """
 
     status: int
     headers: Sequence[tuple[str, str]]
     body: bytes
     origin_upload_id: str | None
     profile: Profile
+    is_of_bucket: bool
     base: Base
 
     def learn(self, book: Book, bucket: str) -> None:
         """What it says of the bucket."""
-        if self.origin_upload_id is not None:
+        if self.origin_upload_id is not None and self.is_of_bucket:
             book.learn(bucket, self.profile)
 
     def forwarded(self) -> Reply:
@@ -81,7 +90,7 @@ async def _created(exchange: Exchange, profile: Profile | None, asked: Asking) -
     try:
         answer = await _ask(exchange)
     except OriginUnreachable:
-        if profile is None:
+        if profile is None or not may_begin_without_origin(exchange.request):
             raise
         upload = _upload(exchange, Base(known=False, asked_at=exchange.services.clock.now()), None)
         await asked.leave_open(lambda book: book.open_upload(upload), exchange.services.clock.now())
@@ -115,8 +124,10 @@ async def _ask(exchange: Exchange) -> _Answer:
         if origin_upload_id is not None:
             with suppress(OriginAnswered):
                 base, may_look = await asking_base, True
-    profile = Profile(makes_md5_etags(response.headers), may_look, exchange.services.clock.now())
-    return _Answer(response.status, headers, body, origin_upload_id, profile, base)
+    asked = exchange.request.headers
+    md5_etags = makes_md5_etags({**asked, **response.headers})
+    profile = Profile(md5_etags, may_look, exchange.services.clock.now())
+    return _Answer(response.status, headers, body, origin_upload_id, profile, not names_encryption(asked), base)
 
 
 def _upload(exchange: Exchange, base: Base, origin_upload_id: str | None) -> Upload:

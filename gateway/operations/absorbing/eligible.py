@@ -47,12 +47,37 @@ _OF_THE_REQUEST = frozenset(
 )
 """Headers about the request and its body: verified here, and not the origin's business any more."""
 
+_ENCRYPTION = "x-amz-server-side-encryption"
 _ENCRYPTED_WITHOUT_MD5 = ("aws:kms", "aws:kms:dsse")
+
+_REPLAYED = frozenset(
+    {
+        "x-amz-acl",
+        "x-amz-checksum-algorithm",
+        "x-amz-checksum-type",
+        "x-amz-tagging",
+        "x-amz-website-redirect-location",
+    }
+)
+"""Headers of Create that change no ETag: what the origin thinks of them comes with the flush."""
 
 
 def may_be_absorbed(request: S3Request) -> bool:
     """Whether a PutObject says nothing that only the origin can judge."""
     return all(is_foreseen(name, value) for name, value in request.headers.items())
+
+
+def may_begin_without_origin(request: S3Request) -> bool:
+    """Whether a CreateMultipartUpload says nothing that the origin must have judged before anything is acknowledged.
+
+    Customer keys, which are never written down; KMS, whose ETags are no MD5s; owners, payers, locks, archive classes.
+    """
+    return all(_may_be_replayed(name, value) for name, value in request.headers.items())
+
+
+def names_encryption(headers: Mapping[str, str]) -> bool:
+    """Whether a write says itself how it is to be encrypted: then its answer tells nothing of the bucket."""
+    return any(name.startswith(_ENCRYPTION) for name in headers)
 
 
 def has_conditions(headers: Mapping[str, str]) -> bool:
@@ -67,9 +92,9 @@ def is_condition(name: str) -> bool:
 
 def makes_md5_etags(answer: Mapping[str, str]) -> bool:
     """Whether the bucket whose answer to a write this is makes ETags that are MD5s (S3 API, "Object", ETag)."""
-    if "x-amz-server-side-encryption-customer-algorithm" in answer:
+    if f"{_ENCRYPTION}-customer-algorithm" in answer:
         return False
-    return answer.get("x-amz-server-side-encryption", "") not in _ENCRYPTED_WITHOUT_MD5
+    return answer.get(_ENCRYPTION, "") not in _ENCRYPTED_WITHOUT_MD5
 
 
 def fixed_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -88,6 +113,12 @@ def check_metadata(headers: Mapping[str, str]) -> None:
 
 def _is_stored(name: str) -> bool:
     return name in _STORED or name.startswith(_METADATA) or name == "x-amz-storage-class"
+
+
+def _may_be_replayed(name: str, value: str) -> bool:
+    if name in _REPLAYED or name.startswith("x-amz-grant-") or (name, value) == (_ENCRYPTION, "AES256"):
+        return True
+    return is_foreseen(name, value)
 
 
 def is_foreseen(name: str, value: str) -> bool:

@@ -151,3 +151,58 @@ def test_an_upload_that_is_aborted_while_the_origin_begins_it_is_aborted_there_t
         assert not client.origin.buckets["bucket"].uploads
 
     with_client(tmp_path, scenario)
+
+
+CUSTOMER_KEY = {
+    "x-amz-server-side-encryption-customer-algorithm": "AES256",
+    "x-amz-server-side-encryption-customer-key": "c2VjcmV0",
+    "x-amz-server-side-encryption-customer-key-md5": "bWQ1",
+}
+KMS = {"x-amz-server-side-encryption": "aws:kms"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (CUSTOMER_KEY, 503),
+        (KMS, 503),
+        ({"x-amz-expected-bucket-owner": "1234"}, 503),
+        ({"x-amz-storage-class": "GLACIER"}, 503),
+        ({"x-amz-object-lock-legal-hold": "ON"}, 503),
+        ({"x-amz-server-side-encryption": "AES256", "x-amz-tagging": "a=b", "x-amz-acl": "private"}, 200),
+    ],
+    ids=lambda value: "" if isinstance(value, int) else next(iter(value)),
+)
+def test_what_the_origin_must_judge_does_not_begin_without_it(
+    tmp_path: Path, headers: dict[str, str], status: int
+) -> None:
+    """With the origin away: no key is written down, and no ETag answered that would be another one there."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        client.origin.inject(lambda _: True, Unreachable(), times=None)
+        await client.ask("POST", "back/m?uploads", headers=headers, status=status)
+
+    with_client(tmp_path, scenario)
+    written = b"".join(one.read_bytes() for one in (tmp_path / "writeback").glob("journal*"))
+    assert b"c2VjcmV0" not in written
+
+
+@pytest.mark.parametrize("default", [{}, KMS], ids=["plain", "kms"])
+def test_what_an_upload_says_of_its_own_encryption_tells_nothing_of_its_bucket(
+    tmp_path: Path, default: dict[str, str]
+) -> None:
+    """PUTs that do not say it go on as the bucket's default has it: absorbed, or not."""
+
+    async def scenario(client: Client) -> None:
+        other = {"x-amz-server-side-encryption": "AES256"} if default else KMS
+        name = next(iter(other))
+        client.origin.inject(lambda call: name in call.headers, AlterHeaders(other), times=None)
+        client.origin.inject(lambda call: name not in call.headers, AlterHeaders(default), times=None)
+        await client.learn()
+        before = (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"]
+        assert before == ("forwarded" if default else "absorbed")
+        await client.create("back/m", other)
+        assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == before
+
+    with_client(tmp_path, scenario)
