@@ -177,6 +177,25 @@ def test_5_6_no_refusal_drops_what_was_acknowledged(tmp_path: Path, code: str) -
     with_client(tmp_path, scenario)
 
 
+def test_5_6_a_bucket_that_is_gone_is_no_conflict(tmp_path: Path) -> None:
+    """5.6 What is to overwrite something waits for it to be back, and for nobody's decision."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", "back/k", b"before")
+        await client.flush()
+        await client.ask("PUT", "back/k", b"kept")
+        gone = client.origin.inject(lambda _: True, Answer(404, "NoSuchBucket"), times=None)
+        asked = client.origin.count(key="back/k")
+        async with client.flushing():
+            await eventually(lambda: client.origin.count(key="back/k") >= asked + 2)
+            gone.times = 0
+            await eventually(lambda: client.pending("back/k") is None)
+        assert client.origin.data("bucket", "back/k") == b"kept"
+
+    with_client(tmp_path, scenario)
+
+
 def test_5_7_nothing_stays_of_what_was_not_acknowledged(tmp_path: Path) -> None:
     """5.7 A body that fails its check, a part without an upload, an aborted upload: no file, nothing at the origin."""
 

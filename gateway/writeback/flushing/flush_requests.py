@@ -34,7 +34,7 @@ from gateway.writeback.flushing.upload_state import (
     Refused,
     SendPart,
 )
-from gateway.writeback.journal.records import Part, PendingObject
+from gateway.writeback.journal.records import Part, PendingObject, State
 from gateway.writeback.threads import BufferThreads
 
 ANSWER_SIZE_BYTES_MAX = 64 * 1024
@@ -138,12 +138,20 @@ class FlushRequests:
 
     async def _head(self, pending: PendingObject) -> Event:
         async with await self._origin.send(_request("HEAD", pending)) as response:
-            if response.status == 404:
-                return Headed(None)
-            if response.status != 200:
+            if response.status == 200:
+                written = parse_http_date(response.headers.get("last-modified", ""))
+                return Headed(response.headers.get("etag", ""), written or 0.0)
+            if response.status != 404:
                 return await _failure(response)
-            written = parse_http_date(response.headers.get("last-modified", ""))
-            return Headed(response.headers.get("etag", ""), written or 0.0)
+        if not _is_absence_expected(pending) and await self._is_bucket_gone(pending):
+            return Refused("NoSuchBucket")
+        return Headed(None)
+
+    async def _is_bucket_gone(self, pending: PendingObject) -> bool:
+        """A HEAD of a key does not tell that from an object that somebody has deleted: it has no document."""
+        request = OriginRequest("HEAD", pending.key.bucket, None, purpose=Purpose.FLUSH, slot=pending.fixed.slot)
+        async with await self._origin.send(request) as response:
+            return response.status == 404
 
     async def _begin(self, pending: PendingObject) -> Event:
         request = replace(_request("POST", pending, [("uploads", None)], pending.fixed.headers), once=True)
@@ -224,6 +232,12 @@ def _request(
     return OriginRequest(
         method, key.bucket, key.key, query, headers or {}, body, purpose=Purpose.FLUSH, slot=pending.fixed.slot
     )
+
+
+def _is_absence_expected(pending: PendingObject) -> bool:
+    """Whether it makes no difference why nothing lies under the key: then what is sent next is refused, or not."""
+    base = pending.base
+    return pending.state is State.WAITING and (base.absent or not base.known)
 
 
 def _of_body(part: Part) -> dict[str, str]:
