@@ -14,7 +14,7 @@ from gateway.operations.absorbing.barrier import flushed, flushed_under
 from gateway.operations.absorbing.copying import absorb_copy, copied_here
 from gateway.operations.absorbing.creating import absorb_create
 from gateway.operations.absorbing.deleting import delete_pending
-from gateway.operations.absorbing.eligible import has_conditions
+from gateway.operations.absorbing.eligible import may_be_deleted_here
 from gateway.operations.absorbing.listing import LISTINGS, listing_handler
 from gateway.operations.absorbing.part_copy import absorb_part_copy
 from gateway.operations.absorbing.put import absorb_put
@@ -122,7 +122,7 @@ def _absorbing(exchange: Exchange, buffer: WritebackBuffer) -> _Absorb | None:
     operation = exchange.request.operation
     if operation in _OF_UPLOADS:
         return _OF_UPLOADS[operation] if is_known(exchange, buffer) else None
-    if operation is Operation.DELETE_OBJECT and not has_conditions(exchange.request.headers):
+    if operation is Operation.DELETE_OBJECT and may_be_deleted_here(exchange.request):
         return delete_pending if _pending_keys(exchange, buffer) else None
     return _BEGINNINGS.get(operation) if exchange.slot.write == "back" else None
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gateway.errors import BufferUnavailable, S3Error
 from gateway.objects import ObjectKey
 from gateway.operations.absorbing.barrier import PATIENCE_SECONDS, flushed, settled
+from gateway.operations.absorbing.eligible import may_be_deleted_here
 from gateway.operations.absorbing.staging import unavailable
 from gateway.operations.exchange import Exchange
 from gateway.operations.reply import Reply
@@ -48,11 +49,13 @@ class Buried(NamedTuple):
 async def bury_pending(exchange: Exchange, buffer: WritebackBuffer, entries: Sequence[DeleteEntry]) -> Buried:
     """Delete what is pending of a DeleteObjects: all of it here first, then one after the other at the origin.
 
-    A version, and what is deleted on a condition, is the origin's to judge, once it has what was pending.
+    A version, what is deleted on a condition, and all of a request that names an owner, or whatever else only the
+    origin can judge, is left to it, once it has what was pending.
     """
-    bucket = exchange.request.bucket or ""
+    bucket, is_ours = exchange.request.bucket or "", may_be_deleted_here(exchange.request)
     deadline = exchange.services.clock.monotonic() + PATIENCE_SECONDS
-    tombstones = await _tombstones(exchange, buffer, [ObjectKey(bucket, one.key) for one in entries if _is_plain(one)])
+    plain = [ObjectKey(bucket, one.key) for one in entries if is_ours and _is_plain(one)]
+    tombstones = await _tombstones(exchange, buffer, plain)
     left, deleted, errors = list[DeleteEntry](), list[str](), list[DeleteError]()
     for entry in entries:
         key = ObjectKey(bucket, entry.key)

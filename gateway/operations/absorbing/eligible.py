@@ -63,8 +63,13 @@ _REPLAYED = frozenset(
 
 
 def may_be_absorbed(request: S3Request) -> bool:
-    """Whether a PutObject says nothing that only the origin can judge."""
+    """Whether the headers of a write say nothing that only the origin can judge."""
     return all(is_foreseen(name, value) for name, value in request.headers.items())
+
+
+def may_be_deleted_here(request: S3Request) -> bool:
+    """Whether a DeleteObject or DeleteObjects is about current versions, and the origin need not judge its headers."""
+    return may_be_absorbed(request) and request.parameter("versionId") is None
 
 
 def may_begin_without_origin(request: S3Request) -> bool:

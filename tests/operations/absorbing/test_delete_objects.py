@@ -18,11 +18,12 @@ from tests.support.absorbing import Client, eventually, with_client
 from tests.support.asgi import Answer
 
 
-async def delete(client: Client, *entries: str | DeleteEntry, quiet: bool = False) -> Answer:
+async def delete(client: Client, *entries: str | DeleteEntry, quiet: bool = False, **headers: str) -> Answer:
     asked = [DeleteEntry(entry) if isinstance(entry, str) else entry for entry in entries]
     body = delete_request_document(DeleteRequest(asked, quiet))
     digest = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
-    return await client.ask("POST", "?delete=", body, {"Content-MD5": digest})
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return await client.ask("POST", "?delete=", body, {"Content-MD5": digest, **named})
 
 
 def deleted(answer: Answer) -> Sequence[str]:
@@ -72,6 +73,21 @@ def test_tombstones_come_first(tmp_path: Path) -> None:
             held.set()
             assert deleted(await deleting) == ["back/a", "back/b"]
         assert set(client.origin.buckets["bucket"].objects) == {"back/first"}
+
+    with_client(tmp_path, scenario)
+
+
+def test_what_names_an_owner_is_left_to_the_origin(tmp_path: Path) -> None:
+    """Nothing is deleted here before the origin has said whether the bucket is that owner's."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", "back/a", b"x")
+        async with client.flushing():
+            assert deleted(await delete(client, "back/a", x_amz_expected_bucket_owner="1234")) == ["back/a"]
+        asked = [call for call in client.origin.calls if call.operation is Operation.DELETE_OBJECTS]
+        assert [call.headers["x-amz-expected-bucket-owner"] for call in asked] == ["1234"]
+        assert client.origin.count(Operation.PUT_OBJECT, key="back/a") == 1
 
     with_client(tmp_path, scenario)
 
