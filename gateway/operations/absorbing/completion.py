@@ -36,7 +36,7 @@ def complete(
 ) -> Completion:
     """`create` and `request` are the headers of Create and of Complete; `listed` is in ascending order.
 
-    Raises S3Error InvalidPart, EntityTooSmall, InvalidRequest, BadDigest.
+    Raises S3Error InvalidPart, EntityTooSmall, InvalidPartOrder, InvalidRequest, BadDigest.
     """
     chosen = [_part(upload_id, stored, one) for one in listed]
     _check_sizes(chosen)
@@ -80,6 +80,8 @@ def _checksums(create: Mapping[str, str], chosen: Sequence[Part]) -> tuple[dict[
     algorithm, checksum_type = upload_checksum_type(declared, create.get("x-amz-checksum-type"))
     own = [part.checksums.get(algorithm) for part in chosen]
     known = [value for value in own if value is not None]
+    if len(known) == len(own) and [part.number for part in chosen] != list(range(1, len(chosen) + 1)):
+        raise s3_error("InvalidPartOrder", "With a checksum for each part, part numbers must be consecutive from 1.")
     if checksum_type == "COMPOSITE":
         if len(known) < len(own):
             raise s3_error(

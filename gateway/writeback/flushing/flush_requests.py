@@ -163,7 +163,8 @@ class FlushRequests:
 
     async def _send_part(self, pending: PendingObject, send: SendPart) -> Event:
         query = [("partNumber", str(send.part.number)), ("uploadId", send.origin_upload_id)]
-        request = _request("PUT", pending, query, _of_body(send.part), await self._body(send.part.file))
+        headers = _of_body(send.part.file, _declared_checksums(pending, send.part))
+        request = _request("PUT", pending, query, headers, await self._body(send.part.file))
         async with await self._origin.send(request) as response:
             if response.status != 200:
                 return await _failure(response)
@@ -171,7 +172,7 @@ class FlushRequests:
 
     async def _put(self, pending: PendingObject, conditions: Mapping[str, str]) -> Event:
         part = pending.parts[0]
-        headers = {**pending.fixed.headers, **_of_body(part), **conditions}
+        headers = {**pending.fixed.headers, **_of_body(part.file, part.checksums), **conditions}
         async with await self._origin.send(
             _request("PUT", pending, (), headers, await self._body(part.file))
         ) as response:
@@ -181,7 +182,10 @@ class FlushRequests:
 
     async def _complete(self, pending: PendingObject, conditions: Mapping[str, str]) -> Event:
         document = complete_multipart_upload_document(
-            [(part.number, part.origin_etag or part.file.etag, part.checksums) for part in pending.parts]
+            [
+                (part.number, part.origin_etag or part.file.etag, _declared_checksums(pending, part))
+                for part in pending.parts
+            ]
         )
         headers = {**conditions, "content-type": "application/xml"}
         query = [("uploadId", pending.origin_upload_id or "")]
@@ -240,9 +244,17 @@ def _is_absence_expected(pending: PendingObject) -> bool:
     return pending.state is State.WAITING and (base.absent or not base.known)
 
 
-def _of_body(part: Part) -> dict[str, str]:
+def _declared_checksums(pending: PendingObject, part: Part) -> Mapping[str, str]:
+    """What the origin is told of a part: S3 refuses a checksum that Create has not announced ("Checksum Type mismatch
+    occurred, expected checksum Type: null"). Our MD5 goes with it in any case.
+    """
+    algorithm = pending.fixed.headers.get("x-amz-checksum-algorithm", "").lower()
+    return {name: value for name, value in part.checksums.items() if name == algorithm}
+
+
+def _of_body(file: StagedFile, checksums: Mapping[str, str]) -> dict[str, str]:
     """What is said of a body's bytes: our MD5, and what the client has promised."""
-    return {"content-md5": base64.b64encode(part.file.md5).decode(), **_checksum_headers(part.checksums)}
+    return {"content-md5": base64.b64encode(file.md5).decode(), **_checksum_headers(checksums)}
 
 
 def _checksum_headers(checksums: Mapping[str, str]) -> dict[str, str]:
