@@ -52,7 +52,8 @@ def recover(directory: Path, now: float) -> Recovered:
     """
     prepare(directory)
     try:
-        check_journal(directory)
+        if not check_journal(directory):
+            _refuse_without_journal(directory)
     except BufferDamaged as error:
         raise StartupError(
             f"{error}: nothing was changed; keep a copy of {directory} before anything else, and have "
@@ -67,6 +68,20 @@ def recover(directory: Path, now: float) -> Recovered:
     finally:
         journal.close()
     return Recovered(pending, uploads, orphans, removed)
+
+
+def _refuse_without_journal(directory: Path) -> None:
+    """StartupError where staged files are left: a new journal would know none of them, and have them go.
+
+    The journal's name is synced before any file is staged, so no power cut leaves it so.
+    """
+    left = sum(1 for _ in Staging(directory, 0).names())
+    if left:
+        raise StartupError(
+            f"the write-back journal in {directory} is gone, or empty, and {left} staged files are left, which may be "
+            "acknowledged writes: nothing was changed. Put the journal back (with journal-wal, if there was one); only "
+            "when what the files hold is not needed any more, move the directory away"
+        )
 
 
 def _forget_arriving(directory: Path) -> None:

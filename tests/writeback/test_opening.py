@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import stat
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -93,3 +95,25 @@ def test_recovery_keeps_what_the_journal_names_and_removes_the_rest(directory: P
     assert left[f"staged/{kept}"] == b"acknowledged"
     assert f"staged/{gone}" not in left
     assert ARRIVING not in left
+
+
+_MADE_BY_READING = frozenset({"journal-shm", "journal-wal"})
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty file", "no log"])
+def test_without_its_journal_a_buffer_is_left_alone(directory: Path, left: str) -> None:
+    """The staged files may be acknowledged writes: a new journal would know none of them, and have them removed."""
+    recover(directory, 0.0)
+    stage(directory, b"acknowledged, perhaps")
+    for path in directory.glob("journal*"):
+        path.unlink()
+    if left == "no log":
+        with closing(sqlite3.connect(directory / "journal")) as journal:
+            journal.execute("PRAGMA journal_mode = WAL")
+    if left == "an empty file":
+        (directory / "journal").touch()
+    before = contents(directory)
+    with pytest.raises(StartupError, match="nothing was changed"):
+        recover(directory, 0.0)
+    after = {name: content for name, content in contents(directory).items() if name not in _MADE_BY_READING}
+    assert after == before

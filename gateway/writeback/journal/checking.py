@@ -22,8 +22,8 @@ _OF_THE_DISK = frozenset(
 """What says nothing of the journal itself."""
 
 
-def check_journal(directory: Path) -> None:
-    """Change nothing; return when pages, tables, indexes and log fit each other, or there is no journal yet.
+def check_journal(directory: Path) -> bool:
+    """Change nothing; return when pages, tables, indexes and log fit each other, or there is no journal yet: False.
 
     BufferDamaged when they do not, StartupError for another version, BufferUnavailable when the disk does not let it be
     read. Blocks: half a second for 100,000 pending objects.
@@ -31,12 +31,12 @@ def check_journal(directory: Path) -> None:
     check_log(directory / "journal-wal")
     journal = directory / "journal"
     if not journal.exists():
-        return
+        return False
     try:
         with closing(connect_reading(str(journal))) as connection:
             connection.text_factory = lambda raw: raw.decode(errors="replace")  # messages quote what is damaged
             if is_new(connection):
-                return
+                return False
             check_version(connection)
             found = _findings(connection)
     except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -45,6 +45,7 @@ def check_journal(directory: Path) -> None:
         found = [str(error)]
     if found:
         raise BufferDamaged(f"the write-back journal in {directory} is damaged: {'; '.join(found)}")
+    return True
 
 
 def _findings(connection: sqlite3.Connection) -> list[str]:
