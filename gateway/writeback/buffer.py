@@ -125,6 +125,10 @@ class WritebackBuffer:
         """Throw a body away that is not sealed."""
         await self.threads.run(self.staging.discard, writer)
 
+    async def give_up(self, part: Part) -> None:
+        """Throw a sealed body away of which the journal was told nothing."""
+        await self._remove([part])
+
     # Acknowledged by these. After BufferUnavailable it may be so all the same: nothing may be thrown away, but what
     # BufferRefused was raised for.
 

@@ -6,6 +6,7 @@ under the key → journal → 200
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, OriginAnswered
@@ -46,12 +47,12 @@ async def absorb_put(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
 async def _absorb(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
     async with base_asked(exchange) as asking:
         staged = await stage_body(exchange, buffer, 1)
+        part = staged.part
         try:
-            base = await asking
-        except OriginAnswered:
-            base = Base(known=False, asked_at=exchange.services.clock.now())
-        base = await base_now(exchange, buffer, base)
-    part = staged.part
+            base = await _base(exchange, buffer, asking)
+        except BaseException:
+            await buffer.give_up(part)
+            raise
     fixed = Fixed(exchange.object_key, fixed_headers(towards_origin(exchange.request.headers)), exchange.slot.name)
     pending = PendingObject(
         0, fixed, base, part.stored_at, part.file.etag, part.file.size_bytes, (part,), checksums=part.checksums
@@ -61,6 +62,14 @@ async def _absorb(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
     except BufferUnavailable as error:
         raise unavailable(error) from error
     return Reply(200, staged.answer_headers, b"", "absorbed")
+
+
+async def _base(exchange: Exchange, buffer: WritebackBuffer, asking: asyncio.Task[Base]) -> Base:
+    try:
+        base = await asking
+    except OriginAnswered:
+        base = Base(known=False, asked_at=exchange.services.clock.now())
+    return await base_now(exchange, buffer, base)
 
 
 async def _through(exchange: Exchange, buffer: WritebackBuffer) -> Reply:

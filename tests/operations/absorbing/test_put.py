@@ -1,0 +1,28 @@
+"""PutObject in a slot that writes back leaves no file of what it does not acknowledge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import BufferUnavailable
+from tests.support.absorbing import Client, with_client
+from tests.support.asgi import call
+
+
+def test_a_journal_that_cannot_be_read_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The body has come and is synced when it is asked what this gateway has done to the key meanwhile."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+
+        async def fails(*_: object) -> None:
+            raise BufferUnavailable("disk I/O error")
+
+        monkeypatch.setattr("gateway.operations.absorbing.put.base_now", fails)
+        assert (await call(client.gateway.app, "PUT", "/bucket/back/k", None, b"body")).status == 503
+        assert list(client.buffer.staging.names()) == []
+        assert client.pending("back/k") is None
+
+    with_client(tmp_path, scenario)
