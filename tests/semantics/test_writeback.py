@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import BufferDamaged
-from gateway.origin.memory.faults import Answer, Fault, Unreachable, on
+from gateway.origin.memory.faults import AlterHeaders, Answer, Fault, Unreachable, on
 from gateway.s3.requests import Operation
 from tests.support.absorbing import PART_BYTES, SLOTS, Client, eventually, with_client
 from tests.support.asgi import call
@@ -123,6 +123,21 @@ def test_4_7_what_only_the_origin_can_judge_goes_through(tmp_path: Path, headers
         answer = await client.ask("PUT", "back/k", b"x", headers)
         assert answer.headers["x-forebay-cache"] == "forwarded"
         assert client.origin.data("bucket", "back/k") == b"x"
+
+    with_client(tmp_path, scenario)
+
+
+def test_4_7_other_etags_than_were_answered_end_the_absorbing(tmp_path: Path) -> None:
+    """4.7 When the flush finds that the bucket's default encryption was changed, the next write asks what holds now."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        encrypted = AlterHeaders({"x-amz-server-side-encryption": "aws:kms", "etag": '"no-md5"'})
+        client.origin.inject(on(Operation.PUT_OBJECT), encrypted, times=None)
+        assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == "absorbed"
+        await client.flush()
+        for _ in range(2):
+            assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == "forwarded"
 
     with_client(tmp_path, scenario)
 

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from gateway.clock import Clock
 from gateway.errors import BufferDamaged
+from gateway.s3.etags import unquote
 from gateway.writeback.flushing.asking import asking
 from gateway.writeback.flushing.flush_requests import FlushRequests
 from gateway.writeback.flushing.upload_state import (
@@ -226,5 +227,7 @@ class OneFlush:
 
 def _settle(book: Book, pending: PendingObject, instruction: Settle, now: float) -> None:
     book.settle(pending.sequence, instruction.etag, now)
+    if instruction.etag is not None and unquote(instruction.etag) != unquote(pending.etag):
+        book.forget_profile(pending.key.bucket)  # the next write goes through, and tells what its ETags are by now
     if instruction.upload_may_be_open and pending.origin_upload_id is not None:
         book.orphan(pending.key, pending.origin_upload_id)

@@ -31,6 +31,10 @@ class OriginRows(IntentRows):
             "INSERT OR REPLACE INTO profiles VALUES (?, ?)", (bucket, codec.pack_profile(bucket, profile))
         )
 
+    def forget_profile(self, bucket: str) -> None:
+        """What was learned holds no more: its next write is to tell."""
+        self._rows.execute("DELETE FROM profiles WHERE bucket = ?", (bucket,))
+
     # Keys.
 
     def did(self, key: ObjectKey, own: OwnDoing) -> None:
