@@ -8,6 +8,7 @@ rest of the way.
 from __future__ import annotations
 
 import base64
+import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import replace
@@ -82,8 +83,8 @@ class FlushRequests:
         send = self._complete if pending.multipart else self._put
         event = await _event(send(pending, self._conditions(finish)))
         if isinstance(event, Refused) and event.code == _NOT_IMPLEMENTED and not self._without_conditions:
-            self._without_conditions = True
             event = await _event(send(pending, {}))
+            self._without_conditions = isinstance(event, Finished)  # else something else of this write is unknown there
         return event
 
     async def complete(self, pending: PendingObject, conditions: Mapping[str, str]) -> Event:
@@ -140,7 +141,7 @@ class FlushRequests:
         async with await self._origin.send(_request("HEAD", pending)) as response:
             if response.status == 200:
                 written = parse_http_date(response.headers.get("last-modified", ""))
-                return Headed(response.headers.get("etag", ""), written or 0.0)
+                return Headed(response.headers.get("etag", ""), math.inf if written is None else written)
             if response.status != 404:
                 return await _failure(response)
         if not _is_absence_expected(pending) and await self._is_bucket_gone(pending):
