@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import S3Error
 from gateway.operations.exchange import Exchange
+from gateway.origin.client import OriginRequest
 from gateway.s3.error_codes import s3_error
 from gateway.s3.multipart_checksums import upload_checksum_type
 from gateway.s3.xml import PARTS_COUNT_MAX
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
 
 
+_OWNER = "x-amz-expected-bucket-owner"
+
+
 def upload_of(exchange: Exchange, buffer: WritebackBuffer) -> Upload:
     """The upload; NoSuchUpload for one that has ended, or is of another key."""
     upload_id = exchange.request.parameter("uploadId") or ""
@@ -22,6 +26,21 @@ def upload_of(exchange: Exchange, buffer: WritebackBuffer) -> Upload:
     if upload is None or upload.fixed.key != exchange.object_key:
         raise no_such_upload(upload_id)
     return upload
+
+
+async def check_owner(exchange: Exchange, upload: Upload) -> None:
+    """S3Error AccessDenied where the request names another owner of the bucket than it has.
+
+    The origin is asked, unless it has begun the upload for the same. OriginUnreachable.
+    """
+    owner = exchange.request.headers.get(_OWNER)
+    if owner is None or owner == upload.fixed.headers.get(_OWNER):
+        return
+    bucket = upload.fixed.key.bucket
+    request = OriginRequest("HEAD", bucket, None, headers={_OWNER: owner}, slot=exchange.slot.name)
+    async with await exchange.services.origin.send(request) as response:
+        if response.status != 200:
+            raise s3_error("AccessDenied" if response.status == 403 else "ServiceUnavailable")
 
 
 def part_number(exchange: Exchange) -> int:

@@ -26,6 +26,7 @@ from gateway.operations.absorbing.patient import patiently
 from gateway.operations.absorbing.staging import stage_body, store_part, unavailable
 from gateway.operations.absorbing.upload_requests import (
     check_algorithm,
+    check_owner,
     no_such_upload,
     number_of,
     part_number,
@@ -60,6 +61,7 @@ async def absorb_part(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
     found = upload_of(exchange, buffer)
     number = part_number(exchange)
     check_algorithm(exchange, found)
+    await check_owner(exchange, found)
     slot = found.fixed.slot
     async with room_for_body(exchange, buffer, slot) as bound:
         if bound is None:
@@ -86,6 +88,7 @@ async def absorb_complete(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
     upload = buffer.look(lambda book: book.upload(upload_id))
     if upload is None or upload.fixed.key != exchange.object_key:
         return _completed_before(exchange, buffer, upload_id, listed)
+    await check_owner(exchange, upload)
     stored = buffer.look(lambda book: {part.number: part for part in book.parts(upload_id)})
     made = complete(upload_id, upload.fixed.headers, exchange.request.headers, stored, listed)
     now = exchange.services.clock.now()
@@ -142,6 +145,7 @@ def _completed_before(
 async def absorb_abort(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
     """Throw an upload away, here at once and at the origin soon."""
     found = upload_of(exchange, buffer)
+    await check_owner(exchange, found)
     try:
         aborted = await buffer.abort(Ended(found.upload_id, exchange.object_key, exchange.services.clock.now(), None))
     except BufferUnavailable as error:
@@ -154,6 +158,7 @@ async def absorb_abort(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
 async def absorbed_parts(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
     """ListParts of an upload that is here."""
     found = upload_of(exchange, buffer)
+    await check_owner(exchange, found)
     maximum = min(number_of(exchange, "max-parts", LISTED_PARTS_MAX), LISTED_PARTS_MAX)
     marker = number_of(exchange, "part-number-marker", 0)
     parts = buffer.look(lambda book: list(book.parts(found.upload_id, marker)))
