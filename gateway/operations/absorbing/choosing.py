@@ -33,6 +33,7 @@ from gateway.operations.passthrough import READ_METHODS
 from gateway.operations.plain import is_plain
 from gateway.operations.reply import Answer, Reply
 from gateway.s3.addressing import parse_copy_source
+from gateway.s3.error_codes import s3_error
 from gateway.s3.presigned import strip_signature_parameters
 from gateway.s3.requests import Operation
 
@@ -65,6 +66,8 @@ def buffer_handler(exchange: Exchange, buffer: WritebackBuffer, handler: Handler
         return _of_bucket(exchange, buffer, handler)
     if "x-amz-rename-source" in exchange.request.headers:  # names a key in a way that origins read differently
         return lambda exchange: _when_empty(exchange, buffer, handler)
+    if _is_strange_about_an_upload(exchange, buffer):
+        raise s3_error("NotImplemented", "A parameter of this request is not known for an upload that is open here.")
     absorb = _absorbing(exchange, buffer)
     if absorb is not None:
         return lambda exchange: absorb(exchange, buffer)
@@ -85,6 +88,15 @@ def buffer_handler(exchange: Exchange, buffer: WritebackBuffer, handler: Handler
     if waited_for or _is_write_past_the_buffer(exchange):
         return lambda exchange: _afterwards(exchange, buffer, waited_for, handler)
     return handler
+
+
+def _is_strange_about_an_upload(exchange: Exchange, buffer: WritebackBuffer) -> bool:
+    """Whether the origin would have to answer about an upload that it knows by another id: it would deny that there is
+    one, for a presigned query with a checksum in it, for instance.
+    """
+    request = exchange.request
+    is_about_an_upload = request.operation is Operation.FORWARD and request.parameter("uploadId")
+    return bool(is_about_an_upload) and is_known(exchange, buffer)
 
 
 def _is_write_past_the_buffer(exchange: Exchange) -> bool:

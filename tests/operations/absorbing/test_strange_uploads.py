@@ -1,4 +1,4 @@
-"""`x-amz-expected-bucket-owner` in requests about uploads that are here: the origin judges it."""
+"""Requests about uploads that are here, with something that only the origin can judge, or that is not known."""
 
 from __future__ import annotations
 
@@ -34,5 +34,19 @@ def test_another_owner_is_refused_and_the_upload_stays(tmp_path: Path) -> None:
             await client.complete("back/m", upload_id, {1: etag}, headers=RIGHT)
             assert client.origin.count(Operation.HEAD_BUCKET) == asked + (not named)
             await client.flush()
+
+    with_client(tmp_path, scenario)
+
+
+def test_an_upload_that_is_open_here_is_never_denied(tmp_path: Path) -> None:
+    """A parameter that is not known is refused as such: the origin has the upload by another id, and is not asked."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        upload_id = await client.create("back/m")
+        target = f"back/m?partNumber=1&uploadId={upload_id}"
+        refused = await client.ask("PUT", f"{target}&x-amz-sdk-checksum-algorithm=CRC32", b"x", status=501)
+        assert b"NotImplemented" in refused.body
+        await client.complete("back/m", upload_id, {1: (await client.ask("PUT", target, b"x")).headers["etag"]})
 
     with_client(tmp_path, scenario)
