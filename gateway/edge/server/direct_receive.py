@@ -92,7 +92,7 @@ class DirectReceive:
                 count = self._socket.recv_into(wanted[filled:])
             except (BlockingIOError, InterruptedError):
                 return filled, Turn.NOTHING_MORE
-            except (ConnectionError, TimeoutError):
+            except OSError:  # reset, timed out, or no way to it any more (EHOSTUNREACH): nothing more will come
                 return filled, Turn.CLIENT_LEFT
             if not count:
                 return filled, Turn.CLIENT_LEFT

@@ -29,13 +29,19 @@ class Staged:
 async def stage_body(exchange: Exchange, buffer: WritebackBuffer, number: int) -> Staged:
     """Receive the request's body into a staged file that survives a power cut; S3Error and nothing left otherwise."""
     writer = buffer.stage()
+
+    def write(data: memoryview) -> None:
+        try:
+            writer.write(data)
+        except OSError as error:  # the disk's: those of the client's connection come from elsewhere
+            raise BufferUnavailable(f"a staged file cannot be written: {error}") from error
+
     try:
-        received = await receive_verified(exchange, writer.write)
-    except OSError as error:
+        received = await receive_verified(exchange, write)
+    except BufferUnavailable as error:
         await buffer.discard(writer)
-        failure = BufferUnavailable(f"a staged file cannot be written: {error}")
-        buffer.bounds.trouble(failure)
-        raise unavailable(failure) from error
+        buffer.bounds.trouble(error)
+        raise unavailable(error) from error
     except BaseException:
         await buffer.discard(writer)
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -229,3 +230,18 @@ def test_the_descriptor_is_the_receivers_own(pair: Pair) -> None:
         os.close(reading)
         os.close(writing)
         direct.close()
+
+
+def test_a_client_that_cannot_be_reached_any_more_has_left(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the network calls it: it is no error of whoever takes the body."""
+    _, ours = pair
+    direct = Direct(ours, 10)
+
+    class Unreachable:
+        def recv_into(self, _: memoryview) -> int:
+            raise OSError(errno.EHOSTUNREACH, "No route to host")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(direct.receive, "_socket", Unreachable())
+        assert direct.turn() is Turn.CLIENT_LEFT
+    direct.receive.close()

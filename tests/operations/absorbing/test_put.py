@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -24,5 +25,23 @@ def test_a_journal_that_cannot_be_read_leaves_no_file(tmp_path: Path, monkeypatc
         assert (await call(client.gateway.app, "PUT", "/bucket/back/k", None, b"body")).status == 503
         assert list(client.buffer.staging.names()) == []
         assert client.pending("back/k") is None
+
+    with_client(tmp_path, scenario)
+
+
+def test_a_connection_that_fails_is_no_trouble_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other clients send is absorbed on; nothing stays of the body."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+
+        async def fails(*_: object) -> None:
+            raise OSError(errno.EHOSTUNREACH, "No route to host")
+
+        with monkeypatch.context() as patched:
+            patched.setattr("gateway.operations.absorbing.staging.receive_verified", fails)
+            assert (await call(client.gateway.app, "PUT", "/bucket/back/k", None, b"body")).status >= 500
+        assert (await client.ask("PUT", "back/k", b"body")).headers["x-forebay-cache"] == "absorbed"
+        assert len(list(client.buffer.staging.names())) == 1
 
     with_client(tmp_path, scenario)
