@@ -26,13 +26,19 @@ if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
 
 
+LEARNED_AGAIN_SECONDS = 600.0
+"""After so long a bucket whose writes are not absorbed is looked at again: rights and encryption can be changed."""
+
+
 async def absorb_put(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
     """Acknowledge an object on this node's disk, or write it through where its answer cannot be foretold."""
     profile = buffer.look(lambda book: book.profile(exchange.object_key.bucket))
-    if not may_be_absorbed(exchange.request) or (profile is not None and not profile.absorbs):
+    if not may_be_absorbed(exchange.request):
         return await _through(exchange, buffer)
-    if profile is None:
+    if profile is None or (not profile.absorbs and _is_old(exchange, profile)):
         return await _through_and_learn(exchange, buffer)
+    if not profile.absorbs:
+        return await _through(exchange, buffer)
     check_metadata(exchange.request.headers)
     async with room_for_body(exchange, buffer, exchange.slot.name) as bound:
         if bound is None:
@@ -42,6 +48,10 @@ async def absorb_put(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
         return reply
     tell_through(buffer, exchange.slot.name, bound)
     return await _through(exchange, buffer)
+
+
+def _is_old(exchange: Exchange, profile: Profile) -> bool:
+    return not 0 <= exchange.services.clock.now() - profile.learned_at < LEARNED_AGAIN_SECONDS
 
 
 async def _absorb(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
@@ -78,14 +88,17 @@ async def _through(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
 
 
 async def _through_and_learn(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
-    """The first write to a bucket tells what its ETags are, and whether its objects may be looked at."""
+    """The first write to a bucket tells what its ETags are, and whether its objects may be looked at.
+
+    Where the origin does not say the latter, the next write asks again.
+    """
     async with base_asked(exchange) as asking:
         reply = await written_through(exchange, buffer, forward_write(exchange))
         try:
-            may_look = (await asking).known
+            may_look, is_certain = True, (await asking).known
         except OriginAnswered:
-            may_look = False
-    if reply.status == 200:
+            may_look, is_certain = False, True
+    if reply.status == 200 and is_certain:
         profile = Profile(makes_md5_etags(dict(reply.headers)), may_look, exchange.services.clock.now())
         await buffer.journal.change(lambda book: book.learn(exchange.object_key.bucket, profile))
     return reply

@@ -1,4 +1,4 @@
-"""PutObject in a slot that writes back leaves no file of what it does not acknowledge."""
+"""PutObject in a slot that writes back: what is learned of its bucket, and that nothing stays of what fails."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import BufferUnavailable
+from gateway.origin.memory.faults import Answer, Effect, Unreachable, on
+from gateway.s3.requests import Operation
 from tests.support.absorbing import Client, with_client
 from tests.support.asgi import call
 
@@ -43,5 +45,32 @@ def test_a_connection_that_fails_is_no_trouble_of_the_disk(tmp_path: Path, monke
             assert (await call(client.gateway.app, "PUT", "/bucket/back/k", None, b"body")).status >= 500
         assert (await client.ask("PUT", "back/k", b"body")).headers["x-forebay-cache"] == "absorbed"
         assert len(list(client.buffer.staging.names())) == 1
+
+    with_client(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("effect", [Answer(503, "SlowDown"), Unreachable()], ids=str)
+def test_a_look_that_fails_tells_nothing_of_the_bucket(tmp_path: Path, effect: Effect) -> None:
+    """The next write asks again: nothing is learned for good from an origin that was busy."""
+
+    async def scenario(client: Client) -> None:
+        client.origin.inject(on(Operation.HEAD_OBJECT), effect)
+        for how in ("forwarded", "forwarded", "absorbed"):
+            assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == how
+
+    with_client(tmp_path, scenario)
+
+
+def test_a_bucket_that_is_not_absorbed_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some time after the gateway was given the right to look, its writes are."""
+
+    async def scenario(client: Client) -> None:
+        refused = client.origin.inject(on(Operation.HEAD_OBJECT), Answer(403, "AccessDenied"), times=None)
+        await client.learn()
+        refused.times = 0
+        assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == "forwarded"
+        monkeypatch.setattr("gateway.operations.absorbing.put.LEARNED_AGAIN_SECONDS", 0.0)
+        for how in ("forwarded", "absorbed"):
+            assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == how
 
     with_client(tmp_path, scenario)
