@@ -49,7 +49,7 @@ async def complete_at_origin(
     completing = _Completing(exchange, buffer, upload, made)
     try:
         await completing.run()
-        await buffer.completed_at_origin(ended)
+        await buffer.completed_at_origin(replace(ended, ended_at=exchange.services.clock.now()))
     except BufferUnavailable as error:
         raise unavailable(error) from error
 
