@@ -102,6 +102,18 @@ class FlushRequests:
         except (OriginUnreachable, OriginBodyError):
             return None
 
+    async def has_upload(self, pending: PendingObject) -> bool | None:
+        """Whether the origin's upload for it is open there; None when the origin does not say."""
+        query = [("uploadId", pending.origin_upload_id or ""), ("max-parts", "1")]
+        try:
+            async with await self._origin.send(_request("GET", pending, query)) as response:
+                answer = await response.read(ANSWER_SIZE_BYTES_MAX)
+        except (OriginUnreachable, OriginBodyError):
+            return None
+        if response.status == 404 and error_code_of(answer) == "NoSuchUpload":
+            return False
+        return True if response.status == 200 else None
+
     async def abort(self, key: ObjectKey, origin_upload_id: str) -> bool:
         """Have the origin forget an upload; whether it has."""
         request = OriginRequest("DELETE", key.bucket, key.key, [("uploadId", origin_upload_id)], purpose=Purpose.FLUSH)

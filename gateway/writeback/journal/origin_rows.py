@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from gateway.objects import ObjectKey
 from gateway.writeback.journal import codec
+from gateway.writeback.journal.completing_rows import CompletingRows
 from gateway.writeback.journal.file_rows import encoded
-from gateway.writeback.journal.intent_rows import IntentRows
 from gateway.writeback.journal.records import Orphan, OwnDoing, Profile
 from gateway.writeback.presence import News
 
@@ -15,7 +15,7 @@ OWN_DOING_KEPT_SECONDS = 7 * 24 * 3600.0
 """An upload that was begun longer ago takes what this gateway has written since for somebody else's."""
 
 
-class OriginRows(IntentRows):
+class OriginRows(CompletingRows):
     """One transaction's view."""
 
     # Buckets.
