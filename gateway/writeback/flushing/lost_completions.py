@@ -17,6 +17,7 @@ import structlog
 from gateway.clock import Clock
 from gateway.errors import BufferDamaged, BufferUnavailable
 from gateway.s3.etags import unquote
+from gateway.writeback.flushing.damaged_rows import DamagedRows
 from gateway.writeback.flushing.flush import Publication
 from gateway.writeback.flushing.flush_requests import FlushRequests
 from gateway.writeback.flushing.upload_state import Headed
@@ -49,6 +50,7 @@ class LostCompletions:
         self._clock = clock
         self._due: dict[tuple[str, float], float] = {}
         self._not_before: dict[str, float] = {}
+        self._damaged = DamagedRows(journal)
 
     async def run(self) -> None:
         """For ever."""
@@ -75,7 +77,7 @@ class LostCompletions:
         try:
             is_over = await self._is_over(upload_id, now)
         except BufferDamaged as error:
-            _log.error("what is known of an upload is damaged: it stays open", upload_id=upload_id, reason=str(error))
+            self._damaged.tell(error)
             is_over = False
         if is_over is None:
             return now + PAUSE_SECONDS

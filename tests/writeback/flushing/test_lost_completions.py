@@ -326,7 +326,7 @@ def test_a_damaged_row_stops_nothing(tmp_path: Path) -> None:
         await node.journal.change(lambda book: book._rows.execute("UPDATE completing SET record = X'00'") and None)
         with capture_logs() as logs:
             await node.look()
-        assert [one["upload_id"] for one in logs] == [UPLOAD]
+        assert [one["log_level"] for one in logs] == ["error"]
         assert node.is_open
         await node.look(GIVEN_UP_SECONDS)
         assert node.is_open
