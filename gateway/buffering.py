@@ -30,6 +30,7 @@ from gateway.writeback.flushing.early_parts import EarlyParts
 from gateway.writeback.flushing.flush import FlushObserver, Tools
 from gateway.writeback.flushing.flush_requests import FlushRequests
 from gateway.writeback.flushing.flusher import Flusher
+from gateway.writeback.flushing.lost_completions import LostCompletions
 from gateway.writeback.flushing.lost_uploads import LostUploads
 
 BALLAST_SECONDS = 10.0
@@ -106,6 +107,7 @@ class Flushing:
         self.flusher = Flusher(tools, around.clock)
         self._early_parts = EarlyParts(tools, around.clock)
         self._lost_uploads = LostUploads(buffer.journal, requests, around.clock)
+        self._lost_completions = LostCompletions(buffer.journal, requests, publisher, around.clock)
         self._exposure = Exposure(buffer.bounds, around.clock, around.counters)
         decider = Decider(tools, alarms, around.clock)
         buffers = {slot.name: slot.buffer_bytes or 0 for slot in around.slots if slot.write == "back"}
@@ -118,6 +120,7 @@ class Flushing:
             group.create_task(self.flusher.run())
             group.create_task(self._early_parts.run())
             group.create_task(self._lost_uploads.run())
+            group.create_task(self._lost_completions.run())
             group.create_task(self._exposure.run())
             group.create_task(self._keep_ballast())
             group.create_task(self.desk.watch(self._gauge))

@@ -21,16 +21,13 @@ from gateway.operations.visibility import changed_by, visible
 from gateway.origin.client import OriginResponse, StreamedBody
 from gateway.s3.etags import multipart_etag
 from gateway.s3.forwarding import towards_client, without
+from gateway.s3.results import RESULT_SIZE_BYTES_MAX, says_nothing_yet
 from gateway.s3.xml import (
     COMPLETE_SIZE_BYTES_MAX,
     CompletedPart,
     complete_multipart_upload_result,
     parse_complete_multipart_upload,
 )
-
-RESULT_SIZE_BYTES_MAX = 64 * 1024
-
-_KEEPS_WAITING = re.compile(rb"(?:<\?xml[^>]*\?>)?\s*")
 
 _EMPTY_ETAG = re.compile(rb"<ETag\s*/>|<ETag>\s*(?:&quot;&quot;|\"\")?\s*</ETag>")
 
@@ -73,7 +70,7 @@ async def _long_answer(exchange: Exchange, response: OriginResponse) -> BodyStre
         document += piece
         if len(document) > RESULT_SIZE_BYTES_MAX:
             raise OriginBodyError("the answer to CompleteMultipartUpload is too long")
-        if _KEEPS_WAITING.fullmatch(document):
+        if says_nothing_yet(document):
             yield document
             document = b""
     yield await _with_etag(exchange, document)

@@ -64,7 +64,7 @@ def recover(directory: Path, now: float) -> Recovered:
         _forget_arriving(directory)
         removed = Staging(directory, 0).sweep(journal.knows_file)
         pending, uploads = journal.recover(now)
-        orphans = journal.read(lambda book: len(book.orphans(1)) + len(book.suspects("", 1)))
+        orphans = journal.read(lambda book: len(book.orphan_ids(1)) + len(book.suspected("", 1)))
     finally:
         journal.close()
     return Recovered(pending, uploads, orphans, removed)

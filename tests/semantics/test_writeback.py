@@ -296,6 +296,28 @@ def test_6_2_what_the_origin_has_refused_changes_nothing(tmp_path: Path) -> None
     with_client(tmp_path, scenario)
 
 
+def test_6_2_what_this_gateway_has_put_there_is_expected_though_nobody_could_look(tmp_path: Path) -> None:
+    """6.2 A copy that the origin has made, then a write while it is away: no conflict; one of others is one."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        client.origin.put("bucket", "elsewhere", b"copied")
+        for name, theirs in (("back/ours", False), ("back/theirs", True)):
+            await client.ask("PUT", name, headers={"x-amz-copy-source": "/bucket/elsewhere"})
+            gone = away(client)
+            await client.ask("PUT", name, b"second")
+            gone.times = 0
+            if theirs:
+                client.origin.put("bucket", name, b"theirs")
+                await client.flush_until_conflict(name)
+            else:
+                await client.flush()
+        assert client.origin.data("bucket", "back/ours") == b"second"
+        assert client.origin.data("bucket", "back/theirs") == b"theirs"
+
+    with_client(tmp_path, scenario)
+
+
 def test_6_3_an_origin_without_conditions_is_asked_before(tmp_path: Path) -> None:
     """6.3 501 to a condition: the object is sent without one, if the key is as expected a moment before."""
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from gateway.clock import SystemClock
 from gateway.objects import ObjectKey
 from gateway.operations.absorbing.publishing import Publisher
 from gateway.policy.prefixes import Prefix
@@ -17,6 +18,7 @@ from gateway.s3.xml_reader import text_of
 from gateway.writeback.flushing.flush import OneFlush, Tools
 from gateway.writeback.flushing.flush_requests import FlushRequests
 from gateway.writeback.flushing.flusher import Flusher
+from gateway.writeback.flushing.lost_completions import FIRST_LOOK_SECONDS, LostCompletions
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.records import PendingObject, State, Waiting
 from tests.support.asgi import Answer as Got
@@ -26,6 +28,13 @@ from tests.support.writeback import key
 
 SLOTS = [Slot("back", Prefix.parse("s3://bucket/back/"), write="back")]
 PART_BYTES = 5 * 1024 * 1024
+
+
+class _SomeSecondsLater(SystemClock):
+    """When it is looked for what nobody has heard of."""
+
+    def now(self) -> float:
+        return super().now() + FIRST_LOOK_SECONDS
 
 
 class Silent:
@@ -121,6 +130,11 @@ class Client:
             )
             await flush.run(first.sequence)
         raise AssertionError(f"{name} is no conflict")
+
+    async def find_lost_completions(self) -> None:
+        """What the process that flushes finds out some seconds later."""
+        tools = self._tools()
+        await LostCompletions(tools.journal, tools.requests, tools.publication, _SomeSecondsLater()).look()
 
     def _tools(self, *, conflicts: bool = False) -> Tools:
         requests = FlushRequests(self.origin, self.buffer.staging, self.buffer.threads)

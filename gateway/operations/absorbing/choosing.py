@@ -19,7 +19,7 @@ from gateway.operations.absorbing.listing import LISTINGS, listing_handler
 from gateway.operations.absorbing.part_copy import absorb_part_copy
 from gateway.operations.absorbing.put import absorb_put
 from gateway.operations.absorbing.reads import get_pending, head_pending, is_known_here
-from gateway.operations.absorbing.through import written_through
+from gateway.operations.absorbing.through import CHANGES_NO_OBJECT, written_through
 from gateway.operations.absorbing.upload_listing import list_uploads, may_concern_uploads
 from gateway.operations.absorbing.uploads import (
     absorb_abort,
@@ -101,7 +101,9 @@ def _is_strange_about_an_upload(exchange: Exchange, buffer: WritebackBuffer) -> 
 
 def _is_write_past_the_buffer(exchange: Exchange) -> bool:
     request = exchange.request
-    return exchange.slot.write == "back" and request.key is not None and request.method not in READ_METHODS
+    if request.key is None or request.method in READ_METHODS or request.operation in CHANGES_NO_OBJECT:
+        return False
+    return exchange.slot.write == "back"
 
 
 def _of_bucket(exchange: Exchange, buffer: WritebackBuffer, handler: Handler) -> Handler:

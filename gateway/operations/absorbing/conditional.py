@@ -46,10 +46,10 @@ async def complete_at_origin(
 ) -> None:
     """Return when the origin has made the object; S3Error with its code when it has not."""
     await flushed(exchange, buffer, [exchange.object_key])
-    completing = _Completing(exchange, buffer, upload, made)
+    completing = _Completing(exchange, buffer, upload, made, ended)
     try:
         await completing.run()
-        await buffer.completed_at_origin(ended)
+        await buffer.completed_at_origin(replace(ended, ended_at=exchange.services.clock.now()))
     except BufferUnavailable as error:
         raise unavailable(error) from error
 
@@ -57,11 +57,14 @@ async def complete_at_origin(
 class _Completing:
     """One such Complete under way."""
 
-    def __init__(self, exchange: Exchange, buffer: WritebackBuffer, upload: Upload, made: Completion) -> None:
+    def __init__(
+        self, exchange: Exchange, buffer: WritebackBuffer, upload: Upload, made: Completion, ended: Ended
+    ) -> None:
         self._requests = FlushRequests(exchange.services.origin, buffer.staging, buffer.threads)
         self._buffer = buffer
         self._clock = exchange.services.clock
         self._upload_id = upload.upload_id
+        self._ended = ended
         self._conditions = _conditions(exchange.request.headers)
         self._object = PendingObject(
             0,
@@ -86,8 +89,14 @@ class _Completing:
             raise _error(event)
 
     async def _complete(self) -> Event:
+        """Written down before it is asked for: it may be done, and nobody hear of it (lost_completions.py)."""
         self._object = replace(self._object, parts=await self._all_sent())
-        return await self._requests.complete(self._object, self._conditions)
+        asked = replace(self._ended, ended_at=self._clock.now())
+        was_asked = await self._buffer.journal.change(lambda book: book.begin_completing(asked))
+        event = await self._requests.complete(self._object, self._conditions)
+        if isinstance(event, Refused) and event.code != "NoSuchUpload" and not was_asked:
+            await self._buffer.journal.change(lambda book: book.end_completing(asked.upload_id, asked.ended_at))
+        return event
 
     def _forget_sent(self) -> bool:
         """Two versions of a part have crossed on their way: what is here is sent again. Whether anything is."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable
 from gateway.objects import ObjectKey
+from gateway.operations.absorbing.outcome import Outcome, told_by_document
 from gateway.operations.exchange import Exchange
 from gateway.operations.reply import Reply
 from gateway.s3.requests import Operation
@@ -22,18 +23,37 @@ if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
     from gateway.writeback.journal.book import Book
 
+CHANGES_NO_OBJECT = frozenset(
+    {
+        Operation.CREATE_MULTIPART_UPLOAD,
+        Operation.UPLOAD_PART,
+        Operation.UPLOAD_PART_COPY,
+        Operation.ABORT_MULTIPART_UPLOAD,
+    }
+)
+"""The origin has under the key what it had before."""
+
 
 async def written_through(exchange: Exchange, buffer: WritebackBuffer, write: Awaitable[Reply]) -> Reply:
     """Carry out a write of the request's key at the origin, answered or not."""
-    done: tuple[str | None, bool] | None = (None, False)
+    outcome = Outcome(exchange.object_key, buffer, exchange.services.clock)
     try:
         reply = await write
-        done = _done(exchange, reply)
+    except BaseException:
+        await outcome.note(None)
+        raise
+    if 400 <= reply.status < 500:  # it has refused, and nothing is changed
         return reply
-    finally:
-        if done is not None:
-            with suppress(BufferUnavailable):
-                await buffer.did(exchange.object_key, OwnDoing(exchange.services.clock.now(), *done))
+    match exchange.request.operation, reply.status:
+        case ((Operation.COPY_OBJECT | Operation.COMPLETE_MULTIPART_UPLOAD), 200):
+            return await told_by_document(reply, outcome)
+        case Operation.PUT_OBJECT, 200:
+            await outcome.note(dict(reply.headers).get("etag"))
+        case Operation.DELETE_OBJECT, 204:
+            await outcome.note_deletion()
+        case _:
+            await outcome.note(None)
+    return reply
 
 
 async def deleted_through(
@@ -54,17 +74,3 @@ async def deleted_through(
         if changed:
             with suppress(BufferUnavailable):
                 await buffer.journal.change(note)
-
-
-def _done(exchange: Exchange, reply: Reply) -> tuple[str | None, bool] | None:
-    """What the origin has under the key now (None: no object), and whether its answer says so.
-
-    None: it has refused, and nothing is changed.
-    """
-    if 400 <= reply.status < 500:
-        return None
-    operation = exchange.request.operation
-    if operation is Operation.PUT_OBJECT and reply.status == 200:
-        etag = dict(reply.headers).get("etag")
-        return etag, etag is not None
-    return None, operation is Operation.DELETE_OBJECT and reply.status == 204

@@ -108,7 +108,7 @@ def may_concern_uploads(exchange: Exchange, buffer: WritebackBuffer) -> bool:
 
 def _is_busy(book: Book, bucket: str) -> bool:
     """Whether the origin may have uploads that are behind ours."""
-    if book.newest() or book.orphans(1):
+    if book.newest() or book.orphan_ids(1):
         return True
     return next(iter(book.uploads(bucket)), None) is not None
 

@@ -96,8 +96,21 @@ class EarlyParts:
         for name in book.slots_with_unsent():
             slot = self._slots.setdefault(name, _SlotParts())
             slot.wake_rested(self._clock.monotonic())
-            while slot.has_room() and (found := _next(book, name, slot)):
+            while slot.has_room() and (found := self._next(book, name, slot)):
                 self._start(slot, *found)
+
+    def _next(self, book: Book, name: str, slot: _SlotParts) -> tuple[Upload, Part] | None:
+        """The next part to be sent of the next upload that has one. One that cannot be read rests, as others do."""
+        for upload_id in _in_turn(book, name, slot.last_upload_id):
+            try:
+                found = None if slot.rests(upload_id) else _unsent(book, name, slot, upload_id)
+            except BufferDamaged:  # its Complete comes to it again, and tells
+                slot.rest(upload_id, self._clock.monotonic())
+                continue
+            if found is not None:
+                slot.last_upload_id = upload_id
+                return found
+        return None
 
     def _start(self, slot: _SlotParts, upload: Upload, part: Part) -> None:
         place = (upload.upload_id, part.number, part.file.name)
@@ -123,17 +136,13 @@ class EarlyParts:
             self._news.tell()
 
 
-def _next(book: Book, name: str, slot: _SlotParts) -> tuple[Upload, Part] | None:
-    """The next part to be sent of the next upload that has one."""
-    for upload_id in _in_turn(book, name, slot.last_upload_id):
-        if slot.rests(upload_id):
-            continue
-        for number, file in book.unsent(name, upload_id, PARTS_PER_SLOT):
-            if (upload_id, number, file) not in slot.under_way:
-                upload, part = book.upload(upload_id), book.part(upload_id, number)
-                if upload is not None and part is not None:
-                    slot.last_upload_id = upload_id
-                    return upload, part
+def _unsent(book: Book, name: str, slot: _SlotParts, upload_id: str) -> tuple[Upload, Part] | None:
+    """The first part of an upload that may be sent, and is not on its way."""
+    for number, file in book.unsent(name, upload_id, PARTS_PER_SLOT):
+        if (upload_id, number, file) not in slot.under_way:
+            upload, part = book.upload(upload_id), book.part(upload_id, number)
+            if upload is not None and part is not None:
+                return upload, part
     return None
 
 

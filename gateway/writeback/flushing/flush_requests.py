@@ -18,6 +18,7 @@ from gateway.objects import ObjectKey
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose, StreamedBody
 from gateway.s3.etags import quote
 from gateway.s3.http_dates import parse_http_date
+from gateway.s3.results import etag_of_result
 from gateway.s3.upload_list import UPLOADS_SIZE_BYTES_MAX, ListedUpload, UploadsPage, parse_uploads_page
 from gateway.s3.xml import complete_multipart_upload_document
 from gateway.s3.xml_reader import error_code_of, text_of
@@ -101,6 +102,18 @@ class FlushRequests:
             return await self._open_uploads(key)
         except (OriginUnreachable, OriginBodyError):
             return None
+
+    async def has_upload(self, pending: PendingObject) -> bool | None:
+        """Whether the origin's upload for it is open there; None when the origin does not say."""
+        query = [("uploadId", pending.origin_upload_id or ""), ("max-parts", "1")]
+        try:
+            async with await self._origin.send(_request("GET", pending, query)) as response:
+                answer = await response.read(ANSWER_SIZE_BYTES_MAX)
+        except (OriginUnreachable, OriginBodyError):
+            return None
+        if response.status == 404 and error_code_of(answer) == "NoSuchUpload":
+            return False
+        return True if response.status == 200 else None
 
     async def abort(self, key: ObjectKey, origin_upload_id: str) -> bool:
         """Have the origin forget an upload; whether it has."""
@@ -198,8 +211,9 @@ class FlushRequests:
         code = error_code_of(answer)
         if code is not None:
             return _refusal(200, code)
-        etag = text_of(answer, "ETag")
-        return Finished(etag) if etag is not None else Lost("the origin's answer to Complete says nothing")
+        if text_of(answer, "ETag") is None:
+            return Lost("the origin's answer to Complete says nothing")
+        return Finished(etag_of_result(answer))
 
     async def _delete(self, pending: PendingObject) -> Event:
         async with await self._origin.send(_request("DELETE", pending)) as response:

@@ -22,6 +22,7 @@ from gateway.clock import Clock
 from gateway.errors import BufferDamaged, BufferUnavailable
 from gateway.objects import ObjectKey
 from gateway.policy.prefixes import Prefix
+from gateway.writeback.flushing.damaged_rows import DamagedRows
 from gateway.writeback.flushing.flush import OneFlush, Tools
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.records import Base, Fixed, Orphan, PendingObject, Waiting
@@ -105,6 +106,7 @@ class Flusher:
         self._tidying = Tidying(tools.journal, clock)
         self._again_at = 0.0
         self._aborting: asyncio.Task[None] | None = None
+        self._damaged = DamagedRows(tools.journal)
 
     def wake(self) -> None:
         """Something may be flushed that could not be before."""
@@ -137,7 +139,7 @@ class Flusher:
         self._tools.journal.read(self._look)
 
     def _look(self, book: Book) -> None:
-        if (self._aborting is None or self._aborting.done()) and book.orphans(1):
+        if (self._aborting is None or self._aborting.done()) and book.orphan_ids(1):
             self._aborting = self._in_background(self._abort_orphans())
         for name in book.slots():
             slot = self._slots.setdefault(name, _SlotFlushes())
@@ -194,15 +196,18 @@ class Flusher:
             self._news.tell()
 
     async def _abort_orphans(self) -> None:
-        """Have the origin forget what nobody will complete; where a bucket does not, this rests for a while."""
-        after, refusing = "", set[str]()
+        """Have the origin forget what nobody will complete; where something is left, this rests for a while."""
+        after, refusing, is_left = "", set[str](), False
         with suppress(BufferUnavailable):
-            while orphans := self._tools.journal.read(lambda book: book.orphans(_PAGE, after)):  # noqa: B023
-                for orphan in orphans:
-                    if orphan.key.bucket not in refusing and not await self._abort(orphan):
+            while ids := self._tools.journal.read(lambda book: book.orphan_ids(_PAGE, after)):  # noqa: B023
+                for one in ids:
+                    orphan = self._damaged.read(partial(Book.orphan_of, origin_upload_id=one))
+                    if orphan is None or orphan.key.bucket in refusing:
+                        is_left = True
+                    elif not await self._abort(orphan):
                         refusing.add(orphan.key.bucket)
-                after = orphans[-1].origin_upload_id
-            if refusing:
+                after = ids[-1]
+            if is_left or refusing:
                 await self._clock.sleep(_ORPHANS_PAUSE_SECONDS)
 
     async def _abort(self, orphan: Orphan) -> bool:

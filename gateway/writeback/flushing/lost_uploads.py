@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 import structlog
 
 from gateway.clock import Clock
-from gateway.errors import BufferUnavailable
+from gateway.errors import BufferDamaged, BufferUnavailable
 from gateway.objects import ObjectKey
 from gateway.s3.upload_list import ListedUpload
+from gateway.writeback.flushing.damaged_rows import DamagedRows
 from gateway.writeback.flushing.flush_requests import FlushRequests
 from gateway.writeback.flushing.upload_state import CLOCKS_APART_SECONDS
 from gateway.writeback.journal.book import Book
@@ -42,6 +44,7 @@ class LostUploads:
         self._requests = requests
         self._clock = clock
         self._not_before: dict[str, float] = {}
+        self._damaged = DamagedRows(journal)
 
     async def run(self) -> None:
         """For ever."""
@@ -53,10 +56,12 @@ class LostUploads:
     async def look(self) -> None:
         """Find out about all of which the time has come."""
         after = ""
-        while page := self._journal.read(lambda book: book.suspects(after, _PAGE)):  # noqa: B023
+        while tokens := self._journal.read(lambda book: book.suspected(after, _PAGE)):  # noqa: B023
+            found = [self._damaged.read(partial(Book.intent, token=token)) for token in tokens]
+            page = [one for one in found if one is not None]
             for key in dict.fromkeys(one.key for one in page if self._is_due(one)):
                 await self._find_out(key)
-            after = page[-1].token
+            after = tokens[-1]
 
     def _is_due(self, suspect: Intent) -> bool:
         now = self._clock.now()
@@ -69,7 +74,12 @@ class LostUploads:
             return
         self._not_before.pop(key.bucket, None)
         now = self._clock.now()
-        unclear = await self._journal.change(lambda book: settle_suspects(book, key, listed, now))
+        try:
+            unclear = await self._journal.change(lambda book: settle_suspects(book, key, listed, now))
+        except BufferDamaged as error:
+            self._damaged.tell(error)
+            self._not_before[key.bucket] = now + PAUSE_SECONDS
+            return
         if unclear:
             _log.warning(
                 "uploads at the origin may be of this gateway, or of another writer: they are left open",

@@ -144,9 +144,11 @@ class Book(ObjectRows):
         return stored
 
     def completed_at_origin(self, ended: Ended) -> None:
-        """The origin has made the object itself: nothing of the upload is needed here any more."""
+        """The origin has made the object itself, by this time: nothing of the upload is needed here any more."""
         self._close_upload(ended)
-        self.did(ended.key, OwnDoing(ended.ended_at, ended.etag))
+        later = self.own_doing(ended.key)
+        if later is None or later.at <= ended.ended_at:
+            self.did(ended.key, OwnDoing(ended.ended_at, ended.etag))
 
     def abort(self, ended: Ended) -> bool:
         """End an upload without an object: its parts go, here and at the origin. False where it has ended."""
@@ -175,6 +177,7 @@ class Book(ObjectRows):
         files = self._files("parts", "upload_id", ended.upload_id)
         self._rows.execute("DELETE FROM parts WHERE upload_id = ?", (ended.upload_id,))
         self._rows.execute("DELETE FROM uploads WHERE upload_id = ?", (ended.upload_id,))
+        self._rows.execute("DELETE FROM completing WHERE upload_id = ?", (ended.upload_id,))
         self._rows.execute(
             "INSERT OR REPLACE INTO ended VALUES (?, ?, ?)", (ended.upload_id, ended.ended_at, codec.pack_ended(ended))
         )

@@ -105,20 +105,19 @@ def unpack_object(sequence: int, packed: bytes) -> PendingObject:
 
 
 def pack_ended(ended: Ended) -> bytes:
-    record = {
-        "bucket": ended.key.bucket,
-        "key": ended.key.key,
-        "at": ended.ended_at,
-        "etag": ended.etag,
-        "parts": list(ended.parts),
-    }
-    return pack(("ended", ended.upload_id), record)
+    return pack(("ended", ended.upload_id), _ended(ended))
 
 
 def unpack_ended(upload_id: str, packed: bytes) -> Ended:
-    record, _ = unpack(("ended", upload_id), packed)
-    parts = [(number, etag) for number, etag in record["parts"]]
-    return Ended(upload_id, ObjectKey(record["bucket"], record["key"]), record["at"], record["etag"], parts)
+    return _as_ended(upload_id, unpack(("ended", upload_id), packed)[0])
+
+
+def pack_completing(asked: Ended) -> bytes:
+    return pack(("completing", asked.upload_id), _ended(asked))
+
+
+def unpack_completing(upload_id: str, packed: bytes) -> Ended:
+    return _as_ended(upload_id, unpack(("completing", upload_id), packed)[0])
 
 
 def pack_orphan(orphan: Orphan) -> bytes:
@@ -188,3 +187,18 @@ def _base(base: Base) -> dict[str, Any]:
 
 def _as_base(record: dict[str, Any]) -> Base:
     return Base(tuple(record["etags"]), record["absent"], record["known"], record["asked"])
+
+
+def _ended(ended: Ended) -> dict[str, Any]:
+    return {
+        "bucket": ended.key.bucket,
+        "key": ended.key.key,
+        "at": ended.ended_at,
+        "etag": ended.etag,
+        "parts": list(ended.parts),
+    }
+
+
+def _as_ended(upload_id: str, record: dict[str, Any]) -> Ended:
+    parts = [(number, etag) for number, etag in record["parts"]]
+    return Ended(upload_id, ObjectKey(record["bucket"], record["key"]), record["at"], record["etag"], parts)

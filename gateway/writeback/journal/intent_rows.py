@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gateway.errors import BufferDamaged
 from gateway.objects import ObjectKey
 from gateway.writeback.journal import codec
 from gateway.writeback.journal.file_rows import encoded
@@ -30,9 +31,9 @@ class IntentRows(UsageRows):
 
     def suspect(self, token: str, now: float) -> None:
         """Nobody will ever tell what the origin has done."""
-        row = self._row("SELECT record FROM intents WHERE token = ?", token)
-        if row is not None:
-            self._suspect(codec.unpack_intent(token, row[0]), now)
+        intent = self.intent(token)
+        if intent is not None:
+            self._suspect(intent, now)
 
     def suspect_all(self, now: float, worker: int | None = None) -> None:
         """The same of all that a worker slot (None: any) has left, whose process is dead."""
@@ -40,15 +41,26 @@ class IntentRows(UsageRows):
             "SELECT token, record FROM intents WHERE suspect = 0 AND worker = coalesce(?, worker)", (worker,)
         )
         for token, record in found.fetchall():
-            self._suspect(codec.unpack_intent(token, record), now)
+            try:
+                self._suspect(codec.unpack_intent(token, record), now)
+            except BufferDamaged:  # who looks at it tells
+                self._rows.execute("UPDATE intents SET suspect = 1 WHERE token = ?", (token,))
+
+    def suspected(self, after: str, count_max: int) -> Sequence[str]:
+        """The tokens of those of which nobody knows what came of them, behind one."""
+        found = self._rows.execute(
+            "SELECT token FROM intents WHERE suspect = 1 AND token > ? ORDER BY token LIMIT ?", (after, count_max)
+        )
+        return [token for (token,) in found]
 
     def suspects(self, after: str, count_max: int) -> Sequence[Intent]:
-        """Those of which nobody knows what came of them, behind a token."""
-        found = self._rows.execute(
-            "SELECT token, record FROM intents WHERE suspect = 1 AND token > ? ORDER BY token LIMIT ?",
-            (after, count_max),
-        )
-        return [codec.unpack_intent(token, record) for token, record in found]
+        """They themselves."""
+        found = [self.intent(token) for token in self.suspected(after, count_max)]
+        return [one for one in found if one is not None]
+
+    def intent(self, token: str) -> Intent | None:
+        row = self._row("SELECT record FROM intents WHERE token = ?", token)
+        return codec.unpack_intent(token, row[0]) if row else None
 
     def intents(self, key: ObjectKey) -> Sequence[Intent]:
         """All of a key, those of living processes too."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from gateway.objects import ObjectKey
 from gateway.writeback.journal import codec
+from gateway.writeback.journal.completing_rows import CompletingRows
 from gateway.writeback.journal.file_rows import encoded
-from gateway.writeback.journal.intent_rows import IntentRows
 from gateway.writeback.journal.records import Orphan, OwnDoing, Profile
 from gateway.writeback.presence import News
 
@@ -15,7 +15,7 @@ OWN_DOING_KEPT_SECONDS = 7 * 24 * 3600.0
 """An upload that was begun longer ago takes what this gateway has written since for somebody else's."""
 
 
-class OriginRows(IntentRows):
+class OriginRows(CompletingRows):
     """One transaction's view."""
 
     # Buckets.
@@ -60,11 +60,20 @@ class OriginRows(IntentRows):
 
     def orphans(self, count_max: int, after: str = "") -> Sequence[Orphan]:
         """Uploads to be aborted at the origin, behind the id of one."""
+        found = [self.orphan_of(one) for one in self.orphan_ids(count_max, after)]
+        return [one for one in found if one is not None]
+
+    def orphan_ids(self, count_max: int, after: str = "") -> Sequence[str]:
+        """Their ids at the origin, as far as that goes."""
         found = self._rows.execute(
-            "SELECT origin_upload_id, record FROM orphans WHERE origin_upload_id > ? ORDER BY origin_upload_id LIMIT ?",
+            "SELECT origin_upload_id FROM orphans WHERE origin_upload_id > ? ORDER BY origin_upload_id LIMIT ?",
             (after, count_max),
         )
-        return [codec.unpack_orphan(origin_upload_id, record) for origin_upload_id, record in found]
+        return [origin_upload_id for (origin_upload_id,) in found]
+
+    def orphan_of(self, origin_upload_id: str) -> Orphan | None:
+        row = self._row("SELECT record FROM orphans WHERE origin_upload_id = ?", origin_upload_id)
+        return codec.unpack_orphan(origin_upload_id, row[0]) if row else None
 
     def is_orphan(self, origin_upload_id: str) -> bool:
         """Whether an upload of the origin is to be aborted there."""

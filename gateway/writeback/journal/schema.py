@@ -8,6 +8,7 @@
     objects    a sequence → a pending object or tombstone; its bucket and key
     pieces     (sequence, number) → a part of a pending object, its file
     ended      an upload's id → how it ended
+    completing an open upload's id → the Complete that the origin is being asked for
     intents    a token → an upload that the origin is being asked to begin
     orphans    uploads of the origin that are to be aborted there
     profiles   a bucket → what its ETags are
@@ -71,6 +72,9 @@ CREATE INDEX pieces_sent ON pieces (sequence) WHERE sent = 1;
 CREATE INDEX pieces_by_file ON pieces (file);
 CREATE TABLE ended (upload_id TEXT PRIMARY KEY, ended_at REAL NOT NULL, record BLOB NOT NULL) STRICT, WITHOUT ROWID;
 CREATE INDEX ended_by_time ON ended (ended_at);
+CREATE TABLE completing (
+  upload_id TEXT PRIMARY KEY, asked_at REAL NOT NULL, record BLOB NOT NULL
+) STRICT, WITHOUT ROWID;
 CREATE TABLE profiles (bucket TEXT PRIMARY KEY, record BLOB NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE origin (
   bucket TEXT NOT NULL, key BLOB NOT NULL, at REAL NOT NULL, record BLOB NOT NULL, PRIMARY KEY (bucket, key)

@@ -117,6 +117,7 @@ class Client:
         upload.completing = value if headers is None else None  # with a condition it is the origin that makes it so
         self.ledger.trying(upload.key, value)
         upload.may_be_over = True
+        upload.may_end_later = headers is not None
         listed = [f"<PartNumber>{number}</PartNumber><ETag>{one[-1].etag}</ETag>" for number, one in _known(upload)]
         body = "".join(["<CompleteMultipartUpload>", *(f"<Part>{one}</Part>" for one in listed)])
         body += "</CompleteMultipartUpload>"

@@ -73,12 +73,16 @@ class Ledger:
 
 @dataclass(slots=True)
 class Upload:
-    """A multipart upload. `parts`: what each number may be; `completing`: what a Complete under way makes of it."""
+    """A multipart upload. `parts`: what each number may be; `completing`: what a Complete under way makes of it.
+
+    `may_end_later`: the origin was asked to complete it, and it may be found out at any time that it has.
+    """
 
     key: str
     parts: dict[int, list[State]] = field(default_factory=dict)
     may_be_over: bool = False
     may_be_open: bool = True
+    may_end_later: bool = False
     completing: Value | None = None
 
     def trying(self, number: int, part: Value) -> None:
@@ -96,7 +100,7 @@ class Upload:
             return
         if not self.may_be_open:
             raise Difference(f"an upload of {self.key} that is over is listed")
-        self.may_be_over = False
+        self.may_be_over = self.may_end_later
         for number in self.parts.keys() | listed.keys():
             fits = [one for one in self.parts.get(number, [None]) if _entry(one) == listed.get(number)]
             if not fits:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gateway.origin.memory.faults import Answer, Unreachable, on
+from gateway.clock import SystemClock
+from gateway.origin.client import OriginRequest
+from gateway.origin.memory import MemoryOrigin
+from gateway.origin.memory.faults import Answer, Hold, Unreachable, on
 from gateway.s3.requests import Operation
-from tests.support.absorbing import PART_BYTES, Client, with_client
+from gateway.s3.results import etag_of_result
+from gateway.s3.xml import complete_multipart_upload_document
+from gateway.writeback.journal.records import Ended
+from tests.support.absorbing import PART_BYTES, SLOTS, Client, with_client
 from tests.support.asgi import call
 
 IF_ABSENT = {"If-None-Match": "*"}
@@ -96,6 +104,108 @@ def test_a_failure_can_be_tried_again(tmp_path: Path, operation: Operation) -> N
         assert client.origin.data("bucket", "back/m") == content
 
     with_client(tmp_path, scenario)
+
+
+def asked(client: Client, upload_id: str) -> Ended | None:
+    """What the journal knows of a Complete that the origin may be carrying out."""
+    return client.buffer.look(lambda book: book.completing(upload_id))
+
+
+@pytest.mark.parametrize("operation", [Operation.UPLOAD_PART, Operation.COMPLETE_MULTIPART_UPLOAD])
+def test_what_the_origin_may_have_done_is_written_down(tmp_path: Path, operation: Operation) -> None:
+    """Not before it is asked; until its answer is known."""
+
+    async def scenario(client: Client) -> None:
+        upload_id, etags, _ = await uploaded(client)
+        reached, go_on = asyncio.Event(), asyncio.Event()
+        client.origin.inject(on(operation), Hold(go_on, reached))
+        completing = asyncio.create_task(client.complete("back/m", upload_id, etags, headers=IF_ABSENT))
+        await reached.wait()
+        assert (asked(client, upload_id) is not None) == (operation is Operation.COMPLETE_MULTIPART_UPLOAD)
+        go_on.set()
+        await completing
+        assert asked(client, upload_id) is None
+
+    with_client(tmp_path, scenario)
+
+
+def test_a_refusal_says_that_nothing_was_done(tmp_path: Path) -> None:
+    """Nobody need find out; unless an answer before was lost."""
+
+    async def scenario(client: Client) -> None:
+        client.origin.put("bucket", "back/m", b"theirs")
+        upload_id, etags, _ = await uploaded(client)
+        await client.complete("back/m", upload_id, etags, 412, headers=IF_ABSENT)
+        assert asked(client, upload_id) is None
+        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable())
+        await client.complete("back/m", upload_id, etags, 503, headers=IF_ABSENT)
+        await client.complete("back/m", upload_id, etags, 412, headers=IF_ABSENT)
+        assert asked(client, upload_id) is not None
+        await client.ask("DELETE", f"back/m?uploadId={upload_id}", status=204)
+        assert asked(client, upload_id) is None
+
+    with_client(tmp_path, scenario)
+
+
+def test_what_it_has_done_while_nobody_listened_is_found_out(tmp_path: Path) -> None:
+    """The client has gone, and so has the gateway, then; the next one ends the upload, and nothing of it is left."""
+    origin = MemoryOrigin(SystemClock())
+    origin.create_bucket("bucket")
+    upload_id, etags, content = "", dict[int, str](), b""
+
+    async def before(client: Client) -> None:
+        nonlocal upload_id, etags, content
+        upload_id, etags, content = await uploaded(client)
+        reached, go_on = asyncio.Event(), asyncio.Event()
+        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable(late=True))
+        client.origin.inject(on(Operation.HEAD_OBJECT), Hold(go_on, reached))
+        completing = asyncio.create_task(client.complete("back/m", upload_id, etags, headers=IF_ABSENT))
+        await reached.wait()
+        completing.cancel()
+        await asyncio.gather(completing, return_exceptions=True)
+        assert (client.origin.data("bucket", "back/m"), len(list(client.buffer.staging.names()))) == (content, 2)
+
+    async def after(client: Client) -> None:
+        await client.find_lost_completions()
+        assert client.buffer.look(lambda book: book.counts()) == (0, 0)
+        assert list(client.buffer.staging.names()) == []
+        assert (await client.ask("GET", "back/m")).body == content
+        again = await client.complete("back/m", upload_id, etags, headers=IF_ABSENT)
+        assert (again.headers["x-forebay-cache"], etag_of_result(again.body)) == (
+            "absorbed",
+            client.origin.buckets["bucket"].object("back/m").etag,
+        )
+        await client.complete("back/m", upload_id, {1: etags[1]}, 404, headers=IF_ABSENT)
+
+    with_client(tmp_path, before, origin=origin)
+    with_client(tmp_path, after, origin=origin)
+
+
+def test_what_is_found_out_is_seen_at_once(tmp_path: Path) -> None:
+    """Whatever was remembered of the key is not believed any more when the Complete is answered from the journal."""
+    slots = [replace(SLOTS[0], consistency="ttl", negative_ttl_seconds=60.0)]
+
+    async def scenario(client: Client) -> None:
+        upload_id, etags, content = await uploaded(client)
+        reached, go_on = asyncio.Event(), asyncio.Event()
+        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(go_on, reached))
+        completing = asyncio.create_task(client.complete("back/m", upload_id, etags, headers=IF_ABSENT))
+        await reached.wait()
+        completing.cancel()
+        await asyncio.gather(completing, return_exceptions=True)
+        await client.ask("HEAD", "back/m", status=404)
+        await client.gateway.catalog.settle()
+        [origin_upload_id] = client.origin.buckets["bucket"].uploads
+        document = complete_multipart_upload_document([(number, etag, {}) for number, etag in etags.items()])
+        request = OriginRequest("POST", "bucket", "back/m", [("uploadId", origin_upload_id)], {}, document)
+        async with await client.origin.send(request) as response:
+            assert response.status == 200
+        await client.ask("HEAD", "back/m", status=404)
+        await client.find_lost_completions()
+        await client.complete("back/m", upload_id, etags, headers=IF_ABSENT)
+        assert (await client.ask("HEAD", "back/m")).headers["content-length"] == str(len(content))
+
+    with_client(tmp_path, scenario, slots)
 
 
 def test_an_upload_begun_with_the_origin_away_is_begun_there(tmp_path: Path) -> None:

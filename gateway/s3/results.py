@@ -1,0 +1,29 @@
+"""The documents that answer CopyObject and CompleteMultipartUpload: what they say, or that they still say nothing."""
+
+from __future__ import annotations
+
+import re
+
+from gateway.s3.etags import quote, unquote
+from gateway.s3.xml_reader import error_code_of, text_of
+
+RESULT_SIZE_BYTES_MAX = 64 * 1024
+"""More than any of them takes."""
+
+_NOTHING_YET = re.compile(rb"(?:<\?xml[^>]*\?>)?\s*")
+
+
+def says_nothing_yet(document: bytes) -> bool:
+    """Whether what has come of one is only what keeps clients waiting: white space, behind the prolog or without."""
+    return _NOTHING_YET.fullmatch(document) is not None
+
+
+def etag_of_result(document: bytes) -> str | None:
+    """The quoted ETag of the object that was made; None for an error, behind a 200 too, or where none is named.
+
+    Some origins leave the quotes out here, and have them in HEAD.
+    """
+    if error_code_of(document) is not None:
+        return None
+    etag = unquote(text_of(document, "ETag") or "")
+    return quote(etag) if etag else None
