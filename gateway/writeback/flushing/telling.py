@@ -50,7 +50,7 @@ class Teller:
         self._counters.flush_conflict(pending.fixed.slot)
         _log.error(
             "A CONFLICT: somebody else has changed the object at the origin; the write of this node is kept here until "
-            "somebody decides",
+            "somebody decides: forebay writeback resolve",
             object=str(pending.key),
             slot=pending.fixed.slot,
         )
