@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-clients test-torch test-slow load check campaign clean
+.PHONY: help demo test test-clients test-clients-back test-torch test-slow load check campaign clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -36,6 +36,9 @@ test: $(STAMPS)/test  ## set up, then run the quick tests (under five minutes)
 
 test-clients: $(STAMPS)/clients  ## boto3, AWS CLI, s5cmd, s3fs, polars and more, unmodified, through a running gateway
 	$(PYTEST) -m "clients and not torch"
+
+test-clients-back: $(STAMPS)/clients  ## the same with everything written back: PYTEST_FLAGS=tests/clients/test_rclone.py for a part
+	FOREBAY_CLIENTS_WRITE=back $(PYTEST) -m "clients and not torch"
 
 test-torch: $(STAMPS)/torch  ## the PyTorch S3 connector through a running gateway
 	$(PYTEST) -m "torch"

@@ -165,9 +165,9 @@ def _passes(error: Exception) -> bool:
 
 def _reason(response: httpx.Response) -> str:
     try:
-        return str(response.json()["error"])
+        return printable(str(response.json()["error"]))
     except (ValueError, KeyError, TypeError):
-        return response.text.strip()[:200]
+        return printable(response.text.strip()[:200])
 
 
 def _admin_url(settings: Settings) -> str:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from gateway.cli.common import ConfigOption, JsonOption, as_a_client, fail, load, print_json
-from gateway.cli.jobs import size_text
+from gateway.control.words import are, counted, size_text
 from gateway.errors import StartupError, WritebackError
 from gateway.serve.preparation import kept_from_gateways
 
@@ -68,11 +68,12 @@ def export(
 
 def _tell(found: Findings, target: Path) -> None:
     typer.echo(
-        f"{found.objects} objects, {size_text(found.size_bytes)}, are in {target}; {found.tombstones} deletions and "
-        f"{found.uploads} open uploads are named in its manifest"
+        f"{counted(found.objects, 'object')}, {size_text(found.size_bytes)}, {are(found.objects)} in {target}; "
+        f"{counted(found.tombstones, 'deletion')} and {counted(found.uploads, 'open upload')} are named in its manifest"
     )
     if found.damaged:
-        typer.echo(f"{found.damaged} objects are damaged and not exported: the manifest names them", err=True)
+        damaged = f"{counted(found.damaged, 'object')} {are(found.damaged)} damaged and not exported"
+        typer.echo(f"{damaged}: the manifest names what", err=True)
     for warning in found.warnings:
         typer.echo(f"warning: {warning}", err=True)
     if found.warnings and found.unnamed_files:

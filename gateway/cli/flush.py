@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from gateway.cli.common import AdminPort, AdminUrlOption, ConfigOption, JsonOption, admin_port, print_json, printable
-from gateway.cli.jobs import size_text
 from gateway.config.units import DURATION_FORM, parse_duration_seconds
+from gateway.control.words import are, counted, size_text
 
 _PATH = "/api/v1/flush"
 _LOOK_SECONDS = 0.5
@@ -112,20 +112,30 @@ def _wait(port: AdminPort, begun: dict[str, Any], seconds: float | None, *, quie
 
 def _description(left: dict[str, Any]) -> str:
     failing = f", {left['failing']} failing" if left["failing"] else ""
-    return f"flush, {left['objects']} objects left{failing}"
+    return f"flush, {counted(left['objects'], 'object')} left{failing}"
 
 
 def _tell(begun: dict[str, Any], left: dict[str, Any], *, wait: bool) -> None:
     for one in left["problems"]:
-        what = one["state"] if one["state"] in ("conflict", "damaged") else f"failing, {one['failures']} times"
+        failing = f"failing, {counted(one['failures'], 'time')}"
+        what = one["state"] if one["state"] in ("conflict", "damaged") else failing
         reason = f": {one['reason']}" if one["reason"] else ""
         typer.echo(printable(f"s3://{one['bucket']}/{one['key']}: {what}{reason}"), err=True)
-    amount = f"{left['objects']} objects, {size_text(left['bytes'])}"
     if left["stuck"]:
-        typer.echo(f"{left['stuck']} objects cannot get to the origin: forebay writeback list --problems", err=True)
-    if not wait:
-        typer.echo(f"{amount}, are on their way to the origin")
+        stuck = counted(left["stuck"], "object")
+        typer.echo(f"{stuck} cannot get to the origin: forebay writeback list --problems", err=True)
+    if not begun["objects"]:
+        typer.echo(printable(f"nothing is pending under {begun['prefix']}"))
+    elif not wait:
+        typer.echo(f"{_amount(left)} on the way to the origin")
     elif left["objects"]:
-        typer.echo(f"{amount}, are not at the origin")
+        why = "" if left["objects"] == left["stuck"] else ": the time is over"
+        typer.echo(f"{_amount(left)} not at the origin{why}")
     else:
-        typer.echo(f"{begun['objects']} objects, {size_text(begun['bytes'])}, are at the origin")
+        typer.echo(f"{_amount(begun)} at the origin")
+
+
+def _amount(pending: dict[str, Any]) -> str:
+    """`3 objects, 1.0 MiB, are`"""
+    objects = pending["objects"]
+    return f"{counted(objects, 'object')}, {size_text(pending['bytes'])}, {are(objects)}"

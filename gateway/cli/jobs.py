@@ -25,6 +25,7 @@ from rich.table import Column, Table
 
 from gateway.cli.common import AdminPort, AdminUrlOption, ConfigOption, JsonOption, admin_port, fail, print_json
 from gateway.control.jobs import MANIFEST_TYPE
+from gateway.control.words import size_text
 
 _LOOK_SECONDS = 0.5
 _READ_BYTES = 1024 * 1024
@@ -203,8 +204,3 @@ def _show(found: list[dict[str, Any]]) -> None:
     for job in found:
         for error in job["errors"]:
             console.print(f"{job['id']}: {error}", soft_wrap=True, highlight=False, markup=False)
-
-
-def size_text(size_bytes: float) -> str:
-    """Of bytes, for people."""
-    return f"{size_bytes / 2**20:,.1f} MiB"

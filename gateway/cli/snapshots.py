@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_port, fail, print_json
-from gateway.cli.jobs import follow, pieces_of, size_text
+from gateway.cli.jobs import follow, pieces_of
 from gateway.control.snapshots import LINES_TYPE
+from gateway.control.words import counted, size_text
 
 app = typer.Typer(name="snapshot", help="Freeze data sets under a name.", no_args_is_help=True)
 
@@ -160,7 +161,7 @@ def _tell(snapshot: dict[str, Any], done: str, json: bool) -> None:
         print_json(snapshot)
         return
     typer.echo(
-        f"snapshot {snapshot['name']} of {snapshot['prefix']} is {done}: {snapshot['objects']} objects, "
+        f"snapshot {snapshot['name']} of {snapshot['prefix']} is {done}: {counted(snapshot['objects'], 'object')}, "
         f"{size_text(snapshot['bytes'])}, digest {snapshot['digest'][:12]}"
     )
 

@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from gateway.control.words import counted, size_text, wrong_with
+
 DISK_STATES = {
     "full": "full; what is cached is served, nothing is added",
     "read-only": "takes nothing; what is cached is served, nothing is added",
@@ -30,8 +32,8 @@ def show_status(document: dict[str, Any]) -> None:
     console.print(f"origin {origin['endpoint_url']}: {reachable}", soft_wrap=True)
     cache = document["cache"]
     ratio = "nothing read yet" if cache["hit_ratio"] is None else f"{cache['hit_ratio']:.1%} of bytes from cache"
-    used, capacity = cache["usage_bytes"] / 2**30, cache["capacity_bytes"] / 2**30
-    console.print(f"cache {cache['directory']}: {used:.1f} of {capacity:.1f} GiB in use, {ratio}", soft_wrap=True)
+    used, capacity = size_text(cache["usage_bytes"]), size_text(cache["capacity_bytes"])
+    console.print(f"cache {cache['directory']}: {used} of {capacity} in use, {ratio}", soft_wrap=True)
     if cache["disk"]["state"] != "well":
         console.print(f"disk: {DISK_STATES[cache['disk']['state']]}", style="bold red", soft_wrap=True)
     if gateway["closed"]:
@@ -58,18 +60,17 @@ def show_status(document: dict[str, Any]) -> None:
 def _show_writeback(console: Console, pending: dict[str, Any]) -> None:
     """`not at the origin yet, checkpoints: 12 objects, 3.1 GiB, the oldest for 0:00:12`"""
     for slot in pending["slots"]:
-        text = f"not at the origin yet, {slot['slot']}: {slot['objects']} objects, {slot['bytes'] / 2**30:.1f} GiB"
+        amount = f"{counted(slot['objects'], 'object')}, {size_text(slot['bytes'])}" if slot["objects"] else "nothing"
+        text = f"not at the origin yet, {slot['slot']}: {amount}"
         if slot["oldest_acknowledged_at"] is not None:
             age_seconds = max(0.0, time.time() - slot["oldest_acknowledged_at"])
             text += f", the oldest for {timedelta(seconds=round(age_seconds))}"
         if slot["open_uploads"]:
-            text += f"; {slot['open_uploads']} uploads are open"
+            text += f"; {counted(slot['open_uploads'], 'open upload')}"
         if slot["buffer_bytes"] is not None:
-            text += (
-                f"; {slot['staged_bytes'] / 2**30:.1f} of {slot['buffer_bytes'] / 2**30:.1f} GiB of its buffer in use"
-            )
+            text += f"; {size_text(slot['staged_bytes'])} of {size_text(slot['buffer_bytes'])} of its buffer in use"
         console.print(text, soft_wrap=True, highlight=False, markup=False)
-        wrong = [f"{slot[name]} {name}" for name in ("conflicts", "damaged", "failing") if slot[name]]
+        wrong = wrong_with(slot)
         if wrong:
             reason = f" ({slot['reason']})" if slot["reason"] else ""
             text = f"{slot['slot']}: {', '.join(wrong)}{reason}: forebay writeback list --problems"
@@ -94,8 +95,8 @@ def _index(index: dict[str, Any]) -> str:
 
 
 def _scrub(scrub: dict[str, Any]) -> str:
-    read, dropped = scrub["read_bytes"] / 2**30, scrub["dropped_blocks"]
+    read, dropped = size_text(scrub["read_bytes"]), counted(scrub["dropped_blocks"], "block")
     done = f"{scrub['part_done']:.0%} of this pass"
     if scrub["ended_at"] is not None:
         done = f"last pass ended {datetime.fromtimestamp(scrub['ended_at']):%Y-%m-%d %H:%M}"
-    return f"scrub: {done}, {read:.1f} GiB read from disk, {dropped} {'block' if dropped == 1 else 'blocks'} dropped"
+    return f"scrub: {done}, {read} read from disk, {dropped} dropped"

@@ -15,13 +15,14 @@ import typer
 
 from gateway.cli.common import AdminPort, AdminUrlOption, ConfigOption, JsonOption, admin_port, print_json, printable
 from gateway.cli.export import export
-from gateway.cli.jobs import size_text
+from gateway.control.words import are, counted, size_text
 
 app = typer.Typer(name="writeback", help="See to what the origin does not have yet.", no_args_is_help=True)
 
 _PATH = "/api/v1/writeback"
 _PAGE = 1000
 _WORDS = "give up"
+_TO_BE_DECIDED = ("conflict", "damaged")
 
 
 class Decision(StrEnum):
@@ -58,18 +59,22 @@ def list_(
     """Show what a running gateway has acknowledged and the origin does not have yet: a line, or JSON line, each."""
     if problems and uploads:
         raise typer.BadParameter("give --problems or --uploads")
+    _check(prefix)
     port = admin_port(admin_url, config)
     asked = {"prefix": prefix} | ({"problems": "true"} if problems else {})
     line = _upload_line if uploads else _object_line
-    count = size_bytes = 0
+    count = size_bytes = undecided = 0
     for one in _pages(port, "uploads" if uploads else "objects", asked):
         count, size_bytes = count + 1, size_bytes + one.get("bytes", 0)
+        undecided += one.get("state") in _TO_BE_DECIDED
         if json:
             sys.stdout.buffer.write(orjson.dumps(one) + b"\n")
         else:
             typer.echo(line(one))
     if not json:
-        typer.echo(f"{count} {'open uploads' if uploads else 'objects'}, {size_text(size_bytes)}", err=True)
+        typer.echo(f"{counted(count, 'open upload' if uploads else 'object')}, {size_text(size_bytes)}", err=True)
+        if undecided:
+            typer.echo(f"{undecided:,} {are(undecided)} yours to decide: forebay writeback resolve --help", err=True)
 
 
 @app.command()
@@ -85,6 +90,7 @@ def resolve(
 
     keep-ours overwrites exactly what the origin has at this moment: what others write later is a conflict again.
     """
+    _check(name)
     port = admin_port(admin_url, config)
     asked: dict[str, Any] = {"object": name, "decision": decision.value}
     if decision is not Decision.KEEP_OURS and not yes:
@@ -94,12 +100,19 @@ def resolve(
         print_json(answer)
     elif decision is Decision.KEEP_OURS:
         found = answer["etag_at_origin"]
-        typer.echo(f"{name} is on its way to the origin, in place of {'nothing' if found is None else found}")
+        typer.echo(
+            f"{printable(name)} is on its way to the origin, in place of {'nothing' if found is None else found}"
+        )
     else:
-        typer.echo(f"{name}: what this node had acknowledged is given up")
+        typer.echo(f"{printable(name)}: what this node had acknowledged is given up")
 
 
 app.command()(export)
+
+
+def _check(name: str) -> None:
+    if not name.startswith("s3://"):
+        raise typer.BadParameter(f"{printable(name)} does not begin with s3://")
 
 
 def _pages(port: AdminPort, what: str, asked: dict[str, str]) -> Iterator[dict[str, Any]]:
@@ -122,14 +135,15 @@ def _confirmed(port: AdminPort, name: str) -> int:
     if one is None:
         _nothing(name)
     typer.echo(_object_line(one))
-    if typer.prompt(f'Only this node has these bytes. Type "{_WORDS}" to give them up', default="") != _WORDS:
+    question = f'Only this node has these bytes. Type "{_WORDS}" to give them up'
+    if typer.prompt(question, default="", show_default=False) != _WORDS:
         raise typer.Abort
     sequence: int = one["sequence"]
     return sequence
 
 
 def _nothing(name: str) -> NoReturn:
-    typer.echo(f"forebay: nothing is pending under {name}", err=True)
+    typer.echo(printable(f"forebay: nothing is pending under {name}"), err=True)
     raise typer.Exit(1)
 
 
@@ -142,7 +156,7 @@ def _object_line(one: dict[str, Any]) -> str:
     size = "deletion" if one["deleted"] else size_text(one["bytes"])
     told = [f"{one['parts_sent']} of {one['parts']} parts sent"] if one["parts_sent"] else []
     if one["failures"]:
-        told.append(f"failed {one['failures']} times")
+        told.append(f"failed {counted(one['failures'], 'time')}")
     if one["reason"]:
         told.append(one["reason"])
     more = f" ({', '.join(told)})" if told else ""
@@ -150,7 +164,7 @@ def _object_line(one: dict[str, Any]) -> str:
 
 
 def _upload_line(one: dict[str, Any]) -> str:
-    size = f"{one['parts']:>6} parts {size_text(one['bytes']):>14}"
+    size = f"{counted(one['parts'], 'part'):>12} {size_text(one['bytes']):>14}"
     return f"{_age(one['initiated_at']):>10} {size}  {printable(_name(one))} {one['upload_id']}"
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
+from gateway.control.words import size_text, wrong_with
+
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="5"><title>Forebay</title><style>
 body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 52rem; padding: 0 1rem }}
@@ -28,7 +30,10 @@ def render(status: dict[str, Any]) -> str:
         ("S3", gateway["s3_url"]),
         ("state", _state(gateway)),
         ("origin", f"{origin['endpoint_url']} ({'reachable' if origin['reachable'] else 'not reachable'})"),
-        ("cache", f"{cache['directory']}, {_gib(cache['usage_bytes'])} of {_gib(cache['capacity_bytes'])} in use"),
+        (
+            "cache",
+            f"{cache['directory']}, {size_text(cache['usage_bytes'])} of {size_text(cache['capacity_bytes'])} in use",
+        ),
         ("disk", cache["disk"]["state"]),
         ("bytes from cache", _ratio(cache["hit_ratio"])),
     ]
@@ -37,7 +42,14 @@ def render(status: dict[str, Any]) -> str:
         for p in gateway["processes"]
     ]
     slots = [
-        (s["name"], s["prefix"], s["mode"], _gib(s["usage_bytes"]), _gib(s["capacity_bytes"]), _ratio(s["hit_ratio"]))
+        (
+            s["name"],
+            s["prefix"],
+            s["mode"],
+            size_text(s["usage_bytes"]),
+            size_text(s["capacity_bytes"]),
+            _ratio(s["hit_ratio"]),
+        )
         for s in status["slots"]
     ]
     pending = [_pending(one) for one in (status["writeback"] or {"slots": []})["slots"]]
@@ -61,11 +73,18 @@ def render(status: dict[str, Any]) -> str:
 def _pending(slot: dict[str, Any]) -> tuple[object, ...]:
     oldest_at = slot["oldest_acknowledged_at"]
     age_seconds = None if oldest_at is None else max(0.0, time.time() - oldest_at)
-    wrong = [f"{slot[name]} {name}" for name in ("conflicts", "damaged", "failing") if slot[name]]
-    state = ", ".join([*wrong, *([slot["reason"]] if slot["reason"] else [])]) or "well"
-    limit = "" if slot["buffer_bytes"] is None else f" of {_gib(slot['buffer_bytes'])}"
-    buffer = f"{_gib(slot['staged_bytes'])}{limit}"
-    return slot["slot"], slot["objects"], _gib(slot["bytes"]), _age(age_seconds), slot["open_uploads"], buffer, state
+    state = ", ".join([*wrong_with(slot), *([slot["reason"]] if slot["reason"] else [])]) or "well"
+    limit = "" if slot["buffer_bytes"] is None else f" of {size_text(slot['buffer_bytes'])}"
+    buffer = f"{size_text(slot['staged_bytes'])}{limit}"
+    return (
+        slot["slot"],
+        slot["objects"],
+        size_text(slot["bytes"]),
+        _age(age_seconds),
+        slot["open_uploads"],
+        buffer,
+        state,
+    )
 
 
 def _ratio(ratio: float | None) -> str:
@@ -74,10 +93,6 @@ def _ratio(ratio: float | None) -> str:
 
 def _age(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds:.0f} s"
-
-
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.1f} GiB"
 
 
 def _state(gateway: dict[str, Any]) -> str:

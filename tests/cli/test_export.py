@@ -42,8 +42,8 @@ def test_what_is_damaged_is_said_and_fails_the_command(cache: Path, tmp_path: Pa
     result = export(tmp_path / "out", "--directory", str(cache))
     assert result.exit_code == 1
     assert "s3://bucket/damaged: staged file" in result.stderr
-    assert "1 objects are damaged and not exported" in result.stderr
-    assert "1 objects, 0.0 MiB, are in" in result.stdout
+    assert "1 object is damaged and not exported" in result.stderr
+    assert "1 object, 4 B, is in" in result.stdout
     again = export(tmp_path / "out", "--directory", str(cache), "--json")
     assert (again.exit_code, orjson.loads(again.stdout)["damaged"]) == (1, 1)
 
@@ -52,7 +52,7 @@ def test_the_configuration_names_the_directory(cache: Path, tmp_path: Path) -> N
     """As for every other command."""
     config = tmp_path / "forebay.toml"
     config.write_text(f'[cache]\ndirectory = "{cache}"\n[origin]\nendpoint_url = "http://127.0.0.1:1"\n')
-    assert "1 objects, 0.0 MiB, are in" in export(tmp_path / "out", "--config", str(config)).stdout
+    assert "1 object, 4 B, is in" in export(tmp_path / "out", "--config", str(config)).stdout
 
 
 def test_a_gateway_at_work_is_left_alone(cache: Path, tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_gateway_at_work_is_left_alone(cache: Path, tmp_path: Path) -> None:
         assert (refused.exit_code, "a gateway is at work" in refused.stderr) == (1, True)
         assert not (tmp_path / "out").exists()
         told = export(tmp_path / "out", "--directory", str(cache), "--while-running")
-        assert "1 objects, 0.0 MiB, are in" in told.stdout
+        assert "1 object, 4 B, is in" in told.stdout
     finally:
         os.close(lock)
 

@@ -39,7 +39,7 @@ def test_without_waiting_it_is_asked_for_and_told() -> None:
     """Exit code 0 as long as nothing is known to be hopeless."""
     with admin_double(left(3, problems=[FAILING], failing=1)) as port:
         result = run(port)
-        assert (result.exit_code, result.stdout) == (0, "3 objects, 3.0 MiB, are on their way to the origin\n")
+        assert (result.exit_code, result.stdout) == (0, "3 objects, 3.0 MiB, are on the way to the origin\n")
         assert result.stderr == "s3://b/f: failing, 3 times: AccessDenied\n"
         assert port.asked == [("POST", "/api/v1/flush", {"prefix": "s3://b/"})]
 
@@ -60,8 +60,17 @@ def test_waiting_ends_when_the_rest_cannot_get_there() -> None:
         result = run(port, "--wait")
         assert result.exit_code == 1
         assert "s3://b/k\\u001b[2J: conflict\n" in result.stderr
-        assert "1 objects cannot get to the origin" in result.stderr
+        assert "1 object cannot get to the origin" in result.stderr
+        assert result.stdout == "1 object, 1.0 MiB, is not at the origin\n"
         assert run(port).exit_code == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["--wait"]])
+def test_nothing_to_do_is_told_as_such(arguments: list[str]) -> None:
+    """Not as so many objects that have arrived."""
+    with admin_double(left(0)) as port:
+        result = run(port, *arguments)
+        assert (result.exit_code, result.stdout) == (0, "nothing is pending under s3://b/\n")
 
 
 def test_what_fails_is_waited_for_and_tried_again() -> None:
@@ -73,8 +82,10 @@ def test_what_fails_is_waited_for_and_tried_again() -> None:
 
 
 def test_waiting_ends_with_the_time() -> None:
-    """Exit code 1, and what is left."""
+    """Exit code 1, what is left, and that it is for the time."""
     with admin_double(left(1)) as port:
+        result = run(port, "--wait", "--timeout", "10ms")
+        assert (result.exit_code, result.stdout) == (1, "1 object, 1.0 MiB, is not at the origin: the time is over\n")
         result = run(port, "--wait", "--timeout", "50ms", "--json")
         assert (result.exit_code, orjson.loads(result.stdout)["objects"]) == (1, 1)
 

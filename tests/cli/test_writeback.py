@@ -32,6 +32,8 @@ OBJECT = {
 UPLOAD = {"bucket": "b", "key": "u", "upload_id": "id", "initiated_at": 1.0, "parts": 3, "bytes": 2**20}
 RESOLVED = (200, {"object": "s3://b/k", "sequence": 9, "decision": "x", "etag_at_origin": None})
 
+DECIDE = "3 are yours to decide: forebay writeback resolve --help\n"
+
 
 def run(port: AdminDouble, *arguments: str) -> Result:
     return CliRunner().invoke(cli.app, ["writeback", *arguments, "--admin-url", port.url])
@@ -45,7 +47,7 @@ def test_a_list_is_all_pages() -> None:
     """A line each, that no terminal obeys; JSON lines for machines."""
     with admin_double(page([OBJECT, OBJECT], "t="), page([OBJECT | {"deleted": True}])) as port:
         result = run(port, "list", "s3://b/é")
-        assert (result.exit_code, result.stderr) == (0, "3 objects, 3.0 MiB\n")
+        assert (result.exit_code, result.stderr) == (0, f"3 objects, 3.0 MiB\n{DECIDE}")
         lines = result.stdout.splitlines()
         assert lines[0].split() == [
             *("damaged", "-", "1.0", "MiB", "s3://b/k\\u000a"),
@@ -65,9 +67,27 @@ def test_open_uploads_are_a_list_of_their_own() -> None:
     """They cannot be flushed before they are completed."""
     with admin_double((200, {"uploads": [UPLOAD], "next": None})) as port:
         result = run(port, "list", "--uploads")
-        assert result.stderr == "1 open uploads, 1.0 MiB\n"
+        assert result.stderr == "1 open upload, 1.0 MiB\n"
         assert result.stdout.split()[-6:] == ["3", "parts", "1.0", "MiB", "s3://b/u", "id"]
         assert run(port, "list", "--uploads", "--problems").exit_code == 2
+
+
+def test_what_is_on_its_way_is_nobodys_to_decide() -> None:
+    """Small things have small sizes."""
+    with admin_double(page([OBJECT | {"state": "waiting", "bytes": 11}])) as port:
+        result = run(port, "list")
+        assert result.stderr == "1 object, 11 B\n"
+        assert result.stdout.split()[:5] == ["waiting", "-", "11", "B", "s3://b/k\\u000a"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["list", "b"], ["resolve", "b/k", "keep-ours"], ["resolve", "s3:/b/k", "discard"]]
+)
+def test_what_is_no_url_is_wrong_usage(arguments: list[str]) -> None:
+    """Exit code 2, and nothing is asked."""
+    with admin_double(page([])) as port:
+        assert run(port, *arguments).exit_code == 2
+        assert port.asked == []
 
 
 @pytest.mark.parametrize("decision", ["keep-theirs", "discard"])
@@ -105,7 +125,16 @@ def test_somebody_at_a_terminal_has_to_say_it_in_words(typed: str, code: int) ->
 
 
 def test_what_is_not_pending_is_not_asked_about() -> None:
-    """Somebody else has decided meanwhile."""
-    with admin_double((404, {"error": "nothing is pending under s3://b/k"})) as port:
-        result = run(port, "resolve", "s3://b/k", "keep-theirs", "--yes")
-        assert (result.exit_code, "answered 404: nothing is pending" in result.stderr) == (1, True)
+    """Somebody else has decided meanwhile. What is said of a key no terminal obeys."""
+    with admin_double((404, {"error": "nothing is pending under s3://b/k\x1b[2J"})) as port:
+        result = run(port, "resolve", "s3://b/k\x1b[2J", "keep-theirs", "--yes")
+        assert result.exit_code == 1
+        assert "answered 404: nothing is pending under s3://b/k\\u001b[2J" in result.stderr
+
+
+@pytest.mark.parametrize("decision", ["keep-ours", "discard"])
+def test_what_was_decided_is_told_in_a_line(decision: str) -> None:
+    """Whatever the key holds."""
+    with admin_double(RESOLVED) as port:
+        result = run(port, "resolve", "s3://b/k\n\x1b[2J", decision, "--yes")
+        assert result.stdout.startswith("s3://b/k\\u000a\\u001b[2J")

@@ -1,4 +1,8 @@
-"""Real clients on one side, a real origin on the other, a running gateway in between."""
+"""Real clients on one side, a real origin on the other, a running gateway in between.
+
+`make test-clients-back` has every client write into the write-back buffer instead, and expects the
+same of it, but for what WRITTEN_BACK names.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,9 @@ from tests.support.gateway_process import GatewayProcess
 
 FLUSHED_SECONDS = 30.0
 
+_LEFT = "SELECT (SELECT count(*) FROM objects) + (SELECT count(*) FROM orphans)"
+"""What the origin is still to be told."""
+
 _numbers = itertools.count(1)
 
 
@@ -33,13 +40,13 @@ class Endpoint:
     directory: Path
 
     def wait_until_flushed(self) -> None:
-        """Return when the origin has everything that was acknowledged."""
+        """Return when the origin has everything that was acknowledged, and no upload that was aborted here."""
         journal = self.directory / "writeback" / "journal"
         if not journal.exists():
             return
         deadline = time.monotonic() + FLUSHED_SECONDS
         with closing(sqlite3.connect(journal, timeout=FLUSHED_SECONDS)) as connection:
-            while connection.execute("SELECT count(*) FROM objects").fetchone() != (0,):
+            while connection.execute(_LEFT).fetchone() != (0,):
                 assert time.monotonic() < deadline, "the origin never got everything"
                 time.sleep(0.005)
 
@@ -54,6 +61,9 @@ def origin(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 WRITE = os.environ.get("FOREBAY_CLIENTS_WRITE", "through")
 """`back` has all clients write into the buffer; whoever looks at the origin waits until everything is there."""
+
+WRITTEN_BACK = WRITE == "back"
+"""Where a test expects something else then, it says so by this, with the clause of docs/semantics.md."""
 
 
 def _gateway(origin: Origin, **server: str) -> GatewayProcess:
@@ -109,7 +119,7 @@ def through(endpoint: Endpoint) -> Iterator[Any]:
 def direct(origin: Origin, request: pytest.FixtureRequest) -> Iterator[Any]:
     """boto3 straight to the origin: what the others are compared with."""
     client = boto3_client(origin.url)
-    if WRITE == "back":
+    if WRITTEN_BACK:
         names = {"endpoint", "http_endpoint", "https_endpoint"} & set(request.fixturenames)
         endpoints = [request.getfixturevalue(name) for name in names]
 

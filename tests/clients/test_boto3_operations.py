@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.clients.boto import described, read
+from tests.clients.conftest import WRITTEN_BACK
 from tests.clients.content import MIB, ODD_KEYS, random_bytes
 
 pytestmark = pytest.mark.clients
@@ -16,11 +17,15 @@ only_moto = pytest.mark.parametrize("origin", ["moto"], indirect=True, scope="se
 
 
 def test_an_aborted_upload_leaves_nothing(through: Any, direct: Any, bucket: str) -> None:
-    """After AbortMultipartUpload the origin has neither upload, nor parts, nor object."""
+    """After AbortMultipartUpload the origin has neither upload, nor parts, nor object.
+
+    The id is the origin's; with write-back it is Forebay's own (4.8).
+    """
     upload = through.create_multipart_upload(Bucket=bucket, Key="object")["UploadId"]
     through.upload_part(Bucket=bucket, Key="object", UploadId=upload, PartNumber=1, Body=random_bytes(5 * MIB))
     assert [part["PartNumber"] for part in _parts(through, bucket, upload)] == [1]
-    assert [one["UploadId"] for one in direct.list_multipart_uploads(Bucket=bucket)["Uploads"]] == [upload]
+    [begun] = direct.list_multipart_uploads(Bucket=bucket)["Uploads"]
+    assert (begun["UploadId"] == upload) is not WRITTEN_BACK
     through.abort_multipart_upload(Bucket=bucket, Key="object", UploadId=upload)
     assert not direct.list_multipart_uploads(Bucket=bucket).get("Uploads")
     assert "Contents" not in direct.list_objects_v2(Bucket=bucket)
@@ -114,15 +119,26 @@ def test_delete_objects_removes_exactly_the_named_ones(through: Any, direct: Any
 def test_paginators_list_what_a_direct_client_lists(
     operation: str, arguments: dict[str, str], through: Any, direct: Any, bucket: str
 ) -> None:
-    """Page by page, every key, prefix, size and ETag of the origin, odd keys included."""
+    """Page by page, every key, prefix, size and ETag of the origin, odd keys included.
+
+    With write-back, the origin is asked for both versions as ListObjectsV2 (9.5), and moto's two differ. (botocore
+    gives markers back encoded where a user asks for it, so that the pages of its first version differ, too.)
+    """
     for key in ODD_KEYS:
         direct.put_object(Bucket=bucket, Key=key, Body=key.encode())
 
-    def listing(client: Any) -> list[tuple[list[Any], list[Any]]]:
-        pages = client.get_paginator(operation).paginate(Bucket=bucket, PaginationConfig={"PageSize": 4}, **arguments)
+    as_second = operation == "list_objects" and WRITTEN_BACK
+    size = 1000 if as_second and "EncodingType" in arguments else 4
+
+    def listing(client: Any, operation: str, **more: Any) -> list[tuple[list[Any], list[Any]]]:
+        paginator = client.get_paginator(operation)
+        pages = paginator.paginate(Bucket=bucket, PaginationConfig={"PageSize": size}, **arguments, **more)
         return [(page.get("Contents", []), page.get("CommonPrefixes", [])) for page in pages]
 
-    assert listing(through) == listing(direct)
+    if as_second:
+        assert listing(through, operation) == listing(direct, "list_objects_v2", FetchOwner=True)
+    else:
+        assert listing(through, operation) == listing(direct, operation)
 
 
 def test_buckets(through: Any, direct: Any, bucket: str) -> None:
@@ -152,12 +168,16 @@ def test_what_the_gateway_does_not_handle_itself_is_forwarded(through: Any, dire
 
 @only_moto
 def test_old_versions_are_read_from_the_origin(through: Any, direct: Any, bucket: str) -> None:
-    """GetObject with a version id gives that version's bytes, not the cached current ones."""
+    """GetObject with a version id gives that version's bytes, not the cached current ones.
+
+    With write-back a PUT is answered without it (9.4): the origin gives it when it gets the object.
+    """
     direct.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
-    versions = {
-        content: through.put_object(Bucket=bucket, Key="object", Body=content)["VersionId"]
-        for content in (b"first", b"second")
-    }
+    versions = {}
+    for content in (b"first", b"second"):
+        answer = through.put_object(Bucket=bucket, Key="object", Body=content)
+        versions[content] = direct.head_object(Bucket=bucket, Key="object")["VersionId"]
+        assert answer.get("VersionId") in ((None, versions[content]) if WRITTEN_BACK else (versions[content],))
     assert read(through, bucket, "object") == b"second"
     for content, version in versions.items():
         assert read(through, bucket, "object", VersionId=version) == content

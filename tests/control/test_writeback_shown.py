@@ -42,11 +42,12 @@ def status_of(slots: list[dict[str, Any]] | None) -> dict[str, Any]:
     ("changed", "line"),
     [
         ({}, "not at the origin yet, checkpoints: 12 objects, 3.0 GiB\n"),
-        ({"buffer_bytes": 2**40}, "3.0 GiB; 4.0 of 1024.0 GiB of its buffer in use\n"),
-        ({"open_uploads": 2}, "not at the origin yet, checkpoints: 12 objects, 3.0 GiB; 2 uploads are open\n"),
+        ({"buffer_bytes": 2**40}, "3.0 GiB; 4.0 GiB of 1.0 TiB of its buffer in use\n"),
+        ({"open_uploads": 2}, "not at the origin yet, checkpoints: 12 objects, 3.0 GiB; 2 open uploads\n"),
+        ({"objects": 0, "bytes": 0}, "not at the origin yet, checkpoints: nothing\n"),
         (
             {"conflicts": 1, "failing": 2, "reason": "AccessDenied"},
-            "checkpoints: 1 conflicts, 2 failing (AccessDenied): forebay writeback list --problems\n",
+            "checkpoints: 1 conflict, 2 failing (AccessDenied): forebay writeback list --problems\n",
         ),
         ({"damaged": 3}, "checkpoints: 3 damaged: forebay writeback list --problems\n"),
     ],
@@ -68,7 +69,7 @@ def test_status_says_how_old_it_is(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_page_shows_it_too() -> None:
     """A row for each slot, and none where nothing is written back; what origins answer is escaped."""
     page = render(status_of([WELL | {"conflicts": 1, "reason": "<b>"}]))
-    cells = ("checkpoints", "12", "3.0 GiB", "-", "0", "4.0 GiB", "1 conflicts, &lt;b&gt;")
+    cells = ("checkpoints", "12", "3.0 GiB", "-", "0", "4.0 GiB", "1 conflict, &lt;b&gt;")
     assert "".join(f"<td>{cell}</td>" for cell in cells) in page
     assert "<td>4.0 GiB of 8.0 GiB</td><td>well</td>" in render(status_of([WELL | {"buffer_bytes": 2**33}]))
     assert "not at the origin yet" not in render(status_of(None))

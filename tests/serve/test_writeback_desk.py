@@ -96,7 +96,7 @@ def test_what_is_acknowledged_is_shown_and_flushed_on_demand(origin: StrictOrigi
         late = one.run("flush", "s3://bucket/back/", "--wait", "--timeout", "1s", "--json")
         assert (late.exit_code, orjson.loads(late.stdout)["objects"]) == (1, 2)
         begun = one.run("flush", "s3://bucket/back/")
-        assert (begun.exit_code, begun.stdout) == (0, "2 objects, 0.0 MiB, are on their way to the origin\n")
+        assert (begun.exit_code, begun.stdout) == (0, "2 objects, 2.9 KiB, are on the way to the origin\n")
         assert "s3://bucket/back/a: failing, " in begun.stderr
         [problem, _] = one.listed("--problems")
         assert problem["failures"] > 0

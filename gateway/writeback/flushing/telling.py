@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Protocol
 
 import structlog
@@ -9,6 +11,9 @@ import structlog
 from gateway.writeback.journal.records import PendingObject
 
 _log = structlog.get_logger("forebay.writeback")
+
+LINES_PER_MINUTE = 30
+"""Of failing flushes and of such as go on: with the origin away, all that is pending fails."""
 
 
 class FlushCounters(Protocol):
@@ -26,31 +31,40 @@ class FlushCounters(Protocol):
 class Teller:
     """The methods of `flush.FlushObserver`."""
 
-    def __init__(self, counters: FlushCounters) -> None:
+    def __init__(self, counters: FlushCounters, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._counters = counters
+        self._failing = _Seldom(LINES_PER_MINUTE, monotonic)
+        self._going_on = _Seldom(LINES_PER_MINUTE, monotonic)
 
     def settled(self, pending: PendingObject) -> None:
         self._counters.flushed(pending.fixed.slot, pending.size_bytes)
 
     def failing(self, pending: PendingObject, failures: int, reason: str) -> None:
         self._counters.flush_failed(pending.fixed.slot)
-        if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, …
+        if failures & (failures - 1) == 0 and self._failing.may_tell():  # the 1st, 2nd, 4th, 8th, …
             _log.warning(
                 "a write cannot be flushed yet, and stays here",
                 object=str(pending.key),
                 slot=pending.fixed.slot,
                 failures=failures,
                 reason=reason,
+                **self._failing.left_out(),
             )
 
     def goes_on(self, pending: PendingObject) -> None:
-        _log.info("a write that could not be flushed goes on", object=str(pending.key), slot=pending.fixed.slot)
+        if self._going_on.may_tell():
+            _log.info(
+                "a write that could not be flushed goes on",
+                object=str(pending.key),
+                slot=pending.fixed.slot,
+                **self._going_on.left_out(),
+            )
 
     def conflict(self, pending: PendingObject) -> None:
         self._counters.flush_conflict(pending.fixed.slot)
         _log.error(
             "A CONFLICT: somebody else has changed the object at the origin; the write of this node is kept here until "
-            "somebody decides",
+            "somebody decides: forebay writeback resolve",
             object=str(pending.key),
             slot=pending.fixed.slot,
         )
@@ -63,3 +77,30 @@ class Teller:
             slot=pending.fixed.slot,
             reason=reason,
         )
+
+
+class _Seldom:
+    """So many lines a minute, and how many were left out."""
+
+    def __init__(self, lines_per_minute: int, monotonic: Callable[[], float]) -> None:
+        self._most = lines_per_minute
+        self._monotonic = monotonic
+        self._minute = 0
+        self._told = 0
+        self._left_out = 0
+
+    def may_tell(self) -> bool:
+        """Whether there is room for a line now; where there is, it is taken."""
+        minute = int(self._monotonic() // 60)
+        if minute != self._minute:
+            self._minute, self._told = minute, 0
+        if self._told == self._most:
+            self._left_out += 1
+            return False
+        self._told += 1
+        return True
+
+    def left_out(self) -> dict[str, int]:
+        """`lines_left_out`, for the line that is told now, where there were any."""
+        number, self._left_out = self._left_out, 0
+        return {"lines_left_out": number} if number else {}

@@ -1,0 +1,37 @@
+"""Figures as people read them, on the status page and in commands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_UNITS = ("KiB", "MiB", "GiB", "TiB")
+
+
+def size_text(size_bytes: float) -> str:
+    """`11 B`, `4.9 KiB`, `60.0 MiB`: in the greatest unit of which it is one or more."""
+    if size_bytes < 1024:
+        return f"{size_bytes:.0f} B"
+    size = float(size_bytes)
+    for unit in _UNITS:
+        size /= 1024
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+    return f"{size:,.1f} {_UNITS[-1]}"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 object`, `1,281,167 objects`; with a noun that has its plural in s."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def are(number: int) -> str:
+    """The verb for so many."""
+    return "is" if number == 1 else "are"
+
+
+def wrong_with(slot: Mapping[str, Any]) -> list[str]:
+    """What of a slot's figures (`/api/v1/writeback`) somebody is to look at: `1 conflict`, `2 failing`."""
+    told = {"conflicts": counted(slot["conflicts"], "conflict")}
+    told |= {name: f"{slot[name]:,} {name}" for name in ("damaged", "failing")}
+    return [text for name, text in told.items() if slot[name]]
