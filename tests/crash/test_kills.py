@@ -11,7 +11,6 @@ import asyncio
 import os
 import random
 import signal
-import socket
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -23,6 +22,7 @@ import pytest
 
 from gateway.origin.memory.content import BytesContent
 from gateway.origin.memory.store import StoredObject
+from loadtests.harness.server_process import held_port
 from tests.scenarios.races import reading
 from tests.scenarios.races.caller import Caller
 from tests.scenarios.races.contents import Value
@@ -83,13 +83,10 @@ def config_of(origin: StrictOrigin, port: int) -> dict[str, Any]:
 @pytest.fixture
 def running() -> Iterator[tuple[GatewayProcess, StrictOrigin]]:
     """The port stays the same over restarts, as it does for those who use the gateway."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with StrictOrigin() as origin:
+    with held_port() as holder, StrictOrigin() as origin:
         origin.model.create_bucket(BUCKET)
         origin.bytes_per_second = ORIGIN_BYTES_PER_SECOND
-        with GatewayProcess(config_of(origin, port)) as gateway:
+        with GatewayProcess(config_of(origin, holder.getsockname()[1])) as gateway:
             yield gateway, origin
 
 

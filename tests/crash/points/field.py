@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loadtests.harness.server_process import held_port
 from tests.crash.points.client import BUCKET, PATIENCE_SECONDS, Client, Interrupted, SentAway
 from tests.crash.points.ledger import Difference, Ledger
 from tests.crash.points.scenarios import SCENARIOS, Run, Scenario
@@ -68,10 +68,11 @@ class Field:
     @contextmanager
     def opened(cls, scratch: Path, directory: Path, seed: int) -> Iterator[Field]:
         """With a bucket of which the gateway knows that it can be written back."""
-        with StrictOrigin() as origin, KillPoints.made(scratch, directory) as points:
+        with held_port() as holder, StrictOrigin() as origin, KillPoints.made(scratch, directory) as points:
             origin.model.create_bucket(BUCKET)
+            port = holder.getsockname()[1]
             with (
-                GatewayProcess(_config(origin), directory=directory, environment=points.environment) as gateway,
+                GatewayProcess(_config(origin, port), directory=directory, environment=points.environment) as gateway,
                 gateway.explaining(),
             ):
                 field = cls(gateway, origin, points, seed)
@@ -276,11 +277,8 @@ def _difference(found: dict[str, Any], expected: dict[str, Any]) -> str:
     return "; ".join(f"{key}: {str(found.get(key))[:80]}, not {str(expected.get(key))[:80]}" for key in keys[:5])
 
 
-def _config(origin: StrictOrigin) -> dict[str, Any]:
+def _config(origin: StrictOrigin, port: int) -> dict[str, Any]:
     """The port stays the same over restarts, as it does for those who use the gateway."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     return {
         "server": {"port": port, "workers": WORKERS, "allow_unsigned": True},
         "origin": {
