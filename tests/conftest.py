@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from gateway.metadata import small_answers
+
+settings.register_profile("forebay", deadline=None, print_blob=True)
+settings.load_profile("forebay")
+"""A generated case may take as long as it takes: a machine that stands still for 200 ms is no failure of it. A failure
+prints what repeats it."""
 
 
 @pytest.fixture(scope="session", autouse=True)
