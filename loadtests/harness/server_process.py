@@ -22,11 +22,15 @@ _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.02
 
 
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def held_port() -> socket.socket:
+    """Bound to a port of 127.0.0.1 that nobody else is given while it is open.
+
+    A server can listen on it all the same: both allow the address to be used again (SO_REUSEADDR), and one listens.
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    return holder
 
 
 def _die_with_parent() -> None:
@@ -44,7 +48,8 @@ class ServerProcess:
     name = "server"
 
     def __init__(self, *, cores: set[int] | None = None) -> None:
-        self.port = free_port()
+        self._holder = held_port()
+        self.port = int(self._holder.getsockname()[1])
         self._cores = cores or machine.server_core()
         self._temporary = tempfile.TemporaryDirectory(prefix="forebay-load-", ignore_cleanup_errors=True)
         self.directory = Path(self._temporary.name)
@@ -117,6 +122,7 @@ class ServerProcess:
                 self._process.wait(_STOP_SECONDS)
             self._signal(signal.SIGKILL)
             self._process.wait(_STOP_SECONDS)
+        self._holder.close()
         self._temporary.cleanup()
 
     def _signal(self, number: signal.Signals) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import os
 import random
 import signal
-import socket
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -23,13 +22,15 @@ import pytest
 
 from gateway.origin.memory.content import BytesContent
 from gateway.origin.memory.store import StoredObject
+from loadtests.harness.server_process import held_port
 from tests.scenarios.races import reading
 from tests.scenarios.races.caller import Caller
 from tests.scenarios.races.contents import Value
 from tests.scenarios.races.history import STRICT, Bounds
 from tests.scenarios.races.playing import READS, WRITES, Play, Steps, race
 from tests.scenarios.races.world import World
-from tests.support.gateway_process import GatewayProcess
+from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
+from tests.support.processes import kill_if_there
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
 KILLS = int(os.environ.get("FOREBAY_KILLS", "20"))
@@ -83,13 +84,10 @@ def config_of(origin: StrictOrigin, port: int) -> dict[str, Any]:
 @pytest.fixture
 def running() -> Iterator[tuple[GatewayProcess, StrictOrigin]]:
     """The port stays the same over restarts, as it does for those who use the gateway."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with StrictOrigin() as origin:
+    with held_port() as holder, StrictOrigin() as origin:
         origin.model.create_bucket(BUCKET)
         origin.bytes_per_second = ORIGIN_BYTES_PER_SECOND
-        with GatewayProcess(config_of(origin, port)) as gateway:
+        with GatewayProcess(config_of(origin, holder.getsockname()[1])) as gateway:
             yield gateway, origin
 
 
@@ -154,10 +152,9 @@ class Killer:
                 self._kill_one("background" if choice < EVERYBODY + BACKGROUND else "worker")
 
     def _kill_one(self, kind: str) -> None:
-        """Any process of a kind, if one lives just now."""
+        """Any process of a kind, if one lives just now: one that was killed before may still be seen, or just gone."""
         living = [pid for pid, name in children_of(self._gateway.pid) if name.startswith(kind)]
-        if living:
-            os.kill(self._schedule.choice(living), signal.SIGKILL)
+        if living and kill_if_there(self._schedule.choice(living)):
             self.killed[kind] += 1
 
     async def _kill_everybody(self) -> None:
@@ -188,16 +185,9 @@ def children_of(pid: int) -> list[tuple[int, str]]:
     return found
 
 
-def kill_if_there(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
 def total(gateway: GatewayProcess, name: str) -> float:
     """A gauge, its labels summed up."""
-    with httpx.Client(trust_env=False, timeout=10) as client:
+    with httpx.Client(trust_env=False, timeout=ANSWER_SECONDS_MAX) as client:
         text = client.get(f"{gateway.admin_url}/metrics").text
     lines = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
     assert lines, f"{name} is not reported"

@@ -18,12 +18,13 @@ from typing import Any
 
 import pytest
 
-from tests.crash.test_kills import block_bytes_on_disk, kill_if_there, total, unfinished_files
+from tests.crash.test_kills import block_bytes_on_disk, total, unfinished_files
 from tests.scenarios.races import reading, writing
 from tests.scenarios.races.caller import Caller
 from tests.scenarios.races.history import Bounds
 from tests.scenarios.races.world import World
 from tests.support.gateway_process import GatewayProcess
+from tests.support.processes import kill_if_there
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
 BUCKET = "bucket"

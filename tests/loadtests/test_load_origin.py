@@ -88,7 +88,7 @@ def test_a_trainer_reads_each_record_once_and_starves_at_a_slow_origin(origin: L
     before = origin.settled_counts().gets
     fast = train(origin.address, job, loaders=4, seed=1)
     assert origin.settled_counts().gets - before == SMALL.count
-    origin.shape(requests_per_second=40)
+    origin.shape(requests_per_second=16)
     slow = train(origin.address, job, loaders=4, seed=2)
     assert slow.utilisation < 0.5
     assert slow.utilisation < fast.utilisation <= 1

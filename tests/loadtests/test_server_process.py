@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -8,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from loadtests.harness import machine
-from loadtests.harness.server_process import ServerProcess
+from loadtests.harness.server_process import ServerProcess, held_port
 
 LISTEN = "import socket, time; s = socket.create_server(('127.0.0.1', {port})); {rest}; time.sleep(60)"
 
@@ -66,3 +67,17 @@ def test_a_server_that_ends_at_once_is_reported_with_its_own_words() -> None:
     with pytest.raises(RuntimeError, match="script did not start\nno such directive in line 7"):
         server.__enter__()
     assert not server.directory.exists()
+
+
+def test_a_held_port_is_given_to_nobody_but_a_server() -> None:
+    """Before a server listens on it: connections are refused, and whoever picks a port picks another."""
+    with held_port() as holder, socket.socket() as other, socket.socket() as server:
+        address = holder.getsockname()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+        with pytest.raises(OSError, match="in use"):
+            other.bind(address)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(address)
+        server.listen()
+        socket.create_connection(address).close()

@@ -30,7 +30,7 @@ def of(content: bytes) -> str:
 def test_objects_have_the_etags_of_their_bytes(origin: SinkOrigin) -> None:
     """Whether the sender tells the MD5, and the bytes never leave the kernel, or not."""
     told = {"content-md5": base64.b64encode(bytes.fromhex(of(CONTENT))).decode()}
-    with httpx.Client(base_url=origin.url, trust_env=False) as client:
+    with httpx.Client(base_url=origin.url, trust_env=False, timeout=60) as client:
         for name, headers in (("a", {}), ("b", told)):
             assert client.head(f"/load/{name}").status_code == 404
             assert client.put(f"/load/{name}", content=CONTENT, headers=headers).headers["etag"] == f'"{of(CONTENT)}"'
@@ -47,7 +47,7 @@ def test_uploads_in_parts_have_theirs(origin: SinkOrigin, tells_md5: bool) -> No
     saver = Saver(origin.address, Part.of(CONTENT), tells_md5=tells_md5)
     saver.save("model", 3)
     etag = f'"{of(3 * bytes.fromhex(of(CONTENT)))}-3"'
-    assert httpx.head(f"{origin.url}/load/model", trust_env=False).headers["etag"] == etag
+    assert httpx.head(f"{origin.url}/load/model", trust_env=False, timeout=60).headers["etag"] == etag
     with pytest.raises(RuntimeError, match="NoSuchUpload"):
         saver.complete()
     saver.close()

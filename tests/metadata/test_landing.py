@@ -54,7 +54,7 @@ def test_who_comes_alone_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first is written at once; what comes behind it in a moment, in one transaction."""
 
     async def scenario() -> None:
-        monkeypatch.setattr(landing, "GATHERING_SECONDS", 0.05)
+        monkeypatch.setattr(landing, "GATHERING_SECONDS", 0.5)
         one, store, _ = new()
         one.add(fill(0))
         while not store.batches:  # noqa: ASYNC110 - a thread brings it about

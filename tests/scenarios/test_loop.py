@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Iterator
 
@@ -13,20 +12,19 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from gateway.demo.shaping import Shape, ShapingRelay
+from loadtests.harness.server_process import held_port
 from tests.support.gateway_process import ORIGIN_KEYS, GatewayProcess
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+@pytest.fixture
+def own_port() -> Iterator[int]:
+    with held_port() as holder:
+        yield holder.getsockname()[1]
 
 
 @pytest.fixture
-def round_trip() -> Iterator[GatewayProcess]:
+def round_trip(own_port: int) -> Iterator[GatewayProcess]:
     """A gateway whose origin is a relay to itself."""
-    own_port = free_port()
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.gateway_process import GatewayProcess
+from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
 CHANGES = 60
@@ -29,7 +29,8 @@ class Story:
     def change(self) -> None:
         try:
             for number in range(1, CHANGES + 1):
-                assert httpx.put(self.url, content=b"<Number>%d</Number>" % number).status_code == 200
+                tags = b"<Number>%d</Number>" % number
+                assert httpx.put(self.url, content=tags, timeout=ANSWER_SECONDS_MAX).status_code == 200
                 self.acknowledged = number
         finally:
             self.over.set()
@@ -40,7 +41,7 @@ class Story:
 
     def read_once(self) -> None:
         oldest_allowed = self.acknowledged
-        answer = httpx.get(self.url)
+        answer = httpx.get(self.url, timeout=ANSWER_SECONDS_MAX)
         found = re.fullmatch(r"<Number>(\d+)</Number>", answer.text)
         if not (found and int(found[1]) >= oldest_allowed) and (oldest_allowed or answer.status_code != 404):
             self.wrong.append(f"{oldest_allowed} was acknowledged, then {answer.status_code} {answer.text}")
@@ -69,12 +70,12 @@ def test_no_worker_tells_what_was_before_an_own_change(tmp_path: Path) -> None:
                 thread.start()
             for thread in threads:
                 thread.join()
-            for _ in range(10):
+            hits_in_turn = 0
+            while hits_in_turn < 10:  # a slow disk is a miss; the test's own time limit is the deadline
+                asked, hits = len(origin.model.calls), story.hits
                 story.read_once()
-            asked = len(origin.model.calls)
-            for _ in range(10):
-                story.read_once()
-            assert len(origin.model.calls) == asked
+                hits_in_turn = hits_in_turn + 1 if story.hits > hits else 0
+                assert story.hits == hits or len(origin.model.calls) == asked
     assert story.wrong == []
     assert story.acknowledged == CHANGES
     assert story.hits >= 10

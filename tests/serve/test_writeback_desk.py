@@ -16,7 +16,8 @@ from botocore.config import Config
 from typer.testing import CliRunner, Result
 
 from gateway import cli
-from tests.support.gateway_process import GatewayProcess
+from tests.serve.test_writeback import eventually
+from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
 
@@ -95,13 +96,14 @@ def test_what_is_acknowledged_is_shown_and_flushed_on_demand(origin: StrictOrigi
         assert one.listed("s3://bucket/back/b")[0]["key"] == "back/b"
         late = one.run("flush", "s3://bucket/back/", "--wait", "--timeout", "1s", "--json")
         assert (late.exit_code, orjson.loads(late.stdout)["objects"]) == (1, 2)
+        eventually(lambda: len(one.listed("--problems")) == 2)
         begun = one.run("flush", "s3://bucket/back/")
         assert (begun.exit_code, begun.stdout) == (0, "2 objects, 2.9 KiB, are on the way to the origin\n")
         assert "s3://bucket/back/a: failing, " in begun.stderr
         [problem, _] = one.listed("--problems")
         assert problem["failures"] > 0
         assert problem["reason"]
-        with httpx.Client(trust_env=False) as client:
+        with httpx.Client(trust_env=False, timeout=ANSWER_SECONDS_MAX) as client:
             status = client.get(f"{one.gateway.admin_url}/api/v1/status").json()
             assert "2 failing" in client.get(one.gateway.admin_url).text
             assert client.get(f"{one.gateway.admin_url}/readyz").status_code == 200

@@ -147,6 +147,12 @@ class Buffer:
             await asyncio.sleep(0.0005)
         raise AssertionError("it never came to it")
 
+    async def at_once(self, reached: Callable[[], bool]) -> None:
+        """Wait until it is so while time stands still, however long the disk takes."""
+        async with asyncio.timeout(60):
+            while not reached():  # noqa: ASYNC110 - what is waited for has no event
+                await asyncio.sleep(0.0005)
+
     async def flushed(self) -> None:
         await self.until(lambda: not self.left() and not list(self.staging.names()))
 

@@ -13,20 +13,25 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
+from tests.support.processes import is_over, kill_if_there
+
 _READY = re.compile(r"forebay: S3 on (\S+), admin on (\S+)\n")
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _START_SECONDS = 60.0
 _STOP_SECONDS = 60.0
-_GONE_SECONDS = 10.0
+_GONE_SECONDS = 60.0
 _POLL_SECONDS = 0.02
 _LOG_SHOWN_CHARACTERS = 50_000
+
+ANSWER_SECONDS_MAX = 60.0
+"""For what is answered at once, on a machine that does much else, by a process that may have to start before."""
 
 ORIGIN_KEYS = ("origin-key", "origin-secret-0123456789")
 """The key pair that the gateway signs with unless told otherwise; with no [[credentials]], callers sign with it too."""
@@ -80,6 +85,9 @@ class GatewayProcess:
         self._mark = f"GATEWAY_PROCESS_TEST={uuid.uuid4().hex}"
         self._environment = _clean_environment() | dict(environment or {}) | dict([self._mark.split("=")])
         self._process: subprocess.Popen[str] | None = None
+        self._orphans: set[int] = set()
+        """Of a supervisor that is killed: nobody waits for them. One that ends lets go of its environment, by which it
+        would be found, before it lets go of its files, locks and mounts."""
         self.s3_url = ""
         self.admin_url = ""
 
@@ -154,7 +162,7 @@ class GatewayProcess:
 
     def status(self) -> dict[str, Any]:
         """The document of /api/v1/status."""
-        with httpx.Client(trust_env=False, timeout=10) as client:
+        with httpx.Client(trust_env=False, timeout=ANSWER_SECONDS_MAX) as client:
             answer = client.get(f"{self.admin_url}/api/v1/status")
         answer.raise_for_status()
         document: dict[str, Any] = answer.json()
@@ -176,9 +184,10 @@ class GatewayProcess:
         """Wait until worker `number` is ready as another process than `other_than`; returns its process id."""
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
-            one = self.status()["gateway"]["processes"][number]
-            if one["ready"] and one["process_id"] != other_than:
-                return int(one["process_id"])
+            with suppress(httpx.TransportError):  # the process that was killed may be the one that was asked
+                one = self.status()["gateway"]["processes"][number]
+                if one["ready"] and one["process_id"] != other_than:
+                    return int(one["process_id"])
             time.sleep(_POLL_SECONDS)
         raise AssertionError(f"worker {number} did not come back\n{self.log}")
 
@@ -190,6 +199,8 @@ class GatewayProcess:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the supervisor, and do not wait."""
         assert self._process is not None, "not started"
+        if number == signal.SIGKILL:
+            self._orphans |= set(_marked(self._mark))
         self._process.send_signal(number)
 
     def wait(self, timeout_seconds: float = _STOP_SECONDS) -> int:
@@ -208,12 +219,13 @@ class GatewayProcess:
 
     def _assert_nothing_left(self) -> None:
         deadline = time.monotonic() + _GONE_SECONDS
-        while left := _marked(self._mark):
+        while left := [pid for pid in {*self._orphans, *_marked(self._mark)} if not is_over(pid)]:
             if time.monotonic() > deadline:
                 for pid in left:
-                    os.kill(pid, signal.SIGKILL)
+                    kill_if_there(pid)
                 raise AssertionError(f"processes {left} outlived the gateway\n{self.log}")
             time.sleep(_POLL_SECONDS)
+        self._orphans.clear()
 
     def _clean_up(self) -> None:
         try:

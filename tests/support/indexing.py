@@ -77,7 +77,7 @@ class IndexBench:
     async def until(self, holds: object) -> None:
         """Wait for what the indexes are about to bring about; the clock moves on while they sleep."""
         assert callable(holds)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not holds():
                 await asyncio.sleep(0.002)
                 self.clock.advance(0.5)

@@ -27,7 +27,7 @@ from gateway.edge.server.write_watch import WriteWatch
 from gateway.errors import S3Error
 from gateway.s3.error_codes import s3_error
 
-_FIRST_BYTE_SECONDS = 1.0
+FIRST_BYTE_SECONDS = 1.0
 """While the server drains: how long a connection that has just been opened may take for its first byte."""
 
 _logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class S3Connection(HttpToolsProtocol):
         elif self._received:
             return
         elif self._fresh or self._input_waits():
-            self._deadline = self._now() + _FIRST_BYTE_SECONDS
+            self._deadline = self._now() + FIRST_BYTE_SECONDS
         else:
             self.transport.close()
 

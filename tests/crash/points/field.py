@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loadtests.harness.server_process import held_port
 from tests.crash.points.client import BUCKET, PATIENCE_SECONDS, Client, Interrupted, SentAway
 from tests.crash.points.ledger import Difference, Ledger
 from tests.crash.points.scenarios import SCENARIOS, Run, Scenario
 from tests.support.gateway_process import GatewayProcess
 from tests.support.kill_points import Fired, KillPoints
+from tests.support.processes import children_of, is_over, kill_if_there
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
 WORKERS = 2
@@ -68,10 +69,11 @@ class Field:
     @contextmanager
     def opened(cls, scratch: Path, directory: Path, seed: int) -> Iterator[Field]:
         """With a bucket of which the gateway knows that it can be written back."""
-        with StrictOrigin() as origin, KillPoints.made(scratch, directory) as points:
+        with held_port() as holder, StrictOrigin() as origin, KillPoints.made(scratch, directory) as points:
             origin.model.create_bucket(BUCKET)
+            port = holder.getsockname()[1]
             with (
-                GatewayProcess(_config(origin), directory=directory, environment=points.environment) as gateway,
+                GatewayProcess(_config(origin, port), directory=directory, environment=points.environment) as gateway,
                 gateway.explaining(),
             ):
                 field = cls(gateway, origin, points, seed)
@@ -140,16 +142,16 @@ class Field:
         return [f"{slot}/{self._looks:03}/" for slot in SLOTS]
 
     def kill_all(self) -> None:
-        """All processes of the gateway."""
-        for pid in [self.gateway.pid, *children_of(self.gateway.pid)]:
-            os.kill(pid, signal.SIGKILL)
-            self._killed.append(pid)
+        """All processes of the gateway; children that notice the end of the first one may be gone by themselves."""
+        self._killed = [self.gateway.pid, *children_of(self.gateway.pid)]
+        for pid in self._killed:
+            kill_if_there(pid)
 
     def fall(self) -> None:
         """Kill all processes; return when they have let go of their files."""
         if not self._killed:
             self.kill_all()
-        while not all(map(_is_over, self._killed)):
+        while not all(map(is_over, self._killed)):
             time.sleep(_LOOK_SECONDS)
         self._killed.clear()
         self._is_down = True
@@ -276,11 +278,8 @@ def _difference(found: dict[str, Any], expected: dict[str, Any]) -> str:
     return "; ".join(f"{key}: {str(found.get(key))[:80]}, not {str(expected.get(key))[:80]}" for key in keys[:5])
 
 
-def _config(origin: StrictOrigin) -> dict[str, Any]:
+def _config(origin: StrictOrigin, port: int) -> dict[str, Any]:
     """The port stays the same over restarts, as it does for those who use the gateway."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     return {
         "server": {"port": port, "workers": WORKERS, "allow_unsigned": True},
         "origin": {
@@ -294,19 +293,3 @@ def _config(origin: StrictOrigin) -> dict[str, Any]:
             for slot, settings in SLOTS.items()
         ],
     }
-
-
-def _is_over(pid: int) -> bool:
-    """Whether a process is gone, or a zombie, with all of its threads: any of them holds its files."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        return state == "Z" and len(os.listdir(f"/proc/{pid}/task")) == 1
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
-def children_of(pid: int) -> list[int]:
-    """Process ids of the supervisor's children, as they are right now."""
-    with suppress(FileNotFoundError, ProcessLookupError):
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []

@@ -190,7 +190,7 @@ def test_an_upload_that_gets_nowhere_keeps_no_other_of_its_slot_waiting(tmp_path
             await uploads["a"].store(number, b"x")
         await uploads["b"].store(1, b"y")
         buffer.start_early()
-        await buffer.until(lambda: uploads["b"].sent() == {1})
+        await buffer.at_once(lambda: uploads["b"].sent() == {1})
         tried = buffer.origin.count(Operation.UPLOAD_PART)
         assert tried <= PARTS_PER_SLOT + 1
         await buffer.until(lambda: buffer.origin.count(Operation.UPLOAD_PART) > tried)

@@ -1,0 +1,26 @@
+"""What holds for all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+from gateway.metadata import small_answers
+
+settings.register_profile("forebay", deadline=None, print_blob=True)
+settings.load_profile("forebay")
+"""A generated case may take as long as it takes: a machine that stands still for 200 ms is no failure of it. A failure
+prints what repeats it."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_with_the_disk() -> Iterator[None]:
+    """A question waits for the disk longer than a client should wait: others may be writing to the same one.
+
+    Tests of a disk that is too slow say how slow that is.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(small_answers, "RECALL_SECONDS_MAX", 60.0)
+        yield
