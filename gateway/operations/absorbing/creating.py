@@ -18,6 +18,7 @@ from gateway.operations.absorbing.admission import leaves_to_the_origin
 from gateway.operations.absorbing.base import base_asked
 from gateway.operations.absorbing.eligible import (
     check_metadata,
+    created_headers,
     makes_md5_etags,
     may_begin_without_origin,
     names_encryption,
@@ -131,7 +132,7 @@ async def _ask(exchange: Exchange) -> _Answer:
 
 
 def _upload(exchange: Exchange, base: Base, origin_upload_id: str | None) -> Upload:
-    fixed = Fixed(exchange.object_key, towards_origin(exchange.request.headers), exchange.slot.name)
+    fixed = Fixed(exchange.object_key, created_headers(towards_origin(exchange.request.headers)), exchange.slot.name)
     return Upload(secrets.token_urlsafe(32), fixed, base, exchange.services.clock.now(), origin_upload_id)
 
 

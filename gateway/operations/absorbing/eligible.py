@@ -107,6 +107,14 @@ def fixed_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if _is_stored(name)}
 
 
+def created_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """What a CreateMultipartUpload says of the object and of its parts: sent with it where the origin is asked later.
+
+    Nothing of what it says of its sender is kept.
+    """
+    return {name: value for name, value in headers.items() if name in _STORED or _is_about_the_upload(name)}
+
+
 def check_metadata(headers: Mapping[str, str]) -> None:
     """S3Error MetadataTooLarge as S3 says it."""
     size_bytes = sum(
@@ -118,6 +126,10 @@ def check_metadata(headers: Mapping[str, str]) -> None:
 
 def _is_stored(name: str) -> bool:
     return name in _STORED or name.startswith(_METADATA) or name == "x-amz-storage-class"
+
+
+def _is_about_the_upload(name: str) -> bool:
+    return name.startswith("x-amz-") and name not in _OF_THE_REQUEST
 
 
 def _may_be_replayed(name: str, value: str) -> bool:

@@ -206,3 +206,26 @@ def test_what_an_upload_says_of_its_own_encryption_tells_nothing_of_its_bucket(
         assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == before
 
     with_client(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_what_a_create_says_of_its_sender_is_not_kept(tmp_path: Path, is_away: bool) -> None:
+    """Neither in the journal nor in an export, and the origin hears of nobody's client or session when it is asked."""
+    kept = {"content-type": "x/y", "x-amz-meta-a": "b", "x-amz-acl": "private", "x-amz-checksum-algorithm": "CRC32"}
+    sender = {
+        "user-agent": "Boto3/1",
+        "accept-encoding": "identity",
+        "amz-sdk-invocation-id": "1",
+        "x-amz-user-agent": "aws-sdk-js/3",
+    }
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        if is_away:
+            client.origin.inject(on(CREATE), Unreachable())
+        upload_id = await client.create("back/m", {**kept, **sender})
+        upload = client.buffer.look(lambda book: book.upload(upload_id))
+        assert upload is not None
+        assert upload.fixed.headers == kept
+
+    with_client(tmp_path, scenario)
