@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -35,6 +35,7 @@ from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import Ended, OwnDoing, Part, PendingObject
 from gateway.writeback.opening import ARRIVING, prepare
 from gateway.writeback.reading import PendingReader
+from gateway.writeback.recent_parts import RecentParts
 from gateway.writeback.threads import BufferThreads
 
 THREADS = 8
@@ -53,6 +54,7 @@ class WritebackBuffer:
         self._reservations = files.reservations
         self._ballast = files.ballast
         self._reader = PendingReader(self.staging, threads)
+        self._recent_parts = RecentParts()
 
     @classmethod
     async def open(
@@ -96,11 +98,18 @@ class WritebackBuffer:
     def pending(self, key: ObjectKey) -> PendingObject | None:
         """The object or tombstone that was acknowledged last under a key and has not reached the origin.
 
-        Next to nothing for a key under which nothing is; else some microseconds. Event loop only, as `look`.
+        Next to nothing for a key under which nothing is; else some microseconds, but for the first look at an object of
+        many parts. What the origin has of these may have changed since. Event loop only, as `look`.
         """
         if not self.journal.may_be_pending(key):
             return None
-        return self.journal.read(lambda book: book.latest(key))
+        return self.journal.read(lambda book: self._latest(book, key))
+
+    def _latest(self, book: Book, key: ObjectKey) -> PendingObject | None:
+        found = book.latest_alone(key)
+        if found is None:
+            return None
+        return replace(found, parts=self._recent_parts.of(found.sequence, lambda: book.pieces(found.sequence)))
 
     def look(self, at: Callable[[Book], R]) -> R:
         """What a look at the journal as it is now finds."""

@@ -73,6 +73,8 @@ def part_range(pending: PendingObject, number: int) -> ByteRange | None:
 def _spans(parts: Sequence[Part], byte_range: ByteRange) -> Iterator[_Span]:
     start = 0
     for part in parts:
+        if start >= byte_range.stop:
+            return
         stop = start + part.file.size_bytes
         first, last = max(start, byte_range.first), min(stop, byte_range.stop)
         if first < last:

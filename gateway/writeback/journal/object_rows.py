@@ -36,12 +36,21 @@ class ObjectRows(OriginRows):
 
     def latest(self, key: ObjectKey) -> PendingObject | None:
         """What is pending under a key: the object or tombstone that was acknowledged last."""
+        found = self.latest_alone(key)
+        return self._with_parts(found) if found is not None else None
+
+    def latest_alone(self, key: ObjectKey) -> PendingObject | None:
+        """The same without its parts."""
         row = self._row(
             "SELECT sequence, record FROM objects WHERE bucket = ? AND key = ? ORDER BY sequence DESC LIMIT 1",
             key.bucket,
             encoded(key),
         )
-        return self._with_parts(codec.unpack_object(row[0], row[1])) if row else None
+        return codec.unpack_object(row[0], row[1]) if row else None
+
+    def pieces(self, sequence: int) -> Sequence[Part]:
+        """The parts of a pending object."""
+        return tuple(self._parts_of("pieces", "sequence", sequence, 0))
 
     def object(self, sequence: int) -> PendingObject | None:
         row = self._row("SELECT record FROM objects WHERE sequence = ?", sequence)
@@ -259,4 +268,4 @@ class ObjectRows(OriginRows):
         return [codec.unpack_object(sequence, record) for sequence, record in found.fetchall()]
 
     def _with_parts(self, pending: PendingObject) -> PendingObject:
-        return replace(pending, parts=tuple(self._parts_of("pieces", "sequence", pending.sequence, 0)))
+        return replace(pending, parts=self.pieces(pending.sequence))
