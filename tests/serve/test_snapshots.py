@@ -105,7 +105,7 @@ def test_a_run_can_be_repeated(tmp_path: Path, origin: StrictOrigin) -> None:
 def test_the_command_does_what_it_says(tmp_path: Path, origin: StrictOrigin) -> None:
     """Text for people, JSON for programs, exit codes for both."""
     with GatewayProcess(config_of(origin), directory=tmp_path / "cache") as gateway:
-        assert "1200 objects" in snapshot(gateway, "create", "v1", PREFIX).stdout
+        assert "1,200 objects" in snapshot(gateway, "create", "v1", PREFIX).stdout
         assert "already" in snapshot(gateway, "create", "v1", PREFIX, code=1).stderr
         assert "no name" in snapshot(gateway, "create", "v 1", PREFIX, code=1).stderr
         assert orjson.loads(snapshot(gateway, "create", "v2", PREFIX, "--no-wait", "--json").stdout)["id"]
