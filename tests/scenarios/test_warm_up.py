@@ -126,6 +126,7 @@ def _background(gateway: GatewayProcess, *, may_be_down: bool = False) -> int:
     return next(one["process_id"] or 0 for one in processes if one["name"] == "background")
 
 
+@pytest.mark.slow
 def test_5_5_a_pinned_prefix_stays_through_a_restart() -> None:
     """`forebay pin --wait` brings it, `forebay status` lists it, nothing pushes it out, `unpin` ends it."""
     with StrictOrigin() as origin, tempfile.TemporaryDirectory() as directory:

@@ -76,6 +76,7 @@ def refusal(s3: Any, key: str) -> str:
     return str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_run_can_be_repeated(tmp_path: Path, origin: StrictOrigin) -> None:
     """What was frozen is listed and read by every worker, whatever becomes of bucket, gateway and catalog."""
     directory = tmp_path / "cache"

@@ -119,6 +119,7 @@ def test_other_headers_make_another_fill(workers: Workers) -> None:
     assert "403" in first.answer()
 
 
+@pytest.mark.slow
 def test_fills_that_change_places_are_not_followed(workers: Workers) -> None:
     """Two partial files swap their names: each is whole, and says itself that it is another block's."""
     workers.origin.bytes_per_second = SLOW / 3

@@ -87,7 +87,7 @@ class Team:
         return [process.stdout.readline().strip() for process in self._processes if process.stdout is not None]
 
 
-@pytest.mark.parametrize("packed_bytes_max", [0, SMALL])
+@pytest.mark.parametrize("packed_bytes_max", [0, pytest.param(SMALL, marks=pytest.mark.slow)])
 def test_epochs_that_fit_by_half_hit_by_half_whoever_reads(tmp_path: Path, packed_bytes_max: int) -> None:
     """Two processes, one index: from the second epoch on, and by the third for another data set; a restart between."""
     count = 256

@@ -104,6 +104,7 @@ def test_or_are_slowed_down(disk: Path) -> None:
     with_client(disk, scenario, slots(buffer_full="slow-down"))
 
 
+@pytest.mark.slow
 def test_the_cache_leaves_the_buffer_its_room(disk: Path) -> None:
     """Whatever is read: the whole buffer can be written afterwards, without the cache having to yield."""
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -156,13 +157,14 @@ def test_the_origin_is_given_time(tmp_path: Path) -> None:
 
     async def scenario(node: Node) -> None:
         await node.ask()
-        running = asyncio.create_task(node.finding.run())
+        times = []
         while node.is_asked:
-            await node.clock.advance(1.0)
-            await asyncio.sleep(0.001)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        assert 8 <= node.asked_of_origin() <= 12
+            before = node.asked_of_origin()
+            await node.look(1.0)
+            times += [node.clock.now()] * (node.asked_of_origin() - before)
+        waits = [after - before for before, after in pairwise(times)]
+        assert waits == sorted(waits)
+        assert 8 <= len(times) <= 12
         assert node.is_open
         assert len(node.parts) == len(list(node.staging.names()))
 
