@@ -26,17 +26,19 @@ def recover_buffer(settings: Settings) -> str | None:
     if not wanted and not directory.exists():
         return None
     try:
-        _recover(directory, wanted=wanted)
+        _recover(directory, settings.origin.endpoint_url, wanted=wanted)
     except BufferUnavailable as error:
         report_closed(settings.cache.directory, str(error))
         return str(error)
     return None
 
 
-def _recover(directory: Path, *, wanted: bool) -> None:
+def _recover(directory: Path, endpoint_url: str, *, wanted: bool) -> None:
     from gateway.writeback.opening import recover  # the supervisor stays small where there is no buffer
+    from gateway.writeback.origin_name import keep_to_origin
 
     found = recover(directory, time.time())
+    keep_to_origin(directory, endpoint_url, found)
     if found.pending or found.uploads or found.orphans:
         _log.info(
             "the write-back buffer holds what the origin does not have yet",

@@ -151,3 +151,25 @@ def test_a_buffer_of_another_version_ends_the_start_and_stays(origin: StrictOrig
         assert "is untouched" in gateway.log
         assert format_file.read_bytes() == b"forebay writeback 2\n"
         assert gateway.wait() == 1
+
+
+@pytest.mark.slow
+def test_a_buffer_of_another_origin_ends_the_start_and_stays(origin: StrictOrigin, tmp_path: Path) -> None:
+    """Until what was acknowledged for the first is there; then the second is served."""
+    with StrictOrigin() as other:
+        other.model.create_bucket("bucket")
+        with gateway_of(origin, tmp_path / "cache") as gateway:
+            Client(gateway).put("first", b"x")
+            origin.stop()
+            Client(gateway).put("second", b"y")
+            gateway.terminate()
+        elsewhere = gateway_of(other, tmp_path / "cache")
+        with pytest.raises(AssertionError, match=r"for 'http.* and is not there yet"), elsewhere:
+            pass
+        assert at_origin(other, "second") is None
+        origin.start()
+        with gateway_of(origin, tmp_path / "cache"):
+            eventually(lambda: at_origin(origin, "second") is not None)
+        with gateway_of(other, tmp_path / "cache") as gateway:
+            Client(gateway).put("third", b"z")
+            eventually(lambda: at_origin(other, "third") is not None)
