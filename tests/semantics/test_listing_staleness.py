@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.edge.asgi import S3App
@@ -182,8 +182,19 @@ def listed(root: Any) -> Iterator[tuple[str, int]]:
         yield node.findtext("Key"), int(node.findtext("Size"))
 
 
+LATE_TRUTH = [
+    ("outlived", "PUT", "a", 1.0),
+    ("own", "PUT", "d/e/1"),
+    ("list late", 0, "", 1),
+    ("outlived", "PUT", "d/e/1", 21.0),
+    ("list", 0, "", 1),
+]
+"""What a worker asked about a key that was written comes when the key has been listed anew."""
+
+
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(STEPS)
+@example(LATE_TRUTH)
 def test_3_9_no_listing_is_older_than_the_slot_allows(steps: list[Any]) -> None:
     """2.1, 2.3, 3.9 Own writes at once, others' within metadata_ttl, by whichever worker, however late pages come."""
 

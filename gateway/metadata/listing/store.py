@@ -141,7 +141,7 @@ class ListingStore:
         return list(left), changed
 
     def put_truths(self, batches: Sequence[Batch], seconds: float) -> None:
-        """Keep what the origin has said of single keys that were written, where their range is known.
+        """Keep what the origin has said of single keys that were written, where their range is known, and not since.
 
         A batch is of one key, and has one entry or none. Blocks; raises lmdb.Error.
         """
@@ -152,7 +152,8 @@ class ListingStore:
                 if number is None:
                     continue
                 view = View(transaction, self._entries, self._ranges, number)
-                if any(True for _ in touching(view, batch.start, batch.stop, overlapping=True)):
+                around = list(touching(view, batch.start, batch.stop, overlapping=True))
+                if around and not is_known_better(around, batch.start, batch.stop, batch.asked.learned):
                     self._land_entries(transaction, view, number, batch, seconds)
         for batch in kept:
             self._marks.settle(batch.bucket, batch.start, batch.stop, batch.asked.number, seconds)

@@ -182,6 +182,26 @@ def test_a_written_key_does_not_count_until_its_truth_is_told(tmp_path: Path) ->
     play(tmp_path / "c", scenario)
 
 
+def test_a_truth_that_comes_late_says_nothing_of_what_is_known_since(tmp_path: Path) -> None:
+    """Its key was listed after the truth was asked for: it would count for as fresh as that listing."""
+
+    async def scenario(one: Bench) -> None:
+        await one.learn(entry(b"a", 1))
+        await one.index.begin_write("b", ["a"])
+        await one.index.end_write("b", ["a"])
+        asked = one.index.asked("b")
+        await one.clock.advance(1.0)
+        await one.learn(entry(b"a", 3))
+        one.index.learn_truth("b", b"a", Truth(entry(b"a", 2)), asked)
+        one.index.learn_truth("b", b"a", Truth(None), asked)
+        await one.index.settle()
+        found = one.find()
+        assert isinstance(found, Found)
+        assert found.page.keys == [(b"a", pack(entry(b"a", 3), 0))]
+
+    play(tmp_path / "c", scenario)
+
+
 @pytest.mark.parametrize("moment", ["before", "during", "between two", "after"])
 def test_only_what_was_asked_after_a_write_settles_it(tmp_path: Path, moment: str) -> None:
     """Page or truth, of before or during the write: both leave the mark, and the index as it is."""
