@@ -33,6 +33,7 @@ def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     """Again and again on one buffer, with several workers at once."""
     print(f"FOREBAY_KILL_SEED={SEED}")
     dice, expected = random.Random(SEED), [Expected() for _ in range(WORKERS)]
+    recover(tmp_path, now=2.0)  # as the supervisor does before there are workers
     for _ in range(KILLS):
         hearings = list(map(Hearing, start_writers(tmp_path, dice, WORKERS), expected))
         for hearing in hearings:

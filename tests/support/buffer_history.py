@@ -116,7 +116,7 @@ class Hearing:
 def start_writers(
     directory: Path, dice: random.Random, count: int, *options: str, environment: Mapping[str, str] | None = None
 ) -> list[subprocess.Popen[bytes]]:
-    """So many writers at once, each with keys of its own."""
+    """So many writers at once, each with keys of its own. Several of them need a buffer that is there (`recover`)."""
     return [
         subprocess.Popen(
             [
@@ -129,7 +129,6 @@ def start_writers(
                 *options,
             ],
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
             cwd=_ROOT,
             env=environment,
         )
