@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +105,17 @@ def test_5_3_a_cold_object_crosses_once_for_all_clients(running: tuple[GatewayPr
     print(f"the origin sent {OBJECT_SIZE_BYTES} bytes in {len(asked)} answers for {CLIENTS} clients")
 
 
-def leading_worker(gateway: GatewayProcess) -> int:
-    """A worker that fills a block right now, and has written some of it."""
-    while not (led := [path for path in gateway.directory.rglob("partial/w*/*") if _size_bytes(path) > BEGUN_BYTES]):
+def kill_leading_worker(gateway: GatewayProcess) -> None:
+    """Kill a worker that fills a block right now, has written some of it, and has a second's work to do at least."""
+    while True:
+        pids = gateway.worker_pids()
+        for path in gateway.directory.rglob("partial/w*/*"):
+            pid = pids[int(path.parent.name.removeprefix("w"))]
+            if pid is not None and BEGUN_BYTES < _size_bytes(path) < BLOCK_SIZE_BYTES // 2:
+                with suppress(ProcessLookupError):  # it was killed before, and nobody has noticed yet
+                    os.kill(pid, signal.SIGKILL)
+                    return
         threading.Event().wait(0.01)
-    return int(led[0].parent.name.removeprefix("w"))
 
 
 def _size_bytes(path: Path) -> int:
@@ -126,7 +135,7 @@ def test_5_3_killed_workers_cost_the_others_of_a_crowd_nothing(running: tuple[Ga
         waiting = crowd(gateway, pool)
         for _ in range(kills):
             threading.Event().wait(rng.uniform(0.8, 1.4))
-            gateway.kill_worker(leading_worker(gateway))
+            kill_leading_worker(gateway)
         answers = [one.result() for one in waiting]
     assert "wrong" not in answers
     assert 0 < answers.count("right") < CLIENTS
