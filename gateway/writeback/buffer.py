@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -106,10 +106,7 @@ class WritebackBuffer:
         return self.journal.read(lambda book: self._latest(book, key))
 
     def _latest(self, book: Book, key: ObjectKey) -> PendingObject | None:
-        found = book.latest_alone(key)
-        if found is None:
-            return None
-        return replace(found, parts=self._recent_parts.of(found.sequence, lambda: book.pieces(found.sequence)))
+        return book.latest(key, lambda sequence: self._recent_parts.of(sequence, lambda: book.pieces(sequence)))
 
     def look(self, at: Callable[[Book], R]) -> R:
         """What a look at the journal as it is now finds."""

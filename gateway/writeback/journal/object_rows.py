@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -34,19 +34,20 @@ class ObjectRows(OriginRows):
 
     # What is pending.
 
-    def latest(self, key: ObjectKey) -> PendingObject | None:
-        """What is pending under a key: the object or tombstone that was acknowledged last."""
-        found = self.latest_alone(key)
-        return self._with_parts(found) if found is not None else None
+    def latest(self, key: ObjectKey, parts_of: Callable[[int], Sequence[Part]] | None = None) -> PendingObject | None:
+        """What is pending under a key: the object or tombstone that was acknowledged last.
 
-    def latest_alone(self, key: ObjectKey) -> PendingObject | None:
-        """The same without its parts."""
+        Its parts are looked up by its sequence, unless `parts_of` gives them.
+        """
         row = self._row(
             "SELECT sequence, record FROM objects WHERE bucket = ? AND key = ? ORDER BY sequence DESC LIMIT 1",
             key.bucket,
             encoded(key),
         )
-        return codec.unpack_object(row[0], row[1]) if row else None
+        if row is None:
+            return None
+        found = codec.unpack_object(row[0], row[1])
+        return replace(found, parts=(parts_of or self.pieces)(found.sequence))
 
     def pieces(self, sequence: int) -> Sequence[Part]:
         """The parts of a pending object."""
