@@ -158,7 +158,7 @@ class Client:
             await eventually(lambda: not self.buffer.look(_startable))
 
     def _is_empty(self) -> bool:
-        left = self.buffer.look(lambda book: (*book.counts(), len(book.orphans(1))))
+        left = self.buffer.look(lambda book: (*book.counts(), len(book.orphan_ids(1))))
         return left == (0, 0, 0) and not list(self.buffer.staging.names())
 
 

@@ -53,11 +53,6 @@ class IntentRows(UsageRows):
         )
         return [token for (token,) in found]
 
-    def suspects(self, after: str, count_max: int) -> Sequence[Intent]:
-        """They themselves."""
-        found = [self.intent(token) for token in self.suspected(after, count_max)]
-        return [one for one in found if one is not None]
-
     def intent(self, token: str) -> Intent | None:
         row = self._row("SELECT record FROM intents WHERE token = ?", token)
         return codec.unpack_intent(token, row[0]) if row else None

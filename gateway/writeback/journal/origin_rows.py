@@ -58,13 +58,8 @@ class OriginRows(CompletingRows):
 
     # Uploads that nothing will complete.
 
-    def orphans(self, count_max: int, after: str = "") -> Sequence[Orphan]:
-        """Uploads to be aborted at the origin, behind the id of one."""
-        found = [self.orphan_of(one) for one in self.orphan_ids(count_max, after)]
-        return [one for one in found if one is not None]
-
     def orphan_ids(self, count_max: int, after: str = "") -> Sequence[str]:
-        """Their ids at the origin, as far as that goes."""
+        """Uploads to be aborted at the origin: their ids there, in order, behind one."""
         found = self._rows.execute(
             "SELECT origin_upload_id FROM orphans WHERE origin_upload_id > ? ORDER BY origin_upload_id LIMIT ?",
             (after, count_max),

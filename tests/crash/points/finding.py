@@ -40,9 +40,11 @@ async def _find(field: Field) -> None:
         journal.recover(SystemClock().now())
         requests = FlushRequests(cast(Origin, field.origin.model), Staging(directory, 0), threads)
         await LostUploads(journal, requests, _LaterClock()).look()
-        for orphan in journal.read(lambda book: book.orphans(1000)):
+        for origin_upload_id in journal.read(lambda book: book.orphan_ids(1000)):
+            orphan = journal.read(lambda book: book.orphan_of(origin_upload_id))  # noqa: B023
+            assert orphan is not None
             assert await requests.abort(orphan.key, orphan.origin_upload_id)
-        if journal.read(lambda book: book.suspects("", 1)):
+        if journal.read(lambda book: book.suspected("", 1)):
             raise Difference("what was asked for at the origin is still to be found out")
     finally:
         threads.shut_down()

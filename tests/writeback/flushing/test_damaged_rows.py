@@ -79,7 +79,7 @@ def test_an_intent_that_cannot_be_read_keeps_no_other_from_being_found_out(tmp_p
             await buffer.clock.advance(PAUSE_SECONDS)
             await finding.look()
         assert [one["log_level"] for one in logs] == ["error"]
-        assert [one.origin_upload_id for one in buffer.journal.read(lambda book: book.orphans(9))] == [upload_id]
+        assert list(buffer.journal.read(lambda book: book.orphan_ids(9))) == [upload_id]
         assert buffer.journal.read(lambda book: book.suspected("", 9)) == ["1", "3"]
 
     with_buffer(tmp_path, scenario)

@@ -52,7 +52,7 @@ class Node(Buffer):
         return self.journal.read(lambda book: len(book.intents(AT)))
 
     def orphans(self) -> set[str]:
-        return {one.origin_upload_id for one in self.journal.read(lambda book: book.orphans(100))}
+        return set(self.journal.read(lambda book: book.orphan_ids(100)))
 
     async def look(self, after_seconds: float = CARRIED_OUT_SECONDS) -> None:
         await self.clock.advance(after_seconds)
@@ -302,7 +302,7 @@ def test_an_intent_ends_with_the_change_that_notes_its_upload(tmp_path: Path) ->
         assert node.left_intents() == 0
         async with asking(node.journal, AT, node.clock) as one:
             one.sent()
-        assert [one.suspect_since for one in node.journal.read(lambda book: book.suspects("", 9))] == [node.clock.now()]
+        assert [one.suspect_since for one in node.journal.read(lambda book: book.intents(AT))] == [node.clock.now()]
 
     play(tmp_path, scenario)
 
@@ -329,7 +329,7 @@ def test_a_flush_that_is_cancelled_while_it_asks_leaves_a_suspect(tmp_path: Path
         node.start()
         await reached.wait()
         await node.kill()
-        assert len(node.journal.read(lambda book: book.suspects("", 9))) == 1
+        assert len(node.journal.read(lambda book: book.suspected("", 9))) == 1
         go_on.set()
 
     play(tmp_path, scenario)
