@@ -5,6 +5,7 @@ A source gives one piece at a time, never empty. A piece that is a `FileSpan` is
 
 from __future__ import annotations
 
+import os
 from typing import Protocol
 
 from gateway.blocks.files.block_file import BlockLease
@@ -206,6 +207,7 @@ async def restored(
 
 
 def _restored(file: BlockLease, extent: Extent, position: int, count: int) -> memoryview | None:
+    os.posix_fadvise(file.descriptor, extent.offset + position, count, os.POSIX_FADV_WILLNEED)
     file.file.verify(extent, position, count)
     if file.file.intact(extent, position, count):
         return None
