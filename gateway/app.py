@@ -20,6 +20,7 @@ from gateway.counting import WorkerMetrics
 from gateway.edge.asgi import S3App
 from gateway.edge.authentication import Authenticator
 from gateway.edge.keyring import ConfiguredKeyring, Key, Keyring, OriginKeyring
+from gateway.heartbeats import BACKGROUND_PROCESS
 from gateway.jobs.indexing.indexes import Indexes
 from gateway.jobs.indexing.keeping import IndexPlan
 from gateway.jobs.runner import Jobs
@@ -46,9 +47,6 @@ from gateway.writeback.flushing.telling import Teller
 
 SNAPSHOTS = "snapshots"
 """Where in the cache directory they lie."""
-
-BACKGROUND_WORKER = 256
-"""The background process's worker slot in the cache directory: S3 workers have 0 to 255."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +197,8 @@ async def upkeep(settings: Settings, *, instance_id: str, lease_end: socket | No
     """
     async with (
         _node(settings, instance_id=instance_id, lease_end=lease_end) as node,
-        _directory(settings, node, BACKGROUND_WORKER) as (blocks, catalog),
-        opened_buffer(settings, BACKGROUND_WORKER, _bounding(node), blocks) as buffer,
+        _directory(settings, node, BACKGROUND_PROCESS) as (blocks, catalog),
+        opened_buffer(settings, BACKGROUND_PROCESS, _bounding(node), blocks) as buffer,
     ):
         library = await asyncio.to_thread(Library, settings.cache.directory / SNAPSHOTS)
         tools = Tools(

@@ -15,7 +15,7 @@ async def serve_s3(orders: Orders) -> None:
     settings, lease_end = handover.settings, holders_end(handover.leases, orders.name)
     async with s3_application(
         settings,
-        worker=orders.slot,
+        worker=orders.number,
         instance_id=handover.instance_id,
         lease_end=lease_end,
         closed=handover.closed is not None,
