@@ -57,14 +57,15 @@ class Heartbeats:
     async def beating(self, process: int) -> AsyncIterator[None]:
         """Beat for the process with this number as long as this lasts."""
         self.beat(process)
-        task = asyncio.create_task(self._beat_on(process), name="heartbeat")
+        task = asyncio.create_task(self.beat_on(process), name="heartbeat")
         try:
             yield
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _beat_on(self, process: int) -> None:
+    async def beat_on(self, process: int) -> None:
+        """Beat for ever."""
         while True:
             self.beat(process)
             await asyncio.sleep(BEAT_SECONDS)

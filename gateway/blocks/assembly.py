@@ -55,7 +55,7 @@ def assemble(
     packer = Packer(SegmentAppender(opened.blocks), threads, clock, observer)
     filler = Filler(
         BlockFiller(opened.blocks, origin, threads, Follower(threads, watcher), verified, clock, observer, retries),
-        SmallFiller(opened.blocks, segments, opened.claims, packer, watcher, origin, clock, observer, retries),
+        SmallFiller(opened.blocks, segments, opened.locks, packer, watcher, origin, clock, observer, retries),
         settings.packed_bytes_max,
     )
     probe = DirectoryProbe(opened.blocks, threads, clock, observer, settings.block_size_bytes)
@@ -67,7 +67,7 @@ def assemble(
         opened.blocks,
         origin,
         Fills(guarded, settings.fills_max, guarded.at_once),
-        FirstLooks(opened.claims, watcher, asyncio.Semaphore(settings.fills_max)),
+        FirstLooks(opened.locks, watcher, asyncio.Semaphore(settings.fills_max)),
         threads,
         verified,
         Residency(),

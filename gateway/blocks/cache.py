@@ -51,6 +51,7 @@ class BlockCache:
         self._opened = parts.opened
         self._upkeep = Upkeep(parts.tools, parts.probe)
         self._keeping_up = asyncio.create_task(self._upkeep.go_on(), name="block index upkeep")
+        self._beating = asyncio.create_task(parts.opened.heartbeats.beat_on(parts.opened.worker), name="heartbeat")
 
     @classmethod
     async def open(
@@ -155,7 +156,7 @@ class BlockCache:
     def others_fill(self) -> bool:
         """Whether other processes fill blocks now: for readers, then, who wait for them."""
         try:
-            claimed = self._opened.claims.others_claim()
+            claimed = self._opened.locks.others_fetch()
             return claimed or (self._tools.isolation.readable and self._tools.directory.index.others_fill())
         except StoreUnavailable:
             return False
@@ -271,6 +272,8 @@ class BlockCache:
         self._tools.segments.close()
         self._watcher.close()
         await self.flush_accesses()
+        self._beating.cancel()
+        await asyncio.gather(self._beating, return_exceptions=True)
         await asyncio.to_thread(self._close_directory)
 
     async def flush_accesses(self) -> None:

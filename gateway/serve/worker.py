@@ -18,6 +18,7 @@ async def serve_s3(orders: Orders) -> None:
         worker=orders.number,
         instance_id=handover.instance_id,
         lease_end=lease_end,
+        shared_directory=handover.metrics_directory,
         closed=handover.closed is not None,
     ) as app:
         server = S3Server(app, sockets=orders.listeners, limits=_limits(settings.server), tls=_tls(settings.server))

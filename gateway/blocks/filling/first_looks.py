@@ -1,7 +1,7 @@
 """First looks: reads of objects of which nothing is known, so that the origin is asked for version and bytes at once.
 
 Which block the bytes are of shows in the answer, so that fills cannot be shared before it. Until then who looks first
-has the object's place to himself, over all processes (claims.py): those who learn the version in another way wait
+has the object's place to himself, over all processes (fetch_locks.py): those who learn the version in another way wait
 before they begin a fill of the same bytes. Until the fill has ended, when the bytes can be found, nobody else looks
 first: others ask for the version, and share the fill.
 """
@@ -17,7 +17,7 @@ from types import TracebackType
 
 from gateway.blocks import layout
 from gateway.blocks.files.watching import FileWatcher
-from gateway.blocks.filling.claims import Claims, Place, place_of_look
+from gateway.blocks.filling.fetch_locks import FETCHED, FetchLocks, LockKey, lock_of_place
 from gateway.objects import ObjectKey
 
 FRUITLESS_MAX = 16_384
@@ -35,8 +35,8 @@ class FirstLook:
     To be called `fruitless` where there were none: then the version is asked for first the next time.
     """
 
-    claims: Claims
-    place: Place
+    locks: FetchLocks
+    place: LockKey
     turns: asyncio.Semaphore
     on_end: Callable[[FirstLook], None]
     fruitless: bool = False
@@ -57,23 +57,23 @@ class FirstLook:
     def let_go(self) -> None:
         self._holders -= 1
         if self._holders == 0:
-            self.claims.release(self.place)
+            self.locks.release(self.place)
 
-    def becomes(self, fill: Place) -> bool:
+    def becomes(self, fill: LockKey) -> bool:
         """Have a fill's claim take the place of this one, until it is let go of; False when it is not of these bytes.
 
         The version is known then: who waits for that goes on.
         """
-        if self._known or fill.cell != self.place.cell:
+        if self._known or fill.of_version(self.place.version) != self.place:
             return self.place == fill
         looking, self.place, self._known = self.place, fill, True
-        self.claims.exchange(looking, fill)
+        self.locks.exchange(looking, fill)
         return True
 
     def is_over(self) -> None:
         """Who waits for the version goes on; nobody else looks first before the fill has ended, if there is one."""
         if self._holders > 1 and not self._known:
-            self.becomes(_fetched(self.place))
+            self.becomes(self.place.of_version(FETCHED))
         self.let_go()
 
 
@@ -81,29 +81,29 @@ class FirstLook:
 class FirstLooks:
     """Those of one process, and how it sees those of others. Event loop only."""
 
-    claims: Claims
+    locks: FetchLocks
     watcher: FileWatcher
     turns: asyncio.Semaphore
-    _looking: dict[Place, asyncio.Event] = field(default_factory=dict)
-    _fruitless: OrderedDict[Place, None] = field(default_factory=OrderedDict)
+    _looking: dict[LockKey, asyncio.Event] = field(default_factory=dict)
+    _fruitless: OrderedDict[LockKey, None] = field(default_factory=OrderedDict)
 
     def begin(self, object_id: bytes, offset: int, headers: Mapping[str, str]) -> FirstLook | None:
         """The caller, and nobody else, looks at the bytes from `offset` on; None: somebody does. To be entered."""
-        place = place_of_look(object_id, offset, headers)
+        place = lock_of_place(object_id, offset, headers)
         taken = place in self._fruitless or place in self._looking
-        if taken or self.claims.claim(place) != self.claims.worker:
+        if taken or self.locks.take(place) != self.locks.worker:
             return None
         self._looking[place] = asyncio.Event()
-        return FirstLook(self.claims, place, self.turns, partial(self._end, place))
+        return FirstLook(self.locks, place, self.turns, partial(self._end, place))
 
-    def _end(self, place: Place, look: FirstLook) -> None:
+    def _end(self, place: LockKey, look: FirstLook) -> None:
         over = self._looking.pop(place)
         look.is_over()
         over.set()
         if look.fruitless:
             self._note_fruitless(place)
 
-    def _note_fruitless(self, place: Place) -> None:
+    def _note_fruitless(self, place: LockKey) -> None:
         """Empty objects have no blocks by which they would be known."""
         self._fruitless[place] = None
         if len(self._fruitless) > FRUITLESS_MAX:
@@ -111,12 +111,12 @@ class FirstLooks:
 
     def pending(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> bool:
         """Whether somebody looks at these bytes now."""
-        place = place_of_look(layout.object_id(key), offset, headers)
+        place = lock_of_place(layout.object_id(key), offset, headers)
         return place in self._looking or self._looks_elsewhere(place) is not None
 
     async def settled(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> bool:
         """Wait until nobody looks at these bytes; whether there was anybody."""
-        place = place_of_look(layout.object_id(key), offset, headers)
+        place = lock_of_place(layout.object_id(key), offset, headers)
         own = self._looking.get(place)
         if own is not None:
             await own.wait()
@@ -124,21 +124,9 @@ class FirstLooks:
         holder = self._looks_elsewhere(place)
         return holder is not None and await self._settled_elsewhere(place, holder)
 
-    def _looks_elsewhere(self, place: Place) -> int | None:
-        holder = self.claims.holder(place)
-        return holder if holder != self.claims.worker else None
+    def _looks_elsewhere(self, place: LockKey) -> int | None:
+        holder = self.locks.holder(place)
+        return holder if holder != self.locks.worker else None
 
-    async def _settled_elsewhere(self, place: Place, holder: int) -> bool:
-        with self.watcher.watch(self.claims.bell(holder)) as watch:
-            while True:
-                watch.clear()
-                if not self.claims.await_release(place, holder):
-                    return True
-                if not self.claims.lives(holder):
-                    return False
-                await watch.changed()
-
-
-def _fetched(place: Place) -> Place:
-    """In the same cell, that they are being fetched."""
-    return Place(place.cell, place.tag ^ 1)
+    async def _settled_elsewhere(self, place: LockKey, holder: int) -> bool:
+        return await self.locks.released(place, holder, self.watcher)

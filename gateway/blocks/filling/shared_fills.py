@@ -17,7 +17,7 @@ from gateway.blocks import layout
 from gateway.blocks.directory import BlockDirectory, Evicted, FillFile
 from gateway.blocks.files.open_file import OpenFile
 from gateway.blocks.files.verification import ChunkChecksums, read_verified
-from gateway.blocks.filling.audience import audience
+from gateway.blocks.filling.fetch_locks import vary_key
 from gateway.blocks.index.records import FillHolder
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, Extent
 from gateway.errors import BlockDamaged, StoreUnavailable
@@ -47,7 +47,7 @@ class OwnFill:
 
 def fill_key(block: Block, headers: Mapping[str, str]) -> bytes:
     """What fills that may be shared have in common: the block, and what goes to the origin along with the request."""
-    return block.id + audience(headers)
+    return block.id + vary_key(headers)
 
 
 def lead_or_find(

@@ -1,8 +1,8 @@
 """Filling a small block: fetched into memory, given to its readers from there, then packed.
 
-One process fetches it at a time (claims.py). Nobody waits for the disk but the other processes, which find the block
-in the index once it is written, and slow readers, who go on from there. A disk that does not take it costs its readers
-nothing.
+One process fetches it at a time (fetch_locks.py). Nobody waits for the disk but the other processes, which find the
+block in the index once it is written, and slow readers, who go on from there. A disk that does not take it costs its
+readers nothing.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from gateway.blocks.files.open_segments import OpenSegments
 from gateway.blocks.files.segments import SmallBlock
 from gateway.blocks.files.watching import FileWatcher
 from gateway.blocks.filling.body_checks import BodyCheck
-from gateway.blocks.filling.claims import Claims, Place, place_of_fill
 from gateway.blocks.filling.coalescing import Fill, FillUnneeded
+from gateway.blocks.filling.fetch_locks import FetchLocks, LockKey, lock_of_block, lock_of_place
 from gateway.blocks.filling.packer import Packer
 from gateway.blocks.filling.pinned_get import PinnedGet
-from gateway.blocks.layout import Block
+from gateway.blocks.layout import Block, object_id
 from gateway.blocks.observer import CacheObserver
 from gateway.clock import Clock
 from gateway.errors import BlockDamaged, ForebayError, StoreUnavailable
@@ -45,7 +45,7 @@ class SmallFiller:
 
     directory: BlockDirectory
     segments: OpenSegments
-    claims: Claims
+    locks: FetchLocks
     packer: Packer
     watcher: FileWatcher
     origin: Origin
@@ -65,7 +65,7 @@ class SmallFiller:
         headers, content = answer.headers, answer.whole(block.range)
         if content is None or not _is_promised(content, headers, block):
             return False
-        answer.look.becomes(place_of_fill(block, fill.headers, answer.look.place.cell))
+        answer.look.becomes(lock_of_block(block, answer.look.place))
         fill.give(content, block.length)
         wanted = fill.purpose is Purpose.WARM
         self.packer.hold(block.length)
@@ -75,7 +75,7 @@ class SmallFiller:
 
     async def __call__(self, fill: Fill) -> None:
         """FillUnneeded when another process has kept the block meanwhile; else what made the fill fail."""
-        place = place_of_fill(fill.block, fill.headers)
+        place = _lock_of(fill)
         claimed = fill.answer is not None and fill.answer.look.becomes(place)
         try:
             if not claimed:
@@ -91,34 +91,23 @@ class SmallFiller:
             if fill.landed is not None:
                 fill.landed.add_done_callback(partial(self._landed, fill, None if claimed else place))
             elif not claimed:
-                self.claims.release(place)
+                self.locks.release(place)
 
-    async def _claim(self, fill: Fill, place: Place) -> None:
+    async def _claim(self, fill: Fill, place: LockKey) -> None:
         """Wait until no other process fetches the block, or nobody waits for the fill any more."""
-        dead, waited = None, False
+        given_up, waited = None, False
         while not fill.forsaken:
-            holder = self.claims.claim(place, dead)
+            holder = self.locks.take(place, given_up)
             # Looked up again under the claim: whoever had it before has entered the block before giving it back.
             if self.directory.index.lookup(fill.block.id) is not None:
                 raise FillUnneeded("another process has kept the block")
-            if holder is None or holder == self.claims.worker:
+            if holder is None or holder == self.locks.worker:
                 return
             if not waited:
                 self.observer.coalesced(fill.slot)
             waited = True
-            dead = await self._wait(fill, place, holder)
-
-    async def _wait(self, fill: Fill, place: Place, holder: int) -> int | None:
-        """Wait until a claim is given back, or nobody waits for the fill; the holder, if it is dead."""
-        with self.watcher.watch(self.claims.bell(holder)) as watch:
-            while not fill.forsaken:
-                watch.clear()
-                if not self.claims.await_release(place, holder):
-                    return None
-                if not self.claims.lives(holder):
-                    return holder
-                await watch.changed()
-        return None
+            released = await self.locks.released(place, holder, self.watcher, lambda: fill.forsaken)
+            given_up = None if released else holder
 
     async def _fill(self, fill: Fill) -> None:
         started, block = self.clock.monotonic(), fill.block
@@ -157,10 +146,10 @@ class SmallFiller:
                     since = self.clock.monotonic()
         fill.give(content, received)
 
-    def _landed(self, fill: Fill, place: Place | None, landed: asyncio.Future[bool]) -> None:
+    def _landed(self, fill: Fill, place: LockKey | None, landed: asyncio.Future[bool]) -> None:
         """`place`: the claim that ends with the fill, unless it is the first look's."""
         if place is not None:
-            self.claims.release(place)
+            self.locks.release(place)
         if fill.users and not landed.cancelled() and landed.result():
             self._move(fill)
 
@@ -175,6 +164,11 @@ class SmallFiller:
         if extent is not None and file is not None:
             fill.move(file, extent)
             file.release()
+
+
+def _lock_of(fill: Fill) -> LockKey:
+    place = lock_of_place(object_id(fill.block.version.key), fill.block.offset, fill.headers)
+    return lock_of_block(fill.block, place)
 
 
 def _is_promised(content: memoryview, headers: Mapping[str, str], block: Block) -> bool:

@@ -204,7 +204,7 @@ def test_a_process_killed_while_it_adopts_leaves_nothing(
         with pytest.raises(BaseException):  # noqa: B017 - whatever a dead process would have raised
             opened.blocks.adopt(adoption)
     monkeypatch.undo()
-    opened.claims.close()
+    opened.locks.close()
     opened._slots.give_back_own()
     assert len(block_files(tmp_path / "c")) == (1 if step == "commit" else 0)
     again = open_directory(settings, 0)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.blocks.filling.claims import Claims, place_of_look
+from gateway.blocks.filling.fetch_locks import lock_of_place
 from gateway.blocks.filling.first_answer import FirstAnswer
 from gateway.blocks.filling.first_looks import FirstLook
 from gateway.objects import ByteRange
 from gateway.origin.memory.response import MemoryResponse
+from tests.blocks.filling.test_fetch_locks import processes
 
 
 class Response(MemoryResponse):
@@ -22,10 +23,8 @@ class Response(MemoryResponse):
 
 @pytest.fixture
 def look(tmp_path: Path) -> Iterator[FirstLook]:
-    (tmp_path / "slots").mkdir()
-    claims = Claims(tmp_path, 0)
-    yield FirstLook(claims, place_of_look(b"p" * 16, 0, {}), asyncio.Semaphore(1), lambda _: None)
-    claims.close()
+    with processes(tmp_path, 1) as opened:
+        yield FirstLook(opened.locks[0], lock_of_place(b"p" * 16, 0, {}), asyncio.Semaphore(1), lambda _: None)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks.files.watching import FileWatcher
-from gateway.blocks.filling.claims import Claims, place_of_look
+from gateway.blocks.filling.fetch_locks import lock_of_place
 from gateway.blocks.filling.first_looks import FirstLook, FirstLooks
 from gateway.blocks.layout import object_id
 from gateway.objects import ObjectKey
+from tests.blocks.filling.test_fetch_locks import processes
 
 KEY = ObjectKey("bucket", "k")
 OTHERS = [
@@ -25,15 +26,11 @@ OTHERS = [
 
 @contextmanager
 def two_workers(directory: Path) -> Iterator[tuple[FirstLooks, FirstLooks]]:
-    (directory / "slots").mkdir(parents=True)
     watcher = FileWatcher()
-    one, other = Claims(directory, 0), Claims(directory, 1)
-    try:
+    with processes(directory) as opened:
+        one, other = opened.locks
         yield FirstLooks(one, watcher, asyncio.Semaphore(8)), FirstLooks(other, watcher, asyncio.Semaphore(8))
-    finally:
-        watcher.close()
-        other.close()
-        one.close()
+    watcher.close()
 
 
 @contextmanager
@@ -112,19 +109,17 @@ def test_nobody_waits_for_the_dead(tmp_path: Path) -> None:
     """A dead process's look is over, though its claim still stands."""
 
     async def scenario() -> None:
-        directory = tmp_path / "c"
-        (directory / "slots").mkdir(parents=True)
         watcher = FileWatcher()
-        dead, living = Claims(directory, 0), Claims(directory, 1)
-        looks = FirstLooks(living, watcher, asyncio.Semaphore(8))
-        assert dead.claim(place_of_look(object_id(KEY), 0, {})) == 0
-        waiting = asyncio.create_task(looks.settled(KEY, 0, {}))
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        dead.close()
-        assert await waiting is False
-        assert looks.pending(KEY, 0, {})
+        with processes(tmp_path) as opened:
+            dead, living = opened.locks
+            looks = FirstLooks(living, watcher, asyncio.Semaphore(8))
+            assert dead.take(lock_of_place(object_id(KEY), 0, {})) == 0
+            waiting = asyncio.create_task(looks.settled(KEY, 0, {}))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            dead.close()
+            assert await waiting is False
+            assert looks.pending(KEY, 0, {})
         watcher.close()
-        living.close()
 
     asyncio.run(scenario())

@@ -54,7 +54,7 @@ def opened_at(directory: Path, capacity_bytes: int = CAPACITY, worker: int = 0) 
 def kill(opened: OpenDirectory) -> None:
     """Close what the kernel would, and nothing more."""
     opened.blocks.index.close()
-    opened.claims.close()
+    opened.locks.close()
     opened._slots.give_back_own()
 
 

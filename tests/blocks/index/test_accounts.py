@@ -51,7 +51,7 @@ def fill_now(opened: OpenDirectory, block: Block) -> None:
 def kill(opened: OpenDirectory) -> None:
     """End as SIGKILL would: the kernel takes the lock back, nothing else happens."""
     opened.blocks.index.close()
-    opened.claims.close()
+    opened.locks.close()
     opened._slots.give_back_own()
 
 
