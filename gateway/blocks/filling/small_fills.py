@@ -163,7 +163,7 @@ class SmallFiller:
             return
         if extent is not None and file is not None:
             fill.move(file, extent)
-            file.release()
+            file.close()
 
 
 def _lock_of(fill: Fill) -> LockKey:
