@@ -160,7 +160,9 @@ class FetchLocks:
 
     def release(self, key: LockKey) -> None:
         """Give a lock back, and tell those who wait. One that this process has lost stays as it is."""
-        self._held.discard(key)
+        if key not in self._held:
+            return
+        self._held.remove(key)
         if not self._change(key, 0):
             self._unreleased.add(key)
         self._count()
@@ -178,8 +180,7 @@ class FetchLocks:
     def release_late(self) -> None:
         """Give back what could not be given back when it was due."""
         owed, self._unreleased = self._unreleased, set()
-        for key in owed:
-            self.release(key)
+        self._unreleased.update(key for key in owed if not self._change(key, 0))
 
     def forget(self, worker: int) -> None:
         """Give back every lock of a worker whose process is gone, or has just begun. Blocks."""

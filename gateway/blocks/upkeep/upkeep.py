@@ -41,7 +41,7 @@ class Upkeep:
             try:
                 await tools.threads.index(index.touch)
             except StoreUnavailable:
-                tools.observer.store_unavailable()
+                return tools.observer.store_unavailable()
 
     def _look_at_rights(self) -> None:
         if self._rights_of_others is not None:

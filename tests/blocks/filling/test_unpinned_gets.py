@@ -11,7 +11,7 @@ import pytest
 
 from gateway.blocks.files.watching import FileWatcher
 from gateway.blocks.filling.fetch_locks import lock_of_place
-from gateway.blocks.filling.first_looks import FirstLook, FirstLooks
+from gateway.blocks.filling.unpinned_get import UnpinnedGet, UnpinnedGets
 from gateway.blocks.layout import object_id
 from gateway.objects import ObjectKey
 from tests.blocks.filling.test_fetch_locks import processes
@@ -25,16 +25,16 @@ OTHERS = [
 
 
 @contextmanager
-def two_workers(directory: Path) -> Iterator[tuple[FirstLooks, FirstLooks]]:
+def two_workers(directory: Path) -> Iterator[tuple[UnpinnedGets, UnpinnedGets]]:
     watcher = FileWatcher()
     with processes(directory) as opened:
         one, other = opened.locks
-        yield FirstLooks(one, watcher, asyncio.Semaphore(8)), FirstLooks(other, watcher, asyncio.Semaphore(8))
+        yield UnpinnedGets(one, watcher, asyncio.Semaphore(8)), UnpinnedGets(other, watcher, asyncio.Semaphore(8))
     watcher.close()
 
 
 @contextmanager
-def looking(looks: FirstLooks, key: ObjectKey, offset: int, headers: dict[str, str]) -> Iterator[FirstLook | None]:
+def looking(looks: UnpinnedGets, key: ObjectKey, offset: int, headers: dict[str, str]) -> Iterator[UnpinnedGet | None]:
     """A first look, where one is to be had, while this lasts."""
     look = looks.begin(object_id(key), offset, headers)
     with look or nullcontext():
@@ -112,7 +112,7 @@ def test_nobody_waits_for_the_dead(tmp_path: Path) -> None:
         watcher = FileWatcher()
         with processes(tmp_path) as opened:
             dead, living = opened.locks
-            looks = FirstLooks(living, watcher, asyncio.Semaphore(8))
+            looks = UnpinnedGets(living, watcher, asyncio.Semaphore(8))
             assert dead.take(lock_of_place(object_id(KEY), 0, {})) == 0
             waiting = asyncio.create_task(looks.settled(KEY, 0, {}))
             await asyncio.sleep(0)

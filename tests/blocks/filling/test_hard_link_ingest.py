@@ -11,7 +11,7 @@ import pytest
 
 from gateway.blocks.files.store import BlockStore
 from gateway.blocks.files.verification import ChunkChecksums
-from gateway.blocks.filling.adoption import OfferedFile, describe
+from gateway.blocks.filling.hard_link_ingest import OfferedFile, describe
 from gateway.blocks.settings import BlockSettings
 from gateway.blocks.upkeep.opening import open_directory
 from gateway.errors import StoreUnavailable

@@ -22,7 +22,7 @@ from gateway.blocks.files import segments
 from gateway.blocks.files.segments import RECORDS_MAX, SmallBlock
 from gateway.blocks.files.store import BlockStore
 from gateway.blocks.files.verification import read_verified
-from gateway.blocks.filling.packing import SegmentAppender
+from gateway.blocks.filling.segment_appender import SegmentAppender
 from gateway.blocks.layout import Block
 from gateway.blocks.settings import BlockSettings
 from gateway.blocks.upkeep.opening import OpenDirectory, open_directory

@@ -1,4 +1,4 @@
-"""The file of one fill, written from front to back."""
+"""The file of one large block, written from front to back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.blocks.files.verification import ChunkChecksums, Fingerprint, finge
 
 
 @dataclass(slots=True)
-class FillWriter:
+class BlockWriter:
     """Writes what comes, and notices when the file changes between two writes: others have no business there.
 
     `checksums` are of the bytes that were given to be written. `write` and `publish` block.
