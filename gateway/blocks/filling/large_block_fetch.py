@@ -146,7 +146,7 @@ class LargeBlockFetcher:
         return True
 
     async def _abandon(self, filled: FillFile) -> None:
-        """Have the file removed; readers do not wait for that where another process keeps the index from being written."""
+        """Have the file removed; readers do not wait for that where another process keeps the index locked."""
         removing = asyncio.ensure_future(
             self.threads.index_holding(filled.file, self.directory.abandon, filled.reservation)
         )

@@ -71,7 +71,7 @@ class UnpinnedGet:
         return True
 
     def is_over(self) -> None:
-        """Who waits for the version goes on; nobody else sends such a GET before the fetch has ended, if there is one."""
+        """Who waits for the version goes on; until the fetch has ended, if there is one, nobody sends such a GET."""
         if self._holders > 1 and not self.lock.version:
             self.becomes(self.lock.of_version(FETCHED))
         self.let_go()

@@ -41,7 +41,8 @@ class Upkeep:
             try:
                 await tools.threads.index(index.touch)
             except StoreUnavailable:
-                return tools.observer.store_unavailable()
+                tools.observer.store_unavailable()
+                return
 
     def _look_at_rights(self) -> None:
         if self._rights_of_others is not None:
