@@ -177,4 +177,4 @@ def test_a_process_stopped_while_it_writes_the_index_keeps_no_reader_waiting(tmp
 
 
 async def in_time(*work: object) -> list[object]:
-    return await asyncio.wait_for(asyncio.gather(*work), SECONDS_MAX)  # type: ignore[call-overload,no-any-return]
+    return await asyncio.wait_for(asyncio.gather(*work), SECONDS_MAX)  # type: ignore[call-overload]
