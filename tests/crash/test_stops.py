@@ -48,6 +48,9 @@ BUCKET = "bucket"
 SMALL, LARGE = 60_000, 1_234_567
 BLOCK_SIZE_BYTES = 256 * 1024
 PACKED_BYTES_MAX = 64 * 1024
+ORIGIN_LATENCY_SECONDS, ORIGIN_BYTES_PER_SECOND = 0.05, 4e6
+"""So slow that most stops meet a process that fetches what others wait for."""
+
 CAPACITY_BYTES = 256 * BLOCK_SIZE_BYTES
 """Cold objects do not all fit: every run evicts."""
 
@@ -137,7 +140,7 @@ class Crowd:
                 self._cold.append(key)
                 self._made += 1
             place = rng.randrange(COLD_AT_ONCE)
-            key = self._cold.pop(place) if rng.random() < 0.2 else self._cold[place]
+            key = self._cold.pop(place) if rng.random() < 0.1 else self._cold[place]
         size_bytes = _size_of(key)
         return key, bytes(GeneratedContent(size_bytes, int(key.removeprefix("cold/"))).read(0, size_bytes))
 
@@ -165,6 +168,7 @@ def _exchange(connection: http.client.HTTPConnection, what: str, key: str, expec
 @pytest.fixture
 def running() -> Iterator[tuple[GatewayProcess, StrictOrigin]]:
     with StrictOrigin() as origin:
+        origin.latency_seconds, origin.bytes_per_second = ORIGIN_LATENCY_SECONDS, ORIGIN_BYTES_PER_SECOND
         origin.model.create_bucket(BUCKET)
         origin.model.put_generated(BUCKET, "warm", SMALL, seed=1)
         config: dict[str, dict[str, Any]] = {
