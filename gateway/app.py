@@ -20,6 +20,7 @@ from gateway.counting import WorkerMetrics
 from gateway.edge.asgi import S3App
 from gateway.edge.authentication import Authenticator
 from gateway.edge.keyring import ConfiguredKeyring, Key, Keyring, OriginKeyring
+from gateway.heartbeats import BACKGROUND_PROCESS
 from gateway.jobs.indexing.indexes import Indexes
 from gateway.jobs.indexing.keeping import IndexPlan
 from gateway.jobs.runner import Jobs
@@ -46,9 +47,6 @@ from gateway.writeback.flushing.telling import Teller
 
 SNAPSHOTS = "snapshots"
 """Where in the cache directory they lie."""
-
-BACKGROUND_WORKER = 256
-"""The background process's worker slot in the cache directory: S3 workers have 0 to 255."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +82,16 @@ async def _node(settings: Settings, *, instance_id: str, lease_end: socket | Non
 
 
 @asynccontextmanager
-async def _directory(settings: Settings, node: _Node, worker: int) -> AsyncIterator[tuple[BlockCache, Catalog]]:
+async def _directory(
+    settings: Settings, node: _Node, worker: int, shared_directory: Path | None
+) -> AsyncIterator[tuple[BlockCache, Catalog]]:
     """What lies in the cache directory; StartupError when that is a mistake, StoreUnavailable when the disk fails."""
     blocks = await BlockCache.open(
-        _block_settings(settings, node.slots), node.origin, worker=worker, clock=node.clock, observer=node.metrics.cache
+        _block_settings(settings, node.slots, shared_directory),
+        node.origin,
+        worker=worker,
+        clock=node.clock,
+        observer=node.metrics.cache,
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(blocks.close)
@@ -114,17 +118,24 @@ async def _no_directory(node: _Node) -> AsyncIterator[tuple[Blocks, Catalog]]:
 
 @asynccontextmanager
 async def s3_application(
-    settings: Settings, *, worker: int, instance_id: str, lease_end: socket | None = None, closed: bool = False
+    settings: Settings,
+    *,
+    worker: int,
+    instance_id: str,
+    lease_end: socket | None = None,
+    shared_directory: Path | None = None,
+    closed: bool = False,
 ) -> AsyncIterator[S3App]:
     """The S3 port's application of worker slot `worker`, with everything behind it.
 
     `instance_id` is the same in all workers of one `forebay serve`. Works with the origin away: nothing is asked of it.
-    Over `lease_end` the worker's parts of bandwidth ceilings are leased. `closed`: the cache directory is not touched,
+    Over `lease_end` the worker's parts of bandwidth ceilings are leased; in `shared_directory` lie files that all
+    processes have in memory (BlockSettings). `closed`: the cache directory is not touched,
     by any worker, and all is the origin's. Otherwise StoreUnavailable when the disk under it fails.
     """
     async with (
         _node(settings, instance_id=instance_id, lease_end=lease_end) as node,
-        _no_directory(node) if closed else _directory(settings, node, worker) as (blocks, catalog),
+        _no_directory(node) if closed else _directory(settings, node, worker, shared_directory) as (blocks, catalog),
         nullcontext() if closed else opened_buffer(settings, worker, _bounding(node), blocks) as buffer,
     ):
         answers = SmallAnswers(
@@ -192,15 +203,17 @@ class Upkeep:
 
 
 @asynccontextmanager
-async def upkeep(settings: Settings, *, instance_id: str, lease_end: socket | None = None) -> AsyncIterator[Upkeep]:
+async def upkeep(
+    settings: Settings, *, instance_id: str, lease_end: socket | None = None, shared_directory: Path | None = None
+) -> AsyncIterator[Upkeep]:
     """The background process's part: jobs go on while this lasts, and indexes are kept up.
 
     StartupError when the directory is a mistake, StoreUnavailable when the disk under it fails.
     """
     async with (
         _node(settings, instance_id=instance_id, lease_end=lease_end) as node,
-        _directory(settings, node, BACKGROUND_WORKER) as (blocks, catalog),
-        opened_buffer(settings, BACKGROUND_WORKER, _bounding(node), blocks) as buffer,
+        _directory(settings, node, BACKGROUND_PROCESS, shared_directory) as (blocks, catalog),
+        opened_buffer(settings, BACKGROUND_PROCESS, _bounding(node), blocks) as buffer,
     ):
         library = await asyncio.to_thread(Library, settings.cache.directory / SNAPSHOTS)
         tools = Tools(
@@ -271,7 +284,7 @@ def _origin_settings(settings: Settings) -> OriginSettings:
     )
 
 
-def _block_settings(settings: Settings, slots: Slots) -> BlockSettings:
+def _block_settings(settings: Settings, slots: Slots, shared_directory: Path | None) -> BlockSettings:
     cache = settings.cache
     return BlockSettings(
         directory=cache.directory / "blocks",
@@ -281,6 +294,7 @@ def _block_settings(settings: Settings, slots: Slots) -> BlockSettings:
         readahead_bytes=cache.readahead_bytes,
         slots=slots,
         daily_writes_bytes=cache.daily_writes_bytes,
+        shared_directory=shared_directory,
     )
 
 

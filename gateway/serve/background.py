@@ -87,7 +87,12 @@ async def _keep_up(handover: Handover, lent: Holders, tried: asyncio.Event) -> N
     while True:
         await _while_closed(handover, tried)
         try:
-            async with upkeep(handover.settings, instance_id=handover.instance_id, lease_end=lease_end) as kept:
+            async with upkeep(
+                handover.settings,
+                instance_id=handover.instance_id,
+                lease_end=lease_end,
+                shared_directory=handover.metrics_directory,
+            ) as kept:
                 _lend(lent, kept)
                 tried.set()
                 await _work(kept, lent)

@@ -23,10 +23,11 @@ from gateway.config import Settings
 from gateway.config.checks import own_address_problem
 from gateway.control.state import GatewayState
 from gateway.errors import StartupError
+from gateway.heartbeats import Heartbeats
 from gateway.serve import listeners
 from gateway.serve.child_process import ChildSpec
 from gateway.serve.claim import claim, report_closed
-from gateway.serve.handover import BACKGROUND, Handover
+from gateway.serve.handover import BACKGROUND, Handover, process_number
 from gateway.serve.keeper import Keeper
 from gateway.serve.lease_channels import open_channels
 from gateway.serve.metrics_directory import make_metrics_directory, remove_metrics_directory
@@ -47,6 +48,7 @@ class Ground:
     admin_listeners: list[socket]
     lock: int | None
     state: GatewayState
+    heartbeats: Heartbeats
 
 
 def serve(settings: Settings, child_module: str = CHILD_MODULE) -> int:
@@ -74,7 +76,9 @@ def _prepare(settings: Settings, undo: ExitStack) -> Ground:
     undo.callback(metric_kinds.unshare)
     leases = open_channels(settings, [*_worker_names(settings), BACKGROUND], undo)
     handover = Handover(settings, secrets.token_hex(8), metrics_directory, leases, closed)
-    return Ground(handover, s3, admin, lock, _first_state(handover))
+    heartbeats = Heartbeats(handover.heartbeats)
+    undo.callback(heartbeats.close)
+    return Ground(handover, s3, admin, lock, _first_state(handover), heartbeats)
 
 
 def _worker_names(settings: Settings) -> list[str]:
@@ -136,7 +140,15 @@ class _Supervisor:
             line = replace(self._ground.handover, closed=self._closed).to_line()
             return line + self._state().to_line() if spec.name == BACKGROUND else line
 
-        return Keeper(spec, orders, self._ground.handover.metrics_directory, self._publish, self._close)
+        number = process_number(spec.name)
+        return Keeper(
+            spec,
+            orders,
+            self._ground.handover.metrics_directory,
+            lambda: self._ground.heartbeats.stamp(number),
+            self._publish,
+            self._close,
+        )
 
     @property
     def _keepers(self) -> list[Keeper]:

@@ -15,9 +15,10 @@ async def serve_s3(orders: Orders) -> None:
     settings, lease_end = handover.settings, holders_end(handover.leases, orders.name)
     async with s3_application(
         settings,
-        worker=orders.slot,
+        worker=orders.number,
         instance_id=handover.instance_id,
         lease_end=lease_end,
+        shared_directory=handover.metrics_directory,
         closed=handover.closed is not None,
     ) as app:
         server = S3Server(app, sockets=orders.listeners, limits=_limits(settings.server), tls=_tls(settings.server))
