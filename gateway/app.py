@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from socket import socket
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.closed import Blocks, ClosedCache
@@ -35,9 +34,9 @@ from gateway.metering import origin_meter
 from gateway.operations.exchange import Services
 from gateway.operations.origin_events import OriginEvents
 from gateway.origin.credentials import ChainCredentials, KeyPair, OriginCredentials, StaticCredentials
-from gateway.origin.metered import MeteredOrigin
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
+from gateway.origin.traffic_meter import MeteredOrigin
 from gateway.policy.grants import Grant
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
@@ -63,14 +62,14 @@ class _Node:
 
 
 @asynccontextmanager
-async def _node(settings: Settings, *, instance_id: str, lease_end: socket | None) -> AsyncIterator[_Node]:
+async def _node(settings: Settings, process: int, *, instance_id: str, bandwidth: int | None) -> AsyncIterator[_Node]:
     clock = SystemClock()
     metrics = WorkerMetrics(settings.cache.capacity_bytes)
     async with AsyncExitStack() as stack:
         credentials = _origin_credentials(settings, clock)
         await credentials.start()
         stack.push_async_callback(credentials.aclose)
-        meter = await stack.enter_async_context(origin_meter(settings, metrics, clock, lease_end))
+        meter = origin_meter(settings, metrics, clock, process=process, shared=bandwidth)
         s3_origin = S3Origin(
             _origin_settings(settings),
             credentials,
@@ -114,16 +113,16 @@ async def _no_directory(node: _Node) -> AsyncIterator[tuple[Blocks, Catalog]]:
 
 @asynccontextmanager
 async def s3_application(
-    settings: Settings, *, worker: int, instance_id: str, lease_end: socket | None = None, closed: bool = False
+    settings: Settings, *, worker: int, instance_id: str, bandwidth: int | None = None, closed: bool = False
 ) -> AsyncIterator[S3App]:
     """The S3 port's application of worker slot `worker`, with everything behind it.
 
     `instance_id` is the same in all workers of one `forebay serve`. Works with the origin away: nothing is asked of it.
-    Over `lease_end` the worker's parts of bandwidth ceilings are leased. `closed`: the cache directory is not touched,
-    by any worker, and all is the origin's. Otherwise StoreUnavailable when the disk under it fails.
+    `bandwidth` is the memory in which all processes keep the ceilings (metering.py). `closed`: no worker touches the
+    cache directory, and all is the origin's. Otherwise StoreUnavailable when the disk under it fails.
     """
     async with (
-        _node(settings, instance_id=instance_id, lease_end=lease_end) as node,
+        _node(settings, worker, instance_id=instance_id, bandwidth=bandwidth) as node,
         _no_directory(node) if closed else _directory(settings, node, worker) as (blocks, catalog),
         nullcontext() if closed else opened_buffer(settings, worker, _bounding(node), blocks) as buffer,
     ):
@@ -192,13 +191,13 @@ class Upkeep:
 
 
 @asynccontextmanager
-async def upkeep(settings: Settings, *, instance_id: str, lease_end: socket | None = None) -> AsyncIterator[Upkeep]:
+async def upkeep(settings: Settings, *, instance_id: str, bandwidth: int | None = None) -> AsyncIterator[Upkeep]:
     """The background process's part: jobs go on while this lasts, and indexes are kept up.
 
     StartupError when the directory is a mistake, StoreUnavailable when the disk under it fails.
     """
     async with (
-        _node(settings, instance_id=instance_id, lease_end=lease_end) as node,
+        _node(settings, BACKGROUND_WORKER, instance_id=instance_id, bandwidth=bandwidth) as node,
         _directory(settings, node, BACKGROUND_WORKER) as (blocks, catalog),
         opened_buffer(settings, BACKGROUND_WORKER, _bounding(node), blocks) as buffer,
     ):

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from gateway.metrics import (
-    BANDWIDTH_LEASED,
     BANDWIDTH_WAIT_SECONDS,
     CACHE_CAPACITY_BYTES,
     CACHE_COALESCED,
@@ -313,7 +312,3 @@ class WorkerMetrics:
     def origin_waited(self, direction: str, slot: str, seconds: float) -> None:
         """A piece of a body was held back."""
         BANDWIDTH_WAIT_SECONDS.add(seconds, direction, slot)
-
-    def bandwidth_leased(self, leased: bool) -> None:
-        """Whether leases are in force in this process."""
-        BANDWIDTH_LEASED.set(int(leased))

@@ -13,9 +13,9 @@ from gateway.origin.client import Direction, OriginRequest, StreamedBody
 from gateway.origin.credentials import StaticCredentials
 from gateway.origin.landing import Landing
 from gateway.origin.memory.faults import Answer, on
-from gateway.origin.metered import MeteredOrigin, OriginMeter
 from gateway.origin.s3 import Attempt, S3Origin
 from gateway.origin.settings import OriginSettings
+from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.s3.requests import Operation
 from tests.origin.clients import MEBIBYTE, Client, play
 from tests.origin.origins import STRICT_PAIR
@@ -28,7 +28,7 @@ HELD_SECONDS = 3 * READ_TIMEOUT_SECONDS
 class Held:
     """Ceilings that hold every piece back for longer than the origin may be silent. Tells nobody anything."""
 
-    def gate(self, direction: Direction, slot: str) -> Held:
+    def limiter(self, direction: Direction, slot: str) -> Held:
         return self
 
     async def take(self, count: int) -> float:

@@ -11,8 +11,8 @@ import pytest
 from gateway.clock import Clock
 from gateway.origin.client import Direction, OriginRequest, Purpose, StreamedBody
 from gateway.origin.memory import MemoryOrigin
-from gateway.origin.metered import MeteredOrigin, OriginMeter
 from gateway.origin.s3 import Attempt
+from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.policy.bandwidth import Bandwidth, Ceiling
 from tests.support.manual_clock import ManualClock
 
@@ -62,7 +62,7 @@ class Metered:
 
 
 def bandwidth(clock: Clock, ceilings: tuple[Ceiling, ...]) -> Bandwidth | None:
-    return Bandwidth(ceilings, [one.bytes_per_second for one in ceilings], clock) if ceilings else None
+    return Bandwidth(ceilings, clock) if ceilings else None
 
 
 CEILINGS: list[tuple[Ceiling, ...]] = [(), (Ceiling("read", None, 1e9), Ceiling("write", None, 1e9))]
@@ -227,8 +227,8 @@ def test_a_body_in_memory_that_is_sent_again_counts_again() -> None:
         metered.meter.attempt(attempt)
         assert metered.seen.attempts == [attempt]
         assert metered.seen.bytes == {("write", "a", "forward"): 1100}
-        gate = metered.meter.account("write", OriginRequest("POST", "b", "k", slot="a"))
-        waiting = asyncio.create_task(gate.wait(1))
+        limiter = metered.meter.of_body("write", OriginRequest("POST", "b", "k", slot="a"))
+        waiting = asyncio.create_task(limiter.wait(1))
         await metered.clock.advance(0)
         await metered.clock.advance(0.99)
         assert not waiting.done()

@@ -17,7 +17,7 @@ from gateway.origin.landing import Landing
 from gateway.origin.s3 import Attempt
 
 
-class Gate(Protocol):
+class RateLimiter(Protocol):
     """Where one slot's bytes pass in one direction."""
 
     async def take(self, count: int) -> float:
@@ -33,15 +33,8 @@ class Gate(Protocol):
 class Ceilings(Protocol):
     """What limits slots."""
 
-    def gate(self, direction: Direction, slot: str) -> Gate | None:
+    def limiter(self, direction: Direction, slot: str) -> RateLimiter | None:
         """None: nothing does."""
-
-
-class NoCeilings:
-    """Nothing limits anybody."""
-
-    def gate(self, direction: Direction, slot: str) -> None:
-        return None
 
 
 class OriginObserver(Protocol):
@@ -58,39 +51,45 @@ class OriginObserver(Protocol):
 
 
 class OriginMeter:
-    """Counts for `observer`, and keeps `ceilings`. Whatever talks to an origin in this process shares one."""
+    """Counts for `observer`, and keeps `ceilings`, where there are any.
+
+    Whatever talks to an origin in this process shares one.
+    """
 
     def __init__(self, observer: OriginObserver, ceilings: Ceilings | None = None) -> None:
         self._observer = observer
-        self._ceilings = ceilings or NoCeilings()
+        self._ceilings = ceilings
 
-    def account(self, direction: Direction, request: OriginRequest) -> Account:
-        """On whose account a body of `request`, or of its answer, goes."""
-        gate = self._ceilings.gate(direction, request.slot)
-        return Account(self._observer, direction, request.slot, request.purpose.value, gate)
+    def of_body(self, direction: Direction, request: OriginRequest) -> TrafficMeter:
+        """What a body of `request`, or of its answer, passes."""
+        limiter = self._limiter(direction, request.slot)
+        return TrafficMeter(self._observer, direction, request.slot, request.purpose.value, limiter)
 
     def attempt(self, attempt: Attempt) -> None:
         """A try is over. A body in memory that was sent once more is on the account once more."""
         self._observer.origin_attempt(attempt)
         if attempt.sent_again_bytes:
             self._observer.origin_bytes("write", attempt.slot, attempt.purpose.value, attempt.sent_again_bytes)
-            gate = self._ceilings.gate("write", attempt.slot)
-            if gate is not None:
-                gate.charge(attempt.sent_again_bytes)
+            limiter = self._limiter("write", attempt.slot)
+            if limiter is not None:
+                limiter.charge(attempt.sent_again_bytes)
+
+    def _limiter(self, direction: Direction, slot: str) -> RateLimiter | None:
+        return self._ceilings.limiter(direction, slot) if self._ceilings is not None else None
 
 
-class Account:
-    """One body's."""
+class TrafficMeter:
+    """Counts one body, and holds its pieces back."""
 
     def __init__(
-        self, observer: OriginObserver, direction: Direction, slot: str, purpose: str, gate: Gate | None
+        self, observer: OriginObserver, direction: Direction, slot: str, purpose: str, limiter: RateLimiter | None
     ) -> None:
         self._observer = observer
         self._direction: Direction = direction
         self._slot = slot
         self._purpose = purpose
-        self.limited = gate is not None
-        self._gate = gate
+        self.limited = limiter is not None
+        self._limiter = limiter
 
     def count(self, count: int) -> None:
         """A piece passes."""
@@ -98,16 +97,16 @@ class Account:
 
     def passes(self, count: int) -> bool:
         """Whether a piece of `count` bytes passes without waiting; it is counted then."""
-        if self._gate is not None and not self._gate.passes(count):
+        if self._limiter is not None and not self._limiter.passes(count):
             return False
         self.count(count)
         return True
 
     async def wait(self, count: int) -> None:
         """Until a piece of `count` bytes may pass."""
-        if self._gate is None:
+        if self._limiter is None:
             return
-        waited = await self._gate.take(count)
+        waited = await self._limiter.take(count)
         if waited:
             self._observer.origin_waited(self._direction, self._slot, waited)
 
@@ -122,14 +121,14 @@ class MeteredOrigin:
     async def send(self, request: OriginRequest) -> OriginResponse:
         """As `Origin.send`. A body in memory waits for its bandwidth before anything is sent."""
         if isinstance(request.body, StreamedBody):
-            chunks = _MeteredChunks(request.body.chunks, self._meter.account("write", request))
+            chunks = _MeteredChunks(request.body.chunks, self._meter.of_body("write", request))
             request = replace(request, body=replace(request.body, chunks=chunks))
         elif request.body:
-            account = self._meter.account("write", request)
-            await account.wait(len(request.body))
-            account.count(len(request.body))
+            meter = self._meter.of_body("write", request)
+            await meter.wait(len(request.body))
+            meter.count(len(request.body))
         response = await self._origin.send(request)
-        return _MeteredResponse(response, self._meter.account("read", request))
+        return _MeteredResponse(response, self._meter.of_body("read", request))
 
     async def aclose(self) -> None:
         """As `Origin.aclose`."""
@@ -137,27 +136,27 @@ class MeteredOrigin:
 
 
 class _MeteredChunks:
-    def __init__(self, chunks: AsyncIterator[bytes | memoryview], account: Account) -> None:
+    def __init__(self, chunks: AsyncIterator[bytes | memoryview], meter: TrafficMeter) -> None:
         self._chunks = chunks
-        self._account = account
+        self._meter = meter
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> bytes | memoryview:
         chunk = await anext(self._chunks)
-        if self._account.limited:
-            await self._account.wait(len(chunk))
-        self._account.count(len(chunk))
+        if self._meter.limited:
+            await self._meter.wait(len(chunk))
+        self._meter.count(len(chunk))
         return chunk
 
 
 class _MeteredResponse:
     """A piece has crossed the link when it is seen here: it counts at once, and waits before anybody gets it."""
 
-    def __init__(self, response: OriginResponse, account: Account) -> None:
+    def __init__(self, response: OriginResponse, meter: TrafficMeter) -> None:
         self._response = response
-        self._account = account
+        self._meter = meter
 
     @property
     def status(self) -> int:
@@ -168,12 +167,12 @@ class _MeteredResponse:
         return self._response.headers
 
     async def stream(self, landing: Landing | None = None) -> AsyncIterator[bytes | memoryview]:
-        pieces, account = self._response.stream(landing), self._account
+        pieces, meter = self._response.stream(landing), self._meter
         try:
             async for piece in pieces:
-                account.count(len(piece))
-                if account.limited:
-                    await account.wait(len(piece))
+                meter.count(len(piece))
+                if meter.limited:
+                    await meter.wait(len(piece))
                 yield piece
         finally:
             if isinstance(pieces, AsyncGenerator):
@@ -181,13 +180,13 @@ class _MeteredResponse:
 
     def whole(self) -> memoryview | None:
         body = self._response.whole()
-        return body if body is not None and self._account.passes(len(body)) else None
+        return body if body is not None and self._meter.passes(len(body)) else None
 
     async def read(self, limit_bytes: int) -> bytes:
         body = await self._response.read(limit_bytes)
         if body:
-            self._account.count(len(body))
-            await self._account.wait(len(body))
+            self._meter.count(len(body))
+            await self._meter.wait(len(body))
         return body
 
     async def aclose(self) -> None:
