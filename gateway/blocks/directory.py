@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.blocks import layout
-from gateway.blocks.files.open_file import OpenFile
+from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.files.store import BlockStore
 from gateway.blocks.index.index import BlockIndex
 from gateway.blocks.index.kept_free import KeptFree
@@ -41,7 +41,7 @@ class FillFile:
 
     block: Block
     reservation: Reservation
-    file: OpenFile
+    file: BlockLease
     data_offset: int
 
 
@@ -108,40 +108,40 @@ class BlockDirectory:
             return None
         return FillFile(block, reservation, partial, layout.data_offset(block)), evicted
 
-    def record_checksums(self, filled: FillFile, packed: bytearray, recorded_bytes: int) -> None:
+    def record_checksums(self, file: BlockLease, block: Block, packed: bytearray, recorded_bytes: int) -> None:
         """Write what is new among the chunks' checksums: always before the bytes that complete these chunks.
 
         So the file's length tells other processes which chunks are complete, and their checksums are there to be
         compared.
         """
         new = memoryview(packed)[recorded_bytes:].tobytes()
-        self.store.write(filled.file, new, layout.checksums_offset(filled.block) + recorded_bytes)
+        self.store.write(file, new, layout.checksums_offset(block) + recorded_bytes)
 
-    def finish(self, filled: FillFile, checksums: bytes) -> Extent | None:
-        """Write the header, publish the file, enter the block.
+    def finish(self, filled: FillFile, opened: BlockLease, checksums: bytes) -> Extent | None:
+        """Write the header of a fill's `opened` file, publish the file, enter the block.
 
         None when another process was first with the same block: its file is as good, and ours is gone.
         """
         block, file = filled.block, filled.reservation.file
-        self.store.write(filled.file, layout.pack_header(block, checksums), 0)
+        self.store.write(opened, layout.pack_header(block, checksums), 0)
         self.store.publish(file)
         extent = Extent(file, filled.data_offset, block.length, checksums)
         record = BlockRecord(block.id, layout.object_id(block.version.key), extent)
         committed = self.index.commit(filled.reservation, [record], self.capacity) > 0
-        self.store.unlock(filled.file)
+        self.store.unlock(opened)
         if committed:
             return extent
         self.unlink_doomed([file])
         return None
 
-    def abandon(self, filled: FillFile) -> None:
-        """Remove what a failed fill has written, give its room back, and let others try."""
+    def abandon(self, opened: BlockLease, reservation: Reservation) -> None:
+        """Remove what a failed fill has written to its file, give its room back, and let others try."""
         try:
-            self.store.unlink(filled.reservation.file)
-            self.index.release(filled.reservation)
+            self.store.unlink(reservation.file)
+            self.index.release(reservation)
         finally:
-            self.store.unlock(filled.file)
-            self.store.wake_watchers(filled.file)
+            self.store.unlock(opened)
+            self.store.wake_watchers(opened)
 
     def adopt(self, adoption: Adoption) -> tuple[int, Evicted]:
         """Enter the blocks of a file that lies elsewhere, by a second name; how many, and what had to go for them.
@@ -205,8 +205,8 @@ class BlockDirectory:
     def _day(self) -> int:
         return int(self._now()) // _SECONDS_OF_A_DAY
 
-    def _undo(self, partial: OpenFile, file: str) -> None:
-        partial.release()
+    def _undo(self, partial: BlockLease, file: str) -> None:
+        partial.close()
         self.store.unlink(file)
 
     def _reserve(self, reservation: Reservation, block_id: bytes | None, succeeds: FillHolder | None) -> Evicted | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -47,16 +46,14 @@ class PendingReader:
         read_bytes = 0
         for span in _spans(pending.parts, byte_range):
             try:
-                descriptor = await self._threads.run(self._staging.open, span.file)
+                opened = await self._threads.run(self._staging.open, span.file)
             except FileNotFoundError:
                 raise FileGone(read_bytes) from None
-            try:
+            with opened:
                 for position in range(span.position, span.position + span.count, PIECE_BYTES):
                     count = min(PIECE_BYTES, span.position + span.count - position)
-                    yield await self._threads.run(read_verified, descriptor, span.file, position, count)
+                    yield await self._threads.run_holding(opened, read_verified, span.file, position, count)
                     read_bytes += count
-            finally:
-                os.close(descriptor)
 
 
 def part_range(pending: PendingObject, number: int) -> ByteRange | None:

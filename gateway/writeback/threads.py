@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from gateway.file_lease import FileLease, SharedFile, with_lease
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -20,6 +22,16 @@ class BufferThreads:
     async def run(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
         """Run it to its end, even when the caller is cancelled once it has begun."""
         return await asyncio.wrap_future(self._threads.submit(function, *arguments, **keywords))
+
+    def run_holding(
+        self,
+        file: FileLease[SharedFile],
+        function: Callable[Concatenate[FileLease[SharedFile], P], R],
+        *arguments: P.args,
+        **keywords: P.kwargs,
+    ) -> Coroutine[Any, Any, R]:
+        """The same with a lease of the function's own on a file: the caller's may end before the thread is done."""
+        return self.run(with_lease(file.share(), function), *arguments, **keywords)
 
     def shut_down(self) -> None:
         """Wait for what runs; blocks."""

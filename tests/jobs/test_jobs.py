@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks.directory import BlockDirectory, FillFile
+from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.layout import Extent
 from gateway.errors import OriginUnreachable
 from gateway.jobs.manifest import BadManifest
@@ -369,10 +370,10 @@ def test_what_is_not_published_is_not_done(tmp_path: Path, monkeypatch: pytest.M
     publish, publishing = threading.Event(), threading.Event()
     finish = BlockDirectory.finish
 
-    def held(directory: BlockDirectory, filled: FillFile, checksums: bytes) -> Extent | None:
+    def held(directory: BlockDirectory, filled: FillFile, opened: BlockLease, checksums: bytes) -> Extent | None:
         publishing.set()
         assert publish.wait(30)
-        return finish(directory, filled, checksums)
+        return finish(directory, filled, opened, checksums)
 
     monkeypatch.setattr(BlockDirectory, "finish", held)
 

@@ -203,11 +203,8 @@ async def _read(buffer: WritebackBuffer, pending: PendingObject) -> bytes:
 
 
 async def _read_part(buffer: WritebackBuffer, part: Part) -> bytes:
-    descriptor = buffer.staging.open(part.file)
-    try:
-        return os.pread(descriptor, part.file.size_bytes, 0)
-    finally:
-        os.close(descriptor)
+    with buffer.staging.open(part.file) as opened:
+        return os.pread(opened.descriptor, part.file.size_bytes, 0)
 
 
 async def _end_uploads(buffer: WritebackBuffer, uploads: str) -> list[str]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -102,3 +105,40 @@ def test_a_reader_that_leaves_lets_go(area: Area) -> None:
         return len(os.listdir("/proc/self/fd")) - before
 
     assert asyncio.run(leave()) == 0
+
+
+@pytest.mark.parametrize("call", ["open", "pread"])
+def test_a_reader_that_leaves_has_nobody_elses_file_read(
+    area: Area, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """What a thread still does for it, it does with the staged file, which is closed in the end."""
+    pending = area.stage([b"x" * 100_000])
+    seen: list[int] = []
+    begun, go_on, made = threading.Event(), threading.Event(), getattr(os, call)
+
+    def held(first: Any, *rest: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+            go_on.wait(30)
+            if call == "pread":
+                seen.append(os.fstat(first).st_ino)
+        return made(first, *rest)
+
+    monkeypatch.setattr(os, call, held)
+
+    async def scenario() -> None:
+        left = asyncio.create_task(area.read(pending, 0, 99_999))
+        await asyncio.to_thread(begun.wait, 30)
+        left.cancel()
+        await asyncio.gather(left, return_exceptions=True)
+        others = [os.open("/dev/null", os.O_RDONLY) for _ in range(8)]
+        go_on.set()
+        await area.threads.run(int)
+        for other in others:
+            os.close(other)
+
+    before = len(os.listdir("/proc/self/fd"))
+    asyncio.run(scenario())
+    gc.collect()
+    assert set(seen) <= {area.staging.path(pending.parts[0].file).stat().st_ino}
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from gateway.blocks import layout
 from gateway.blocks.files import segments
-from gateway.blocks.files.open_file import OpenFile
+from gateway.blocks.files.block_file import BlockLease, lease_of
 from gateway.blocks.layout import Block, Extent
 from gateway.errors import BlockDamaged, StoreUnavailable
 
@@ -69,7 +69,7 @@ class BlockStore:
         for number in range(DIRECTORIES):
             self._directory(number).mkdir(mode=DIRECTORY_MODE, exist_ok=True)
 
-    def create_partial(self, file: str) -> OpenFile:
+    def create_partial(self, file: str) -> BlockLease:
         """A new file, locked until `unlock`, or until the kernel closes it behind a killed process."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
@@ -78,18 +78,18 @@ class BlockStore:
             raise StoreUnavailable(f"a block file cannot be created: {error}") from error
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        return OpenFile(descriptor)
+        return lease_of(descriptor)
 
-    def unlock(self, file: OpenFile) -> None:
+    def unlock(self, file: BlockLease) -> None:
         """Say that nobody writes the file any more."""
         fcntl.flock(file.descriptor, fcntl.LOCK_UN)
 
-    def wake_watchers(self, file: OpenFile) -> None:
+    def wake_watchers(self, file: BlockLease) -> None:
         """Have those who watch a file look at it: unlocking alone tells nobody."""
         with suppress(OSError):  # a file system gone read-only: they look for themselves a little later
             os.utime(file.descriptor)
 
-    def open_of(self, worker: int, file: str) -> OpenFile | None:
+    def open_of(self, worker: int, file: str) -> BlockLease | None:
         """A file that any slot fills, or has just published, for reading; None when there is none any more."""
         for path in (self._partial_of(worker) / file, self._place(file)):
             try:
@@ -99,10 +99,10 @@ class BlockStore:
             except OSError as error:
                 raise StoreUnavailable(f"a fill's file cannot be opened: {error}") from error
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-            return OpenFile(descriptor)
+            return lease_of(descriptor)
         return None
 
-    def write(self, file: OpenFile, content: bytes | bytearray | memoryview, offset: int) -> None:
+    def write(self, file: BlockLease, content: bytes | bytearray | memoryview, offset: int) -> None:
         """All of `content`; StoreUnavailable when the disk does not take it."""
         rest = memoryview(content)
         try:
@@ -205,7 +205,7 @@ class BlockStore:
         """Give the ballast up: its room is needed now."""
         self._unlink(self._ballast)
 
-    def open_published(self, extent: Extent) -> OpenFile:
+    def open_published(self, extent: Extent) -> BlockLease:
         """Open a block's file for reading.
 
         BlockDamaged when it is gone or too short; StoreUnavailable when it may well be there but cannot be opened now.
@@ -218,7 +218,7 @@ class BlockStore:
             raise StoreUnavailable(f"a block file cannot be opened: {error}") from error
         # Without this the kernel reads ahead of us: bytes would come from the device into memory behind our back.
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        return OpenFile(descriptor)
+        return lease_of(descriptor)
 
     def unlink(self, file: str) -> None:
         """Remove a file, published or partial, of this slot; one that is not there is fine."""

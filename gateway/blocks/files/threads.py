@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import lmdb
 
-from gateway.blocks.files.open_file import OpenFile
+from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.files.troubles import as_block_error
 from gateway.errors import BlockError
+from gateway.file_lease import with_lease
 
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}.get(os.uname().machine, -1)
 _IOPRIO_WHO_PROCESS = 1
@@ -51,14 +52,28 @@ class DiskThreads:
         """Run what reads block files while nobody waits for it: the disk does it when it has nothing else to do."""
         return await self._outcome(self._idle.submit(function, *arguments, **keywords))
 
-    async def disk_holding(
-        self, file: OpenFile, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs
-    ) -> R:
-        """The same, with `file` kept open until the thread is done, though the caller may be cancelled before."""
-        file.hold()
-        future = self._disk.submit(function, *arguments, **keywords)
-        future.add_done_callback(lambda _: file.release())
-        return await self._outcome(future)
+    def disk_holding(
+        self,
+        file: BlockLease,
+        function: Callable[Concatenate[BlockLease, P], R],
+        *arguments: P.args,
+        **keywords: P.kwargs,
+    ) -> Coroutine[Any, Any, R]:
+        """The same with a lease of the function's own, which lasts until the function is done.
+
+        The lease is taken and the work begun in this call, before anybody awaits it: the caller may be gone by then.
+        """
+        return self._outcome(self._disk.submit(with_lease(file.share(), function), *arguments, **keywords))
+
+    def index_holding(
+        self,
+        file: BlockLease,
+        function: Callable[Concatenate[BlockLease, P], R],
+        *arguments: P.args,
+        **keywords: P.kwargs,
+    ) -> Coroutine[Any, Any, R]:
+        """As `disk_holding`, for what writes the index."""
+        return self._outcome(self._index.submit(with_lease(file.share(), function), *arguments, **keywords))
 
     def hint(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> None:
         """Run what only makes later reads faster: whatever is wrong, they find out."""

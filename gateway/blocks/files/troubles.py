@@ -26,8 +26,10 @@ class Trouble(StrEnum):
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
-_OF_THE_PROCESS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN, errno.EEXIST})
-"""These say nothing about the disk."""
+_OF_THE_PROCESS = frozenset(
+    {errno.EBADF, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN, errno.EEXIST}
+)
+"""These say nothing about the disk. EBADF is a defect of this program: somebody closed a file that was not his."""
 
 
 def trouble_of(error: BaseException) -> Trouble | None:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TypeAlias
 
-from gateway.blocks.files.open_file import OpenFile
+from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.files.verification import ChunkChecksums
 from gateway.blocks.filling.first_answer import FirstAnswer
 from gateway.blocks.layout import Block, Extent, data_offset
@@ -31,7 +31,7 @@ class FillUnneeded(ForebayError):
 class FillLanded(Exception):
     """The block that was being read from memory lies in a file now: go on there. Whoever goes on holds the file."""
 
-    def __init__(self, extent: Extent, file: OpenFile) -> None:
+    def __init__(self, extent: Extent, file: BlockLease) -> None:
         super().__init__()
         self.extent = extent
         self.file = file
@@ -70,7 +70,7 @@ class Fill:
         self.kept = True
         self.moved_to: Extent | None = None
         self._checksums = ChunkChecksums(block.length)
-        self._files: list[OpenFile] = []
+        self._files: list[BlockLease] = []
         self._begun = False
         self._failure: BaseException | None = None
         self._users = 0
@@ -87,7 +87,7 @@ class Fill:
         return self._users
 
     @property
-    def file(self) -> OpenFile:
+    def file(self) -> BlockLease:
         """The growing file, once `begun` has returned, or the one that a small block has moved to."""
         return self._files[-1]
 
@@ -132,15 +132,14 @@ class Fill:
 
     # For the task that fills.
 
-    def attach(self, file: OpenFile, checksums: ChunkChecksums) -> None:
+    def attach(self, file: BlockLease, checksums: ChunkChecksums) -> None:
         """Have readers read from a file, whose complete chunks `checksums` tells as it grows.
 
         It must hold every byte that is available already. Files attached before stay open: readers may be sending
         from them.
         """
-        if not self._files or self._files[-1] is not file:
-            file.hold()
-            self._files.append(file)
+        if not self._files or self._files[-1].file is not file.file:
+            self._files.append(file.share())
         self._checksums = checksums
 
     def begin(self) -> None:
@@ -158,10 +157,9 @@ class Fill:
         self.content, self.available, self._begun = content, available, True
         self._notify()
 
-    def move(self, file: OpenFile, extent: Extent) -> None:
+    def move(self, file: BlockLease, extent: Extent) -> None:
         """The small block lies in a file: that is held for those who still read it, whatever becomes of the block."""
-        file.hold()
-        self._files.append(file)
+        self._files.append(file.share())
         self.moved_to, self.content = extent, None
 
     def end(self, failure: BaseException | None) -> None:
@@ -178,7 +176,7 @@ class Fill:
         if self._users == 0 and not self._running:
             self.content = None
             while self._files:
-                self._files.pop().release()
+                self._files.pop().close()
 
 
 class Fills:

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from gateway.blocks.directory import BlockDirectory, FillFile
-from gateway.blocks.files.open_file import OpenFile
+from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.files.verification import VerifiedMemory, read_verified
 from gateway.blocks.filling.buffers import Buffers
@@ -77,7 +77,7 @@ class BlockFiller:
                     return False
                 raise FillUnneeded("another process has filled the block")
             if fill.purpose is Purpose.READAHEAD and not fill.users:
-                found.file.release()  # it is on its way, and nobody here waits for it yet
+                found.file.close()  # it is on its way, and nobody here waits for it yet
                 return False
             if given_up is None:
                 self.observer.coalesced(fill.slot)
@@ -98,12 +98,14 @@ class BlockFiller:
             await self._abandon(filled)
             raise
         finally:
-            filled.file.release()
+            filled.file.close()
 
     async def _inherit(self, fill: Fill, writer: FillWriter) -> None:
         """Take over what a dead leader had written as far as this fill has verified it."""
         if fill.available:
-            await self.threads.disk_holding(fill.file, _copy, fill.file, fill.extent, fill.available, writer)
+            await self.threads.disk_holding(
+                fill.file, _copy, fill.extent, fill.available, writer, writer.filled.file.share()
+            )
 
     async def _fetch(self, fill: Fill, writer: FillWriter) -> None:
         """What is missing, from the origin."""
@@ -133,22 +135,23 @@ class BlockFiller:
 
     async def _publish(self, writer: FillWriter) -> None:
         """The checksums are of what was written: while that stays in memory, the block counts as verified."""
-        file = await self.threads.index(writer.publish)
+        file = await self.threads.index_holding(writer.filled.file, writer.publish)
         if file is not None:
             self.verified.of(writer.filled.block.id, file).add(0, writer.filled.block.length)
 
     async def _abandon(self, filled: FillFile) -> None:
         try:
-            await self.threads.index(self.directory.abandon, filled)
+            await self.threads.index_holding(filled.file, self.directory.abandon, filled.reservation)
         except StoreUnavailable:  # the room stays reserved until the slot is opened again: the file may still be there
             self.observer.store_unavailable()
 
 
-def _copy(source: OpenFile, extent: Extent, count: int, writer: FillWriter) -> None:
+def _copy(source: BlockLease, extent: Extent, count: int, writer: FillWriter, target: BlockLease) -> None:
     try:
-        for position in range(0, count, FOLLOWED_BYTES):
-            size = min(FOLLOWED_BYTES, count - position)
-            writer.write(read_verified(source.descriptor, extent, position, size))
+        with target:
+            for position in range(0, count, FOLLOWED_BYTES):
+                size = min(FOLLOWED_BYTES, count - position)
+                writer.write(target, read_verified(source.descriptor, extent, position, size))
     except BlockDamaged as error:
         raise StoreUnavailable(f"what a dead process has filled does not come back: {error}") from error
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from gateway.blocks.directory import BlockDirectory, FillFile
+from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.files.verification import ChunkChecksums, Fingerprint, fingerprint
 
 
@@ -26,24 +27,25 @@ class FillWriter:
     def __post_init__(self) -> None:
         self.checksums = ChunkChecksums(self.filled.block.length)
 
-    def write(self, content: bytes | memoryview) -> None:
-        """The block's next bytes. StoreUnavailable when the disk does not take them."""
-        descriptor, recorded = self.filled.file.descriptor, len(self.checksums.packed)
-        self._look(descriptor)
+    def write(self, file: BlockLease, content: bytes | memoryview) -> None:
+        """The block's next bytes, to `file`: a lease on the file of the fill. StoreUnavailable when the disk does not
+        take them.
+        """
+        recorded = len(self.checksums.packed)
+        self._look(file.descriptor)
         self.checksums.update(content)
-        self.directory.record_checksums(self.filled, self.checksums.packed, recorded)
-        self.directory.store.write(self.filled.file, content, self.filled.data_offset + self._written_bytes)
+        self.directory.record_checksums(file, self.filled.block, self.checksums.packed, recorded)
+        self.directory.store.write(file, content, self.filled.data_offset + self._written_bytes)
         self._written_bytes += len(content)
-        self._left = fingerprint(descriptor)
+        self._left = fingerprint(file.descriptor)
 
-    def publish(self) -> Fingerprint | None:
+    def publish(self, file: BlockLease) -> Fingerprint | None:
         """Finish the file, and tell how it looks, if it is used and, as far as its times tell, holds what was given."""
-        descriptor = self.filled.file.descriptor
-        self._look(descriptor)
-        if self.directory.finish(self.filled, bytes(self.checksums.packed)) is None or not self._alone:
+        self._look(file.descriptor)
+        if self.directory.finish(self.filled, file, bytes(self.checksums.packed)) is None or not self._alone:
             return None
         with suppress(OSError):  # it is published all the same, and verified when it is read
-            return fingerprint(descriptor)
+            return fingerprint(file.descriptor)
         return None
 
     def _look(self, descriptor: int) -> None:

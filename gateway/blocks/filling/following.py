@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.files.verification import ChunkChecksums
 from gateway.blocks.files.watching import FileWatcher
 from gateway.blocks.filling.coalescing import Fill
 from gateway.blocks.filling.shared_fills import OtherFill, is_led, take_in
+from gateway.blocks.layout import Block
 from gateway.errors import BlockDamaged, StoreUnavailable
 
 
@@ -30,24 +32,24 @@ class Follower:
         except BlockDamaged as error:
             raise StoreUnavailable(f"what another process fills does not come back: {error}") from error
         finally:
-            other.file.release()
+            other.file.close()
 
     async def _follow(self, fill: Fill, other: OtherFill) -> bool:
         checksums = ChunkChecksums(other.block.length)
         with self.watcher.watch(other.file.descriptor) as watch:
             while True:
                 watch.clear()
-                led = await self.threads.disk_holding(other.file, _look, other, checksums)
+                led = await self.threads.disk_holding(other.file, _look, other.block, checksums)
                 _pass_on(fill, other, checksums)
                 if checksums.complete or not led or fill.forsaken:
                     return checksums.complete and led
                 await watch.changed()
 
 
-def _look(other: OtherFill, checksums: ChunkChecksums) -> bool:
+def _look(file: BlockLease, block: Block, checksums: ChunkChecksums) -> bool:
     """Whether the fill is led, asked first: what a dead leader has written is then all there."""
-    led = is_led(other.file)
-    take_in(other.file, other.block, checksums)
+    led = is_led(file)
+    take_in(file, block, checksums)
     return led
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from gateway.blocks import layout
 from gateway.blocks.directory import BlockDirectory, Evicted, FillFile
-from gateway.blocks.files.open_file import OpenFile
+from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.files.verification import ChunkChecksums, read_verified
 from gateway.blocks.filling.audience import audience
 from gateway.blocks.index.records import FillHolder
@@ -34,7 +34,7 @@ class OtherFill:
 
     block: Block
     holder: FillHolder
-    file: OpenFile
+    file: BlockLease
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def lead_or_find(
     raise StoreUnavailable("other processes begin and end fills of this block all the time")
 
 
-def is_led(file: OpenFile) -> bool:
+def is_led(file: BlockLease) -> bool:
     """Whether a living process still fills the file, or is about to publish it."""
     try:
         fcntl.flock(file.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -81,7 +81,7 @@ def is_led(file: OpenFile) -> bool:
     return False
 
 
-def complete_bytes(file: OpenFile, block: Block) -> int:
+def complete_bytes(file: BlockLease, block: Block) -> int:
     """How much of a growing file lies in chunks that are written whole, by the file's length."""
     written = os.fstat(file.descriptor).st_size - layout.data_offset(block)
     if written >= block.length:
@@ -89,7 +89,7 @@ def complete_bytes(file: OpenFile, block: Block) -> int:
     return max(0, written // CHUNK_BYTES * CHUNK_BYTES)
 
 
-def take_in(file: OpenFile, block: Block, checksums: ChunkChecksums) -> None:
+def take_in(file: BlockLease, block: Block, checksums: ChunkChecksums) -> None:
     """Compare the complete chunks that `checksums` has not got yet with what their writer recorded, and take them in.
 
     BlockDamaged at the first that differs; those before it are in.

@@ -174,7 +174,7 @@ class SmallFiller:
             return
         if extent is not None and file is not None:
             fill.move(file, extent)
-            file.release()
+            file.close()
 
 
 def _is_promised(content: memoryview, headers: Mapping[str, str], block: Block) -> bool:

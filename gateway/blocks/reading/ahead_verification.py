@@ -9,7 +9,7 @@ import asyncio
 import os
 from dataclasses import dataclass
 
-from gateway.blocks.files.open_file import OpenFile
+from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.files.residency import Residency
 from gateway.blocks.files.store import BlockStore
 from gateway.blocks.files.threads import DiskThreads
@@ -31,7 +31,7 @@ class AheadVerifier:
     """Verifies one block for one reader, piece by piece, at most one of them ahead. Event loop only."""
 
     def __init__(
-        self, file: OpenFile, extent: Extent, verified: Verified, residency: Residency, threads: DiskThreads
+        self, file: BlockLease, extent: Extent, verified: Verified, residency: Residency, threads: DiskThreads
     ) -> None:
         self._file = file
         self._extent = extent
@@ -69,9 +69,7 @@ class AheadVerifier:
 
     def _begin(self, position: int, count: int, wanted_after: int) -> _Piece:
         hint = self._hint(position, count, wanted_after)
-        work = self._threads.disk_holding(
-            self._file, _verify_with_hint, self._file.descriptor, self._extent, position, count, hint
-        )
+        work = self._threads.disk_holding(self._file, _verify_with_hint, self._extent, position, count, hint)
         return _Piece(position, count, asyncio.create_task(work))
 
     def _hint(self, position: int, count: int, wanted_after: int) -> tuple[int, int] | None:
@@ -92,13 +90,15 @@ def hint_beginning(store: BlockStore, extent: Extent) -> None:
         count = min(extent.length, HINTED_AHEAD_BYTES)
         os.posix_fadvise(file.descriptor, extent.offset, count, os.POSIX_FADV_WILLNEED)
     finally:
-        file.release()
+        file.close()
 
 
-def _verify_with_hint(descriptor: int, extent: Extent, position: int, count: int, hint: tuple[int, int] | None) -> None:
+def _verify_with_hint(
+    file: BlockLease, extent: Extent, position: int, count: int, hint: tuple[int, int] | None
+) -> None:
     if hint is not None and hint[1] > 0:
-        os.posix_fadvise(descriptor, *hint, os.POSIX_FADV_WILLNEED)
-    verify(descriptor, extent, position, count)
+        os.posix_fadvise(file.descriptor, *hint, os.POSIX_FADV_WILLNEED)
+    verify(file.descriptor, extent, position, count)
 
 
 def _let_be(piece: _Piece | None) -> None:

@@ -186,8 +186,7 @@ class RangeReader:
         """Read the rest of a small block, that was in memory, like any other; it is the same use of it."""
         fill = self._source
         assert isinstance(fill, FillSource)  # noqa: S101 - no other source raises it
-        landed.file.hold()
-        self._source = self._opener.in_file(fill.block, landed.extent, landed.file, cached=fill.cached)
+        self._source = self._opener.in_file(fill.block, landed.extent, landed.file.share(), cached=fill.cached)
         await fill.close()
 
     async def _drop_damaged(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from gateway.blocks.files.open_file import OpenFile
+from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.files.verification import fingerprint
 from gateway.blocks.filling.coalescing import FillUnneeded
 from gateway.blocks.filling.pinned_get import PinnedGet
@@ -88,13 +88,13 @@ class SourceOpener:
             raise
         return OriginSource(get)
 
-    def in_file(self, block: Block, extent: Extent, file: OpenFile, *, cached: bool) -> BlockSource:
+    def in_file(self, block: Block, extent: Extent, file: BlockLease, *, cached: bool) -> BlockSource:
         """A block in an open file, which becomes the source's to release."""
         tools = self._tools
         try:
             verified = tools.verified.of(block.id, fingerprint(file.descriptor))
         except OSError as error:
-            file.release()
+            file.close()
             raise StoreUnavailable(f"a block file cannot be looked at: {error}") from error
         return BlockSource(block, extent, file, verified, tools.residency, tools.threads, cached=cached)
 
@@ -151,7 +151,7 @@ class SourceOpener:
         self._tools.accesses.note(extent.file)
         return self.in_file(block, extent, file, cached=block.id not in self.fetched)
 
-    async def _open_file(self, block: Block, extent: Extent) -> OpenFile:
+    async def _open_file(self, block: Block, extent: Extent) -> BlockLease:
         tools = self._tools
         file = tools.segments.get(extent.file)
         if file is not None:

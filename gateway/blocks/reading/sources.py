@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gateway.blocks.files.open_file import OpenFile
+from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.files.residency import Residency
 from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.files.verification import Verified, read_verified
@@ -45,7 +45,7 @@ class BlockSource:
         self,
         block: Block,
         extent: Extent,
-        file: OpenFile,
+        file: BlockLease,
         verified: Verified,
         residency: Residency,
         threads: DiskThreads,
@@ -75,7 +75,7 @@ class BlockSource:
         piece = min(count, READ_BYTES - position % READ_BYTES)
         return self._span(position, piece) or await self._read(position, piece, count - piece)
 
-    def take_file(self) -> OpenFile:
+    def take_file(self) -> BlockLease:
         """The block's file, for the caller to release: this source is over."""
         return self._file
 
@@ -86,7 +86,7 @@ class BlockSource:
 
     async def close(self) -> None:
         self._pieces.stop()
-        self._file.release()
+        self._file.close()
 
     def _span(self, position: int, count: int) -> FileSpan | None:
         """The bytes as they lie, if all of them are verified and in memory."""
@@ -107,8 +107,7 @@ class BlockSource:
                     self._pieces.go_on(position + count, next_count, wanted_after - next_count)
                 return span
             self._spans = False
-        descriptor = self._file.descriptor
-        return await self._threads.disk_holding(self._file, read_verified, descriptor, self.extent, position, count)
+        return await self._threads.disk_holding(self._file, _read_verified, self.extent, position, count)
 
 
 class FillSource:
@@ -144,7 +143,7 @@ class FillSource:
 
     async def _read(self, position: int, count: int) -> memoryview:
         file, extent = self._fill.file, self._fill.extent
-        return await self._threads.disk_holding(file, read_verified, file.descriptor, extent, position, count)
+        return await self._threads.disk_holding(file, _read_verified, extent, position, count)
 
 
 class OriginSource:
@@ -166,3 +165,7 @@ class OriginSource:
     async def close(self) -> None:
         await self._pieces.aclose()
         await self._get.aclose()
+
+
+def _read_verified(file: BlockLease, extent: Extent, position: int, count: int) -> memoryview:
+    return read_verified(file.descriptor, extent, position, count)

@@ -7,7 +7,7 @@ reader's (reader.py).
 from __future__ import annotations
 
 from gateway.blocks import layout
-from gateway.blocks.files.open_file import OpenFile
+from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.files.verification import fingerprint
 from gateway.blocks.layout import Extent
 from gateway.blocks.reading.reading_tools import ReadingTools
@@ -25,7 +25,7 @@ class WarmSpan(HeldSpan):
         tools: ReadingTools,
         block_id: bytes,
         extent: Extent,
-        file: OpenFile,
+        file: BlockLease,
         span: FileSpan,
         slot: str,
         *,
@@ -36,7 +36,7 @@ class WarmSpan(HeldSpan):
         self._tools = tools
         self._block_id = block_id
         self._extent = extent
-        self._file: OpenFile | None = file
+        self._file: BlockLease | None = file
         self._slot = slot
         self._cached = cached
 
@@ -52,7 +52,7 @@ class WarmSpan(HeldSpan):
         file, self._file = self._file, None
         if file is None:
             return
-        file.release()
+        file.close()
         observer = self._tools.observer
         (observer.hit_bytes if self._cached else observer.miss_bytes)(self._slot, self.span.count)
 
@@ -77,13 +77,13 @@ def warm_span(tools: ReadingTools, version: ObjectVersion, byte_range: ByteRange
         return None
     span = _span(tools, block_id, extent, file, first - number * size_bytes, byte_range.length)
     if span is None:
-        file.release()
+        file.close()
         return None
     tools.accesses.note(extent.file)
     return WarmSpan(tools, block_id, extent, file, span, slot)
 
 
-def _open(tools: ReadingTools, block_id: bytes, extent: Extent) -> OpenFile | None:
+def _open(tools: ReadingTools, block_id: bytes, extent: Extent) -> BlockLease | None:
     """The block's file, where opening it does not touch the disk."""
     file = tools.segments.get(extent.file)
     if file is not None or not tools.verified.knows(block_id):
@@ -97,7 +97,7 @@ def _open(tools: ReadingTools, block_id: bytes, extent: Extent) -> OpenFile | No
 
 
 def _span(
-    tools: ReadingTools, block_id: bytes, extent: Extent, file: OpenFile, position: int, count: int
+    tools: ReadingTools, block_id: bytes, extent: Extent, file: BlockLease, position: int, count: int
 ) -> FileSpan | None:
     """The bytes as they lie, if all of them are verified and in memory."""
     descriptor, offset = file.descriptor, extent.offset + position

@@ -137,7 +137,7 @@ class Scrubber:
                     os.posix_fadvise(file.descriptor, extent.offset + first, size, os.POSIX_FADV_DONTNEED)
                     read_bytes += size
         finally:
-            file.release()
+            file.close()
         return read_bytes
 
     async def _drop(self, block: BlockRecord, slot: str) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from awscrt import checksums as crt
 
 from gateway.errors import BufferDamaged
+from gateway.file_lease import FileLease, SharedFile
 from gateway.writeback.files.write_out import AT_ONCE_BYTES, begin_write_out
 
 CHUNK_BYTES = 64 * 1024
@@ -125,14 +126,14 @@ class StagedWriter:
         return self._made
 
 
-def read_verified(descriptor: int, file: StagedFile, position: int, count: int) -> memoryview:
-    """`count` bytes at `position`, none of them from a chunk that is not what was written. Blocks.
+def read_verified(opened: FileLease[SharedFile], file: StagedFile, position: int, count: int) -> memoryview:
+    """`count` bytes at `position` of an opened file, none of them from a chunk that is not what was written. Blocks.
 
     BufferDamaged when one is, or when the file is shorter than it was; OSError as the disk says it.
     """
     first = position - position % CHUNK_BYTES
     stop = min(-(-(position + count) // CHUNK_BYTES) * CHUNK_BYTES, file.size_bytes)
-    content = memoryview(_read_all(descriptor, first, stop - first))
+    content = memoryview(_read_all(opened.descriptor, first, stop - first))
     for start in range(0, len(content), CHUNK_BYTES):
         _check_chunk(file, (first + start) // CHUNK_BYTES, content[start : start + CHUNK_BYTES])
     if len(content) < stop - first:

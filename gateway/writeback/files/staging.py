@@ -20,6 +20,7 @@ from pathlib import Path
 
 from gateway.durable import sync_directory
 from gateway.errors import BufferDamaged, BufferUnavailable
+from gateway.file_lease import FileLease, SharedFile
 from gateway.writeback.files.staged_file import StagedFile, StagedWriter
 
 DIRECTORY_MODE = 0o700
@@ -71,17 +72,18 @@ class Staging:
         with suppress(OSError):
             os.unlink(self._root / name)
 
-    def open(self, file: StagedFile) -> int:
-        """A descriptor for reading, which is the caller's. FileNotFoundError when the file has gone.
+    def open(self, file: StagedFile) -> FileLease[SharedFile]:
+        """Open a file for reading. FileNotFoundError when the file has gone.
 
         BufferDamaged when it has not the length that was acknowledged.
         """
         descriptor = os.open(self._root / file.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        lease = FileLease(SharedFile(descriptor))
         size_bytes = os.fstat(descriptor).st_size
         if size_bytes != file.size_bytes:
-            os.close(descriptor)
+            lease.close()
             raise BufferDamaged(f"staged file {file.name} has {size_bytes} bytes, not {file.size_bytes}")
-        return descriptor
+        return lease
 
     def path(self, file: StagedFile) -> Path:
         """Where it lies, for who gives it a second name."""

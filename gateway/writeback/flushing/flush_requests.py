@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import math
-import os
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import replace
 
@@ -229,15 +228,13 @@ class FlushRequests:
 
     async def _pieces(self, file: StagedFile) -> AsyncIterator[bytes | memoryview]:
         try:
-            descriptor = await self._threads.run(self._staging.open, file)
+            opened = await self._threads.run(self._staging.open, file)
         except FileNotFoundError as error:
             raise BufferDamaged(f"staged file {file.name} is gone") from error
-        try:
+        with opened:
             for position in range(0, file.size_bytes, PIECE_BYTES):
                 count = min(PIECE_BYTES, file.size_bytes - position)
-                yield await self._threads.run(read_verified, descriptor, file, position, count)
-        finally:
-            os.close(descriptor)
+                yield await self._threads.run_holding(opened, read_verified, file, position, count)
 
 
 def _request(

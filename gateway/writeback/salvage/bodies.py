@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gateway.errors import BufferDamaged
+from gateway.file_lease import FileLease, SharedFile
 from gateway.s3.etags import multipart_etag, unquote
 from gateway.writeback.files.staged_file import StagedFile, read_verified
 from gateway.writeback.files.staging import Staging
@@ -45,8 +46,6 @@ def write_body(staging: Staging, pending: PendingObject, path: Path, told: Calla
     except BaseException:
         part.unlink()
         raise
-    finally:
-        os.close(descriptor)
 
 
 def _check_row(pending: PendingObject) -> None:
@@ -60,29 +59,26 @@ def _check_row(pending: PendingObject) -> None:
 
 def _copy(staging: Staging, file: StagedFile, target: int, told: Callable[[int], None]) -> None:
     md5 = hashlib.md5(usedforsecurity=False)
-    descriptor = _opened(staging, file)
-    try:
+    with _opened(staging, file) as opened:
         for position in range(0, file.size_bytes, _PIECE_BYTES):
-            piece = _read(descriptor, file, position, min(_PIECE_BYTES, file.size_bytes - position))
+            piece = _read(opened, file, position, min(_PIECE_BYTES, file.size_bytes - position))
             md5.update(piece)
             _write(target, piece)
             told(len(piece))
-    finally:
-        os.close(descriptor)
     if md5.digest() != file.md5:
         raise BufferDamaged(f"staged file {file.name} is not what its MD5 says")
 
 
-def _opened(staging: Staging, file: StagedFile) -> int:
+def _opened(staging: Staging, file: StagedFile) -> FileLease[SharedFile]:
     try:
         return staging.open(file)
     except OSError as error:
         raise BufferDamaged(f"staged file {file.name} cannot be opened: {error.strerror}") from error
 
 
-def _read(descriptor: int, file: StagedFile, position: int, count: int) -> memoryview:
+def _read(opened: FileLease[SharedFile], file: StagedFile, position: int, count: int) -> memoryview:
     try:
-        return read_verified(descriptor, file, position, count)
+        return read_verified(opened, file, position, count)
     except OSError as error:
         raise BufferDamaged(f"staged file {file.name} cannot be read at {position}: {error.strerror}") from error
 

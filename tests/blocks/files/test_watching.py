@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks.files import watching
-from gateway.blocks.files.open_file import OpenFile
+from gateway.blocks.files.block_file import BlockLease, lease_of
 from gateway.blocks.files.watching import FileWatcher
 from gateway.blocks.filling.shared_fills import is_led
 
@@ -27,12 +27,12 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Iterator[OpenFile]:
+def file(tmp_path: Path) -> Iterator[BlockLease]:
     path = tmp_path / "file"
     path.touch()
-    file = OpenFile(os.open(path, os.O_RDWR))
+    file = lease_of(os.open(path, os.O_RDWR))
     yield file
-    file.release()
+    file.close()
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def no_safety_net(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_safety_net")
-def test_every_kind_of_change_wakes(tmp_path: Path, file: OpenFile) -> None:
+def test_every_kind_of_change_wakes(tmp_path: Path, file: BlockLease) -> None:
     """Growth, a new name, removal and a touch each end the wait, for every watcher of the file."""
 
     async def scenario() -> None:
@@ -67,7 +67,7 @@ def test_every_kind_of_change_wakes(tmp_path: Path, file: OpenFile) -> None:
 
 
 @pytest.mark.usefixtures("no_safety_net")
-def test_a_change_between_looking_and_waiting_is_not_missed(file: OpenFile) -> None:
+def test_a_change_between_looking_and_waiting_is_not_missed(file: BlockLease) -> None:
     """What happens after `clear` ends a wait that begins later."""
 
     async def scenario() -> None:
@@ -82,7 +82,7 @@ def test_a_change_between_looking_and_waiting_is_not_missed(file: OpenFile) -> N
 
 
 @pytest.mark.usefixtures("no_safety_net")
-def test_a_killed_writer_is_noticed_at_once(tmp_path: Path, file: OpenFile) -> None:
+def test_a_killed_writer_is_noticed_at_once(tmp_path: Path, file: BlockLease) -> None:
     """SIGKILL frees the writer's lock, and whoever watches sees it free without the slow look of the safety net."""
 
     async def scenario(writer: subprocess.Popen[bytes]) -> None:
@@ -104,7 +104,7 @@ def test_a_killed_writer_is_noticed_at_once(tmp_path: Path, file: OpenFile) -> N
         asyncio.run(asyncio.wait_for(scenario(writer), 30))
 
 
-def test_nothing_is_looked_at_hot(file: OpenFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_looked_at_hot(file: BlockLease, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the writer's end the looks come further and further apart, down to the safety net's pace."""
     monkeypatch.setattr(watching, "LOOK_SECONDS", 0.2)
 
@@ -123,7 +123,7 @@ def test_nothing_is_looked_at_hot(file: OpenFile, monkeypatch: pytest.MonkeyPatc
     asyncio.run(scenario())
 
 
-def test_without_inotify_the_file_is_looked_at_now_and_then(file: OpenFile) -> None:
+def test_without_inotify_the_file_is_looked_at_now_and_then(file: BlockLease) -> None:
     """Where no instance is left, waiting still ends."""
 
     async def scenario() -> None:
@@ -135,7 +135,7 @@ def test_without_inotify_the_file_is_looked_at_now_and_then(file: OpenFile) -> N
     asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
-def test_nothing_stays_behind_a_watch(file: OpenFile) -> None:
+def test_nothing_stays_behind_a_watch(file: BlockLease) -> None:
     """Changes to a file that nobody watches any more are nobody's business, and its watch is free."""
 
     async def scenario() -> None:
@@ -151,9 +151,9 @@ def test_nothing_stays_behind_a_watch(file: OpenFile) -> None:
     asyncio.run(scenario())
 
 
-def test_looking_at_the_lock_takes_it_from_nobody(tmp_path: Path, file: OpenFile) -> None:
+def test_looking_at_the_lock_takes_it_from_nobody(tmp_path: Path, file: BlockLease) -> None:
     """Two who look at once do not take each other for the leader."""
-    other = OpenFile(os.open(tmp_path / "file", os.O_RDONLY))
+    other = lease_of(os.open(tmp_path / "file", os.O_RDONLY))
     fcntl.flock(other.descriptor, fcntl.LOCK_SH)
     assert not is_led(file)
-    other.release()
+    other.close()

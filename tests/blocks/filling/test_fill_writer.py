@@ -35,7 +35,7 @@ def play(directory: Path, use: Callable[[FillWriter, bytes], None]) -> None:
         async with open_cache(directory, origin) as cache:
             writer = writer_of(cache, version)
             use(writer, content_of(origin, version))
-            writer.filled.file.release()
+            writer.filled.file.close()
 
     asyncio.run(scenario())
 
@@ -48,10 +48,10 @@ def test_the_file_holds_what_was_given_and_is_known(tmp_path_factory: pytest.Tem
 
     def use(writer: FillWriter, content: bytes) -> None:
         for start, stop in zip([0, *sorted(cuts)], [*sorted(cuts), BLOCK], strict=True):
-            writer.write(content[start:stop])
+            writer.write(writer.filled.file, content[start:stop])
             assert writer.checksums.complete_bytes <= stop
         assert writer.checksums.complete
-        known = writer.publish()
+        known = writer.publish(writer.filled.file)
         [path] = block_files(directory)
         descriptor = os.open(path, os.O_RDONLY)
         extent = writer.directory.index.lookup(writer.filled.block.id)
@@ -69,14 +69,14 @@ def test_a_file_that_somebody_else_changes_is_published_and_not_known(tmp_path: 
 
     def use(writer: FillWriter, content: bytes) -> None:
         first = len(content) if last else 100_000
-        writer.write(content[:first])
+        writer.write(writer.filled.file, content[:first])
         [path] = partial_files(tmp_path / "c")
         with path.open("r+b") as file:
             file.seek(8192)
             file.write(b"harmed")
         if not last:
-            writer.write(content[first:])
-        assert writer.publish() is None
+            writer.write(writer.filled.file, content[first:])
+        assert writer.publish(writer.filled.file) is None
         assert writer.directory.index.lookup(writer.filled.block.id) is not None
 
     play(tmp_path / "c", use)

@@ -74,7 +74,7 @@ def stored(opened: OpenDirectory, block: Block) -> bytes | None:
     except BlockDamaged:
         return None
     finally:
-        file.release()
+        file.close()
 
 
 def assert_exact(opened: OpenDirectory, directory: Path) -> None:
@@ -293,7 +293,7 @@ def test_blocks_of_an_open_segment_are_read_while_it_grows(tmp_path: Path) -> No
         assert found.file == extent.file
         assert read_verified(file.descriptor, found, 0, found.length) == later.content
     assert read_verified(file.descriptor, extent, 0, extent.length) == first.content
-    file.release()
+    file.close()
     assert len(block_files(tmp_path / "c")) == 1
     opened.close()
 

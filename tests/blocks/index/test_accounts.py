@@ -44,8 +44,8 @@ def begin(opened: OpenDirectory, block: Block) -> tuple[FillFile, Evicted]:
 def fill_now(opened: OpenDirectory, block: Block) -> None:
     filled, _ = begin(opened, block)
     opened.blocks.store.write(filled.file, b"x" * block.length, filled.data_offset)
-    opened.blocks.finish(filled, b"\0" * 4)
-    filled.file.release()
+    opened.blocks.finish(filled, filled.file, b"\0" * 4)
+    filled.file.close()
 
 
 def kill(opened: OpenDirectory) -> None:
@@ -144,8 +144,8 @@ class Accounts(RuleBasedStateMachine):
     def finish(self, data: st.DataObject) -> None:
         filled = self.fills.pop(data.draw(st.integers(0, len(self.fills) - 1)))
         self.opened.blocks.store.write(filled.file, b"x" * filled.block.length, filled.data_offset)
-        extent = self.opened.blocks.finish(filled, b"\0" * 4)
-        filled.file.release()
+        extent = self.opened.blocks.finish(filled, filled.file, b"\0" * 4)
+        filled.file.close()
         blocks = self.model[slot_of(filled.block)]
         assert (extent is None) == (filled.block.id in blocks)
         blocks.setdefault(filled.block.id, filled.reservation.disk_bytes)
@@ -154,8 +154,8 @@ class Accounts(RuleBasedStateMachine):
     @rule(data=st.data())
     def abandon(self, data: st.DataObject) -> None:
         filled = self.fills.pop(data.draw(st.integers(0, len(self.fills) - 1)))
-        self.opened.blocks.abandon(filled)
-        filled.file.release()
+        self.opened.blocks.abandon(filled.file, filled.reservation)
+        filled.file.close()
 
     @precondition(lambda self: any(self.model.values()))
     @rule(data=st.data())
@@ -197,7 +197,7 @@ class Accounts(RuleBasedStateMachine):
         else:
             kill(self.opened)
         for filled in self.fills:
-            filled.file.release()
+            filled.file.close()
         self.fills = []
         self.capacity = capacity * PAGE
         self.opened = self._open()
@@ -224,7 +224,7 @@ class Accounts(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for filled in self.fills:
-            filled.file.release()
+            filled.file.close()
         self.opened.close()
         shutil.rmtree(self.directory)
 
@@ -253,8 +253,8 @@ def test_room_is_made_in_transactions_of_bounded_size(tmp_path: Path) -> None:
     assert evicted.blocks == {"default": 196}
     assert VICTIMS_PER_TRANSACTION < 196
     assert len(block_files(tmp_path / "c")) == 4
-    opened.blocks.abandon(filled)
-    filled.file.release()
+    opened.blocks.abandon(filled.file, filled.reservation)
+    filled.file.close()
     opened.close()
 
 
@@ -271,7 +271,7 @@ def test_a_slot_that_is_used_no_more_is_cleared_up_by_any_other(tmp_path: Path) 
     """After fewer workers are started than before, nothing that the others had begun holds room."""
     dead = open_directory(BlockSettings(tmp_path / "c", 100 * PAGE, 64 * KIB), 7)
     filled, _ = begin(dead, small_block("k1", PAGE))
-    filled.file.release()
+    filled.file.close()
     kill(dead)
     assert len(partial_files(tmp_path / "c")) == 1
     opened = open_directory(BlockSettings(tmp_path / "c", 100 * PAGE, 64 * KIB), 0)

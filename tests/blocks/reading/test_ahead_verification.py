@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.blocks.files import verification
-from gateway.blocks.files.open_file import OpenFile
+from gateway.blocks.files.block_file import BlockLease, lease_of
 from gateway.blocks.files.residency import Residency
 from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.files.verification import ChunkChecksums, Verified, fingerprint
@@ -35,7 +35,7 @@ class Bench:
         if damaged_at is not None:
             content[damaged_at] ^= 1
         path.write_bytes(content)
-        self.file = OpenFile(os.open(path, os.O_RDONLY))
+        self.file = lease_of(os.open(path, os.O_RDONLY))
         self.verified = Verified(fingerprint(self.file.descriptor))
         self.threads = DiskThreads(2)
         self.extent = Extent("f", 0, LENGTH, bytes(checksums.packed))
@@ -44,7 +44,7 @@ class Bench:
     def close(self) -> None:
         self.verifier.stop()
         self.threads.shut_down()
-        self.file.release()
+        self.file.close()
 
 
 @pytest.fixture
@@ -155,3 +155,31 @@ def test_what_comes_from_the_device_makes_all_of_the_block_doubtful(tmp_path: Pa
         assert not bench.verified.covers(0, 1)
 
     on_bench(Bench(tmp_path / "f"), steps)
+
+
+def test_a_reader_that_leaves_at_once_takes_no_file_from_others(tmp_path: Path) -> None:
+    """The piece ahead is verified in its own file, or not at all: not in the file that has got the number since."""
+
+    async def steps(bench: Bench) -> None:
+        number = bench.file.descriptor
+        bench.verifier.go_on(PIECE, PIECE, 0)
+        bench.verifier.stop()
+        bench.file.close()  # the client has left before the work ahead came to run
+        others = [leased_file(tmp_path / f"tenant-{name}") for name in "bcdefgh"]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        bench.threads.shut_down()
+        more = [leased_file(tmp_path / f"tenant-{name}") for name in "ijk"]
+        numbers = [other.descriptor for other in (*others, *more)]
+        assert len(set(numbers)) == len(numbers)
+        for name, other in zip("bcdefghijk", (*others, *more), strict=True):
+            assert os.pread(other.descriptor, 64, 0) == f"tenant-{name}".encode()
+            other.close()
+        assert number > 0
+
+    on_bench(Bench(tmp_path / "f"), steps)
+
+
+def leased_file(path: Path) -> BlockLease:
+    path.write_text(path.name)
+    return lease_of(os.open(path, os.O_RDONLY))

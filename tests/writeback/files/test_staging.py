@@ -41,11 +41,8 @@ def stage(staging: Staging, content: bytes, piece_bytes: int = 50_000) -> Staged
 
 
 def read(staging: Staging, file: StagedFile, position: int, count: int) -> bytes:
-    descriptor = staging.open(file)
-    try:
-        return bytes(read_verified(descriptor, file, position, count))
-    finally:
-        os.close(descriptor)
+    with staging.open(file) as opened:
+        return bytes(read_verified(opened, file, position, count))
 
 
 def test_what_was_staged_is_read_back(staging: Staging) -> None:

@@ -1,0 +1,113 @@
+"""Open files that several users share: each user holds a lease, and the last lease that ends closes the file.
+
+A descriptor is only a number. Once it is closed, the kernel gives the number to the next file that this process opens:
+whoever goes on using it reads, sends or closes somebody else's file. So nobody passes numbers around:
+
+- A user takes a lease of his own before anything can end the one that he takes it from. A thread's lease is taken by
+  whoever hands the work to the thread, in the same call, never by the work itself when it comes to run.
+- A lease that has ended gives no number any more: LeaseEnded, which is a defect of this program. EBADF can then only be
+  one, too, and never says anything about a disk.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
+
+
+class LeaseEnded(RuntimeError):
+    """Somebody used a lease on a file after its end."""
+
+
+class SharedFile:
+    """An open file and how many leases there are on it. `close_file` runs once, when the last lease has ended."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._leases = 0
+        self._lock = threading.Lock()
+
+    def begin_lease(self) -> None:
+        with self._lock:
+            if self._leases < 0:
+                raise LeaseEnded("the file is closed")
+            self._leases += 1
+
+    def end_lease(self) -> None:
+        with self._lock:
+            self._leases -= 1
+            last = self._leases == 0
+            if last:
+                self._leases = -1
+        if last:
+            self.close_file()
+
+    def close_file(self) -> None:
+        os.close(self.descriptor)
+
+
+F_co = TypeVar("F_co", bound=SharedFile, covariant=True)
+
+
+class FileLease(Generic[F_co]):
+    """One user's right to an open file, from its making to `close`. Thread-safe as a whole, not to be shared itself."""
+
+    __slots__ = ("_file",)
+
+    def __init__(self, file: F_co) -> None:
+        self._file: F_co | None = None
+        file.begin_lease()
+        self._file = file
+
+    @property
+    def file(self) -> F_co:
+        """The file; LeaseEnded after `close`."""
+        file = self._file
+        if file is None:
+            raise LeaseEnded("a lease on a file was used after its end")
+        return file
+
+    @property
+    def descriptor(self) -> int:
+        """The file's descriptor, for use at once; LeaseEnded after `close`."""
+        return self.file.descriptor
+
+    def share(self) -> FileLease[F_co]:
+        """One more lease, of its own end; LeaseEnded after `close`."""
+        return FileLease(self.file)
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.end_lease()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # A response body that is closed before its first piece never runs: this ends what it held.
+        self.close()
+
+
+L = TypeVar("L", bound=FileLease[SharedFile])
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def with_lease(lease: L, function: Callable[Concatenate[L, P], R]) -> Callable[P, R]:
+    """A function for another thread that is given a lease of its own, which ends when the function does."""
+
+    def run(*arguments: P.args, **keywords: P.kwargs) -> R:
+        with lease:
+            return function(lease, *arguments, **keywords)
+
+    return run
