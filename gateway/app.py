@@ -207,7 +207,7 @@ async def upkeep(settings: Settings, *, instance_id: str, bandwidth: int | None 
         )
         store = await asyncio.to_thread(JobStore, settings.cache.directory / "jobs")
         jobs = await Jobs.open(tools, store)
-        indexes = Indexes.open(tools, _index_plans(settings), node.metrics.indexes)
+        indexes = Indexes.open(tools, _index_plans(settings, store.scratch), node.metrics.indexes)
         try:
             events = OriginEvents(catalog, blocks, node.slots)
             desk = SnapshotDesk(tools, jobs)
@@ -225,8 +225,7 @@ def _bounding(node: _Node) -> Bounding:
     return Bounding(node.slots, node.clock, node.metrics.writeback)
 
 
-def _index_plans(settings: Settings) -> list[IndexPlan]:
-    scratch = settings.cache.directory / "jobs" / "inventories"
+def _index_plans(settings: Settings, scratch: Path) -> list[IndexPlan]:
     return [
         IndexPlan(slot.name, slot.index_refresh_in_force_seconds, slot.index_listers, slot.index_inventory, scratch)
         for slot in settings.slots

@@ -2,11 +2,13 @@
 
 <cache>/jobs/<id>.json      the record
 <cache>/jobs/<id>.objects   the list (worklist.py)
+<cache>/jobs/inventories/   inventories that are being sorted (indexing/inventory.py)
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +32,7 @@ class JobStore:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self.scratch = directory / "inventories"
         with _store_errors("the directory of jobs cannot be made"):
             directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
 
@@ -42,8 +45,13 @@ class JobStore:
         return sorted(found, key=lambda job: (job.created_at, job.id))
 
     def sweep(self, running: Collection[str]) -> None:
-        """Remove lists of objects but those of the jobs `running`: what ended jobs and killed processes have left."""
-        with _store_errors("lists of objects that nobody needs cannot be removed"):
+        """Remove what ended jobs and killed processes have left: scratch, and lists but those of the jobs `running`.
+
+        Before anything is sorted.
+        """
+        with _store_errors("what nobody needs any more cannot be removed"):
+            if self.scratch.exists():
+                shutil.rmtree(self.scratch)
             for path in self._directory.iterdir():
                 if path.suffix == _LIST_SUFFIX and path.stem not in running:
                     path.unlink(missing_ok=True)

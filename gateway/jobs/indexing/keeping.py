@@ -17,7 +17,7 @@ import structlog
 
 from gateway.errors import ForebayError, StoreUnavailable
 from gateway.jobs.indexing.crawl import Crawl, CrawlPlan, said
-from gateway.jobs.indexing.inventory.start import UNKNOWN_BOOT, InventoryStart
+from gateway.jobs.indexing.inventory import UNKNOWN_BOOT, InventoryStart
 from gateway.jobs.indexing.parts import LISTED, Part, gaps, parts_of
 from gateway.jobs.indexing.progress import IndexObserver, Progress
 from gateway.jobs.tools import Tools

@@ -101,10 +101,14 @@ class SnapshotData:
         with self._environment.begin() as transaction:
             yield Keys(transaction.cursor(db=self._entries))
 
+    def rows(self, start: bytes, stop: bytes, count: int) -> list[Listed]:
+        """The first `count` keys and records of [start, stop), in order. Blocks."""
+        with self.keys() as keys:
+            return keys.read(start, stop, count)
+
     def part(self, start: bytes, stop: bytes, count: int = READ_AT_ONCE) -> list[ListedEntry]:
         """The first `count` objects of [start, stop), in order. Blocks."""
-        with self.keys() as keys:
-            return [self.entry(key, record) for key, record in keys.read(start, stop, count)]
+        return [self.entry(key, record) for key, record in self.rows(start, stop, count)]
 
     def count(self) -> int:
         """How many objects there are."""
@@ -148,6 +152,13 @@ class SnapshotData:
                 if not transaction.put(entry.key, record, db=self._entries, overwrite=False):
                     return place
         return None
+
+    def add_missing(self, entries: Sequence[ListedEntry]) -> None:
+        """Add those objects whose keys are not there yet, in any order. Blocks."""
+        with self._environment.begin(write=True) as transaction:
+            rows = [(entry.key, pack(entry, self._number(transaction, entry.form))) for entry in entries]
+            rows.sort()
+            transaction.cursor(db=self._entries).putmulti(rows, overwrite=False)
 
     def sync(self) -> None:
         """All that was written survives a power cut when this returns. Blocks."""
