@@ -28,8 +28,8 @@ from gateway.jobs.tools import Tools
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS, disbelieve
 from gateway.metadata.small_answers import SmallAnswers
-from gateway.metadata.snapshots.library import Library
-from gateway.metadata.snapshots.shelf import NoShelf, Shelf
+from gateway.metadata.snapshots.registry import SnapshotRegistry
+from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.metering import origin_meter
 from gateway.operations.exchange import Services
 from gateway.operations.origin_events import OriginEvents
@@ -138,7 +138,7 @@ async def s3_application(
             allow_unsigned=settings.server.allow_unsigned,
             allow_signature_v2=settings.server.allow_signature_v2,
         )
-        shelf, library = await _shelf(settings, node, closed=closed)
+        snapshots, snapshot_store = await _snapshots(settings, node, closed=closed)
         services = Services(
             node.origin,
             catalog,
@@ -146,7 +146,7 @@ async def s3_application(
             blocks,
             node.slots,
             node.clock,
-            snapshots=shelf,
+            snapshots=snapshots,
             writeback=buffer,
             buffer_closed=closed and is_needed(settings),
         )
@@ -156,20 +156,19 @@ async def s3_application(
             )
         finally:
             await answers.close()
-            if isinstance(shelf, Shelf):
-                await shelf.close()
-            if library is not None:
-                await asyncio.to_thread(library.shut)
+            await snapshots.close()
+            if snapshot_store is not None:
+                snapshot_store.close()
 
 
-async def _shelf(settings: Settings, node: _Node, *, closed: bool) -> tuple[Shelf | NoShelf, Library | None]:
+async def _snapshots(settings: Settings, node: _Node, *, closed: bool) -> tuple[SnapshotRegistry, SnapshotStore | None]:
     """What freezes slots. What cannot be opened does not keep the worker from starting."""
     if closed or not node.slots.any_frozen:
-        return NoShelf(), None
-    library = await asyncio.to_thread(Library, settings.cache.directory / SNAPSHOTS)
-    shelf = Shelf(library, node.slots, node.clock, node.metrics.snapshots)
-    await shelf.refresh()
-    return shelf, library
+        return SnapshotRegistry.switched_off(), None
+    store = await asyncio.to_thread(SnapshotStore, settings.cache.directory / SNAPSHOTS)
+    registry = SnapshotRegistry(store, node.slots, node.clock, node.metrics.snapshots)
+    await registry.refresh()
+    return registry, store
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +200,9 @@ async def upkeep(settings: Settings, *, instance_id: str, bandwidth: int | None 
         _directory(settings, node, BACKGROUND_WORKER) as (blocks, catalog),
         opened_buffer(settings, BACKGROUND_WORKER, _bounding(node), blocks) as buffer,
     ):
-        library = await asyncio.to_thread(Library, settings.cache.directory / SNAPSHOTS)
+        snapshots = await asyncio.to_thread(SnapshotStore, settings.cache.directory / SNAPSHOTS)
         tools = Tools(
-            node.origin, catalog, blocks, node.slots, node.clock, library, origin_name=settings.origin.endpoint_url
+            node.origin, catalog, blocks, node.slots, node.clock, snapshots, origin_name=settings.origin.endpoint_url
         )
         store = await asyncio.to_thread(JobStore, settings.cache.directory / "jobs")
         jobs = await Jobs.open(tools, store)
@@ -218,7 +217,7 @@ async def upkeep(settings: Settings, *, instance_id: str, bandwidth: int | None 
         finally:
             await indexes.close()
             await jobs.close()
-            await asyncio.to_thread(library.shut)
+            snapshots.close()
 
 
 def _bounding(node: _Node) -> Bounding:

@@ -153,7 +153,7 @@ class CatalogMetrics:
 
 
 class SnapshotMetrics:
-    """Counts the events of one process's frozen slots (the methods of `metadata.snapshots.shelf.SnapshotObserver`)."""
+    """Counts the events of one process's frozen slots (`metadata.snapshots.registry.SnapshotObserver`)."""
 
     def refused(self, slot: str, reason: str) -> None:
         SNAPSHOT_REFUSALS.add(1, slot, reason)

@@ -9,7 +9,7 @@ from gateway.jobs.patience import patiently
 from gateway.jobs.tools import Tools
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead
 from gateway.metadata.listing.records import etag_and_size
-from gateway.metadata.snapshots.shelf import check_covers
+from gateway.metadata.snapshots.registry import check_covers
 from gateway.objects import ObjectKey, ObjectVersion
 from gateway.policy.slots import Slot
 from gateway.s3.etags import quote
@@ -17,12 +17,11 @@ from gateway.s3.etags import quote
 
 def frozen_version(tools: Tools, key: ObjectKey, slot: Slot) -> ObjectVersion | None:
     """The frozen version; None where there was no such object. SnapshotError, StoreUnavailable. Blocks."""
-    if tools.library is None:
+    if tools.snapshots is None:
         raise NoSuchSnapshot(f"there is no snapshot {slot.snapshot!r}")
-    with tools.library.opened(slot.snapshot) as snapshot:
+    with tools.snapshots.opened(slot.snapshot) as snapshot:
         check_covers(snapshot.manifest, slot)
-        place = key.key.encode()
-        record = snapshot.data.record(place)
+        record = snapshot.data.record(key.key.encode())
         if record is None:
             return None
         return ObjectVersion(key, *etag_and_size(record))

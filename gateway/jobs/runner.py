@@ -72,8 +72,8 @@ class Jobs:
         found = await asyncio.to_thread(store.load)
         running = {job.id for job in found if job.state is JobState.RUNNING}
         await _tried("the lists of ended jobs could not be removed", store.sweep, running)
-        if tools.library is not None:
-            await asyncio.to_thread(tools.library.sweep, running)
+        if tools.snapshots is not None:
+            await asyncio.to_thread(tools.snapshots.sweep, running)
         for job in found:
             if job.state is JobState.RUNNING:
                 jobs._begin(replace(job, full=False))
@@ -199,8 +199,7 @@ class Jobs:
         if state is None:
             await _tried("a job's progress could not be written down", self._store.save, run.work.job)
         else:
-            run.work.job = replace(run.work.job, state=state, ended_at=self._tools.clock.now())
-            await self._end(run)
+            await self._end(run, replace(run.work.job, state=state, ended_at=self._tools.clock.now()))
         run.told.set()
         del self._runs[run.work.job.id]
 
@@ -218,17 +217,19 @@ class Jobs:
         _log.error("a job failed", job=run.work.job.id, exc_info=error)
         return JobState.FAILED, f"{type(error).__name__}: see the log"
 
-    async def _end(self, run: _Run) -> None:
-        """Show the end of a job at once, and store it, again and again until the disk takes it or the process ends."""
-        job, pause_seconds = run.work.job, _SAVE_SECONDS
-        self._ended[job.id] = job
-        while not await _tried("a job's end could not be written down", self._store.save, job):
-            run.told.set()
+    async def _end(self, run: _Run, job: Job) -> None:
+        """Store the end of a job and show it; where the disk does not take it, show it and try again for ever."""
+        message, pause_seconds = "a job's end could not be written down", _SAVE_SECONDS
+        is_stored = await _tried(message, self._store.save, job)
+        run.work.job = self._ended[job.id] = job
+        run.told.set()
+        while not is_stored:
             if self._is_closing:
                 return
             run.waiting = asyncio.create_task(self._tools.clock.sleep(pause_seconds), name="job end waiting")
             await asyncio.wait({run.waiting})
             pause_seconds = min(2 * pause_seconds, _SAVE_SECONDS_MAX)
+            is_stored = await _tried(message, self._store.save, job)
         await _tried("the list of an ended job could not be removed", self._store.drop_objects, job.id)
         for job_id in list(self._ended)[:-ENDED_KEPT]:
             if job_id not in self._runs and await _tried("an old job could not be removed", self._store.remove, job_id):

@@ -17,8 +17,8 @@ from gateway.errors import OriginAnswered, OriginBodyError, SnapshotConflict, St
 from gateway.jobs.patience import patiently
 from gateway.jobs.records import Job, JobState
 from gateway.jobs.tools import Tools
-from gateway.metadata.snapshots.library import Library
 from gateway.metadata.snapshots.staging import Origins, Staging, made_by
+from gateway.metadata.snapshots.store import Snapshot, SnapshotStore
 from gateway.origin.client import OriginRequest, Purpose
 from gateway.policy.prefixes import Prefix
 from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX, ListedEntry, ListedPage, parse_listed_page
@@ -39,12 +39,12 @@ class SnapshotWork:
 
     async def run(self) -> None:
         """Make it, or what is left of that. Raises ForebayError: then nothing of it stays."""
-        library = library_of(self._tools)
-        if await asyncio.to_thread(made_by, library, self.job.name, self.job.id) is not None:
+        store = snapshots_of(self._tools)
+        if await asyncio.to_thread(made_by, store, self.job.name, self.job.id) is not None:
             self.job = replace(self.job, found_all=True)
             return  # the process was killed just behind the end
         origins = Origins(self.job.name, self.job.prefix, self._tools.origin_name, self._tools.clock.now(), self.job.id)
-        staging = await steadily(Staging.begin, library, self.job.id, origins)
+        staging = await steadily(Staging.begin, store, self.job.id, origins)
         try:
             await self._list(staging)
             manifest = await steadily(staging.publish, self._tools.clock.now())
@@ -86,21 +86,23 @@ async def steadily(work: Callable[P, T], *arguments: P.args, **options: P.kwargs
         given: object = None if running.cancelled() or running.exception() else running.result()
         if isinstance(given, Staging):
             given.leave()  # nobody will have it
+        elif isinstance(given, Snapshot):
+            given.close()
         raise
 
 
 async def check_free(tools: Tools, name: str) -> None:
     """SnapshotConflict when there is a snapshot of that name, were it one that cannot be used."""
-    library = library_of(tools)
-    if any(one.name == name for one in await asyncio.to_thread(library.all)):
+    store = snapshots_of(tools)
+    if any(one.name == name for one in await asyncio.to_thread(store.all)):
         raise SnapshotConflict(f"there is a snapshot {name!r} already: delete it, or take another name")
 
 
-def library_of(tools: Tools) -> Library:
+def snapshots_of(tools: Tools) -> SnapshotStore:
     """Where snapshots lie; StoreUnavailable where there is no cache directory."""
-    if tools.library is None:
+    if tools.snapshots is None:
         raise StoreUnavailable("there is no cache directory for snapshots")
-    return tools.library
+    return tools.snapshots
 
 
 async def pages(tools: Tools, prefix: Prefix, after: bytes | None) -> AsyncGenerator[list[ListedEntry], None]:

@@ -13,12 +13,13 @@ import structlog
 from gateway.errors import NoSuchSnapshot, OriginError, SnapshotConflict, SnapshotError, StoreUnavailable
 from gateway.jobs.records import Job
 from gateway.jobs.runner import Jobs
-from gateway.jobs.snapshot_work import check_free, library_of, pages, steadily
+from gateway.jobs.snapshot_work import check_free, pages, snapshots_of, steadily
 from gateway.jobs.tools import Tools
-from gateway.metadata.snapshots.comparing import differences
-from gateway.metadata.snapshots.lines import BadLine, Header, LineReader, header_line, object_lines
-from gateway.metadata.snapshots.names import valid_name
-from gateway.metadata.snapshots.shelf import check_covers, missing
+from gateway.metadata.listing.places import END, behind
+from gateway.metadata.snapshots.diff import differences
+from gateway.metadata.snapshots.manifest import valid_name
+from gateway.metadata.snapshots.ndjson import BadLine, Header, LineReader, header_line, object_lines
+from gateway.metadata.snapshots.registry import check_covers, missing
 from gateway.metadata.snapshots.staging import Origins, Staging
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
@@ -38,13 +39,13 @@ class SnapshotDesk:
     def __init__(self, tools: Tools, jobs: Jobs) -> None:
         self._tools = tools
         self._jobs = jobs
-        self._library = library_of(tools)
+        self._store = snapshots_of(tools)
         self._imports = 0
         self._frozen = [slot for slot in tools.slots if slot.consistency == "snapshot"]
 
     async def all(self) -> list[dict[str, Any]]:
         """Every snapshot by name; `problem` says why one cannot be used, `slots` names those that it freezes."""
-        found = await asyncio.to_thread(self._library.all)
+        found = await asyncio.to_thread(self._store.all)
         return [
             (one.manifest.document() if one.manifest is not None else {"name": one.name})
             | {"problem": one.problem, "slots": self._slots_of(one.name)}
@@ -89,7 +90,7 @@ class SnapshotDesk:
         if slots and not force:
             await self.one(name)
             raise SnapshotConflict(f"snapshot {name!r} freezes the slot {', '.join(slots)}: --force deletes it anyway")
-        await asyncio.to_thread(self._library.delete, name)
+        await asyncio.to_thread(self._store.delete, name)
         _log.info("a snapshot was deleted", name=name)
 
     async def exported(self, name: str) -> AsyncGenerator[bytes, None]:
@@ -144,7 +145,7 @@ class SnapshotDesk:
         started_at = header.started_at if header.started_at is not None else now
         origins = Origins(name, str(header.prefix), header.origin, started_at)
         mark = f"import-{secrets.token_hex(8)}"
-        return await steadily(Staging.begin, self._library, mark, origins)
+        return await steadily(Staging.begin, self._store, mark, origins)
 
     async def _published(self, begun: Staging, header: Header, now: float) -> dict[str, Any]:
         expected = None
@@ -157,38 +158,35 @@ class SnapshotDesk:
 
     async def _check(self, name: str) -> Prefix:
         """The prefix of a snapshot that can be read."""
-        snapshot = await asyncio.to_thread(self._library.open, valid_name(name))
-        self._library.close(snapshot, keep=True)
-        return snapshot.manifest.place
+        return (await asyncio.to_thread(self._store.check, valid_name(name))).scope
 
     async def _entries(self, name: str) -> AsyncGenerator[list[ListedEntry], None]:
-        snapshot = await asyncio.to_thread(self._library.open, name)
+        snapshot = await steadily(self._store.open, name)
         try:
-            place = b""
-            while part := await steadily(snapshot.data.part, place, b"\xff"):
+            start = b""
+            while part := await steadily(snapshot.data.part, start, END):
                 yield part
-                place = part[-1].key + b"\0"
+                start = behind(part[-1].key)
         finally:
-            self._library.close(snapshot, keep=True)
+            snapshot.close()
 
     async def _lines(self, name: str) -> AsyncGenerator[bytes, None]:
-        snapshot = await asyncio.to_thread(self._library.open, name)
+        snapshot = await steadily(self._store.open, name)
         try:
-            forms = snapshot.data.forms
+            forms, start = snapshot.data.forms, b""
             yield header_line(snapshot.manifest, forms)
-            async for part in self._entries(name):
+            while part := await steadily(snapshot.data.part, start, END):
                 yield await asyncio.to_thread(object_lines, part, forms)
+                start = behind(part[-1].key)
         finally:
-            self._library.close(snapshot, keep=True)
+            snapshot.close()
 
     def _slots_of(self, name: str) -> list[str]:
         return [slot.name for slot in self._frozen if slot.snapshot == name]
 
     def _problem(self, slot: Slot, *, whole: bool) -> str | None:
         try:
-            check_covers(self._library.glance(slot.snapshot), slot)
-            if whole:
-                self._library.close(self._library.open(slot.snapshot), keep=True)
+            check_covers(self._store.check(slot.snapshot, whole=whole), slot)
         except NoSuchSnapshot:
             return missing(slot)
         except (SnapshotError, StoreUnavailable) as error:

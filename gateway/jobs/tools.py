@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gateway.blocks.cache import BlockCache
 from gateway.clock import Clock
 from gateway.metadata.catalog import Catalog
-from gateway.metadata.snapshots.library import Library
+from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slots
 
@@ -21,5 +21,5 @@ class Tools:
     blocks: BlockCache
     slots: Slots
     clock: Clock
-    library: Library | None = None
+    snapshots: SnapshotStore | None = None
     origin_name: str = ""

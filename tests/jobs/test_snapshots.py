@@ -14,8 +14,8 @@ import pytest
 from gateway.errors import NoSuchSnapshot, SnapshotConflict, SnapshotError, StoreUnavailable
 from gateway.jobs.records import Job, JobKind, JobState
 from gateway.jobs.snapshots import BadLine
-from gateway.metadata.snapshots import data as data_module
-from gateway.metadata.snapshots.data import SnapshotData
+from gateway.metadata.snapshots import object_table as table_module
+from gateway.metadata.snapshots.object_table import ObjectTable
 from gateway.origin.memory import MemoryOrigin
 from gateway.origin.memory.faults import Answer as Failure
 from gateway.origin.memory.faults import Hold, Unreachable, on
@@ -166,7 +166,7 @@ def test_a_disk_that_takes_nothing_fails_the_job(tmp_path: Path, monkeypatch: py
             assert (job.state, files_of(bench.library.root)) == (JobState.FAILED, [])
             assert "cannot be written" in job.errors[0]
 
-    monkeypatch.setattr(data_module, "_MAP_BYTES", 64 * 1024)
+    monkeypatch.setattr(table_module, "_MAP_BYTES", 64 * 1024)
     asyncio.run(scenario())
 
 
@@ -298,13 +298,13 @@ def _etag(bench: JobBench, key: str) -> str:
 def test_whoever_is_cancelled_waits_for_what_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment that a thread writes to is not closed under it."""
     writing, closed_meanwhile = asyncio.Event(), []
-    append, close = SnapshotData.append, SnapshotData.close
+    append, close = ObjectTable.append, ObjectTable.close
     busy = False
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
 
-        def slow_append(data: SnapshotData, entries: Any) -> None:
+        def slow_append(data: ObjectTable, entries: Any) -> None:
             nonlocal busy
             busy = True
             loop.call_soon_threadsafe(writing.set)
@@ -312,12 +312,12 @@ def test_whoever_is_cancelled_waits_for_what_is_being_written(tmp_path: Path, mo
             append(data, entries)
             busy = False
 
-        def noted_close(data: SnapshotData) -> None:
+        def noted_close(data: ObjectTable) -> None:
             closed_meanwhile.append(busy)
             close(data)
 
-        monkeypatch.setattr(SnapshotData, "append", slow_append)
-        monkeypatch.setattr(SnapshotData, "close", noted_close)
+        monkeypatch.setattr(ObjectTable, "append", slow_append)
+        monkeypatch.setattr(ObjectTable, "close", noted_close)
         async with job_bench(tmp_path, data_set(5)) as bench:
             job = await bench.desk.create("v1", PREFIX)
             await writing.wait()
@@ -334,7 +334,7 @@ def test_without_a_directory_there_are_none(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with job_bench(tmp_path, data_set(1)) as bench:
-            bench.jobs._tools = replace(bench.jobs._tools, library=None)
+            bench.jobs._tools = replace(bench.jobs._tools, snapshots=None)
             with pytest.raises(StoreUnavailable):
                 await bench.jobs.start_snapshot("v1", PREFIX)
 

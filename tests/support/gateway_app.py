@@ -18,8 +18,8 @@ from gateway.metadata.catalog import Catalog
 from gateway.metadata.observer import SilentAnswersObserver, SilentCatalogObserver
 from gateway.metadata.opening import ANSWERS
 from gateway.metadata.small_answers import SmallAnswers
-from gateway.metadata.snapshots.library import Library
-from gateway.metadata.snapshots.shelf import Shelf, SilentSnapshotObserver
+from gateway.metadata.snapshots.registry import SilentSnapshotObserver, SnapshotRegistry
+from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.operations.exchange import Services
 from gateway.origin.client import Origin
 from gateway.origin.memory import MemoryOrigin
@@ -42,7 +42,7 @@ class GatewayApp:
     blocks: BlockCache
     catalog: Catalog
     answers: SmallAnswers
-    library: Library
+    library: SnapshotStore
     buffer: WritebackBuffer | None = None
 
 
@@ -93,8 +93,8 @@ async def gateway_app(
         ttl_seconds=small_answers_ttl_seconds,
         observer=SilentAnswersObserver(),
     )
-    library = Library(directory / "snapshots")
-    shelf = Shelf(library, slots, clock, SilentSnapshotObserver())
+    library = SnapshotStore(directory / "snapshots")
+    shelf = SnapshotRegistry(library, slots, clock, SilentSnapshotObserver())
     buffer: WritebackBuffer | None = None
     if writeback:
         bounds = bounds or SilentBoundsObserver()
@@ -124,7 +124,7 @@ async def gateway_app(
         if buffer is not None:
             await buffer.close()
         await shelf.close()
-        library.shut()
+        library.close()
         await answers.close()
         await catalog.close()
         await blocks.close()

@@ -16,7 +16,7 @@ from gateway.jobs.store import JobStore
 from gateway.jobs.tools import Tools
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.observer import SilentCatalogObserver
-from gateway.metadata.snapshots.library import Library
+from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.origin.client import Origin
 from gateway.origin.memory import MemoryOrigin
 from gateway.policy.slots import Slot, Slots
@@ -33,7 +33,7 @@ class JobBench:
     catalog: Catalog
     origin: MemoryOrigin
     desk: SnapshotDesk
-    library: Library
+    library: SnapshotStore
 
     async def ended(self, job: Job) -> Job:
         """The job once it runs no more."""
@@ -71,14 +71,14 @@ async def job_bench(
             slots=policy,
         )
         try:
-            library = Library(directory / "snapshots")
+            library = SnapshotStore(directory / "snapshots")
             tools = Tools(front, catalog, cache, policy, clock, library, origin_name="memory")
             jobs = await Jobs.open(tools, store)
             try:
                 yield JobBench(jobs, store, cache, catalog, origin, SnapshotDesk(tools, jobs), library)
             finally:
                 await jobs.close()
-                library.shut()
+                library.close()
         finally:
             await catalog.close()
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from gateway.jobs.records import Job, JobKind
 from gateway.jobs.snapshot_work import SnapshotWork
 from gateway.jobs.tools import Tools
-from gateway.metadata.snapshots.library import Library
 from gateway.metadata.snapshots.manifest import Manifest
 from gateway.metadata.snapshots.staging import Origins, Staging
+from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.s3.list_result import EntryForm, ListedEntry
 from tests.support.gateway_app import GatewayApp
 
@@ -24,14 +24,14 @@ def entry(key: str, content: bytes = b"", form: EntryForm = FORM) -> ListedEntry
     return ListedEntry(key.encode(), DATE, f'"{hashlib.md5(content).hexdigest()}"', len(content), form)
 
 
-def make(library: Library, name: str, objects: Mapping[str, bytes], prefix: str = "s3://bucket/") -> Manifest:
+def make(library: SnapshotStore, name: str, objects: Mapping[str, bytes], prefix: str = "s3://bucket/") -> Manifest:
     """A snapshot of these objects."""
     staging = Staging.begin(library, f"test-{name}", Origins(name, prefix, "memory", 1.0))
     staging.append([entry(key, content) for key, content in sorted(objects.items(), key=lambda one: one[0].encode())])
     return staging.publish(2.0)
 
 
-def keys_of(library: Library, name: str) -> list[str]:
+def keys_of(library: SnapshotStore, name: str) -> list[str]:
     """All keys of a snapshot, in order."""
     with library.opened(name) as snapshot:
         return [one.key.decode() for one in snapshot.data.part(b"", b"\xff", 10**6)]

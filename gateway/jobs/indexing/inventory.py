@@ -32,7 +32,7 @@ from gateway.metadata.listing.batches import Asked, Batch
 from gateway.metadata.listing.index import ListingIndex
 from gateway.metadata.listing.places import behind
 from gateway.metadata.records import Learned
-from gateway.metadata.snapshots.data import SnapshotData
+from gateway.metadata.snapshots.object_table import ObjectTable
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
@@ -141,7 +141,7 @@ class InventoryStart:
 
     def _sort(self, path: Path, manifest: Manifest) -> None:
         prefix = self._slot.prefix.key_prefix.encode()
-        with self._sorted(writable=True) as objects:
+        with self._sorted() as objects:
             for entries in objects_of(path, manifest):
                 if self._is_over:
                     return
@@ -155,8 +155,8 @@ class InventoryStart:
         path.unlink()
 
     @contextmanager
-    def _sorted(self, *, writable: bool = False) -> Iterator[SnapshotData]:
-        objects = SnapshotData(self._directory / "objects", writable=writable)
+    def _sorted(self) -> Iterator[ObjectTable]:
+        objects = ObjectTable(self._directory / "objects")
         try:
             yield objects
         finally:
@@ -173,7 +173,7 @@ class InventoryStart:
             for part in gaps(parts, [Part(one.start, one.stop) for one in known]):
                 start = part.start
                 while start < part.stop:
-                    listed = await self._in_thread(objects.rows, start, part.stop, _LANDED_AT_ONCE)
+                    listed = await self._in_thread(objects.read, start, part.stop, _LANDED_AT_ONCE)
                     stop = behind(listed[-1][0]) if len(listed) == _LANDED_AT_ONCE else part.stop
                     await self._index.land(Batch(bucket, start, stop, listed, objects.forms, asked, math.inf))
                     start = stop

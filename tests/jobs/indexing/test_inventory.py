@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 from gateway.jobs.indexing.inventory_files import BadInventory, objects_of, parse_manifest
 from gateway.jobs.indexing.keeping import IndexPlan
 from gateway.jobs.store import JobStore
-from gateway.metadata.snapshots.data import SnapshotData
+from gateway.metadata.listing.records import unpack
+from gateway.metadata.snapshots.object_table import ObjectTable
 from gateway.objects import ObjectKey
 from gateway.origin.memory import MemoryOrigin
 from gateway.origin.memory.faults import Hold, on
@@ -217,11 +218,11 @@ ENTRY = st.builds(entry, KEY, st.sampled_from(["a", "b"]), st.integers(0, 3), st
 def test_objects_come_out_in_order(entries: list[ListedEntry], at_once: int) -> None:
     """However few are added at once; a key comes once."""
     with tempfile.TemporaryDirectory() as directory:
-        objects = SnapshotData(Path(directory) / "objects", writable=True)
+        objects = ObjectTable(Path(directory) / "objects")
         try:
             for start in range(0, len(entries), at_once):
                 objects.add_missing(entries[start : start + at_once])
-            found = objects.part(b"", b"\xff", len(entries) + 1)
+            found = [unpack(*row, objects.forms) for row in objects.read(b"", b"\xff", len(entries) + 1)]
         finally:
             objects.close()
     assert [one.key for one in found] == sorted({one.key for one in entries})
@@ -412,15 +413,15 @@ def test_one_that_cannot_be_used_is_said_and_done_without(tmp_path: Path, harm: 
 def test_a_gateway_that_ends_leaves_no_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """Whether it is in the midst of sorting or of landing: nothing reads what is closed, nothing stays."""
     origin = origin_with_inventory(*KEYS_LISTED)
-    method = "add_missing" if step == "sorting" else "rows"
-    original, reached = getattr(SnapshotData, method), threading.Event()
+    method = "add_missing" if step == "sorting" else "read"
+    original, reached = getattr(ObjectTable, method), threading.Event()
 
-    def slow(objects: SnapshotData, *arguments: Any) -> Any:
+    def slow(objects: ObjectTable, *arguments: Any) -> Any:
         reached.set()
         time.sleep(0.2)
         return original(objects, *arguments)
 
-    monkeypatch.setattr(SnapshotData, method, slow)
+    monkeypatch.setattr(ObjectTable, method, slow)
 
     async def scenario() -> None:
         plans = [IndexPlan("data", None, 4, MANIFEST, tmp_path / "scratch")]

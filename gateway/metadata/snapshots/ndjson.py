@@ -1,4 +1,4 @@
-"""Snapshots as JSON lines: one that says what it is, then one for every object. Pure.
+"""Snapshots as newline-delimited JSON: one that says what it is, then one for every object. Pure.
 
 {"snapshot": 1, "prefix": "s3://bucket/prefix", …}
 {"key": "prefix/a", "etag": "\\"…\\"", "size": 123, "last_modified": "2026-01-02T03:04:05.000Z"}

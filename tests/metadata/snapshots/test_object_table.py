@@ -1,4 +1,4 @@
-"""A snapshot's objects: found by key, and told of as they were listed."""
+"""Objects on their way into order: told of as they were listed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.metadata.listing.records import etag_and_size, modified_of, pack
-from gateway.metadata.snapshots.data import FORMS_MAX, SnapshotData
+from gateway.metadata.listing.places import END
+from gateway.metadata.listing.records import etag_and_size, modified_of, pack, unpack
+from gateway.metadata.snapshots.object_table import FORMS_MAX, ObjectTable
 from gateway.s3.list_result import EntryForm, ListedEntry
 from tests.support.snapshots import entry
 
@@ -36,12 +37,12 @@ def test_objects_keep_their_forms(tmp_path: Path) -> None:
     forms = [EntryForm("", f"<Owner><ID>{number}</ID></Owner>", "") for number in range(3)]
     entries = [entry(f"{number}", form=form) for number, form in enumerate(forms)]
     for one in entries:
-        data = SnapshotData(tmp_path / "data", writable=True)
-        data.append([one])
-        data.close()
-    data = SnapshotData(tmp_path / "data")
-    assert data.part(b"", b"\xff") == entries
-    assert data.part(b"1", b"2") == entries[1:2]
-    assert data.part(b"", b"\xff", 1) == entries[:1]
-    assert data.part(b"3", b"\xff") == []
-    data.close()
+        table = ObjectTable(tmp_path / "table")
+        table.append([one])
+        table.close()
+    table = ObjectTable(tmp_path / "table")
+    assert [unpack(*row, table.forms) for row in table.read(b"", END, 10)] == entries
+    assert [key for key, _ in table.read(b"1", b"2", 10)] == [b"1"]
+    assert [key for key, _ in table.read(b"", END, 1)] == [b"0"]
+    assert table.read(b"3", END, 10) == []
+    table.close()

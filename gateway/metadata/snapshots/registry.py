@@ -1,4 +1,4 @@
-"""The snapshots that the slots of this node name, as one worker has them: open, and looked at without waiting.
+"""The snapshots that the slots of this node name, as one worker has them: open, and read without waiting.
 
 Whether snapshots have come or gone is one look at shared memory; only then is the directory looked at, in a thread.
 """
@@ -11,14 +11,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol, TypeVar
 
-import lmdb
-
-from gateway.clock import Clock
+from gateway.clock import Clock, SystemClock
 from gateway.errors import NoSuchSnapshot, S3Error, SnapshotError, SnapshotUnusable, StoreUnavailable
 from gateway.metadata.head import ObjectHead
 from gateway.metadata.listing.records import etag_and_size, modified_of
-from gateway.metadata.snapshots.library import Library, Snapshot
 from gateway.metadata.snapshots.manifest import Manifest
+from gateway.metadata.snapshots.store import Snapshot, SnapshotStore
 from gateway.objects import ObjectKey, ObjectVersion
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
@@ -54,7 +52,7 @@ class SilentSnapshotObserver:
         return
 
 
-class Frozen(NamedTuple):
+class SnapshotObject(NamedTuple):
     """One object as it was listed; `version.etag` as the listing gave it, `record` as the snapshot has it."""
 
     version: ObjectVersion
@@ -66,7 +64,7 @@ class Frozen(NamedTuple):
         return modified_of(self.record)
 
 
-class Shelved:
+class OpenSnapshot:
     """An open snapshot for one slot.
 
     Heads of its objects never change, so that those that were used of late are kept here; `lost` are the keys of
@@ -77,20 +75,22 @@ class Shelved:
         self.snapshot = snapshot
         self.manifest = snapshot.manifest
         self.lost: dict[str, None] = {}
-        self._bucket = snapshot.manifest.place.bucket
+        self._bucket = snapshot.manifest.scope.bucket
         self._heads: tuple[dict[str, ObjectHead], dict[str, ObjectHead]] = ({}, {})
 
-    def find(self, key: str) -> Frozen | None:
-        """The object of that key; None: there was none when the snapshot was made. S3Error when it is damaged."""
-        place, data = key.encode("utf-8", "surrogatepass"), self.snapshot.data
+    def find(self, key: str) -> SnapshotObject | None:
+        """The object of that key; None: there was none when the snapshot was made.
+
+        S3Error when the snapshot is damaged, or the disk fails.
+        """
         try:
-            record = data.record(place)
+            record = self.snapshot.data.record(key.encode("utf-8", "surrogatepass"))
             if record is None:
                 return None
             etag, size_bytes = etag_and_size(record)
-        except (struct.error, lmdb.Error) as error:
+        except (struct.error, SnapshotUnusable, StoreUnavailable) as error:
             raise unusable(self.manifest.name, error) from error
-        return Frozen(ObjectVersion(ObjectKey(self._bucket, key), etag, size_bytes), record)
+        return SnapshotObject(ObjectVersion(ObjectKey(self._bucket, key), etag, size_bytes), record)
 
     def head(self, key: str, *, with_checksums: bool) -> ObjectHead | None:
         """What was kept of an object's head, with or without the checksums that only some ask for."""
@@ -105,157 +105,145 @@ class Shelved:
         _put(self.lost, key, None, LOST_MAX)
 
 
-class Shelf:
-    """All of them. Use `refresh` at the start, so that requests need not wait, and `close` at the end."""
+class SnapshotRegistry:
+    """All of them. Use `refresh` at the start, so that requests need not wait, and `close` at the end.
 
-    def __init__(self, library: Library, slots: Iterable[Slot], clock: Clock, observer: SnapshotObserver) -> None:
-        self._library = library
+    Without a `store`, where the cache directory cannot be used, slots that name a snapshot cannot be answered.
+    """
+
+    def __init__(
+        self, store: SnapshotStore | None, slots: Iterable[Slot], clock: Clock, observer: SnapshotObserver
+    ) -> None:
+        self._store = store
         self._clock = clock
         self._problems: dict[str, SnapshotError | StoreUnavailable] = {}
         self._looked = 0.0
         self._slots = [slot for slot in slots if slot.consistency == "snapshot"]
-        self._shelved: dict[str, Shelved] = {}
+        self._open: dict[str, OpenSnapshot] = {}
         self._seen = -1
         self._refreshing = asyncio.Lock()
         self.observer = observer
 
-    def of(self, slot: Slot) -> Shelved | None:
-        """The snapshot of a slot, where it is open and nothing has changed since; None: `opened` is to be awaited."""
-        if self._library.changes.number != self._seen:
-            return None
-        return self._shelved.get(slot.name)
+    @classmethod
+    def switched_off(cls) -> SnapshotRegistry:
+        """One without a cache directory."""
+        return cls(None, (), SystemClock(), SilentSnapshotObserver())
 
-    async def opened(self, slot: Slot) -> Shelved:
+    def of(self, slot: Slot) -> OpenSnapshot | None:
+        """The snapshot of a slot, where it is open and nothing has changed since; None: `opened` is to be awaited."""
+        if self._store is None or self._store.changes.number != self._seen:
+            return None
+        return self._open.get(slot.name)
+
+    async def opened(self, slot: Slot) -> OpenSnapshot:
         """The snapshot of a slot; S3Error 409 when there is none that can be used, 503 when the disk fails."""
-        shelved = self.of(slot)
-        if shelved is not None:
-            return shelved
+        if self._store is None:
+            message = f"The slot {slot.name!r} is frozen; its snapshot lies in a cache directory that cannot be used."
+            raise s3_error("ServiceUnavailable", message)
+        opened = self.of(slot)
+        if opened is not None:
+            return opened
         async with self._refreshing:
-            shelved = self.of(slot)
-            if shelved is not None:
-                return shelved
-            if self._is_to_be_looked_at(slot):
-                await self._refresh()
-            shelved = self._shelved.get(slot.name)
-            if shelved is None:
+            opened = self.of(slot)
+            if opened is not None:
+                return opened
+            if self._is_to_be_looked_at(self._store, slot):
+                await self._refresh(self._store)
+            opened = self._open.get(slot.name)
+            if opened is None:
                 raise self._refusal(slot, self._problems[slot.name])
-            return shelved
+            return opened
 
     @contextmanager
-    def holding(self, shelved: Shelved) -> Iterator[Shelved]:
+    def holding(self, opened: OpenSnapshot) -> Iterator[OpenSnapshot]:
         """To be read over awaits: it stays open as long as the context lasts, though it be deleted.
 
         S3Error when it was deleted just before.
         """
         try:
-            self._library.hold(shelved.snapshot)
+            opened.snapshot.hold()
         except NoSuchSnapshot as error:
-            raise unusable(shelved.manifest.name, error) from None
+            raise unusable(opened.manifest.name, error) from None
         try:
-            yield shelved
+            yield opened
         finally:
-            self._library.close(shelved.snapshot)
+            opened.snapshot.close()
 
     async def refresh(self) -> None:
         """Have open what there is."""
+        if self._store is None:
+            return
         async with self._refreshing:
-            await self._refresh()
+            await self._refresh(self._store)
 
     async def close(self) -> None:
         """Nobody may read any more."""
         async with self._refreshing:
-            shelved, self._shelved = self._shelved, {}
-            for one in shelved.values():
-                self._library.close(one.snapshot)
+            for name in list(self._open):
+                self._drop(name)
 
-    async def _refresh(self) -> None:
+    async def _refresh(self, store: SnapshotStore) -> None:
         """Let go of what has gone, and open what has come. What cannot be opened is told to who asks for it."""
-        number, self._looked = self._library.changes.number, self._clock.monotonic()
+        number, self._looked = store.changes.number, self._clock.monotonic()
         for slot in self._slots:
-            if number == self._seen and not self._may_pass(slot):
-                continue
             try:
-                await self._take(slot)
+                await self._take(store, slot)
                 self._problems.pop(slot.name, None)
             except (SnapshotError, StoreUnavailable) as error:
                 self._problems[slot.name] = error
-                self._drop(slot)
+                self._drop(slot.name)
         self._seen = number
 
-    def _is_to_be_looked_at(self, slot: Slot) -> bool:
+    def _is_to_be_looked_at(self, store: SnapshotStore, slot: Slot) -> bool:
         """Whether the directory may say something else of the slot than what is known."""
-        if self._library.changes.number != self._seen or slot.name not in self._problems:
+        if store.changes.number != self._seen or slot.name not in self._problems:
             return True
-        return self._may_pass(slot) and self._clock.monotonic() - self._looked >= LOOK_SECONDS
-
-    def _may_pass(self, slot: Slot) -> bool:
-        """What is damaged stays so, and to find that out again would take reading all of it."""
-        return not isinstance(self._problems.get(slot.name), SnapshotUnusable)
+        return self._clock.monotonic() - self._looked >= LOOK_SECONDS
 
     def _refusal(self, slot: Slot, error: Exception) -> S3Error:
         if isinstance(error, NoSuchSnapshot):
             self.observer.refused(slot.name, "missing")
             return s3_error("NoSuchSnapshot", missing(slot), status=NOT_USABLE_STATUS)
         self.observer.refused(slot.name, "unusable")
-        if isinstance(error, StoreUnavailable):
-            return s3_error("ServiceUnavailable", f"The snapshot of slot {slot.name!r} cannot be read: {error}")
         return unusable(slot.snapshot, error)
 
-    async def _take(self, slot: Slot) -> Shelved:
-        known = self._shelved.get(slot.name)
-        snapshot = await self._open(slot.snapshot)
-        if known is not None and known.snapshot is snapshot:
-            self._library.close(snapshot)  # it was open already, and stays so
-            return known
+    async def _take(self, store: SnapshotStore, slot: Slot) -> None:
+        snapshot = await self._opening(store, slot.snapshot)
+        known = self._open.get(slot.name)
+        if known is not None and known.manifest.id == snapshot.manifest.id:
+            snapshot.close()  # it is open already
+            return
         try:
             check_covers(snapshot.manifest, slot)
         except SnapshotUnusable:
-            self._library.close(snapshot)
+            snapshot.close()
             raise
-        self._drop(slot)
-        shelved = self._shelved[slot.name] = Shelved(snapshot)
-        return shelved
+        self._drop(slot.name)
+        self._open[slot.name] = OpenSnapshot(snapshot)
 
-    async def _open(self, name: str) -> Snapshot:
+    async def _opening(self, store: SnapshotStore, name: str) -> Snapshot:
         """Who is cancelled meanwhile has it closed again."""
-        opening = asyncio.ensure_future(asyncio.to_thread(self._library.open, name))
+        opening = asyncio.ensure_future(asyncio.to_thread(store.open, name))
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
-            opening.add_done_callback(self._let_go)
+            opening.add_done_callback(_let_go)
             raise
 
-    def _let_go(self, opening: asyncio.Future[Snapshot]) -> None:
-        if not opening.cancelled() and opening.exception() is None:
-            self._library.close(opening.result())
-
-    def _drop(self, slot: Slot) -> None:
-        known = self._shelved.pop(slot.name, None)
+    def _drop(self, name: str) -> None:
+        known = self._open.pop(name, None)
         if known is not None:
-            self._library.close(known.snapshot)
+            known.snapshot.close()
 
 
-class NoShelf:
-    """What stands in its place where there is no cache directory: frozen slots cannot be answered."""
-
-    def __init__(self) -> None:
-        self.observer: SnapshotObserver = SilentSnapshotObserver()
-
-    def of(self, slot: Slot) -> Shelved | None:
-        return None
-
-    async def opened(self, slot: Slot) -> Shelved:
-        message = f"The slot {slot.name!r} is frozen, and its snapshot lies in a cache directory that cannot be used."
-        raise s3_error("ServiceUnavailable", message)
-
-    @contextmanager
-    def holding(self, shelved: Shelved) -> Iterator[Shelved]:
-        yield shelved
+def _let_go(opening: asyncio.Future[Snapshot]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 def check_covers(manifest: Manifest, slot: Slot) -> None:
     """SnapshotUnusable when the snapshot is not of all that the slot covers."""
-    if not manifest.place.covers(slot.prefix.bucket, slot.prefix.key_prefix):
+    if not manifest.scope.covers(slot.prefix.bucket, slot.prefix.key_prefix):
         raise SnapshotUnusable(
             f"snapshot {slot.snapshot!r} is of {manifest.prefix}, which does not cover {slot.prefix} "
             f"(slot {slot.name!r})"
@@ -263,7 +251,9 @@ def check_covers(manifest: Manifest, slot: Slot) -> None:
 
 
 def unusable(name: str, error: Exception) -> S3Error:
-    """What to answer where a snapshot is there and cannot be used."""
+    """What to answer where a snapshot is there and cannot be used: 409, or 503 where the disk does not give it now."""
+    if isinstance(error, StoreUnavailable):
+        return s3_error("ServiceUnavailable", f"The snapshot {name!r} cannot be read: {error}")
     message = f"This is frozen by the snapshot {name!r}, which cannot be used: {error}"
     return s3_error("SnapshotUnusable", message, status=NOT_USABLE_STATUS)
 

@@ -7,19 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.metadata.snapshots.lines import (
+from gateway.metadata.snapshots.manifest import Manifest
+from gateway.metadata.snapshots.ndjson import (
     LINE_BYTES_MAX,
     BadLine,
     LineReader,
     header_line,
     object_lines,
 )
-from gateway.metadata.snapshots.manifest import Manifest
+from gateway.metadata.snapshots.object_file import Extent, Layout
 from gateway.s3.list_result import EntryForm, ListedEntry
 from tests.support import listing_model as model
 from tests.support.snapshots import DATE, FORM, entry
 
-MANIFEST = Manifest("1" * 32, "v1", "s3://bucket/", "https://origin", 1.5, 2.5, 0, 0, "d" * 64, 0, 0)
+LAYOUT = Layout(0, Extent(0, 0, 0), Extent(0, 0, 0))
+MANIFEST = Manifest("1" * 32, "v1", "s3://bucket/", "https://origin", 1.5, 2.5, 0, 0, "d" * 64, LAYOUT)
 OWNED = EntryForm(
     "<ChecksumAlgorithm>CRC32</ChecksumAlgorithm>",
     "<Owner><ID>a&amp;b</ID></Owner>",

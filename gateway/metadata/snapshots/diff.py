@@ -12,24 +12,24 @@ from gateway.s3.list_result import ListedEntry
 Entries: TypeAlias = AsyncGenerator[list[ListedEntry], None]
 
 
-class _Ahead:
+class _Peekable:
     """Entries one at a time, with a look at the next."""
 
     def __init__(self, entries: Entries) -> None:
         self._entries = entries
         self._page: list[ListedEntry] = []
-        self._place = 0
+        self._next = 0
         self._ended = False
 
     async def next(self) -> ListedEntry | None:
         """The next one, which stays until `take`; None: there is none."""
-        while self._place >= len(self._page) and not self._ended:
-            self._page, self._place = await anext(self._entries, []), 0
+        while self._next >= len(self._page) and not self._ended:
+            self._page, self._next = await anext(self._entries, []), 0
             self._ended = not self._page and not await self._more()
-        return self._page[self._place] if self._place < len(self._page) else None
+        return self._page[self._next] if self._next < len(self._page) else None
 
     def take(self) -> None:
-        self._place += 1
+        self._next += 1
 
     async def _more(self) -> bool:
         """An empty page is not the end."""
@@ -45,7 +45,7 @@ async def differences(before: Entries, after: Entries) -> AsyncGenerator[dict[st
     """
     counts = {"added": 0, "removed": 0, "changed": 0, "same": 0}
     async with aclosing(before), aclosing(after):
-        left, right = _Ahead(before), _Ahead(after)
+        left, right = _Peekable(before), _Peekable(after)
         while True:
             old, new = await left.next(), await right.next()
             if old is None and new is None:

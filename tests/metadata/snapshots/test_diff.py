@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.metadata.snapshots.comparing import differences
+from gateway.metadata.snapshots.diff import differences
 from gateway.s3.list_result import ListedEntry
 from tests.support import listing_model as model
 from tests.support.snapshots import entry
