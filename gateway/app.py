@@ -19,12 +19,11 @@ from gateway.counting import WorkerMetrics
 from gateway.edge.asgi import S3App
 from gateway.edge.authentication import Authenticator
 from gateway.edge.keyring import ConfiguredKeyring, Key, Keyring, OriginKeyring
-from gateway.jobs.indexing.indexes import Indexes
-from gateway.jobs.indexing.keeping import IndexPlan
+from gateway.jobs.dependencies import JobDependencies
+from gateway.jobs.indexing.indexes import Indexes, IndexPlan
 from gateway.jobs.runner import Jobs
-from gateway.jobs.snapshots import SnapshotDesk
+from gateway.jobs.snapshot_service import SnapshotService
 from gateway.jobs.store import JobStore
-from gateway.jobs.tools import Tools
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS, disbelieve
 from gateway.metadata.small_answers import SmallAnswers
@@ -180,7 +179,7 @@ class Upkeep:
     indexes: Indexes
     blocks: BlockCache
     scrubber: Scrubber | None
-    snapshots: SnapshotDesk
+    snapshots: SnapshotService
     flushing: Flushing | None
 
     @property
@@ -201,7 +200,7 @@ async def upkeep(settings: Settings, *, instance_id: str, bandwidth: int | None 
         opened_buffer(settings, BACKGROUND_WORKER, _bounding(node), blocks) as buffer,
     ):
         snapshots = await asyncio.to_thread(SnapshotStore, settings.cache.directory / SNAPSHOTS)
-        tools = Tools(
+        tools = JobDependencies(
             node.origin, catalog, blocks, node.slots, node.clock, snapshots, origin_name=settings.origin.endpoint_url
         )
         store = await asyncio.to_thread(JobStore, settings.cache.directory / "jobs")
@@ -209,11 +208,11 @@ async def upkeep(settings: Settings, *, instance_id: str, bandwidth: int | None 
         indexes = Indexes.open(tools, _index_plans(settings, store.scratch), node.metrics.indexes)
         try:
             events = OriginEvents(catalog, blocks, node.slots)
-            desk = SnapshotDesk(tools, jobs)
+            service = SnapshotService(tools, jobs)
             counters = node.metrics.writeback
             around = Surroundings(node.origin, catalog, blocks, node.slots, node.clock, Teller(counters), counters)
             async with flushing(settings, buffer, around) as flusher:
-                yield Upkeep(jobs, events, indexes, blocks, _scrubber(settings, blocks), desk, flusher)
+                yield Upkeep(jobs, events, indexes, blocks, _scrubber(settings, blocks), service, flusher)
         finally:
             await indexes.close()
             await jobs.close()

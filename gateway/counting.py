@@ -160,7 +160,7 @@ class SnapshotMetrics:
 
 
 class IndexMetrics:
-    """Counts what becomes of indexes (the methods of `jobs.indexing.progress.IndexObserver`)."""
+    """Counts what becomes of indexes (the methods of `jobs.indexing.status.IndexObserver`)."""
 
     def crawled(self, slot: str, keys: int) -> None:
         INDEX_CRAWLED_KEYS.add(keys, slot)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import ParamSpec
@@ -11,20 +12,21 @@ from typing import ParamSpec
 import structlog
 
 from gateway.errors import ForebayError, SnapshotConflict
-from gateway.jobs.manifest import ManifestLines
-from gateway.jobs.rate import Rate
-from gateway.jobs.records import Job, JobKind, JobState
-from gateway.jobs.snapshot_work import SnapshotWork, check_free
+from gateway.jobs.dependencies import JobDependencies
+from gateway.jobs.job import Job, JobKind, JobState
+from gateway.jobs.object_job import ObjectJob
+from gateway.jobs.snapshot_job import SnapshotJob, check_free
 from gateway.jobs.store import JobStore
-from gateway.jobs.tools import Tools
-from gateway.jobs.work import Work
-from gateway.jobs.worklist import Worklist
+from gateway.jobs.worklist import ManifestLines, Worklist
 
 P = ParamSpec("P")
 
 RUNNING_MAX = 16
 ENDED_KEPT = 100
 """The last of them can still be asked about."""
+
+RATE_SECONDS = 30.0
+"""Over so long it is said how fast a job goes."""
 
 _SAVE_SECONDS = 1.0
 _SAVE_SECONDS_MAX = 60.0
@@ -35,6 +37,32 @@ class TooManyJobs(ForebayError):
     """So many jobs are running that no further one is begun."""
 
 
+class Rate:
+    """Bytes done per second over the last RATE_SECONDS."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def note(self, now_seconds: float, bytes_done: int) -> None:
+        """So many bytes are done at a time of the monotonic clock."""
+        self._seen.append((now_seconds, bytes_done))
+        while len(self._seen) > 2 and self._seen[1][0] <= now_seconds - RATE_SECONDS:
+            self._seen.popleft()
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """None while nothing can be said."""
+        if len(self._seen) < 2:
+            return None
+        (begun, before), (now, after) = self._seen[0], self._seen[-1]
+        return max(0, after - before) / (now - begun) if now > begun else None
+
+    def seconds_left(self, bytes_left: int) -> float | None:
+        """At this rate; None while nothing can be said, and while nothing moves."""
+        rate = self.bytes_per_second
+        return bytes_left / rate if rate else None
+
+
 @dataclass(eq=False, slots=True)
 class _Run:
     """A job that this process does. `doing` is cancelled to break it off; `following` stores how it ends.
@@ -43,7 +71,7 @@ class _Run:
     once its end is shown and it was tried to store it.
     """
 
-    work: Work | SnapshotWork
+    work: ObjectJob | SnapshotJob
     doing: asyncio.Task[None]
     following: asyncio.Task[None] | None = None
     waiting: asyncio.Task[None] | None = None
@@ -58,7 +86,7 @@ class Jobs:
     Whatever goes wrong with a job, it ends in a state that is shown, and that is stored as soon as the disk takes it.
     """
 
-    def __init__(self, tools: Tools, store: JobStore) -> None:
+    def __init__(self, tools: JobDependencies, store: JobStore) -> None:
         self._tools = tools
         self._store = store
         self._ended: dict[str, Job] = {}
@@ -66,7 +94,7 @@ class Jobs:
         self._is_closing = False
 
     @classmethod
-    async def open(cls, tools: Tools, store: JobStore) -> Jobs:
+    async def open(cls, tools: JobDependencies, store: JobStore) -> Jobs:
         """Carry on what was running when the last process ended."""
         jobs = cls(tools, store)
         found = await asyncio.to_thread(store.load)
@@ -181,10 +209,10 @@ class Jobs:
         run = self._runs[job.id] = _Run(work, asyncio.create_task(work.run(), name=f"job {job.id}"))
         run.following = asyncio.create_task(self._follow(run), name=f"end of job {job.id}")
 
-    def _work(self, job: Job) -> Work | SnapshotWork:
+    def _work(self, job: Job) -> ObjectJob | SnapshotJob:
         if job.kind is JobKind.SNAPSHOT:
-            return SnapshotWork(self._tools, job)
-        return Work(self._tools, job, Worklist(self._store.objects(job.id)))
+            return SnapshotJob(self._tools, job)
+        return ObjectJob(self._tools, job, Worklist(self._store.objects(job.id)))
 
     # Its end. What does the work is another task: however that one is broken off, this one goes on to the end.
 

@@ -17,7 +17,7 @@ import structlog
 
 from gateway.durable import write_durably
 from gateway.errors import StoreUnavailable
-from gateway.jobs.records import Job, pack, unpack
+from gateway.jobs.job import Job, pack, unpack
 
 _DIRECTORY_MODE = 0o700
 _LIST_SUFFIX = ".objects"

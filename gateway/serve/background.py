@@ -121,14 +121,14 @@ async def _care(kept: Upkeep, lent: Holders) -> None:
 
 def _lend(lent: Holders, kept: Upkeep) -> None:
     """Let the admin port see to what the cache directory holds."""
-    lent.jobs.jobs, lent.changes.changes, lent.snapshots.desk = kept.jobs, kept.events, kept.snapshots
+    lent.jobs.jobs, lent.changes.changes, lent.snapshots.service = kept.jobs, kept.events, kept.snapshots
     lent.indexes.follow(kept.indexes)
     lent.writeback.desk = kept.writeback
 
 
 def _take_back(lent: Holders) -> None:
     """The cache directory is closed."""
-    lent.jobs.jobs = lent.changes.changes = lent.snapshots.desk = None
+    lent.jobs.jobs = lent.changes.changes = lent.snapshots.service = None
     lent.indexes.follow(None)
     lent.writeback.desk = None
     lent.scrub.follow(None)

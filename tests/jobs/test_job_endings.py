@@ -14,10 +14,10 @@ import pytest
 from gateway.blocks.cache import BlockCache
 from gateway.errors import StoreUnavailable
 from gateway.jobs import store as store_module
-from gateway.jobs.manifest import BadManifest
-from gateway.jobs.records import JobKind, JobState
+from gateway.jobs.job import JobKind, JobState
 from gateway.jobs.runner import ENDED_KEPT, RUNNING_MAX
 from gateway.jobs.store import JobStore
+from gateway.jobs.worklist import BadManifest
 from tests.support.blocks import BUCKET, TestClock, make_origin, stored, until
 from tests.support.jobs import job_bench
 

@@ -248,7 +248,7 @@ def test_3_14_what_is_cached_outlives_what_was_learned(tmp_path: Path) -> None:
         await ask(gateway, "GET")
         change_all(gateway.origin)
         gateway.app.services.catalog.of_version = lambda version, *, with_checksums: None  # type: ignore[method-assign]
-        shelf = SnapshotRegistry(gateway.library, [PART], ManualClock(), SilentSnapshotObserver())
+        shelf = SnapshotRegistry(gateway.snapshots, [PART], ManualClock(), SilentSnapshotObserver())
         object.__setattr__(gateway.app.services, "snapshots", shelf)
         answer = await ask(gateway, "GET")
         assert (answer.status, answer.body) == (200, OLD)
@@ -345,7 +345,7 @@ def test_3_15_without_its_snapshot_a_slot_answers_nothing(tmp_path: Path) -> Non
         assert (await ask(gateway, "GET", "/bucket/z")).status == 200
         await freeze(gateway, "v1", "s3://bucket/data/")
         assert (await ask(gateway, "GET")).body == OLD
-        gateway.library.delete("v1")
+        gateway.snapshots.delete("v1")
         assert (await ask(gateway, "GET")).status == 409
         gateway.origin.put("bucket", "data/k", NEW)
         await freeze(gateway, "v1", "s3://bucket/data/")
@@ -361,7 +361,7 @@ def test_3_15_a_snapshot_of_something_else_freezes_nothing(tmp_path: Path) -> No
         await freeze(gateway, "v1", "s3://bucket/data/sub/")
         answer = await ask(gateway, "GET")
         assert (answer.status, code(answer)) == (409, "SnapshotUnusable")
-        gateway.library.delete("v1")
+        gateway.snapshots.delete("v1")
         await freeze(gateway, "v1", "s3://bucket/")
         assert (await ask(gateway, "GET")).body == OLD
         assert names(await ask(gateway, "GET", f"{LIST}&prefix=data/s")) == ["data/sub/3"]
@@ -373,7 +373,7 @@ def test_3_15_what_cannot_be_opened_is_looked_for_now_and_then(tmp_path: Path) -
     """3.15 409, and no look at the disk for every request."""
 
     async def scenario(gateway: GatewayApp) -> None:
-        store, clock = gateway.library, ManualClock()
+        store, clock = gateway.snapshots, ManualClock()
         (data,) = (store.root / "v1").glob("*.data")
         whole = data.read_bytes()
         data.write_bytes(whole[:-1])
@@ -412,7 +412,7 @@ def test_3_15_a_damaged_part_is_never_believed(tmp_path: Path, harm: str) -> Non
     """3.15 409 from whatever reads it, GET, HEAD and LIST, though the snapshot was open before; not a wrong answer."""
 
     async def scenario(gateway: GatewayApp) -> None:
-        store = gateway.library
+        store = gateway.snapshots
         (data,) = (store.root / "v1").glob("*.data")
         content = bytearray(data.read_bytes())
         content[len(b"forebay objects\n") + 20] ^= 1

@@ -42,7 +42,7 @@ class GatewayApp:
     blocks: BlockCache
     catalog: Catalog
     answers: SmallAnswers
-    library: SnapshotStore
+    snapshots: SnapshotStore
     buffer: WritebackBuffer | None = None
 
 
@@ -93,8 +93,8 @@ async def gateway_app(
         ttl_seconds=small_answers_ttl_seconds,
         observer=SilentAnswersObserver(),
     )
-    library = SnapshotStore(directory / "snapshots")
-    shelf = SnapshotRegistry(library, slots, clock, SilentSnapshotObserver())
+    snapshots = SnapshotStore(directory / "snapshots")
+    registry = SnapshotRegistry(snapshots, slots, clock, SilentSnapshotObserver())
     buffer: WritebackBuffer | None = None
     if writeback:
         bounds = bounds or SilentBoundsObserver()
@@ -108,7 +108,7 @@ async def gateway_app(
             blocks,
             Slots(slots),
             clock,
-            snapshots=shelf,
+            snapshots=registry,
             writeback=buffer,
             buffer_closed=buffer_closed,
         )
@@ -119,12 +119,12 @@ async def gateway_app(
             allow_signature_v2=allow_signature_v2,
         )
         app = S3App(services, authenticator, ("s3.local",), INSTANCE_ID, SilentRequestObserver())
-        yield GatewayApp(app, origin, blocks, catalog, answers, library, buffer)
+        yield GatewayApp(app, origin, blocks, catalog, answers, snapshots, buffer)
     finally:
         if buffer is not None:
             await buffer.close()
-        await shelf.close()
-        library.close()
+        await registry.close()
+        snapshots.close()
         await answers.close()
         await catalog.close()
         await blocks.close()

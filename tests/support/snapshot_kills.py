@@ -32,8 +32,8 @@ def make(root: Path) -> None:
 
 def bring_in(root: Path) -> None:
     """The same, as an import makes it."""
-    library = SnapshotStore(root)
-    staging = Staging.begin(library, "import-m", Origins("new", "s3://bucket/", "memory", 1.0))
+    store = SnapshotStore(root)
+    staging = Staging.begin(store, "import-m", Origins("new", "s3://bucket/", "memory", 1.0))
     staging.insert([entry("a", b"1")])
     staging.publish(2.0, expected=(1, DIGEST))
 

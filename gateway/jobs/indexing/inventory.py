@@ -23,11 +23,11 @@ from typing import ParamSpec, TypeVar
 import lmdb
 
 from gateway.errors import OriginAnswered, StoreUnavailable
+from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.inventory_files import BadInventory, InventoryFile, Manifest, objects_of, parse_manifest
-from gateway.jobs.indexing.landmarks import Landmarks
-from gateway.jobs.indexing.parts import Part, gaps
-from gateway.jobs.patience import patiently
-from gateway.jobs.tools import Tools
+from gateway.jobs.indexing.key_ranges import KeyRange, gaps
+from gateway.jobs.indexing.split_points import SplitPoints
+from gateway.jobs.retry import with_retries
 from gateway.metadata.listing.batches import Asked, Batch
 from gateway.metadata.listing.index import ListingIndex
 from gateway.metadata.listing.places import behind
@@ -43,7 +43,7 @@ T = TypeVar("T")
 UNKNOWN_BOOT = 0
 """Of what an inventory has told: its age is unknown. A boot of the machine has this number once in 2 to the 32."""
 
-LANDMARK_EVERY = 1000
+SPLIT_POINT_EVERY = 1000
 _LANDED_AT_ONCE = 4096
 _BEFORE_EVERY_WRITE = -1
 _MANIFEST_BYTES_MAX = 64 * 1024**2
@@ -53,18 +53,18 @@ _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 class InventoryStart:
     """One inventory's part in the beginning of one slot's index: `url` names its manifest.json."""
 
-    def __init__(self, tools: Tools, index: ListingIndex, slot: Slot, url: str, scratch: Path) -> None:
+    def __init__(self, tools: JobDependencies, index: ListingIndex, slot: Slot, url: str, scratch: Path) -> None:
         self._tools = tools
         self._index = index
         self._slot = slot
         self._manifest = Prefix.parse(url)
         self._directory = scratch / slot.name
-        self._landmarks = Landmarks()
+        self._split_points = SplitPoints()
         self._seen = 0
         self._is_over = False
 
-    async def read(self, parts: Sequence[Part]) -> Sequence[bytes]:
-        """Landmarks for the crawl. Where it may, all of `parts` that is not known is taken from the inventory.
+    async def read(self, parts: Sequence[KeyRange]) -> Sequence[bytes]:
+        """SplitPoints for the crawl. Where it may, all of `parts` that is not known is taken from the inventory.
 
         Raises BadInventory, OriginError, and StoreUnavailable when the disk does not take it.
         """
@@ -84,7 +84,7 @@ class InventoryStart:
             raise StoreUnavailable(f"an inventory cannot be sorted: {error}") from error
         finally:
             await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
-        return self._landmarks.sorted()
+        return self._split_points.sorted()
 
     @property
     def _stands_for_a_listing(self) -> bool:
@@ -112,7 +112,7 @@ class InventoryStart:
             async with await self._send(self._manifest.key_prefix) as response:
                 return await response.read(_MANIFEST_BYTES_MAX)
 
-        return parse_manifest(await patiently(self._tools.clock, ask))
+        return parse_manifest(await with_retries(self._tools.clock, ask))
 
     async def _fetch(self, file: InventoryFile, path: Path) -> None:
         async def ask() -> None:
@@ -126,7 +126,7 @@ class InventoryStart:
             if (size_bytes, digest.hexdigest()) != (file.size_bytes, file.md5):
                 raise BadInventory(f"{file.key} has not the size and MD5 that the manifest says")
 
-        await patiently(self._tools.clock, ask)
+        await with_retries(self._tools.clock, ask)
 
     async def _send(self, key: str) -> OriginResponse:
         request = OriginRequest("GET", self._manifest.bucket, key, purpose=Purpose.REFRESH, slot=self._slot.name)
@@ -146,9 +146,9 @@ class InventoryStart:
                 if self._is_over:
                     return
                 ours = [entry for entry in entries if entry.key.startswith(prefix)]
-                first = (-self._seen - 1) % LANDMARK_EVERY
-                for entry in ours[first::LANDMARK_EVERY]:
-                    self._landmarks.add(entry.key)
+                first = (-self._seen - 1) % SPLIT_POINT_EVERY
+                for entry in ours[first::SPLIT_POINT_EVERY]:
+                    self._split_points.add(entry.key)
                 self._seen += len(ours)
                 if self._stands_for_a_listing:
                     objects.add_missing(ours)
@@ -164,13 +164,13 @@ class InventoryStart:
 
     # Landing.
 
-    async def _land(self, parts: Sequence[Part], generation: int) -> None:
+    async def _land(self, parts: Sequence[KeyRange], generation: int) -> None:
         """All keys of the unknown parts, in order; of each part, all between two batches is told too."""
         bucket = self._slot.prefix.bucket
         known = [one for part in parts for one in self._index.known(bucket, part.start, part.stop)]
         asked = Asked(Learned(generation, self._tools.clock.monotonic(), UNKNOWN_BOOT), _BEFORE_EVERY_WRITE)
         with self._sorted() as objects:
-            for part in gaps(parts, [Part(one.start, one.stop) for one in known]):
+            for part in gaps(parts, [KeyRange(one.start, one.stop) for one in known]):
                 start = part.start
                 while start < part.stop:
                     listed = await self._in_thread(objects.read, start, part.stop, _LANDED_AT_ONCE)

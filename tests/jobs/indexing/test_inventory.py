@@ -22,8 +22,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.jobs.indexing.indexes import IndexPlan
 from gateway.jobs.indexing.inventory_files import BadInventory, objects_of, parse_manifest
-from gateway.jobs.indexing.keeping import IndexPlan
 from gateway.jobs.store import JobStore
 from gateway.metadata.listing.records import unpack
 from gateway.metadata.snapshots.object_table import ObjectTable

@@ -25,96 +25,96 @@ ORIGINS = Origins("v1", "s3://bucket/", "memory", 1.0)
 
 
 @pytest.fixture
-def library(tmp_path: Path) -> Iterator[SnapshotStore]:
+def store(tmp_path: Path) -> Iterator[SnapshotStore]:
     opened = SnapshotStore(tmp_path / "snapshots")
     yield opened
     opened.close()
 
 
-def test_what_was_kept_is_there(library: SnapshotStore) -> None:
+def test_what_was_kept_is_there(store: SnapshotStore) -> None:
     """Every object with its ETag and size, the totals, and what it is of."""
-    manifest = make(library, "v1", OBJECTS)
+    manifest = make(store, "v1", OBJECTS)
     assert (manifest.objects, manifest.size_bytes, manifest.prefix) == (4, 6, "s3://bucket/")
-    assert library.manifest("v1") == manifest
-    with library.opened("v1") as snapshot:
+    assert store.manifest("v1") == manifest
+    with store.opened("v1") as snapshot:
         found = snapshot.data.part(b"", b"\xff")
         assert found == [entry(key, OBJECTS[key]) for key in ("a", "b/c", "é", "\U0010ffff")]
         assert snapshot.data.record(b"b/c") is not None
         assert snapshot.data.record(b"b/") is None
         assert snapshot.data.record(b"") is None
-    assert [one.name for one in library.all()] == ["v1"]
+    assert [one.name for one in store.all()] == ["v1"]
 
 
-def test_an_empty_snapshot_is_one(library: SnapshotStore) -> None:
+def test_an_empty_snapshot_is_one(store: SnapshotStore) -> None:
     """A prefix with nothing under it is frozen as that."""
-    assert make(library, "v1", {}).objects == 0
-    assert keys_of(library, "v1") == []
+    assert make(store, "v1", {}).objects == 0
+    assert keys_of(store, "v1") == []
 
 
-def test_the_digest_tells_contents_apart(library: SnapshotStore) -> None:
+def test_the_digest_tells_contents_apart(store: SnapshotStore) -> None:
     """The same for the same objects, another for another key, ETag or size."""
-    digest = make(library, "v1", OBJECTS).digest
-    assert make(library, "v2", OBJECTS).digest == digest
-    assert make(library, "v3", OBJECTS | {"a": b"2"}).digest != digest
-    assert make(library, "v4", {**OBJECTS, "x": b""}).digest != digest
+    digest = make(store, "v1", OBJECTS).digest
+    assert make(store, "v2", OBJECTS).digest == digest
+    assert make(store, "v3", OBJECTS | {"a": b"2"}).digest != digest
+    assert make(store, "v4", {**OBJECTS, "x": b""}).digest != digest
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", ".new-1", "-a", "a" * 65, "a\n", "a\0", "é"])
-def test_a_name_never_becomes_a_path_unchecked(library: SnapshotStore, name: str) -> None:
+def test_a_name_never_becomes_a_path_unchecked(store: SnapshotStore, name: str) -> None:
     """Nothing is looked at on disk, made or deleted."""
-    for use in (library.manifest, library.open, library.delete):
+    for use in (store.manifest, store.open, store.delete):
         with pytest.raises(ValueError, match="no name of a snapshot"):
             use(name)
     with pytest.raises(ValueError, match="no name of a snapshot"):
-        Staging.begin(library, "m", Origins(name, "s3://bucket/", "memory", 1.0))
+        Staging.begin(store, "m", Origins(name, "s3://bucket/", "memory", 1.0))
 
 
-def test_a_name_is_taken_once(library: SnapshotStore) -> None:
+def test_a_name_is_taken_once(store: SnapshotStore) -> None:
     """Whether it is there before the making begins, or comes first."""
-    late = Staging.begin(library, "late", ORIGINS)
-    make(library, "v1", OBJECTS)
+    late = Staging.begin(store, "late", ORIGINS)
+    make(store, "v1", OBJECTS)
     with pytest.raises(SnapshotConflict, match="already"):
-        Staging.begin(library, "m", ORIGINS)
+        Staging.begin(store, "m", ORIGINS)
     with pytest.raises(SnapshotConflict, match="already"):
         late.publish(2.0)
     late.discard()
-    assert files_of(library.root) == ["v1"]
-    assert len(keys_of(library, "v1")) == 4
+    assert files_of(store.root) == ["v1"]
+    assert len(keys_of(store, "v1")) == 4
 
 
-def test_objects_out_of_order_are_refused(library: SnapshotStore) -> None:
+def test_objects_out_of_order_are_refused(store: SnapshotStore) -> None:
     """An origin that does not list in order gives no snapshot, rather than a wrong one."""
-    staging = Staging.begin(library, "m", ORIGINS)
+    staging = Staging.begin(store, "m", ORIGINS)
     staging.append([entry("b")])
     for keys in (["a"], ["b"], ["d", "c"]):
         with pytest.raises(SnapshotError, match="order"):
             staging.append([entry(key) for key in keys])
     staging.discard()
-    assert files_of(library.root) == []
+    assert files_of(store.root) == []
 
 
-def test_deleting_leaves_nothing(library: SnapshotStore) -> None:
+def test_deleting_leaves_nothing(store: SnapshotStore) -> None:
     """Who has it open reads on; nobody opens it again."""
-    make(library, "v1", OBJECTS)
-    with library.opened("v1") as snapshot:
-        library.delete("v1")
+    make(store, "v1", OBJECTS)
+    with store.opened("v1") as snapshot:
+        store.delete("v1")
         assert len(snapshot.data.part(b"", b"\xff")) == 4
         with pytest.raises(NoSuchSnapshot):
-            library.open("v1")
-        make(library, "v1", {"new": b""})
-        assert keys_of(library, "v1") == ["new"]
-    assert files_of(library.root) == ["v1"]
+            store.open("v1")
+        make(store, "v1", {"new": b""})
+        assert keys_of(store, "v1") == ["new"]
+    assert files_of(store.root) == ["v1"]
     with pytest.raises(NoSuchSnapshot):
-        library.delete("v2")
+        store.delete("v2")
 
 
-def test_whoever_looks_at_the_number_sees_that_something_has_changed(library: SnapshotStore) -> None:
+def test_whoever_looks_at_the_number_sees_that_something_has_changed(store: SnapshotStore) -> None:
     """Another process's view of the same directory, after a snapshot has come and gone."""
-    other = SnapshotStore(library.root)
+    other = SnapshotStore(store.root)
     seen = [other.changes.number]
-    make(library, "v1", OBJECTS)
+    make(store, "v1", OBJECTS)
     seen.append(other.changes.number)
-    library.delete("v1")
+    store.delete("v1")
     seen.append(other.changes.number)
     assert len(set(seen)) == 3
     other.close()
@@ -155,57 +155,57 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_what_is_damaged_or_newer_is_refused_and_left_as_it_is(tmp_path: Path, harm: str) -> None:
     """The message says what is the matter; not a byte changes; it can be deleted, and others can be used."""
     root = tmp_path / "snapshots"
-    library = SnapshotStore(root)
-    make(library, "v1", OBJECTS)
-    make(library, "well", OBJECTS)
-    library.close()
+    store = SnapshotStore(root)
+    make(store, "v1", OBJECTS)
+    make(store, "well", OBJECTS)
+    store.close()
     damage, message = HARMS[harm]
     damage(root / "v1")
     name = "v2" if harm == "renamed" else "v1"
     before = {path: path.read_bytes() for path in (root / name).iterdir()}
-    library = SnapshotStore(root)
-    library.sweep([])
+    store = SnapshotStore(root)
+    store.sweep([])
     with pytest.raises(SnapshotUnusable, match=message):
-        library.check(name, whole=True)
+        store.check(name, whole=True)
     assert {path: path.read_bytes() for path in (root / name).iterdir()} == before
-    problems = {one.name: one.problem for one in library.all()}
+    problems = {one.name: one.problem for one in store.all()}
     assert problems["well"] is None
     if harm != "data":  # that is only seen when all of it is read
         assert problems[name] is not None
-    assert len(keys_of(library, "well")) == 4
-    library.delete(name)
+    assert len(keys_of(store, "well")) == 4
+    store.delete(name)
     assert files_of(root) == ["well"]
-    library.close()
+    store.close()
 
 
 def test_what_a_killed_process_has_begun_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind the last key, with the moment of its beginning; under another boot it begins anew."""
-    library = SnapshotStore(tmp_path / "snapshots")
-    begun = Staging.begin(library, "m", ORIGINS)
+    store = SnapshotStore(tmp_path / "snapshots")
+    begun = Staging.begin(store, "m", ORIGINS)
     begun.append([entry("a", b"1")])
     begun.leave()
-    library.sweep(["m"])
-    again = Staging.begin(library, "m", Origins("v1", "s3://bucket/", "memory", 5.0))
+    store.sweep(["m"])
+    again = Staging.begin(store, "m", Origins("v1", "s3://bucket/", "memory", 5.0))
     assert (again.last_key(), again.totals(), again.origins.started_at) == (b"a", (1, 1), 1.0)
     again.leave()
     boot = tmp_path / "boot"
     boot.write_text("another")
     monkeypatch.setattr(staging_module, "BOOT_ID", boot)
-    anew = Staging.begin(library, "m", Origins("v1", "s3://bucket/", "memory", 5.0))
+    anew = Staging.begin(store, "m", Origins("v1", "s3://bucket/", "memory", 5.0))
     assert (anew.last_key(), anew.origins.started_at) == (None, 5.0)
     anew.leave()
-    library.sweep([])
-    assert files_of(library.root) == []
-    library.close()
+    store.sweep([])
+    assert files_of(store.root) == []
+    store.close()
 
 
 @pytest.mark.parametrize(("work", "states"), [("make", MADE), ("bring in", MADE), ("delete", [["old"], []])])
 def test_a_kill_at_any_step_leaves_all_or_nothing(tmp_path: Path, work: str, states: list[list[str]]) -> None:
     """A snapshot is wholly there or not at all, what is there can be read, and nothing else is left."""
     for step in range(STEPS):
-        library = SnapshotStore(tmp_path / f"{step}")
-        make(library, "old", OBJECTS)
-        library.close()
+        store = SnapshotStore(tmp_path / f"{step}")
+        make(store, "old", OBJECTS)
+        store.close()
     subprocess.run([sys.executable, "-m", "tests.support.snapshot_kills", work, str(tmp_path)], check=True)
     steps, code = map(int, (tmp_path / "steps").read_text().split())
     assert code == 0
@@ -217,10 +217,10 @@ def test_a_kill_at_any_step_leaves_all_or_nothing(tmp_path: Path, work: str, sta
 
 def _survivors(root: Path) -> list[str]:
     """The snapshots that the next process finds, all of them in order."""
-    library = SnapshotStore(root)
-    library.sweep([])
+    store = SnapshotStore(root)
+    store.sweep([])
     found = files_of(root)
     for name in found:
-        assert keys_of(library, name) == (["a"] if name == "new" else sorted(OBJECTS))
-    library.close()
+        assert keys_of(store, name) == (["a"] if name == "new" else sorted(OBJECTS))
+    store.close()
     return found

@@ -35,7 +35,7 @@ class JobState(StrEnum):
 class Job:
     """One job, as it stands.
 
-    It is about the keys under `prefix` (`s3://bucket/prefix`), or those that a `manifest` lists, in its order. `place`
+    It is about the keys under `prefix` (`s3://bucket/prefix`), or those that a `manifest` lists, in its order. `offset`
     says up to where in its list everything is done. What lies behind it is done again after a restart, which costs a
     look at the index and no transfer.
 
@@ -52,7 +52,7 @@ class Job:
     state: JobState = JobState.RUNNING
     created_at: float = 0.0
     ended_at: float | None = None
-    place: int = 0
+    offset: int = 0
     objects_found: int = 0
     bytes_found: int = 0
     found_all: bool = False
@@ -72,7 +72,9 @@ class Job:
 
 def to_document(job: Job) -> dict[str, Any]:
     """As the admin port shows it, and as it is kept."""
-    return {name: getattr(job, name) for name in Job.__dataclass_fields__} | {
+    fields = {name: getattr(job, name) for name in Job.__dataclass_fields__ if name != "offset"}
+    return fields | {
+        "place": job.offset,
         "kind": job.kind.value,
         "state": job.state.value,
         "errors": list(job.errors),
@@ -97,6 +99,7 @@ def unpack(content: bytes) -> Job | None:
                 "kind": JobKind(fields["kind"]),
                 "state": JobState(fields["state"]),
                 "errors": tuple(fields["errors"]),
+                "offset": fields.pop("place"),
             }
         )
     except (ValueError, KeyError, TypeError):

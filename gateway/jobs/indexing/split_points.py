@@ -1,7 +1,7 @@
 """Where to cut a part of the key space of which only the beginning has been seen. Pure.
 
 Keys are guessed to go on as they have begun: where a digit stood there may be others, where a letter, others that have
-been seen. Each guess is a place behind the last key seen: so much of it as is kept, and a greater character of the same
+been seen. Each guess is a key behind the last key seen: so much of it as is kept, and a greater character of the same
 kind. What a guess finds out is worth its question, whichever way it goes: keys, then two can list from there on; or
 none, then all that lies behind is done, be it the rest of a hundred levels of directories.
 
@@ -19,6 +19,10 @@ from gateway.metadata.listing.places import behind
 T = TypeVar("T")
 
 KEY_BYTES_MAX = 1024
+
+KEPT_MAX = 8192
+"""Keys at about equal distances: a megabyte, and more parts than any crawl has listers."""
+
 _CHARACTERS_MAX = 4096
 _MISSES_MAX = 3
 _BEFORE_SURROGATES, _BEHIND_SURROGATES = "\ud7ff", "\ue000"
@@ -27,7 +31,7 @@ _GREATEST = "\U0010ffff"
 _DIGITS = "0123456789"
 
 
-class Alphabet:
+class CharacterStatistics:
     """The characters that have been seen at each position of keys, those beyond ASCII at any; and what guesses came to.
 
     Where there was a digit, there may be any other.
@@ -53,7 +57,7 @@ class Alphabet:
         """A guess at another character in that position has found keys before the next guess, or none."""
         self._tried.setdefault(position, [0, 0])[found] += 1
 
-    def is_barren(self, position: int) -> bool:
+    def is_exhausted(self, position: int) -> bool:
         """Whether guesses there hardly ever find anything."""
         missed, found = self._tried.get(position, (0, 0))
         return missed > _MISSES_MAX * (1 + found)
@@ -69,7 +73,7 @@ class Alphabet:
         return sorted(one for one in seen if one > character and _kind(one) == kind)
 
 
-def cuts(last: str, stop: bytes, count: int, alphabet: Alphabet, *, is_reached: bool) -> list[str]:
+def cuts(last: str, stop: bytes, count: int, statistics: CharacterStatistics, *, is_reached: bool) -> list[str]:
     """At most `count` keys between `last`, the last one that was seen, and `stop`, in order; none: no guess is left.
 
     `is_reached`: keys are known at or behind `stop`. Then most of what is left differs from `last` as early as it can,
@@ -77,16 +81,16 @@ def cuts(last: str, stop: bytes, count: int, alphabet: Alphabet, *, is_reached: 
     """
     if is_reached:
         for kept in range(len(last)):
-            if alphabet.is_barren(kept):
+            if statistics.is_exhausted(kept):
                 continue
-            guesses = _guesses(last, kept, stop, alphabet.following(kept, last[kept]))
+            guesses = _guesses(last, kept, stop, statistics.following(kept, last[kept]))
             if guesses:
                 return _spread(guesses, count)
     levels = [
         guesses
         for kept in range(len(last))
-        if not alphabet.is_barren(kept)
-        if (guesses := _guesses(last, kept, stop, _with_one_more(alphabet.following(kept, last[kept]), last[kept])))
+        if not statistics.is_exhausted(kept)
+        if (guesses := _guesses(last, kept, stop, _with_one_more(statistics.following(kept, last[kept]), last[kept])))
     ]
     chosen = levels[:1] + _spread(levels[1:], count - 1)
     return [guesses[(len(guesses) - 1) // 2] for guesses in reversed(chosen)]
@@ -126,3 +130,26 @@ def _kind(character: str) -> str:
     if character in _DIGITS:
         return "digit"
     return "capital" if character.isupper() else "letter" if character.islower() else "sign"
+
+
+class SplitPoints:
+    """The last keys of pages, in whatever order they come: one of each `stride`, so that no more than KEPT_MAX stay."""
+
+    def __init__(self) -> None:
+        self._kept: list[bytes] = []
+        self._stride = 1
+        self._seen = 0
+
+    def add(self, key: bytes) -> None:
+        """A page ends with this key."""
+        self._seen += 1
+        if self._seen % self._stride:
+            return
+        self._kept.append(key)
+        if len(self._kept) > KEPT_MAX:
+            self._kept = sorted(self._kept)[::2]
+            self._stride *= 2
+
+    def sorted(self) -> Sequence[bytes]:
+        """In order."""
+        return sorted(self._kept)

@@ -18,14 +18,14 @@ _KEY_BYTES_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Part:
+class KeyRange:
     """[start, stop)."""
 
     start: bytes
     stop: bytes
 
 
-def parts_of(slots: Slots, prefix: Prefix, indexed: Collection[str]) -> list[Part]:
+def ranges_of(slots: Slots, prefix: Prefix, indexed: Collection[str]) -> list[KeyRange]:
     """The keys under `prefix`, the whole of a slot's, in order.
 
     Without those of slots within of which nothing is kept (strict ones), and of those that have an index of their own:
@@ -33,22 +33,22 @@ def parts_of(slots: Slots, prefix: Prefix, indexed: Collection[str]) -> list[Par
     """
     start, stop = prefix.key_prefix.encode(), stop_of(prefix)
     within = [(one.prefix.key_prefix.encode(), one) for one in slots.of_bucket(prefix.bucket) if one.prefix != prefix]
-    within = [(place, one) for place, one in within if place.startswith(start) and one.prefix.bucket]
-    edges = sorted({start, stop, *(place for place, _ in within), *(behind_all(place) for place, _ in within)})
-    kept: list[Part] = []
+    within = [(begin, one) for begin, one in within if begin.startswith(start) and one.prefix.bucket]
+    edges = sorted({start, stop, *(begin for begin, _ in within), *(behind_all(begin) for begin, _ in within)})
+    kept: list[KeyRange] = []
     for first, end in pairwise(edges):
-        inner = next((one for place, one in within if first.startswith(place)), None)
+        inner = next((one for begin, one in within if first.startswith(begin)), None)
         if inner is None or (inner.consistency in LISTED and inner.name not in indexed):
-            kept.append(Part(kept.pop().start if kept and kept[-1].stop == first else first, end))
+            kept.append(KeyRange(kept.pop().start if kept and kept[-1].stop == first else first, end))
     return kept
 
 
 def stop_of(prefix: Prefix) -> bytes:
-    """The first place behind all keys of a prefix."""
+    """The first key behind all keys of a prefix."""
     return behind_all(prefix.key_prefix.encode()) if prefix.key_prefix else END
 
 
-def gaps(parts: Iterable[Part], known: Iterable[Part]) -> list[Part]:
+def gaps(parts: Iterable[KeyRange], known: Iterable[KeyRange]) -> list[KeyRange]:
     """What of `parts` is in none of `known`; both are in order."""
     left, known = [], list(known)
     for part in parts:
@@ -57,10 +57,10 @@ def gaps(parts: Iterable[Part], known: Iterable[Part]) -> list[Part]:
             if one.stop <= start or one.start >= part.stop:
                 continue
             if one.start > start:
-                left.append(Part(start, one.start))
+                left.append(KeyRange(start, one.start))
             start = max(start, one.stop)
         if start < part.stop:
-            left.append(Part(start, part.stop))
+            left.append(KeyRange(start, part.stop))
     return left
 
 

@@ -13,7 +13,7 @@ from gateway.policy.slots import Slots
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class JobDependencies:
     """What jobs work with; `origin_name` is where the origin is, as snapshots say it."""
 
     origin: Origin

@@ -10,21 +10,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import replace
 
-from gateway.errors import OriginAnswered, OriginError, PinRefused, SnapshotError, StoreUnavailable
-from gateway.jobs.frozen import frozen_version, learn_version
+from gateway.errors import NoSuchSnapshot, OriginAnswered, OriginError, PinRefused, SnapshotError, StoreUnavailable
+from gateway.jobs.dependencies import JobDependencies
+from gateway.jobs.job import Job, JobKind
 from gateway.jobs.listing import list_pages
-from gateway.jobs.patience import patiently
-from gateway.jobs.records import Job, JobKind
-from gateway.jobs.tools import Tools
+from gateway.jobs.retry import with_retries
 from gateway.jobs.worklist import Entry, Recovered, Worklist
-from gateway.metadata.catalog import CHECKSUM_MODE, is_remembered
+from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_remembered
+from gateway.metadata.listing.records import etag_and_size
+from gateway.metadata.snapshots.registry import check_covers
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
+from gateway.s3.etags import quote
 from gateway.s3.xml_reader import error_code_of
 
 PIECES_AT_ONCE = 32
@@ -35,10 +38,10 @@ _HEADERS = {CHECKSUM_MODE: "ENABLED"}
 """As most clients ask; what is learned so answers those that ask without it as well."""
 
 
-class Work:
+class ObjectJob:
     """One run of a job, to its end or until it is cancelled. `job` is how it stands."""
 
-    def __init__(self, tools: Tools, job: Job, worklist: Worklist) -> None:
+    def __init__(self, tools: JobDependencies, job: Job, worklist: Worklist) -> None:
         self.job = job
         self._tools = tools
         self._worklist = worklist
@@ -59,9 +62,9 @@ class Work:
             raise
 
     async def _run(self) -> None:
-        recovered = await asyncio.to_thread(self._worklist.recover, self.job.place)
+        recovered = await asyncio.to_thread(self._worklist.recover, self.job.offset)
         self.job = _as_recovered(self.job, recovered)
-        start_after = recovered.last.key.key if recovered.last is not None else None
+        start_after = recovered.last.key.key if recovered.last is not None else ""
         listing = asyncio.create_task(self._list(start_after), name="job listing")
         try:
             if self._pin:
@@ -89,7 +92,7 @@ class Work:
 
     # The list.
 
-    async def _list(self, start_after: str | None) -> None:
+    async def _list(self, start_after: str) -> None:
         try:
             if not self.job.manifest and not self.job.found_all:
                 await self._list_pages(start_after)
@@ -97,10 +100,9 @@ class Work:
         finally:
             self._worklist.finish()
 
-    async def _list_pages(self, start_after: str | None) -> None:
+    async def _list_pages(self, start_after: str) -> None:
         prefix = Prefix.parse(self.job.prefix)
-        tools = self._tools
-        pages = list_pages(tools.origin, tools.catalog.listing, tools.slots, prefix, start_after=start_after)
+        pages = list_pages(self._tools, prefix, start_after=start_after)
         async with aclosing(pages) as listed:
             async for page in listed:
                 entries = [(prefix.bucket, one.key.decode(), one.etag, one.size_bytes) for one in page]
@@ -115,7 +117,7 @@ class Work:
     # The objects.
 
     async def _do_all(self) -> None:
-        async with aclosing(self._worklist.entries(self.job.place)) as entries:
+        async with aclosing(self._worklist.entries(self.job.offset)) as entries:
             async for entry in entries:
                 if self.job.full:
                     break
@@ -130,7 +132,7 @@ class Work:
             await asyncio.wait({task})
             self._started.popleft()
             task.result()
-            self.job = replace(self.job, place=entry.next_place)
+            self.job = replace(self.job, offset=entry.next_offset)
 
     async def _do(self, entry: Entry) -> None:
         try:
@@ -146,7 +148,7 @@ class Work:
     async def _warm(self, entry: Entry) -> None:
         slot = self._tools.slots.find(entry.key.bucket, entry.key.key)
         if slot.consistency == "snapshot":
-            await self._warm_frozen(entry.key, slot)
+            await self._warm_snapshot(entry.key, slot)
             return
         version = await self._version(entry, slot)
         try:
@@ -157,11 +159,11 @@ class Work:
             self._tools.catalog.forget(entry.key)  # it has changed since it was listed
             await self._fetch(await self._ask(entry, slot), slot)
 
-    async def _warm_frozen(self, key: ObjectKey, slot: Slot) -> None:
+    async def _warm_snapshot(self, key: ObjectKey, slot: Slot) -> None:
         """The frozen version, and its head; what is not in the slot's snapshot needs no warming."""
-        version = await asyncio.to_thread(frozen_version, self._tools, key, slot)
+        version = await asyncio.to_thread(_snapshot_version, self._tools, key, slot)
         if version is not None:
-            await self._fetch(await learn_version(self._tools, version, slot, _HEADERS), slot)
+            await self._fetch(await _learn_version(self._tools, version, slot, _HEADERS), slot)
 
     async def _version(self, entry: Entry, slot: Slot) -> ObjectVersion:
         """The listed one; where the slot remembers, its metadata is learned along with it."""
@@ -173,7 +175,7 @@ class Work:
         async def ask() -> ObjectVersion:
             return (await self._tools.catalog.current(entry.key, slot, headers=_HEADERS)).version
 
-        return await patiently(self._tools.clock, ask)
+        return await with_retries(self._tools.clock, ask)
 
     async def _fetch(self, version: ObjectVersion, slot: Slot) -> None:
         """Every block of a version, as far as there is room; none where the slot keeps no object so large."""
@@ -182,12 +184,12 @@ class Work:
         try:
             async with asyncio.TaskGroup() as group:
                 for piece in self._tools.blocks.pieces(version, slot.name):
-                    await self._turn()
+                    await self._wait_for_turn()
                     group.create_task(self._fetch_piece(version, slot, piece))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
-    async def _turn(self) -> None:
+    async def _wait_for_turn(self) -> None:
         """Wait until one piece more may be fetched."""
         await self._pieces.acquire()
         try:
@@ -203,7 +205,7 @@ class Work:
             return await self._tools.blocks.fetch(version, piece, slot=slot.name, purpose=Purpose.WARM)
 
         try:
-            fetched_bytes, kept = (0, False) if self.job.full else await patiently(self._tools.clock, fetch)
+            fetched_bytes, kept = (0, False) if self.job.full else await with_retries(self._tools.clock, fetch)
         finally:
             self._running -= 1
             self._pieces.release()
@@ -225,14 +227,14 @@ class Work:
 
 
 def _as_recovered(job: Job, found: Recovered) -> Job:
-    """What was done behind `place` is done again, and counted then; a list that lost its end is listed on."""
+    """What was done behind `offset` is done again, and counted then; a list that lost its end is listed on."""
     if job.manifest and found.objects < job.objects_found:
         raise StoreUnavailable(f"the list of the job has {found.objects} of {job.objects_found} objects left")
     if job.manifest:
         return replace(job, objects_done=max(0, found.objects_before - job.objects_failed))
     return replace(
         job,
-        place=min(job.place, found.last.next_place if found.last is not None else 0),
+        offset=min(job.offset, found.last.next_offset if found.last is not None else 0),
         objects_found=found.objects,
         bytes_found=found.size_bytes,
         found_all=job.found_all and found.objects >= job.objects_found,
@@ -245,3 +247,43 @@ def _said(error: OriginError | SnapshotError) -> str:
     if isinstance(error, OriginAnswered):
         return f"the origin answered {error.status} {error_code_of(error.body) or ''}".rstrip()
     return str(error)
+
+
+def _snapshot_version(tools: JobDependencies, key: ObjectKey, slot: Slot) -> ObjectVersion | None:
+    """The frozen version; None where there was no such object. SnapshotError, StoreUnavailable. Blocks."""
+    if tools.snapshots is None:
+        raise NoSuchSnapshot(f"there is no snapshot {slot.snapshot!r}")
+    with tools.snapshots.opened(slot.snapshot) as snapshot:
+        check_covers(snapshot.manifest, slot)
+        record = snapshot.data.record(key.key.encode())
+        if record is None:
+            return None
+        return ObjectVersion(key, *etag_and_size(record))
+
+
+async def _learn_version(
+    tools: JobDependencies, version: ObjectVersion, slot: Slot, headers: Mapping[str, str]
+) -> ObjectVersion:
+    """The version as the origin names it, which learns its head on the way, where it is not known.
+
+    SnapshotError when the origin has another version now.
+    """
+    with_checksums = CHECKSUM_MODE in headers
+    known = tools.catalog.of_version(version, with_checksums=with_checksums)
+    if known is not None:
+        return known.version
+    etag = quote(version.etag.removeprefix("W/"))
+
+    async def ask() -> ObjectHead:
+        return await tools.catalog.ask(version.key, slot, headers={**headers, "if-match": etag})
+
+    try:
+        head = await with_retries(tools.clock, ask)
+    except OriginAnswered as answer:
+        if answer.status in (404, 412):
+            raise SnapshotError(f"the origin does not have it with ETag {etag} any more") from None
+        raise
+    if (quote(head.version.etag.removeprefix("W/")), head.version.size_bytes) != (etag, version.size_bytes):
+        raise SnapshotError(f"the origin does not have it with ETag {etag} any more")
+    tools.catalog.learned_version(head, with_checksums=with_checksums)
+    return head.version

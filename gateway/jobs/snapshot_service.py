@@ -11,10 +11,10 @@ import orjson
 import structlog
 
 from gateway.errors import NoSuchSnapshot, OriginError, SnapshotConflict, SnapshotError, StoreUnavailable
-from gateway.jobs.records import Job
+from gateway.jobs.dependencies import JobDependencies
+from gateway.jobs.job import Job
 from gateway.jobs.runner import Jobs
-from gateway.jobs.snapshot_work import check_free, pages, snapshots_of, steadily
-from gateway.jobs.tools import Tools
+from gateway.jobs.snapshot_job import check_free, pages, snapshots_of, steadily
 from gateway.metadata.listing.places import END, behind
 from gateway.metadata.snapshots.diff import differences
 from gateway.metadata.snapshots.manifest import valid_name
@@ -25,7 +25,7 @@ from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
 from gateway.s3.list_result import ListedEntry
 
-__all__ = ["BadLine", "SnapshotDesk"]
+__all__ = ["BadLine", "SnapshotService"]
 
 IMPORTS_MAX = 4
 _INSERTED_AT_ONCE = 512
@@ -33,10 +33,10 @@ _LINES_PER_PIECE = 64
 _log = structlog.get_logger("forebay.snapshots")
 
 
-class SnapshotDesk:
+class SnapshotService:
     """All of it. Names are checked here: ValueError for what is none."""
 
-    def __init__(self, tools: Tools, jobs: Jobs) -> None:
+    def __init__(self, tools: JobDependencies, jobs: Jobs) -> None:
         self._tools = tools
         self._jobs = jobs
         self._store = snapshots_of(tools)
@@ -198,9 +198,9 @@ async def _insert(staging: Staging, found: Sequence[tuple[int, ListedEntry]]) ->
     """Add objects; BadLine names the line whose key has come before."""
     for start in range(0, len(found), _INSERTED_AT_ONCE):
         rows = found[start : start + _INSERTED_AT_ONCE]
-        place = await steadily(staging.insert, [entry for _, entry in rows])
-        if place is not None:
-            number, entry = rows[place]
+        double = await steadily(staging.insert, [entry for _, entry in rows])
+        if double is not None:
+            number, entry = rows[double]
             raise BadLine(f"line {number}: the key {entry.key.decode()!r} has come before")
 
 

@@ -9,7 +9,7 @@ State = Literal["starting", "inventory", "crawling", "waiting", "failing"]
 
 
 @dataclass(slots=True)
-class Progress:
+class IndexStatus:
     """Times are seconds since 1970.
 
     `complete`: LIST of the slot's prefix is answered from the index, all of it being known since `known_since` at

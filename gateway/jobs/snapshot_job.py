@@ -13,27 +13,27 @@ from typing import ParamSpec, TypeVar
 
 import structlog
 
-from gateway.errors import OriginAnswered, OriginBodyError, SnapshotConflict, StoreUnavailable
-from gateway.jobs.patience import patiently
-from gateway.jobs.records import Job, JobState
-from gateway.jobs.tools import Tools
+from gateway.errors import OriginBodyError, SnapshotConflict, StoreUnavailable
+from gateway.jobs.dependencies import JobDependencies
+from gateway.jobs.job import Job, JobState
+from gateway.jobs.listing import fetch_page
+from gateway.jobs.retry import with_retries
 from gateway.metadata.snapshots.staging import Origins, Staging, made_by
 from gateway.metadata.snapshots.store import Snapshot, SnapshotStore
-from gateway.origin.client import OriginRequest, Purpose
+from gateway.origin.client import Purpose
 from gateway.policy.prefixes import Prefix
-from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX, ListedEntry, ListedPage, parse_listed_page
+from gateway.s3.list_result import ListedEntry, ListedPage, parse_listed_page
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 _log = structlog.get_logger("forebay.snapshots")
 
 
-class SnapshotWork:
+class SnapshotJob:
     """One run of a job that makes a snapshot, to its end or until it is cancelled. `job` is how it stands."""
 
-    def __init__(self, tools: Tools, job: Job) -> None:
+    def __init__(self, tools: JobDependencies, job: Job) -> None:
         self.job = job
         self._tools = tools
 
@@ -91,33 +91,41 @@ async def steadily(work: Callable[P, T], *arguments: P.args, **options: P.kwargs
         raise
 
 
-async def check_free(tools: Tools, name: str) -> None:
+async def check_free(tools: JobDependencies, name: str) -> None:
     """SnapshotConflict when there is a snapshot of that name, were it one that cannot be used."""
     store = snapshots_of(tools)
     if any(one.name == name for one in await asyncio.to_thread(store.all)):
         raise SnapshotConflict(f"there is a snapshot {name!r} already: delete it, or take another name")
 
 
-def snapshots_of(tools: Tools) -> SnapshotStore:
+def snapshots_of(tools: JobDependencies) -> SnapshotStore:
     """Where snapshots lie; StoreUnavailable where there is no cache directory."""
     if tools.snapshots is None:
         raise StoreUnavailable("there is no cache directory for snapshots")
     return tools.snapshots
 
 
-async def pages(tools: Tools, prefix: Prefix, after: bytes | None) -> AsyncGenerator[list[ListedEntry], None]:
+async def pages(tools: JobDependencies, prefix: Prefix, after: bytes | None) -> AsyncGenerator[list[ListedEntry], None]:
     """All that the origin has under `prefix` behind the key `after`, in order, with all that a LIST can say of it.
 
     Raises OriginAnswered when the origin refuses, OriginUnreachable, and OriginBodyError for an answer that is no list.
     """
-    slot, token = tools.slots.find(prefix.bucket, prefix.key_prefix).name, None
+    slot, start_after, token = tools.slots.find(prefix.bucket, prefix.key_prefix).name, (after or b"").decode(), None
     while True:
-        query = [("list-type", "2"), ("encoding-type", "url"), ("prefix", prefix.key_prefix), ("fetch-owner", "true")]
-        if token is not None:
-            query.append(("continuation-token", token))
-        elif after is not None:
-            query.append(("start-after", after.decode()))
-        page = await _page(tools, OriginRequest("GET", prefix.bucket, None, query, purpose=Purpose.WARM, slot=slot))
+
+        async def ask() -> ListedPage:
+            document = await fetch_page(
+                tools.origin,
+                prefix,
+                slot=slot,
+                purpose=Purpose.WARM,
+                start_after=start_after,
+                token=token,  # noqa: B023 - asked before it changes
+                with_owner=True,
+            )
+            return parse_listed_page(document, with_owner=True)
+
+        page = await with_retries(tools.clock, ask)
         _check(page, prefix.key_prefix.encode())
         yield page.entries
         token = page.next_token
@@ -132,14 +140,3 @@ def _check(page: ListedPage, prefix: bytes) -> None:
             raise OriginBodyError(f"the origin lists keys that do not begin with {prefix.decode()!r}")
         if not entry.etag:
             raise OriginBodyError(f"the origin lists {entry.key.decode()!r} without an ETag")
-
-
-async def _page(tools: Tools, request: OriginRequest) -> ListedPage:
-    async def ask() -> ListedPage:
-        async with await tools.origin.send(request) as response:
-            if response.status != 200:
-                document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
-                raise OriginAnswered(response.status, list(response.headers.items()), document)
-            return parse_listed_page(await response.read(PAGE_SIZE_BYTES_MAX), with_owner=True)
-
-    return await patiently(tools.clock, ask)

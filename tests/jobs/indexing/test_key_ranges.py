@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.jobs.indexing.parts import Part, gaps, key_before, parts_of, stop_of
+from gateway.jobs.indexing.key_ranges import KeyRange, gaps, key_before, ranges_of, stop_of
 from gateway.metadata.listing.places import END, behind, behind_all
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
@@ -22,9 +22,9 @@ def slot(name: str, prefix: str, consistency: str = "ttl") -> Slot:
 def test_a_slot_alone_is_its_prefix() -> None:
     """The whole bucket, or what begins with the prefix."""
     whole, part = slot("whole", "s3://b/"), slot("part", "s3://b/data/")
-    assert parts_of(Slots([whole]), whole.prefix, {"whole"}) == [Part(b"", END)]
-    assert parts_of(Slots([part, slot("other", "s3://c/data/x/", "strict")]), part.prefix, {"part"}) == [
-        Part(b"data/", b"data0")
+    assert ranges_of(Slots([whole]), whole.prefix, {"whole"}) == [KeyRange(b"", END)]
+    assert ranges_of(Slots([part, slot("other", "s3://c/data/x/", "strict")]), part.prefix, {"part"}) == [
+        KeyRange(b"data/", b"data0")
     ]
 
 
@@ -40,28 +40,28 @@ def test_strict_slots_and_other_indexes_within_are_left_out() -> None:
         ]
     )
     outer = next(iter(slots))
-    assert parts_of(slots, outer.prefix, {"outer", "own"}) == [
-        Part(b"", b"m/"),
-        Part(b"m/a/", b"m/a0"),
-        Part(b"m0", b"p/"),
-        Part(b"p0", END),
+    assert ranges_of(slots, outer.prefix, {"outer", "own"}) == [
+        KeyRange(b"", b"m/"),
+        KeyRange(b"m/a/", b"m/a0"),
+        KeyRange(b"m0", b"p/"),
+        KeyRange(b"p0", END),
     ]
 
 
-def ordered(parts: list[tuple[bytes, bytes]]) -> list[Part]:
+def ordered(parts: list[tuple[bytes, bytes]]) -> list[KeyRange]:
     """Those that are not empty and overlap none before."""
-    kept: list[Part] = []
+    kept: list[KeyRange] = []
     for start, stop in sorted(parts):
         if start < stop and (not kept or kept[-1].stop <= start):
-            kept.append(Part(start, stop))
+            kept.append(KeyRange(start, stop))
     return kept
 
 
 @given(PARTS.map(ordered), PARTS.map(ordered))
-def test_gaps_are_what_is_in_none(parts: list[Part], known: list[Part]) -> None:
+def test_gaps_are_what_is_in_none(parts: list[KeyRange], known: list[KeyRange]) -> None:
     """Place by place."""
 
-    def within(place: bytes, among: list[Part]) -> bool:
+    def within(place: bytes, among: list[KeyRange]) -> bool:
         return any(part.start <= place < part.stop for part in among)
 
     found = gaps(parts, known)

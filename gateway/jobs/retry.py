@@ -17,7 +17,7 @@ _FIRST_PAUSE_SECONDS = 1.0
 _RETRYABLE = frozenset({429, 500, 502, 503, 504})
 
 
-async def patiently(clock: Clock, ask: Callable[[], Awaitable[T]]) -> T:
+async def with_retries(clock: Clock, ask: Callable[[], Awaitable[T]]) -> T:
     """The answer, after at most ATTEMPTS_MAX tries; raises what the last one did, and at once what is no "later"."""
     pause_seconds = _FIRST_PAUSE_SECONDS
     for _ in range(ATTEMPTS_MAX - 1):

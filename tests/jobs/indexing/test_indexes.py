@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.blocks.cache import BlockCache
 from gateway.jobs.indexing.crawl import LISTERS_WHILE_BUSY
-from gateway.jobs.indexing.keeping import IndexPlan
+from gateway.jobs.indexing.indexes import IndexPlan
 from gateway.metadata.listing.bounds import Bound
 from gateway.objects import ObjectKey
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose

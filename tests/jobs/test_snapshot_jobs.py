@@ -12,8 +12,8 @@ import orjson
 import pytest
 
 from gateway.errors import NoSuchSnapshot, SnapshotConflict, SnapshotError, StoreUnavailable
-from gateway.jobs.records import Job, JobKind, JobState
-from gateway.jobs.snapshots import BadLine
+from gateway.jobs.job import Job, JobKind, JobState
+from gateway.jobs.snapshot_service import BadLine
 from gateway.metadata.snapshots import object_table as table_module
 from gateway.metadata.snapshots.object_table import ObjectTable
 from gateway.origin.memory import MemoryOrigin
@@ -46,7 +46,7 @@ def starts(origin: MemoryOrigin) -> list[str | None]:
 
 
 async def made(bench: JobBench, name: str = "v1", prefix: str = PREFIX) -> Job:
-    job = await bench.ended(await bench.desk.create(name, prefix))
+    job = await bench.ended(await bench.service.create(name, prefix))
     assert job.state is JobState.DONE, job.errors
     return job
 
@@ -61,7 +61,7 @@ async def cut(content: bytes, piece_bytes: int = 1000) -> AsyncIterator[bytes]:
 
 
 async def compared(bench: JobBench, name: str, other: str | None = None) -> list[dict[str, Any]]:
-    return [orjson.loads(line) for line in (await joined(await bench.desk.compared(name, other))).splitlines()]
+    return [orjson.loads(line) for line in (await joined(await bench.service.compared(name, other))).splitlines()]
 
 
 def test_a_prefix_is_frozen(tmp_path: Path) -> None:
@@ -71,14 +71,14 @@ def test_a_prefix_is_frozen(tmp_path: Path) -> None:
         async with job_bench(tmp_path, data_set(2500), slots=[FROZEN]) as bench:
             job = await made(bench)
             assert (job.objects_found, job.objects_done, job.bytes_done, job.found_all) == (2500, 2500, 25_000, True)
-            (one,) = await bench.desk.all()
+            (one,) = await bench.service.all()
             assert (one["objects"], one["bytes"], one["slots"], one["problem"]) == (2500, 25_000, ["f"], None)
             assert one["started_at"] <= one["ended_at"]
             assert one["origin"] == "memory"
-            assert len(keys_of(bench.library, "v1")) == 2500
-            assert files_of(bench.library.root) == ["v1"]
+            assert len(keys_of(bench.snapshots, "v1")) == 2500
+            assert files_of(bench.snapshots.root) == ["v1"]
             with pytest.raises(SnapshotConflict, match="already"):
-                await bench.desk.create("v1", PREFIX)
+                await bench.service.create("v1", PREFIX)
 
     asyncio.run(scenario())
 
@@ -90,18 +90,18 @@ def test_what_was_killed_is_gone_on_with(tmp_path: Path) -> None:
         origin, reached = data_set(2500), asyncio.Event()
         held = origin.inject(lambda call: LISTS(call) and len(starts(origin)) == 3, Hold(asyncio.Event(), reached))
         async with job_bench(tmp_path, origin) as bench:
-            job = await bench.desk.create("v1", PREFIX)
+            job = await bench.service.create("v1", PREFIX)
             await reached.wait()
             with pytest.raises(SnapshotConflict, match="being made"):
-                await bench.desk.create("v1", PREFIX)
-            assert await bench.desk.all() == []
+                await bench.service.create("v1", PREFIX)
+            assert await bench.service.all() == []
         origin.faults.remove(held)
         origin.calls.clear()
         async with job_bench(tmp_path, origin) as bench:
             assert (await bench.ended(job)).objects_done == 2500
             assert starts(origin) == ["data/01999"]
-            assert len(keys_of(bench.library, "v1")) == 2500
-            assert (await bench.desk.one("v1"))["bytes"] == 25_000
+            assert len(keys_of(bench.snapshots, "v1")) == 2500
+            assert (await bench.service.one("v1"))["bytes"] == 25_000
 
     asyncio.run(scenario())
 
@@ -129,12 +129,12 @@ def test_what_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
         origin, reached = data_set(1500), asyncio.Event()
         origin.inject(lambda call: LISTS(call) and len(starts(origin)) == 2, Hold(asyncio.Event(), reached))
         async with job_bench(tmp_path, origin) as bench:
-            job = await bench.desk.create("v1", PREFIX)
+            job = await bench.service.create("v1", PREFIX)
             await reached.wait()
             ended = await bench.jobs.cancel(job.id)
             assert ended is not None
             assert ended.state is JobState.CANCELLED
-            assert files_of(bench.library.root) == []
+            assert files_of(bench.snapshots.root) == []
 
     asyncio.run(scenario())
 
@@ -146,11 +146,11 @@ def test_an_origin_that_refuses_fails_the_job(tmp_path: Path) -> None:
         origin, clock = data_set(5), TestClock()
         async with job_bench(tmp_path, origin, clock=clock) as bench:
             origin.inject(LISTS, Failure(403, "AccessDenied"))
-            job = await bench.ended(await bench.desk.create("v1", PREFIX))
-            assert (job.state, files_of(bench.library.root)) == (JobState.FAILED, [])
+            job = await bench.ended(await bench.service.create("v1", PREFIX))
+            assert (job.state, files_of(bench.snapshots.root)) == (JobState.FAILED, [])
             assert "403" in job.errors[0]
             origin.inject(LISTS, Unreachable(), times=2)
-            job = await bench.desk.create("v1", PREFIX)
+            job = await bench.service.create("v1", PREFIX)
             await pass_until(clock, lambda: bench.now(job).state is not JobState.RUNNING)
             assert bench.now(job).state is JobState.DONE
 
@@ -162,8 +162,8 @@ def test_a_disk_that_takes_nothing_fails_the_job(tmp_path: Path, monkeypatch: py
 
     async def scenario() -> None:
         async with job_bench(tmp_path, data_set(2500)) as bench:
-            job = await bench.ended(await bench.desk.create("v1", PREFIX))
-            assert (job.state, files_of(bench.library.root)) == (JobState.FAILED, [])
+            job = await bench.ended(await bench.service.create("v1", PREFIX))
+            assert (job.state, files_of(bench.snapshots.root)) == (JobState.FAILED, [])
             assert "cannot be written" in job.errors[0]
 
     monkeypatch.setattr(table_module, "_MAP_BYTES", 64 * 1024)
@@ -188,7 +188,7 @@ def test_differences_to_the_origin_and_to_another(tmp_path: Path) -> None:
             await made(bench, "v2")
             assert await compared(bench, "v1", "v2") == [*changes, counts]
             with pytest.raises(NoSuchSnapshot):
-                await bench.desk.compared("v1", "v3")
+                await bench.service.compared("v1", "v3")
 
     asyncio.run(scenario())
 
@@ -199,19 +199,19 @@ def test_what_goes_out_comes_in_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with job_bench(tmp_path, data_set(1200)) as bench:
             await made(bench)
-            lines = await joined(await bench.desk.exported("v1"))
+            lines = await joined(await bench.service.exported("v1"))
             header, *objects = lines.splitlines()
             backwards = b"\n".join([header, *reversed(objects)])
-            imported = await bench.desk.imported("v2", cut(backwards))
-            one = await bench.desk.one("v1")
+            imported = await bench.service.imported("v2", cut(backwards))
+            one = await bench.service.one("v1")
             same = ("prefix", "objects", "bytes", "digest", "started_at", "ended_at", "origin")
             assert [imported[name] for name in same] == [one[name] for name in same]
-            again = await joined(await bench.desk.exported("v2"))
+            again = await joined(await bench.service.exported("v2"))
             assert again.splitlines()[1:] == objects
             assert orjson.loads(again.splitlines()[0]) == orjson.loads(header) | {"name": "v2"}
             assert (await compared(bench, "v1", "v2"))[-1]["same"] == 1200
             with pytest.raises(SnapshotConflict):
-                await bench.desk.imported("v2", cut(lines))
+                await bench.service.imported("v2", cut(lines))
 
     asyncio.run(scenario())
 
@@ -222,7 +222,7 @@ def test_what_cannot_be_brought_in_leaves_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with job_bench(tmp_path, data_set(700)) as bench:
             await made(bench)
-            lines = (await joined(await bench.desk.exported("v1"))).splitlines(keepends=True)
+            lines = (await joined(await bench.service.exported("v1"))).splitlines(keepends=True)
             for content, kind, said in (
                 ([*lines, b"{}"], BadLine, "line 702: "),
                 ([*lines, lines[3]], BadLine, "line 702: the key 'data/00002' has come before"),
@@ -232,16 +232,16 @@ def test_what_cannot_be_brought_in_leaves_nothing(tmp_path: Path) -> None:
                 ([], BadLine, "line 1: "),
             ):
                 with pytest.raises(kind, match=said):
-                    await bench.desk.imported("v2", cut(b"".join(content)))
-                assert files_of(bench.library.root) == ["v1"]
+                    await bench.service.imported("v2", cut(b"".join(content)))
+                assert files_of(bench.snapshots.root) == ["v1"]
 
             async def breaks_off() -> AsyncIterator[bytes]:
                 yield b"".join(lines[:100])
                 raise ConnectionResetError
 
             with pytest.raises(ConnectionResetError):
-                await bench.desk.imported("v2", breaks_off())
-            assert files_of(bench.library.root) == ["v1"]
+                await bench.service.imported("v2", breaks_off())
+            assert files_of(bench.snapshots.root) == ["v1"]
 
     asyncio.run(scenario())
 
@@ -251,18 +251,18 @@ def test_a_snapshot_that_freezes_a_slot_is_not_deleted_by_mistake(tmp_path: Path
 
     async def scenario() -> None:
         async with job_bench(tmp_path, data_set(5), slots=[FROZEN]) as bench:
-            (slot,) = await bench.desk.slots(whole=True)
+            (slot,) = await bench.service.slots(whole=True)
             assert "forebay snapshot create v1" in slot["problem"]
             await made(bench)
-            assert (await bench.desk.slots(whole=True))[0]["problem"] is None
+            assert (await bench.service.slots(whole=True))[0]["problem"] is None
             with pytest.raises(SnapshotConflict, match="--force"):
-                await bench.desk.delete("v1", force=False)
-            await bench.desk.delete("v1", force=True)
+                await bench.service.delete("v1", force=False)
+            await bench.service.delete("v1", force=True)
             with pytest.raises(NoSuchSnapshot):
-                await bench.desk.delete("v1", force=True)
+                await bench.service.delete("v1", force=True)
             with pytest.raises(NoSuchSnapshot):
-                await bench.desk.delete("v1", force=False)
-            assert (await bench.desk.slots())[0]["problem"] is not None
+                await bench.service.delete("v1", force=False)
+            assert (await bench.service.slots())[0]["problem"] is not None
 
     asyncio.run(scenario())
 
@@ -291,7 +291,7 @@ def test_a_frozen_slot_is_warmed_with_what_is_frozen(tmp_path: Path) -> None:
 
 
 def _etag(bench: JobBench, key: str) -> str:
-    with bench.library.opened("v1") as snapshot:
+    with bench.snapshots.opened("v1") as snapshot:
         return next(one.etag for one in snapshot.data.part(key.encode(), b"\xff"))
 
 
@@ -319,11 +319,11 @@ def test_whoever_is_cancelled_waits_for_what_is_being_written(tmp_path: Path, mo
         monkeypatch.setattr(ObjectTable, "append", slow_append)
         monkeypatch.setattr(ObjectTable, "close", noted_close)
         async with job_bench(tmp_path, data_set(5)) as bench:
-            job = await bench.desk.create("v1", PREFIX)
+            job = await bench.service.create("v1", PREFIX)
             await writing.wait()
             await bench.jobs.cancel(job.id)
             await until(lambda: bool(closed_meanwhile))
-            assert files_of(bench.library.root) == []
+            assert files_of(bench.snapshots.root) == []
 
     asyncio.run(scenario())
     assert closed_meanwhile == [False]

@@ -10,20 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.jobs.indexing.landmarks import KEPT_MAX, Landmarks
-from gateway.jobs.indexing.shares import Share, Shares
-from gateway.jobs.indexing.splitting import KEY_BYTES_MAX, Alphabet, cuts
+from gateway.jobs.indexing.crawl_ranges import CrawlRange, CrawlRanges
+from gateway.jobs.indexing.split_points import KEPT_MAX, KEY_BYTES_MAX, CharacterStatistics, SplitPoints, cuts
 from gateway.metadata.listing.places import END, behind
 from tests.support.listing_model import KEY, KEYS
 
 
 def crawl(
-    keys: Collection[str], *, listers: int, page: int, landmarks: Sequence[bytes] = ()
+    keys: Collection[str], *, listers: int, page: int, split_points: Sequence[bytes] = ()
 ) -> tuple[list[bytes], int, int]:
     """All that is listed, in rounds in which every lister asks for one page; how many rounds and pages."""
     there = sorted(key.encode() for key in keys)
-    shares = Shares([Share(b"", END, "")], landmarks)
-    working: list[Share | None] = [None] * listers
+    shares = CrawlRanges([CrawlRange(b"", END, "")], split_points)
+    working: list[CrawlRange | None] = [None] * listers
     listed: list[bytes] = []
     rounds = pages = 0
     while shares.left:
@@ -38,7 +37,7 @@ def crawl(
     return listed, rounds, pages
 
 
-def _list(shares: Shares, share: Share, there: list[bytes], page: int, listed: list[bytes]) -> bool:
+def _list(shares: CrawlRanges, share: CrawlRange, there: list[bytes], page: int, listed: list[bytes]) -> bool:
     """One page of the origin's, as a crawl takes it in; whether the share is done."""
     first = bisect_right(there, share.after.encode()) if share.after else 0
     found = there[first : first + page]
@@ -49,9 +48,9 @@ def _list(shares: Shares, share: Share, there: list[bytes], page: int, listed: l
 
 
 @given(KEYS, st.integers(1, 9), st.integers(1, 5), st.lists(KEY.map(str.encode), max_size=8))
-def test_every_key_is_listed_once(keys: set[str], listers: int, page: int, landmarks: list[bytes]) -> None:
-    """Whatever they are made of, however many list, and whatever landmarks say."""
-    listed, _, _ = crawl(keys, listers=listers, page=page, landmarks=sorted(landmarks))
+def test_every_key_is_listed_once(keys: set[str], listers: int, page: int, split_points: list[bytes]) -> None:
+    """Whatever they are made of, however many list, and whatever split_points say."""
+    listed, _, _ = crawl(keys, listers=listers, page=page, split_points=sorted(split_points))
     assert sorted(listed) == sorted(key.encode() for key in keys)
 
 
@@ -86,7 +85,7 @@ def test_many_listers_are_many_times_as_fast(keys: list[str]) -> None:
 def test_landmarks_need_no_guesses() -> None:
     """With those of an earlier crawl nearly every page brings keys from the first round on."""
     keys = [f"a/b/c/{number:06d}" for number in range(50_000)]
-    _, rounds, pages = crawl(keys, listers=16, page=100, landmarks=[key.encode() for key in keys[99::100]])
+    _, rounds, pages = crawl(keys, listers=16, page=100, split_points=[key.encode() for key in keys[99::100]])
     assert rounds <= 500 / 16 + 3
     assert pages < 1.05 * 500
 
@@ -94,9 +93,9 @@ def test_landmarks_need_no_guesses() -> None:
 @given(KEY, st.one_of(KEY.map(str.encode), st.just(END)), st.integers(1, 20), st.lists(KEY, max_size=5), st.booleans())
 def test_guesses_are_keys_between(last: str, stop: bytes, count: int, seen: list[str], is_reached: bool) -> None:
     """In order, behind the last key seen, and so that something may lie between them and the stop."""
-    alphabet = Alphabet()
-    alphabet.see([key.encode() for key in (last, *seen)])
-    found = [guess.encode() for guess in cuts(last, stop, count, alphabet, is_reached=is_reached)]
+    statistics = CharacterStatistics()
+    statistics.see([key.encode() for key in (last, *seen)])
+    found = [guess.encode() for guess in cuts(last, stop, count, statistics, is_reached=is_reached)]
     assert len(found) <= count
     assert found == sorted(set(found))
     assert all(last.encode() < guess and behind(guess) < stop for guess in found)
@@ -106,8 +105,8 @@ def test_what_was_added_between_landmarks_is_cut_too() -> None:
     """A directory that came in after them does not keep one lister busy while the others wait."""
     before = [f"a/{number:06d}" for number in range(2_000)]
     added = [f"b/c/{number:06d}" for number in range(50_000)]
-    landmarks = [key.encode() for key in before[99::100]]
-    listed, rounds, _ = crawl([*before, *added], listers=16, page=100, landmarks=landmarks)
+    split_points = [key.encode() for key in before[99::100]]
+    listed, rounds, _ = crawl([*before, *added], listers=16, page=100, split_points=split_points)
     assert len(listed) == len(before) + len(added)
     assert rounds < 520 / 5
 
@@ -115,16 +114,16 @@ def test_what_was_added_between_landmarks_is_cut_too() -> None:
 def test_no_guess_is_longer_than_a_key_may_be() -> None:
     """A greater character can take more bytes."""
     last = "a" * (KEY_BYTES_MAX - 1) + "b"
-    alphabet = Alphabet()
-    alphabet.see([last.encode(), ("a" * (KEY_BYTES_MAX - 2) + "é").encode()])
-    found = cuts(last, END, 2000, alphabet, is_reached=False)
+    statistics = CharacterStatistics()
+    statistics.see([last.encode(), ("a" * (KEY_BYTES_MAX - 2) + "é").encode()])
+    found = cuts(last, END, 2000, statistics, is_reached=False)
     assert found
     assert max(len(guess.encode()) for guess in found) <= KEY_BYTES_MAX
 
 
 def test_a_share_that_was_cut_ends_where_the_next_begins() -> None:
     """And who lists it needs to be told nothing."""
-    shares = Shares([Share(b"", END, "")])
+    shares = CrawlRanges([CrawlRange(b"", END, "")])
     first = shares.take()
     assert first is not None
     assert shares.take() is None, "nothing can be cut before anything is seen"
@@ -137,10 +136,10 @@ def test_a_share_that_was_cut_ends_where_the_next_begins() -> None:
 
 def test_landmarks_stay_few_and_even() -> None:
     """However many pages there are, in whatever order they come."""
-    landmarks = Landmarks()
+    split_points = SplitPoints()
     for number in range(10 * KEPT_MAX):
-        landmarks.add(b"%09d" % (number * 7919 % (10 * KEPT_MAX)))
-    kept = landmarks.sorted()
+        split_points.add(b"%09d" % (number * 7919 % (10 * KEPT_MAX)))
+    kept = split_points.sorted()
     assert KEPT_MAX / 4 < len(kept) <= KEPT_MAX
     assert list(kept) == sorted(kept)
     gaps = [int(other) - int(one) for one, other in pairwise(kept)]
