@@ -3,7 +3,7 @@
     remembered, and fresh enough for the slot? → that; listed since then, and the same? → that (confirmation.py);
     else one HEAD at the origin, remembered for the next
 
-What was asked before an own write of the key is never believed after it, on any worker (generations.py).
+What was asked before an own write of the key is never believed after it, on any worker (epochs.py).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gateway.metadata.confirmation import is_confirmed, is_settled
 from gateway.metadata.forgetful import ForgetfulListing, NoDirectory
 from gateway.metadata.freshness import Freshness, freshness
 from gateway.metadata.head import ObjectHead, object_head
+from gateway.metadata.keys import catalog_key
 from gateway.metadata.landing import Landing
 from gateway.metadata.listing.bounds import bound_of
 from gateway.metadata.listing.index import ListingIndex, trim
@@ -167,11 +168,13 @@ class Catalog:
 
     def now(self, key: ObjectKey) -> Learned:
         """To be taken before the origin is asked about `key`, for `remember_absence` and `learned`."""
-        return Learned(self._opened.generations.of(key), self._clock.monotonic(), self._opened.boot)
+        epochs = self._opened.epochs
+        epoch, cells = epochs.of_bucket(key.bucket), epochs.of_key(catalog_key(key))
+        return Learned(epoch, self._clock.monotonic(), self._opened.boot, cells)
 
     def now_of_bucket(self, bucket: str) -> Learned:
         """The same before the origin is asked about the bucket itself."""
-        return Learned(self._opened.generations.of_bucket(bucket), self._clock.monotonic(), self._opened.boot)
+        return Learned(self._opened.epochs.of_bucket(bucket), self._clock.monotonic(), self._opened.boot)
 
     def remember_absence(self, key: ObjectKey, slot: Slot, asked: Learned, *, named: bool) -> None:
         """The origin has answered 404 to what was asked then; `named`: with NoSuchKey."""
@@ -180,14 +183,14 @@ class Catalog:
 
     def forget(self, key: ObjectKey) -> None:
         """Believe nothing that was asked about `key` until now, on any worker. To be called around every own write."""
-        self._opened.generations.raise_key(key)
+        self._opened.epochs.change_key(key)
 
     def forget_bucket(self, bucket: str | None) -> None:
         """The same for a bucket and every key of it; None: for all buckets."""
         if bucket is None:
-            self._opened.generations.raise_everything()
+            self._opened.epochs.change_everything()
         else:
-            self._opened.generations.raise_bucket(bucket)
+            self._opened.epochs.change_bucket(bucket)
 
     async def settle(self) -> None:
         """Wait until what was learned so far is written."""
@@ -250,7 +253,7 @@ def _opened(directory: Path, origin_name: str, slots: Slots) -> OpenCatalog:
 def _listing(opened: OpenCatalog | NoDirectory, clock: Clock, observer: CatalogObserver) -> Listing:
     if isinstance(opened, NoDirectory):
         return ForgetfulListing()
-    return ListingIndex(opened.listing, opened.marks, opened.generations, clock, opened.boot, observer)
+    return ListingIndex(opened.listing, opened.marks, opened.epochs, clock, opened.boot, observer)
 
 
 def is_remembered(slot: Slot, headers: Mapping[str, str]) -> bool:

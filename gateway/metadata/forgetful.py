@@ -32,22 +32,22 @@ class ForgetfulStore:
         return
 
 
-class ForgetfulGenerations:
-    """As `WriteGenerations`: always the first."""
+class ForgetfulEpochs:
+    """As `InvalidationEpochs`: always the first."""
 
-    def of(self, key: ObjectKey) -> int:
-        return 0
+    def of_key(self, place: bytes) -> tuple[int, int]:
+        return 0, 0
 
     def of_bucket(self, bucket: str) -> int:
         return 0
 
-    def raise_key(self, key: ObjectKey) -> None:
+    def change_key(self, key: ObjectKey) -> None:
         return
 
-    def raise_bucket(self, bucket: str) -> None:
+    def change_bucket(self, bucket: str) -> None:
         return
 
-    def raise_everything(self) -> None:
+    def change_everything(self) -> None:
         return
 
 
@@ -101,7 +101,7 @@ class NoDirectory:
 
     def __init__(self) -> None:
         self.store = ForgetfulStore()
-        self.generations = ForgetfulGenerations()
+        self.epochs = ForgetfulEpochs()
 
     def close(self) -> None:
         return

@@ -1,15 +1,15 @@
 """Opening and closing the catalog's directory: its format, and whether what lies there can be believed.
 
-    FORMAT       "forebay catalog 2": any other content but that of format 1 is refused, never misread
+    FORMAT       "forebay catalog 3": any other content but that of formats 1 and 2 is refused, never misread
     ORIGIN       whose objects these are: the catalog of another origin is dropped
     BOOT         the kernel's boot id when the directory was last opened
     CLEAN        there while no process has the directory open and everything is synced to disk
     users.lock   shared by every process that has it open; opening.lock: held while one opens or closes
-    generations  write generations (generations.py)
+    epochs       invalidation epochs (epochs.py)
     index/       the records (store.py)
     listing/     the listing index (listing/store.py)
     marks/       own writes that it has not caught up with (listing/marks.py)
-    answers/     small answers about buckets (answer_file.py): dropped with the generations that they are held against
+    answers/     small answers about buckets (answer_file.py): dropped with the epochs that they are held against
 
 Nothing is synced while in use, so all of it is dropped under another boot without CLEAN. All of this blocks: it runs in
 a thread.
@@ -30,15 +30,15 @@ import lmdb
 
 from gateway.durable import write_durably
 from gateway.errors import StartupError, StoreUnavailable, opening_failure
-from gateway.metadata import generations
-from gateway.metadata.generations import WriteGenerations
+from gateway.metadata import epochs
+from gateway.metadata.epochs import InvalidationEpochs
 from gateway.metadata.listing.marks import Marks
 from gateway.metadata.listing.store import ListingStore
 from gateway.metadata.store import SIZE_BYTES_MAX, CatalogStore
 
-FORMAT = b"forebay catalog 2\n"
-FORMAT_BEFORE = b"forebay catalog 1\n"
-"""Without `listing` and `marks`; a catalog of this format is dropped: it is learned again."""
+FORMAT = b"forebay catalog 3\n"
+FORMATS_BEFORE = (b"forebay catalog 1\n", b"forebay catalog 2\n")
+"""A catalog of these formats is dropped: it is learned again."""
 
 ANSWERS = "answers"
 ENVIRONMENTS = ("index", "listing", "marks")
@@ -50,7 +50,7 @@ _NOT_AN_INDEX = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchErr
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    generations: WriteGenerations
+    epochs: InvalidationEpochs
     store: CatalogStore
     marks: Marks
     listing: ListingStore
@@ -60,8 +60,8 @@ class _Files:
         self.marks.close(sync=sync)
         self.store.close(sync=sync)
         if sync:
-            self.generations.sync()
-        self.generations.close()
+            self.epochs.sync()
+        self.epochs.close()
 
 
 class OpenCatalog:
@@ -69,7 +69,7 @@ class OpenCatalog:
 
     def __init__(self, path: Path, files: _Files, users: int, boot: int) -> None:
         self.store = files.store
-        self.generations = files.generations
+        self.epochs = files.epochs
         self.marks = files.marks
         self.listing = files.listing
         self.boot = boot
@@ -139,13 +139,13 @@ def _open_files(path: Path, users: int, size_bytes_max: int) -> _Files:
         _drop(path, users)
     for name in ENVIRONMENTS:
         (path / name).mkdir(mode=0o700)
-    generations.create(path / "generations")
+    epochs.create(path / "epochs")
     return _try_open_files(path, size_bytes_max)
 
 
 def _try_open_files(path: Path, size_bytes_max: int) -> _Files:
     with ExitStack() as stack:
-        shared = WriteGenerations(path / "generations")
+        shared = InvalidationEpochs(path / "epochs")
         stack.callback(shared.close)
         store = CatalogStore(path / "index", shared, size_bytes_max=size_bytes_max)
         stack.callback(store.close)
@@ -160,7 +160,7 @@ def _refuse_other_formats(path: Path) -> None:
     found = _read(path / "FORMAT")
     if found is None:
         write_durably(path / "FORMAT", FORMAT)
-    elif found == FORMAT_BEFORE:
+    elif found in FORMATS_BEFORE:
         disbelieve(path)
         write_durably(path / "FORMAT", FORMAT)
     elif found != FORMAT:
@@ -182,8 +182,9 @@ def _drop(path: Path, users: int) -> None:
     for name in ("BOOT", "CLEAN"):
         (path / name).unlink(missing_ok=True)
     if (path / ANSWERS).exists():
-        shutil.rmtree(path / ANSWERS)  # before the generations, which begin again at 0
-    (path / "generations").unlink(missing_ok=True)
+        shutil.rmtree(path / ANSWERS)  # before the epochs, which begin again
+    for name in ("epochs", "generations"):  # so named until format 2
+        (path / name).unlink(missing_ok=True)
     for name in ENVIRONMENTS:
         shutil.rmtree(path / name, ignore_errors=True)
 

@@ -15,7 +15,7 @@ from gateway.s3.http_dates import format_http_date, parse_http_date
 EXTRA_BYTES_MAX = 8 * 1024
 """Objects with more in their headers are not remembered: S3 itself allows 2 KiB of user metadata."""
 
-_FIXED = struct.Struct("<IHIQdQq")
+_FIXED = struct.Struct("<IHIQQQdQq")
 _CHECKSUM_BYTES = 4
 
 _ABSENT = 1
@@ -43,12 +43,14 @@ _MD5_ETAG = re.compile('"[0-9a-f]{32}"')
 class Learned:
     """When something was learned. `seconds` and `boot` are those of the question, not of the answer.
 
-    `generation` is the key's write generation when the origin was asked (generations.py).
+    `generation` and `cells` are the bucket's and the key's invalidation epochs when the origin was asked (epochs.py);
+    of a bucket itself, or of a listing, the first alone.
     """
 
     generation: int
     seconds: float
     boot: int
+    cells: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ def pack(key: bytes, entry: Entry) -> tuple[bytes, bytes]:
         flags, size_bytes, modified, etag, extra = _pack_head(entry.head)
         flags |= (_CHECKSUMS if entry.with_checksums else 0) | (_SETTLED if entry.settled else 0)
     learned = entry.learned
-    fixed = _FIXED.pack(0, flags, learned.boot, learned.generation, learned.seconds, size_bytes, modified)
+    epoch = learned.generation, *learned.cells
+    fixed = _FIXED.pack(0, flags, learned.boot, *epoch, learned.seconds, size_bytes, modified)
     record = fixed[_CHECKSUM_BYTES:] + etag
     return _checksum(key, record, extra).to_bytes(_CHECKSUM_BYTES, "little") + record, extra
 
@@ -111,10 +114,10 @@ def unpack(place: bytes, key: ObjectKey, record: bytes, extra: bytes) -> Entry |
     """The entry of `key`, whose catalog key is `place`; None when these bytes are not what was packed for it."""
     if len(record) < _FIXED.size:
         return None
-    checksum, flags, boot, generation, seconds, size_bytes, modified = _FIXED.unpack_from(record)
+    checksum, flags, boot, generation, first, second, seconds, size_bytes, modified = _FIXED.unpack_from(record)
     if checksum != _checksum(place, record[_CHECKSUM_BYTES:], extra):
         return None
-    learned = Learned(generation, seconds, boot)
+    learned = Learned(generation, seconds, boot, (first, second))
     if flags & _ABSENT:
         return Entry(learned, named=bool(flags & _NAMED))
     etag = f'"{record[_FIXED.size :].hex()}"' if flags & _MD5 else record[_FIXED.size :].decode("latin-1")

@@ -1,6 +1,6 @@
 """What the origin has said of buckets, remembered on disk for all workers: small, asked for often, seldom another.
 
-An answer is believed for a TTL, and only while its bucket's write generation (generations.py) is the one in which the
+An answer is believed for a TTL, and only while its bucket's invalidation epoch (epochs.py) is the one in which the
 origin was asked: an own change of the bucket voids it at once, on every worker, though it land later.
 
 The disk is asked on a thread of its own. It is never waited for long: a locked, slow, full or harmed file is a miss.
@@ -54,7 +54,7 @@ class Recalled:
 class SmallAnswers:
     """One worker process's view of the answers that all workers share in `directory`; made when first used.
 
-    `now` gives a bucket's write generation and the time (`Catalog.now_of_bucket`). `ttl_seconds` 0 remembers nothing.
+    `now` gives a bucket's invalidation epoch and the time (`Catalog.now_of_bucket`). `ttl_seconds` 0 remembers nothing.
     """
 
     def __init__(

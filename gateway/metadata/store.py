@@ -20,7 +20,7 @@ import lmdb
 
 from gateway.metadata import records
 from gateway.metadata.confirmation import is_version
-from gateway.metadata.generations import WriteGenerations
+from gateway.metadata.epochs import InvalidationEpochs
 from gateway.metadata.keys import catalog_key, version_key
 from gateway.metadata.listing.records import version_of
 from gateway.metadata.records import Entry
@@ -55,8 +55,8 @@ class Fill:
 class CatalogStore:
     """One process's view of the records."""
 
-    def __init__(self, directory: Path, generations: WriteGenerations, *, size_bytes_max: int = SIZE_BYTES_MAX) -> None:
-        self._generations = generations
+    def __init__(self, directory: Path, epochs: InvalidationEpochs, *, size_bytes_max: int = SIZE_BYTES_MAX) -> None:
+        self._epochs = epochs
         self._size_bytes_max = size_bytes_max
         self._swept = b""
         self._unpacked: dict[bytes, tuple[bytes, bytes, Entry]] = {}
@@ -81,7 +81,7 @@ class CatalogStore:
         if record is None:
             return None
         entry = self._unpack(place, key, record, extra)
-        if entry is None or entry.learned.generation != self._generations.of_place(key.bucket, place):
+        if entry is None or not self._epochs.is_current(entry.learned, key.bucket, place):
             return None
         return entry
 
@@ -118,7 +118,7 @@ class CatalogStore:
         packed, extra = self._packed(place)
         entry = records.unpack(place, key, packed, extra) if packed is not None else None
         if entry is not None and not _is_of(entry, record):
-            self._generations.raise_key(key)
+            self._epochs.change_key(key)
 
     def entries(self) -> int:
         """How many keys have a record, void ones included."""
@@ -167,9 +167,9 @@ class CatalogStore:
         if fill.of_version:
             self._land_version(transaction, fill)
             return
-        if fill.entry.learned.generation != self._generations.of(fill.key):
-            return
         place = catalog_key(fill.key)
+        if not self._epochs.is_current(fill.entry.learned, fill.key.bucket, place):
+            return
         record, extra = records.pack(place, fill.entry)
         if len(extra) > records.EXTRA_BYTES_MAX:
             return

@@ -87,7 +87,7 @@ def test_a_full_disk_keeps_nothing_and_harms_nothing(tmp_path: Path) -> None:
     assert ended(other(tmp_path / "b", "keep", "full", "many", "look")) == ["None", "b'record'"]
 
 
-def test_answers_go_with_the_generations_that_they_are_held_against(tmp_path: Path) -> None:
+def test_answers_go_with_the_epochs_that_they_are_held_against(tmp_path: Path) -> None:
     """Where the counters begin again at 0, an old answer could be taken for a new one: so it is dropped with them."""
     catalog = open_directory(tmp_path, "origin")
     with answer_file(tmp_path / ANSWERS) as file:
@@ -96,7 +96,7 @@ def test_answers_go_with_the_generations_that_they_are_held_against(tmp_path: Pa
     open_directory(tmp_path, "origin").close()
     with answer_file(tmp_path / ANSWERS) as file:
         assert file.get(b"place") == b"record"
-    (tmp_path / "generations").unlink()
+    (tmp_path / "epochs").unlink()
     open_directory(tmp_path, "origin").close()
     with answer_file(tmp_path / ANSWERS) as file:
         assert file.get(b"place") is None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import lmdb
 
 from gateway.clock import Clock
-from gateway.metadata.generations import WriteGenerations
+from gateway.metadata.epochs import InvalidationEpochs
 from gateway.metadata.listing.batches import Asked, Batch
 from gateway.metadata.listing.bounds import Bound, answerable
 from gateway.metadata.listing.intervals import Interval, known_until
@@ -61,14 +61,14 @@ class ListingIndex:
         self,
         store: ListingStore,
         marks: Marks,
-        generations: WriteGenerations,
+        epochs: InvalidationEpochs,
         clock: Clock,
         boot: int,
         observer: CatalogObserver,
     ) -> None:
         self._store = store
         self._marks = marks
-        self._generations = generations
+        self._epochs = epochs
         self._clock = clock
         self._boot = boot
         self._landing = ListingLanding(store, clock, observer.keys_not_kept)
@@ -165,14 +165,14 @@ class ListingIndex:
 
     def known(self, bucket: str, start: bytes, stop: bytes) -> list[Interval]:
         """What of [start, stop) is known at any age and not void, in order. Blocks; raises lmdb.Error."""
-        generation = self._generations.of_bucket(bucket)
+        generation = self._epochs.of_bucket(bucket)
         with self._store.view(bucket) as view:
             around = [] if view is None else list(touching(view, start, stop, overlapping=True))
         return [one for one in around if one.learned.generation == generation]
 
     def moment(self, bucket: str) -> Learned:
         """Now, as intervals have it."""
-        return Learned(self._generations.of_bucket(bucket), self._clock.monotonic(), self._boot)
+        return Learned(self._epochs.of_bucket(bucket), self._clock.monotonic(), self._boot)
 
     # --- own writes -------------------------------------------------------------------------------------------------
 
@@ -186,13 +186,13 @@ class ListingIndex:
             self._marking.submit(self._end, bucket, encoded)
             raise
         if not is_marked:
-            self._generations.raise_bucket(bucket)
+            self._epochs.change_bucket(bucket)
 
     async def end_write(self, bucket: str, keys: Sequence[str]) -> None:
         """The writes have been answered, or never will be."""
         marking = self._marking.submit(self._end, bucket, [key.encode() for key in keys])
         if not await asyncio.shield(asyncio.wrap_future(marking)):
-            self._generations.raise_bucket(bucket)
+            self._epochs.change_bucket(bucket)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

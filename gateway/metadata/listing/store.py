@@ -20,7 +20,7 @@ from typing import cast
 
 import lmdb
 
-from gateway.metadata.generations import WriteGenerations
+from gateway.metadata.epochs import InvalidationEpochs
 from gateway.metadata.listing.batches import Batch
 from gateway.metadata.listing.intervals import Interval, including, is_known_better, without
 from gateway.metadata.listing.marks import PAGE_SECONDS_MAX, Marks
@@ -58,7 +58,7 @@ class ListingStore:
     def __init__(
         self,
         directory: Path,
-        generations: WriteGenerations,
+        epochs: InvalidationEpochs,
         marks: Marks,
         *,
         size_bytes_max: int = SIZE_BYTES_MAX,
@@ -68,7 +68,7 @@ class ListingStore:
         listed now, or None.
         """
         self._told = told
-        self._generations = generations
+        self._epochs = epochs
         self._marks = marks
         self._size_bytes_max = size_bytes_max
         self._swept = b""
@@ -173,7 +173,7 @@ class ListingStore:
 
     def is_known(self, bucket: str, key: bytes) -> bool:
         """Whether the index says whether there is such a key, at any age."""
-        generation = self._generations.of_bucket(bucket)
+        generation = self._epochs.of_bucket(bucket)
         with self.view(bucket) as view:
             if view is None:
                 return False
@@ -208,7 +208,7 @@ class ListingStore:
 
     def _may_be_kept(self, batch: Batch, seconds: float) -> bool:
         asked = batch.asked.learned
-        if asked.generation != self._generations.of_bucket(batch.bucket):
+        if asked.generation != self._epochs.of_bucket(batch.bucket):
             return False
         return seconds - asked.seconds <= PAGE_SECONDS_MAX  # marks of writes since then may be gone
 

@@ -71,7 +71,7 @@ async def bench(directory: Path, *, size_bytes_max: int = store.SIZE_BYTES_MAX) 
     opened = open_directory(directory, "origin")
     opened.listing._size_bytes_max = size_bytes_max
     clock = ManualClock()
-    index = ListingIndex(opened.listing, opened.marks, opened.generations, clock, opened.boot, SilentCatalogObserver())
+    index = ListingIndex(opened.listing, opened.marks, opened.epochs, clock, opened.boot, SilentCatalogObserver())
     try:
         yield Bench(opened, index, clock)
     finally:
@@ -143,7 +143,8 @@ def test_files_that_are_not_whole_drop_everything(tmp_path: Path, name: str, har
     play(tmp_path / "c", starts_anew)
 
 
-def test_a_catalog_of_the_format_before_is_taken_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_catalog_of_a_format_before_is_taken_over(tmp_path: Path, number: int) -> None:
     """It is dropped: the version that wrote it, run in between, leaves no marks."""
 
     async def learn(one: Bench) -> None:
@@ -156,9 +157,9 @@ def test_a_catalog_of_the_format_before_is_taken_over(tmp_path: Path) -> None:
 
     directory = tmp_path / "c"
     play(directory, learn)
-    (directory / "FORMAT").write_bytes(b"forebay catalog 1\n")
+    (directory / "FORMAT").write_bytes(b"forebay catalog %d\n" % number)
     play(directory, starts_anew)
-    assert (directory / "FORMAT").read_bytes() == b"forebay catalog 2\n"
+    assert (directory / "FORMAT").read_bytes() == b"forebay catalog 3\n"
 
 
 # --- own writes -------------------------------------------------------------------------------------------------------
@@ -256,7 +257,7 @@ def test_a_page_asked_for_before_the_bucket_was_given_up_is_not_kept(tmp_path: P
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a"))
         asked = one.index.asked("b")
-        one.opened.generations.raise_bucket("b")
+        one.opened.epochs.change_bucket("b")
         assert one.keys() is None
         await one.learn(entry(b"a"), asked=asked)
         assert one.keys() is None

@@ -98,7 +98,7 @@ def test_a_chain_of_neighbours_never_grows_younger() -> None:
     ]
 
 
-def test_other_boots_and_generations_never_merge() -> None:
+def test_other_boots_and_epochs_never_merge() -> None:
     """Their times cannot be compared."""
     first = Interval(b"a", b"b", learned(1.0))
     for other in (learned(1.0, generation=1), learned(1.0, boot=2)):
