@@ -170,7 +170,7 @@ def _delimited(options: Options) -> list[Verdict]:
     with tempfile.TemporaryDirectory(prefix="forebay-load-") as directory:
         opened = open_directory(Path(directory) / "catalog", "origin")
         clock = SystemClock()
-        index = ListingIndex(opened.listing, opened.marks, opened.epochs, clock, opened.boot, SilentCatalogObserver())
+        index = ListingIndex(opened.listing, opened.dirty, opened.epochs, clock, opened.boot, SilentCatalogObserver())
         asyncio.run(_build(index, keys))
         size_bytes = opened.listing.statistics()["size_bytes"] / (_PREFIXES * keys)
         milliseconds = [_rolled_up(index) for _ in range(options.rounds)]

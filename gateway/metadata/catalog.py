@@ -19,6 +19,7 @@ import structlog
 from gateway.clock import Clock
 from gateway.errors import OriginAnswered, OriginUnreachable, StoreUnavailable
 from gateway.metadata.confirmation import is_confirmed, is_settled
+from gateway.metadata.disk_thread import DiskThread
 from gateway.metadata.forgetful import ForgetfulListing, NoDirectory
 from gateway.metadata.freshness import Freshness, freshness
 from gateway.metadata.head import ObjectHead, object_head
@@ -27,7 +28,7 @@ from gateway.metadata.landing import Landing
 from gateway.metadata.listing.bounds import bound_of
 from gateway.metadata.listing.index import ListingIndex, trim
 from gateway.metadata.observer import CatalogObserver
-from gateway.metadata.opening import OpenCatalog, open_directory
+from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
 from gateway.metadata.records import Entry, Learned, without_checksums
 from gateway.metadata.store import Fill
 from gateway.objects import ObjectKey, ObjectVersion
@@ -72,7 +73,12 @@ class Catalog:
         So is what is listed in slots that are strict now; `slots` are the same in all processes.
         StartupError when it has another format or is a mistake, StoreUnavailable when the disk fails.
         """
-        opened = await asyncio.to_thread(_opened, directory, origin_name, slots)
+        try:
+            opened = await DiskThread("opening the catalog").run(
+                OPENING_SECONDS_MAX, _opened, directory, origin_name, slots
+            )
+        except TimeoutError:
+            raise StoreUnavailable(f"the catalog {directory} cannot be opened: another process holds it up") from None
         return cls(origin, opened, clock, observer)
 
     @classmethod
@@ -199,8 +205,10 @@ class Catalog:
 
     async def close(self) -> None:
         """Write what is left, and leave the directory in order."""
-        await self._landing.settle()
-        await self.listing.close()
+        ended = await asyncio.gather(self._landing.close(), self.listing.close())
+        if not all(ended):
+            _log.warning("the catalog is left as it is: another process does not finish its transaction")
+            return
         try:
             await asyncio.to_thread(self._opened.close)
         except (OSError, lmdb.Error) as error:
@@ -253,7 +261,7 @@ def _opened(directory: Path, origin_name: str, slots: Slots) -> OpenCatalog:
 def _listing(opened: OpenCatalog | NoDirectory, clock: Clock, observer: CatalogObserver) -> Listing:
     if isinstance(opened, NoDirectory):
         return ForgetfulListing()
-    return ListingIndex(opened.listing, opened.marks, opened.epochs, clock, opened.boot, observer)
+    return ListingIndex(opened.listing, opened.dirty, opened.epochs, clock, opened.boot, observer)
 
 
 def is_remembered(slot: Slot, headers: Mapping[str, str]) -> bool:

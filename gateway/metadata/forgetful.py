@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from gateway.metadata.listing.batches import Asked
 from gateway.metadata.listing.bounds import Bound
+from gateway.metadata.listing.dirty_keys import OwnWrite
 from gateway.metadata.listing.index import Truth
 from gateway.metadata.listing.pages import Wanted
 from gateway.metadata.listing.sharing import SharedQuestions
@@ -81,17 +82,21 @@ class ForgetfulListing:
     def learn_truth(self, bucket: str, key: bytes, truth: Truth, asked: Asked) -> None:
         return
 
-    async def begin_write(self, bucket: str, keys: Sequence[str]) -> None:
+    async def begin_write(self, bucket: str, keys: Sequence[str]) -> OwnWrite:
+        return OwnWrite(bucket, ())
+
+    def void_if_not_noted(self, write: OwnWrite) -> None:
         return
 
-    async def end_write(self, bucket: str, keys: Sequence[str]) -> None:
+    async def end_write(self, write: OwnWrite) -> None:
         return
 
     async def settle(self) -> None:
         return
 
-    async def close(self) -> None:
+    async def close(self) -> bool:
         await self.questions.close()
+        return True
 
 
 class NoDirectory:

@@ -14,12 +14,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import cast
 
 import lmdb
 
 from gateway.metadata import records
 from gateway.metadata.confirmation import is_version
+from gateway.metadata.environment import OLD_ENGINE, Table, open_environment
 from gateway.metadata.epochs import InvalidationEpochs
 from gateway.metadata.keys import catalog_key, version_key
 from gateway.metadata.listing.records import version_of
@@ -39,9 +40,6 @@ _SWEPT_PER_TRANSACTION = 2 * LANDED_PER_TRANSACTION
 _MAP_BYTES_OVER_SIZE = 4
 _LENGTH_BYTES = 2
 
-Table: TypeAlias = Any
-"""An LMDB named database: an opaque handle."""
-
 
 @dataclass(frozen=True, slots=True)
 class Fill:
@@ -60,19 +58,13 @@ class CatalogStore:
         self._size_bytes_max = size_bytes_max
         self._swept = b""
         self._unpacked: dict[bytes, tuple[bytes, bytes, Entry]] = {}
-        self._environment = lmdb.open(
-            str(directory),
-            map_size=size_bytes_max * _MAP_BYTES_OVER_SIZE,
-            max_dbs=4,
-            max_readers=1024,
-            sync=False,
-            mode=0o600,
-            subdir=True,
+        self._environment, tables = open_environment(
+            directory,
+            (b"entries", b"extras", b"versions"),
+            map_bytes=size_bytes_max * _MAP_BYTES_OVER_SIZE,
+            engine=OLD_ENGINE,
         )
-        self._entries: Table = self._environment.open_db(b"entries")
-        self._extras: Table = self._environment.open_db(b"extras")
-        self._versions: Table = self._environment.open_db(b"versions")
-        self._environment.reader_check()
+        self._entries, self._extras, self._versions = tables
 
     def lookup(self, key: ObjectKey) -> Entry | None:
         """What is known of a key and was asked after its last own write; None also when the disk gives nothing."""

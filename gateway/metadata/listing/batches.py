@@ -13,7 +13,7 @@ from gateway.s3.list_result import EntryForm
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The moment in which the origin was asked: `learned.generation` is the bucket's, `number` that of the marks."""
+    """The moment in which the origin was asked: `learned.generation` is the bucket's, `number` that of own writes."""
 
     learned: Learned
     number: int

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import lmdb
 
 from gateway.clock import Clock
+from gateway.metadata.disk_thread import DiskThread, in_time
 from gateway.metadata.epochs import InvalidationEpochs
 from gateway.metadata.listing.batches import Asked, Batch
 from gateway.metadata.listing.bounds import Bound, answerable
+from gateway.metadata.listing.dirty_keys import DirtyKeys, Overlaid, OwnWrite, Written
 from gateway.metadata.listing.intervals import Interval, known_until
 from gateway.metadata.listing.landing import ListingLanding
 from gateway.metadata.listing.learning import told_by
-from gateway.metadata.listing.marks import Marks
-from gateway.metadata.listing.overlay import Overlaid, Written
 from gateway.metadata.listing.pages import Page, Record, SortedKeys, Wanted, take
 from gateway.metadata.listing.places import END, behind
 from gateway.metadata.listing.records import form_of, forms_of, numbered, pack, unpack
@@ -29,7 +29,11 @@ from gateway.metadata.records import Learned
 from gateway.policy.slots import Slots
 from gateway.s3.list_result import EntryForm, ListedEntry, ListedPage
 
+NOTE_SECONDS_MAX = 2.0
+"""An own write waits no longer to be noted. Another process's transaction takes far less than a millisecond."""
+
 _SWEEP_EVERY = 64
+"""Written keys after which eight times as many are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +64,20 @@ class ListingIndex:
     def __init__(
         self,
         store: ListingStore,
-        marks: Marks,
+        dirty: DirtyKeys,
         epochs: InvalidationEpochs,
         clock: Clock,
         boot: int,
         observer: CatalogObserver,
     ) -> None:
         self._store = store
-        self._marks = marks
+        self._dirty = dirty
         self._epochs = epochs
         self._clock = clock
         self._boot = boot
         self._landing = ListingLanding(store, clock, observer.keys_not_kept)
-        self._marking = ThreadPoolExecutor(1, thread_name_prefix="listing-marks")
-        self._ended = 0
+        self._noting = DiskThread("own writes")
+        self._noted = 0
         self.observer = observer
         self.questions: SharedQuestions[ListedPage] = SharedQuestions()
 
@@ -95,8 +99,8 @@ class ListingIndex:
         """
         found: Found | Unsettled | None
         try:
-            # The marks of an earlier moment than the index: what is settled in between is in it already.
-            with self._marks.pending(bucket) as written, self._store.view(bucket) as view:
+            # The dirty keys of an earlier moment than the index: what is clean since then is in it already.
+            with self._dirty.written(bucket) as written, self._store.view(bucket) as view:
                 if view is None:
                     return None
                 until = self._known_until(view, bucket, wanted.start, bound, stale=stale)
@@ -117,7 +121,7 @@ class ListingIndex:
         """What was listed of a key within the bound; None where that is not known, and where there is no such key."""
         try:
             place = key.encode()
-            with self._marks.pending(bucket) as written, self._store.view(bucket) as view:
+            with self._dirty.written(bucket) as written, self._store.view(bucket) as view:
                 if view is None or written(place, behind(place), 1):
                     return None
                 if self._known_until(view, bucket, place, bound, stale=False) <= place:
@@ -133,7 +137,7 @@ class ListingIndex:
         """To be taken before the origin is asked for what `learn` or `learn_truth` is to be told."""
         learned = self.moment(bucket)
         try:
-            return Asked(learned, self._marks.now())
+            return Asked(learned, self._dirty.now())
         except lmdb.Error:
             return Asked(learned, -1)  # before every write there ever was
 
@@ -176,23 +180,41 @@ class ListingIndex:
 
     # --- own writes -------------------------------------------------------------------------------------------------
 
-    async def begin_write(self, bucket: str, keys: Sequence[str]) -> None:
-        """These keys are about to be written: from now on the index's word on them does not count."""
-        encoded = [key.encode() for key in keys]
-        marking = self._marking.submit(self._begin, bucket, encoded)
-        try:
-            is_marked = await asyncio.wrap_future(marking)
-        except asyncio.CancelledError:
-            self._marking.submit(self._end, bucket, encoded)
-            raise
-        if not is_marked:
-            self._epochs.change_bucket(bucket)
+    async def begin_write(self, bucket: str, keys: Sequence[str]) -> OwnWrite:
+        """These keys are about to be written: from now on the index's word on them does not count.
 
-    async def end_write(self, bucket: str, keys: Sequence[str]) -> None:
-        """The writes have been answered, or never will be."""
-        marking = self._marking.submit(self._end, bucket, [key.encode() for key in keys])
-        if not await asyncio.shield(asyncio.wrap_future(marking)):
-            self._epochs.change_bucket(bucket)
+        Where that cannot be noted, or not in time, all that is known of the bucket is void, now and at the end.
+        """
+        write = OwnWrite(bucket, [key.encode() for key in keys])
+        if self._noting.is_stuck(NOTE_SECONDS_MAX):
+            self.void_if_not_noted(write)
+            return write
+        await self._landing.keep_up(NOTE_SECONDS_MAX)
+        noting = self._noting.submit(self._begin, write)
+        try:
+            await in_time(noting, NOTE_SECONDS_MAX)
+        except TimeoutError:
+            pass
+        except asyncio.CancelledError:
+            self._noting.submit(self._end, write)
+            raise
+        self.void_if_not_noted(write)
+        self._sweep_after(len(keys))
+        return write
+
+    def void_if_not_noted(self, write: OwnWrite) -> None:
+        """To be called before anybody is told that the write has been carried out. Waits for nothing."""
+        if not write.is_noted:
+            self._epochs.change_bucket(write.bucket)
+
+    async def end_write(self, write: OwnWrite) -> None:
+        """It has been answered, or never will be. One that is not noted as ended is asked about for longer."""
+        self.void_if_not_noted(write)
+        if write.is_noted or self._noting.waiting:
+            ending = self._noting.submit(self._end, write)  # behind its beginning, which may be waiting still
+            if not self._noting.is_stuck(NOTE_SECONDS_MAX):
+                with suppress(TimeoutError):
+                    await in_time(ending, NOTE_SECONDS_MAX)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -200,11 +222,11 @@ class ListingIndex:
         """Wait until what was learned so far is kept."""
         await self._landing.settle()
 
-    async def close(self) -> None:
-        """End the threads; the environments are closed with the catalog's directory."""
+    async def close(self) -> bool:
+        """End the threads; the environments are closed with the catalog's directory, unless a thread hangs: False."""
         await self.questions.close()
-        await self._landing.close()
-        await asyncio.to_thread(self._marking.shutdown)
+        ended = await asyncio.gather(self._landing.close(), self._noting.close(NOTE_SECONDS_MAX))
+        return all(ended)
 
     def _known_until(self, view: View, bucket: str, start: bytes, bound: Bound, *, stale: bool) -> bytes:
         now = self.moment(bucket)
@@ -236,23 +258,19 @@ class ListingIndex:
             return None
         return Found(found.page, forms)
 
-    def _begin(self, bucket: str, keys: list[bytes]) -> bool:
-        """Whether marks could be set; else all that is known of the bucket must be given up in their place."""
-        try:
-            return self._marks.begin(bucket, keys, self._clock.monotonic())
-        except lmdb.Error:
-            return False
+    def _begin(self, write: OwnWrite) -> None:
+        with suppress(lmdb.Error):
+            self._dirty.begin(write, self._clock.monotonic())
 
-    def _end(self, bucket: str, keys: list[bytes]) -> bool:
-        seconds = self._clock.monotonic()
-        try:
-            self._marks.end(bucket, keys, seconds)
-            self._ended += 1
-            if self._ended % _SWEEP_EVERY == 0:
-                self._marks.sweep(seconds, self._store.is_known)
-        except lmdb.Error:
-            return False
-        return True
+    def _end(self, write: OwnWrite) -> None:
+        with suppress(lmdb.Error):
+            self._dirty.end(write, self._clock.monotonic())
+
+    def _sweep_after(self, keys: int) -> None:
+        self._noted += keys
+        for _ in range(self._noted // _SWEEP_EVERY):
+            self._landing.sweep()
+        self._noted %= _SWEEP_EVERY
 
 
 def trim(store: ListingStore, slots: Slots) -> None:

@@ -14,19 +14,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import cast
 
 import lmdb
 
+from gateway.metadata.environment import NEW_ENGINE, Cursor, Table, open_environment
 from gateway.metadata.epochs import InvalidationEpochs
+from gateway.metadata.listing import dirty_keys
 from gateway.metadata.listing.batches import Batch
+from gateway.metadata.listing.dirty_keys import PAGE_SECONDS_MAX, DirtyKeys, WrittenKey
 from gateway.metadata.listing.intervals import Interval, including, is_known_better, without
-from gateway.metadata.listing.marks import PAGE_SECONDS_MAX, Marks
 from gateway.metadata.listing.places import END, behind
 from gateway.metadata.listing.records import form_of, pack_form, unpack_form, with_form, without_form
-from gateway.metadata.listing.view import NUMBER_BYTES, Cursor, Table, View, rewrite, touching
+from gateway.metadata.listing.view import NUMBER_BYTES, View, rewrite, touching
 from gateway.objects import ObjectKey
 from gateway.s3.list_result import EntryForm
 
@@ -38,6 +40,9 @@ LANDED_PER_TRANSACTION = 512
 
 FORMS_MAX = 4096
 """Objects with more kinds of further properties are not kept."""
+
+UNKNOWN_BOOT = 0
+"""That of what an S3 Inventory tells: older than all own writes, and believed where nothing is known of them."""
 
 _PART_WORK = 8
 """What a batch costs besides its keys, in keys."""
@@ -59,7 +64,7 @@ class ListingStore:
         self,
         directory: Path,
         epochs: InvalidationEpochs,
-        marks: Marks,
+        dirty: DirtyKeys,
         *,
         size_bytes_max: int = SIZE_BYTES_MAX,
         told: Callable[[ObjectKey, bytes | None], None] = _nobody,
@@ -69,26 +74,18 @@ class ListingStore:
         """
         self._told = told
         self._epochs = epochs
-        self._marks = marks
+        self._dirty = dirty
         self._size_bytes_max = size_bytes_max
         self._swept = b""
         self._numbers: dict[str, bytes] = {}
         self._forms: list[EntryForm] = []
-        self._environment = lmdb.open(
-            str(directory),
-            map_size=size_bytes_max * _MAP_BYTES_OVER_SIZE,
-            max_dbs=4,
-            max_readers=1024,
-            sync=False,
-            mode=0o600,
-            subdir=True,
-            lib_version=1,
+        self._environment, tables = open_environment(
+            directory,
+            (b"entries", b"ranges", b"forms", b"buckets"),
+            map_bytes=size_bytes_max * _MAP_BYTES_OVER_SIZE,
+            engine=NEW_ENGINE,
         )
-        self._entries: Table = self._environment.open_db(b"entries")
-        self._ranges: Table = self._environment.open_db(b"ranges")
-        self._forms_table: Table = self._environment.open_db(b"forms")
-        self._buckets: Table = self._environment.open_db(b"buckets")
-        self._environment.reader_check()
+        self._entries, self._ranges, self._forms_table, self._buckets = tables
 
     @contextmanager
     def view(self, bucket: str) -> Iterator[View | None]:
@@ -118,13 +115,13 @@ class ListingStore:
 
         Gives what is left of the batches, to be landed next, and the keys that were known and are not as they were:
         another date, ETag or size, or none.
-        Keys that were written since the origin was asked (marks.py) stay as they are. Nothing is kept of a batch that
-        was asked for too long ago, or before the bucket was written, or before what is known already. `seconds` is the
-        time now. Raises lmdb.Error when the disk cannot take it.
+        Keys that were written since the origin was asked (dirty_keys.py) stay as they are. Nothing is kept of a batch
+        that was asked for below the floor, or before the bucket was written, or before what is known already. `seconds`
+        is the time now. Raises lmdb.Error when the disk cannot take it.
         """
-        left = deque(batch for batch in batches if self._may_be_kept(batch, seconds))
         landed, changed, work = list[Batch](), list[bytes](), 0
         with self._environment.begin(write=True) as transaction:
+            left = deque(batch for batch in batches if self._may_be_kept(batch))
             if self._size_bytes(transaction) >= self._size_bytes_max:
                 self._sweep(transaction)
             while left and work < LANDED_PER_TRANSACTION:
@@ -137,7 +134,7 @@ class ListingStore:
                 changed += found
                 work += len(part.listed) + _PART_WORK
         for part in landed:
-            self._marks.settle(part.bucket, part.start, part.stop, part.asked.number, seconds)
+            self._dirty.settle(part.bucket, part.start, part.stop, part.asked.number, seconds)
         return list(left), changed
 
     def put_truths(self, batches: Sequence[Batch], seconds: float) -> None:
@@ -145,8 +142,8 @@ class ListingStore:
 
         A batch is of one key, and has one entry or none. Blocks; raises lmdb.Error.
         """
-        kept = [batch for batch in batches if self._may_be_kept(batch, seconds)]
         with self._environment.begin(write=True) as transaction:
+            kept = [batch for batch in batches if self._may_be_kept(batch)]
             for batch in kept:
                 number = self._number(transaction, batch.bucket)
                 if number is None:
@@ -156,29 +153,45 @@ class ListingStore:
                 if around and not is_known_better(around, batch.start, batch.stop, batch.asked.learned):
                     self._land_entries(transaction, view, number, batch, seconds)
         for batch in kept:
-            self._marks.settle(batch.bucket, batch.start, batch.stop, batch.asked.number, seconds)
+            self._dirty.settle(batch.bucket, batch.start, batch.stop, batch.asked.number, seconds)
 
     def forget(self, bucket: str, start: bytes, stop: bytes) -> None:
-        """Take [start, stop) for not known any more. Blocks; raises lmdb.Error."""
+        """Take [start, stop) for not known any more. Blocks where anything of it is known; raises lmdb.Error."""
+        with self.view(bucket) as view:
+            if view is None or not any(touching(view, start, stop, overlapping=True)):
+                return
         with self._environment.begin(write=True) as transaction:
-            number = self._number(transaction, bucket)
-            if number is not None:
-                around = list(touching(View(transaction, self._entries, self._ranges, number), start, stop))
-                rewrite(transaction, self._ranges, number, around, without(around, start, stop))
+            self._forget(transaction, bucket, start, stop)
+
+    def sweep(self, seconds: float) -> None:
+        """Let go of a few dirty keys that the index says nothing of, and of clean ones that no page can be older than.
+
+        Where there are more than DIRTY_KEYS_MAX, also of the oldest that the index does say something of: it forgets
+        what lies between them. `seconds` is the time now. Blocks for a few milliseconds; raises lmdb.Error.
+        """
+        crowd, latest = self._dirty.crowd(), self._dirty.now() - dirty_keys.DIRTY_KEYS_MAX // 4
+
+        def is_old(one: WrittenKey) -> bool:
+            return seconds - one.seconds > PAGE_SECONDS_MAX or (crowd > 0.5 and one.number <= latest)
+
+        dirty, clean = self._dirty.next_rows()
+        dirty = [one for one in dirty if one.is_over(seconds) and is_old(one)]
+        clean = [one for one in clean if is_old(one)]
+        if not dirty and not clean:
+            return
+        # First nobody lands any more what may contradict them. Who was about to has done so when the lock is ours.
+        self._dirty.raise_floor(max(one.number for one in (*dirty, *clean)))
+        with self._environment.begin(write=True) as transaction:
+            if crowd > 1:
+                for bucket, start, stop in _spans(dirty):
+                    self._forget(transaction, bucket, start, stop)
+            dirty = [one for one in dirty if not self._is_known(transaction, one)]
+        self._dirty.let_go(dirty, clean)
 
     def buckets(self) -> list[str]:
         """Every bucket that something was known of."""
         with self._environment.begin() as transaction:
             return [name.decode() for name, _ in transaction.cursor(db=self._buckets)]
-
-    def is_known(self, bucket: str, key: bytes) -> bool:
-        """Whether the index says whether there is such a key, at any age."""
-        generation = self._epochs.of_bucket(bucket)
-        with self.view(bucket) as view:
-            if view is None:
-                return False
-            around = touching(view, key, behind(key), overlapping=True)
-            return any(one.learned.generation == generation for one in around)
 
     def statistics(self) -> dict[str, int]:
         """`keys` in the index, void ones included, and `size_bytes` that they take."""
@@ -206,11 +219,12 @@ class ListingStore:
         rewrite(transaction, self._ranges, number, around, after)
         return reach, changed
 
-    def _may_be_kept(self, batch: Batch, seconds: float) -> bool:
-        asked = batch.asked.learned
-        if asked.generation != self._epochs.of_bucket(batch.bucket):
+    def _may_be_kept(self, batch: Batch) -> bool:
+        """To be asked within the transaction that keeps it: `sweep` waits for that."""
+        asked = batch.asked
+        if asked.learned.generation != self._epochs.of_bucket(batch.bucket):
             return False
-        return seconds - asked.seconds <= PAGE_SECONDS_MAX  # marks of writes since then may be gone
+        return asked.number >= self._dirty.floor() or asked.learned.boot == UNKNOWN_BOOT  # keys may be let go of below
 
     def _land_entries(
         self, transaction: lmdb.Transaction, view: View, number: bytes, batch: Batch, seconds: float
@@ -228,7 +242,7 @@ class ListingStore:
             return reach, []
         new = {key: record for key, record in told if key < reach}
         old = {key: record for key, record in known if key < reach}
-        kept = self._marks.not_told(batch.bucket, batch.start, reach, batch.asked.number, seconds)
+        kept = self._dirty.not_told(batch.bucket, batch.start, reach, batch.asked.number, seconds)
         if not old:
             _put_new(transaction, self._entries, [(number + key, new[key]) for key in new if key not in kept])
             return reach, []
@@ -244,6 +258,22 @@ class ListingStore:
             else:
                 transaction.delete(number + key, db=self._entries)
         return reach, changed
+
+    def _forget(self, transaction: lmdb.Transaction, bucket: str, start: bytes, stop: bytes) -> None:
+        number = self._number(transaction, bucket)
+        if number is not None:
+            around = list(touching(View(transaction, self._entries, self._ranges, number), start, stop))
+            rewrite(transaction, self._ranges, number, around, without(around, start, stop))
+
+    def _is_known(self, transaction: lmdb.Transaction, one: WrittenKey) -> bool:
+        """Whether the index says whether there is such a key, at any age."""
+        number = self._number(transaction, one.bucket)
+        if number is None:
+            return False
+        view, epoch = View(transaction, self._entries, self._ranges, number), self._epochs.of_bucket(one.bucket)
+        return any(
+            within.learned.generation == epoch for within in touching(view, one.key, behind(one.key), overlapping=True)
+        )
 
     def _number(self, transaction: lmdb.Transaction, bucket: str, *, create: bool = False) -> bytes | None:
         known = self._numbers.get(bucket)
@@ -292,6 +322,13 @@ class ListingStore:
         for number, start, stop in _parts_by_bucket(first, last):
             around = list(touching(View(transaction, self._entries, self._ranges, number), start, stop))
             rewrite(transaction, self._ranges, number, around, without(around, start, stop))
+
+
+def _spans(keys: Sequence[WrittenKey]) -> Iterator[tuple[str, bytes, bytes]]:
+    """Bucket, start and stop of what lies between keys of one directory; `keys` are in order."""
+    for (bucket, _), group in groupby(keys, lambda one: (one.bucket, one.key.rpartition(b"/")[0])):
+        together = list(group)
+        yield bucket, together[0].key, behind(together[-1].key)
 
 
 def _parts_by_bucket(first: bytes, last: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, TypeAlias
 
 import lmdb
 
+from gateway.metadata.environment import Cursor as Cursor
+from gateway.metadata.environment import Table as Table
 from gateway.metadata.listing.intervals import Interval
 from gateway.metadata.listing.pages import Listed
 from gateway.metadata.records import Learned
@@ -17,12 +18,6 @@ NUMBER_BYTES = 4
 """Of a bucket's number, in front of each place."""
 
 _LEARNED = struct.Struct("<QdI")
-
-Table: TypeAlias = Any
-"""An LMDB named database: an opaque handle."""
-
-Cursor: TypeAlias = Any
-"""Rows come as bytes: no environment is opened with buffers."""
 
 
 class View:

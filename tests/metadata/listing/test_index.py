@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import lmdb
@@ -17,15 +21,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.metadata.listing import marks, store
+from gateway.errors import StoreUnavailable
+from gateway.metadata import catalog as catalog_module
+from gateway.metadata.catalog import Catalog
+from gateway.metadata.listing import dirty_keys, landing, store
+from gateway.metadata.listing import index as index_module
 from gateway.metadata.listing.batches import Asked, Batch
 from gateway.metadata.listing.bounds import Bound
+from gateway.metadata.listing.dirty_keys import OwnWrite
 from gateway.metadata.listing.index import Found, ListingIndex, Truth, Unsettled
 from gateway.metadata.listing.pages import Wanted
 from gateway.metadata.listing.places import END, behind, behind_all
 from gateway.metadata.listing.records import pack
 from gateway.metadata.observer import SilentCatalogObserver
 from gateway.metadata.opening import OpenCatalog, open_directory
+from gateway.origin.memory.origin import MemoryOrigin
+from gateway.policy.slots import Slots
 from gateway.s3.list_result import EntryForm, ListedEntry, ListedPage
 from tests.support.manual_clock import ManualClock
 
@@ -71,7 +82,7 @@ async def bench(directory: Path, *, size_bytes_max: int = store.SIZE_BYTES_MAX) 
     opened = open_directory(directory, "origin")
     opened.listing._size_bytes_max = size_bytes_max
     clock = ManualClock()
-    index = ListingIndex(opened.listing, opened.marks, opened.epochs, clock, opened.boot, SilentCatalogObserver())
+    index = ListingIndex(opened.listing, opened.dirty, opened.epochs, clock, opened.boot, SilentCatalogObserver())
     try:
         yield Bench(opened, index, clock)
     finally:
@@ -122,10 +133,10 @@ def test_it_survives_an_orderly_end_and_a_boot(tmp_path: Path) -> None:
     play(directory, knows_nothing)
 
 
-@pytest.mark.parametrize("name", ["listing", "marks"])
+@pytest.mark.parametrize("name", ["listing", "dirty"])
 @pytest.mark.parametrize("harm", ["noise", "gone"])
 def test_files_that_are_not_whole_drop_everything(tmp_path: Path, name: str, harm: str) -> None:
-    """Without marks the index could not be believed, nor the other way round."""
+    """Without dirty keys the index could not be believed, nor the other way round."""
 
     async def learn(one: Bench) -> None:
         await one.learn(entry(b"a"))
@@ -145,7 +156,7 @@ def test_files_that_are_not_whole_drop_everything(tmp_path: Path, name: str, har
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_catalog_of_a_format_before_is_taken_over(tmp_path: Path, number: int) -> None:
-    """It is dropped: the version that wrote it, run in between, leaves no marks."""
+    """It is dropped: the version that wrote it, run in between, leaves no dirty keys."""
 
     async def learn(one: Bench) -> None:
         await one.learn(entry(b"a"))
@@ -170,9 +181,9 @@ def test_a_written_key_does_not_count_until_its_truth_is_told(tmp_path: Path) ->
 
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a"), entry(b"b"))
-        await one.index.begin_write("b", ["b", "c"])
+        own = await one.index.begin_write("b", ["b", "c"])
         assert one.keys() == Unsettled([b"b", b"c"])
-        await one.index.end_write("b", ["b", "c"])
+        await one.index.end_write(own)
         asked = one.index.asked("b")
         assert one.keys(b=None, c=entry(b"c", 2)) == [b"a", b"c"]
         one.index.learn_truth("b", b"b", Truth(None), asked)
@@ -188,8 +199,8 @@ def test_a_truth_that_comes_late_says_nothing_of_what_is_known_since(tmp_path: P
 
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a", 1))
-        await one.index.begin_write("b", ["a"])
-        await one.index.end_write("b", ["a"])
+        own = await one.index.begin_write("b", ["a"])
+        await one.index.end_write(own)
         asked = one.index.asked("b")
         await one.clock.advance(1.0)
         await one.learn(entry(b"a", 3))
@@ -210,12 +221,12 @@ def test_only_what_was_asked_after_a_write_settles_it(tmp_path: Path, moment: st
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a", 1))
         asked = {"before": one.index.asked("b")}
-        await one.index.begin_write("b", ["a"])
+        own = await one.index.begin_write("b", ["a"])
         asked["during"] = one.index.asked("b")
-        await one.index.begin_write("b", ["a"])
-        await one.index.end_write("b", ["a"])
+        another = await one.index.begin_write("b", ["a"])
+        await one.index.end_write(own)
         asked["between two"] = one.index.asked("b")
-        await one.index.end_write("b", ["a"])
+        await one.index.end_write(another)
         asked["after"] = one.index.asked("b")
         one.index.learn_truth("b", b"a", Truth(entry(b"a", 2)), asked[moment])
         await one.index.settle()
@@ -232,19 +243,16 @@ def test_a_page_on_its_way_does_not_undo_a_settled_write(tmp_path: Path) -> None
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a", 1))
         asked = one.index.asked("b")
-        await one.index.begin_write("b", ["a"])
-        await one.index.end_write("b", ["a"])
+        own = await one.index.begin_write("b", ["a"])
+        await one.index.end_write(own)
         one.index.learn_truth("b", b"a", Truth(None), one.index.asked("b"))
         await one.index.settle()
+        one.opened.listing.sweep(one.clock.monotonic())
         await one.learn(entry(b"a", 1), asked=asked)
         assert one.keys() == []
-        await one.clock.advance(marks.PAGE_SECONDS_MAX + 1)
-        for _ in range(2):
-            await one.index.begin_write("b", ["z"])
-            await one.index.end_write("b", ["z"])
-            one.index.learn_truth("b", b"z", Truth(None), one.index.asked("b"))
-            await one.index.settle()
-        assert not one.opened.marks.not_told("b", b"a", b"b", 0, one.clock.monotonic()), "the mark is gone"
+        await one.clock.advance(dirty_keys.PAGE_SECONDS_MAX + 1)
+        one.opened.listing.sweep(one.clock.monotonic())
+        assert not one.opened.dirty.not_told("b", b"a", b"b", 0, one.clock.monotonic()), "the clean key is gone"
         await one.learn(entry(b"a", 1), asked=asked)
         assert one.keys() == []
 
@@ -298,65 +306,253 @@ def test_owners_are_asked_for_when_they_are_not_known(tmp_path: Path) -> None:
     play(tmp_path / "c", scenario)
 
 
-def test_where_no_mark_can_be_set_everything_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk must not keep an own write from being seen."""
+def test_where_a_write_cannot_be_noted_everything_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk must not keep an own write from being seen: what was known before, and was asked during it."""
 
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a"))
         with pytest.raises(lmdb.MapFullError):
-            one.opened.marks.begin("b", [b"%01000d" % number for number in range(100_000)], 0.0)
-        await one.index.begin_write("b", [f"{number:01000}" for number in range(100_000)])
+            one.opened.dirty.begin(OwnWrite("b", [b"%01000d" % number for number in range(10_000)]), 0.0)
+        own = await one.index.begin_write("b", [f"{number:01000}" for number in range(10_000)])
+        assert one.keys() is None
+        await one.learn(entry(b"a"))
+        assert one.keys() == [b"a"]
+        await one.index.end_write(own)
         assert one.keys() is None
         await one.learn(entry(b"a"))
         assert one.keys() == [b"a"]
 
-    monkeypatch.setattr(marks, "_MAP_BYTES", 2**20)
+    monkeypatch.setattr(dirty_keys, "_MAP_BYTES", 2**20)
     play(tmp_path / "c", scenario)
 
 
-def test_too_many_marks_give_everything_up_and_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys that are written and never listed do not pile up for ever."""
+async def write_many(one: Bench, keys: Iterable[str], *, at_once: int = 50) -> None:
+    """Own writes, a thousand a second."""
+    following = iter(keys)
+    while batch := list(islice(following, at_once)):
+        own = await one.index.begin_write("b", batch)
+        await one.clock.advance(at_once / 1000)
+        await one.index.end_write(own)
+    await one.index.settle()
+
+
+def dirty_count(one: Bench) -> int:
+    with one.opened.dirty.written("b") as written:
+        return len(written(b"", END, 10**9))
+
+
+def test_writes_to_prefixes_that_nobody_lists_void_nothing_else(tmp_path: Path) -> None:
+    """However many: what is listed is answered from the index, before, meanwhile and after, and few keys stay dirty."""
 
     async def scenario(one: Bench) -> None:
-        await one.learn(entry(b"a"))
-        await one.index.begin_write("b", ["k1", "k2"])
-        await one.index.end_write("b", ["k1", "k2"])
-        assert one.keys() == Unsettled([b"k1", b"k2"])
-        await one.index.begin_write("b", ["k3", "k4"])
-        assert one.keys() is None
-        await one.clock.advance(marks.PAGE_SECONDS_MAX + 1)
-        await one.index.end_write("b", ["k3"])
-        for number in range(200):
-            one.opened.marks.sweep(one.clock.monotonic() + number, one.opened.listing.is_known)
-        with one.opened.marks.pending("b") as written:
-            assert written(b"", END, 9) == [b"k3", b"k4"], "k4 is in flight, k3 has just ended"
+        await one.learn(entry(b"set/a"), wanted=Wanted(b"set/"))
+        epoch = one.opened.epochs.of_bucket("b")
+        for step in range(10):
+            await write_many(one, (f"runs/{step}/{number:05}" for number in range(20_000)))
+            assert one.keys(Wanted(b"set/")) == [b"set/a"]
+            await one.learn(entry(b"set/a"), wanted=Wanted(b"set/"))  # and it can be learned anew
+        assert one.keys(Wanted(b"set/")) == [b"set/a"]
+        assert one.opened.epochs.of_bucket("b") == epoch
+        assert dirty_count(one) < dirty_keys.DIRTY_KEYS_MAX
+        await write_many(one, ["set/b"] * 200, at_once=1)
+        assert one.keys(Wanted(b"set/")) == Unsettled([b"set/b"])
 
-    monkeypatch.setattr(marks, "PENDING_MAX", 3)
     play(tmp_path / "c", scenario)
 
 
-def test_marks_of_known_keys_are_never_swept(tmp_path: Path) -> None:
+def test_writes_to_what_was_listed_once_void_only_their_surroundings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they are too many, the directories that they lie in are known no more; what lies beside them is."""
+    monkeypatch.setattr(dirty_keys, "DIRTY_KEYS_MAX", 5000)
+
+    async def scenario(one: Bench) -> None:
+        await one.learn(entry(b"a/1"), entry(b"m/1"), entry(b"z/1"))
+        epoch = one.opened.epochs.of_bucket("b")
+        await write_many(one, (f"m/{number:05}" for number in range(20_000)))
+        assert one.opened.epochs.of_bucket("b") == epoch
+        assert dirty_count(one) < 6000
+        assert [one.keys(Wanted(prefix)) for prefix in (b"a/", b"z/")] == [[b"a/1"], [b"z/1"]]
+        assert one.keys(Wanted(b"m/")) is None
+        await one.learn(entry(b"m/1"), wanted=Wanted(b"m/"))
+        assert one.keys(Wanted(b"m/")) == [b"m/1"]
+
+    play(tmp_path / "c", scenario)
+
+
+def test_too_many_dirty_keys_are_got_over_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket is void with each write while there are far too many of them, and no longer than for some hundred."""
+    monkeypatch.setattr(dirty_keys, "DIRTY_KEYS_MAX", 1000)
+
+    async def too_many(one: Bench) -> None:
+        for number in range(0, 2000, 100):
+            own = OwnWrite("b", [b"k%05d" % one for one in range(number, number + 100)])
+            one.opened.dirty.begin(own, 0.0)
+            one.opened.dirty.end(own, 0.0)
+        await one.learn(entry(b"set/a"), wanted=Wanted(b"set/"))
+        own = await one.index.begin_write("b", ["runs/1"])
+        assert one.keys(Wanted(b"set/")) is None
+        await one.index.end_write(own)
+
+    async def recovers(one: Bench) -> None:
+        await write_many(one, (f"runs/{number}" for number in range(500)), at_once=1)
+        await one.learn(entry(b"set/a"), wanted=Wanted(b"set/"))
+        await write_many(one, (f"runs/{number}" for number in range(500)), at_once=1)
+        assert one.keys(Wanted(b"set/")) == [b"set/a"]
+        assert dirty_count(one) < 1100
+
+    play(tmp_path / "c", too_many)
+    play(tmp_path / "c", recovers)
+
+
+def test_clean_keys_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though all of what is written is listed at once, a thousand keys a second."""
+    monkeypatch.setattr(dirty_keys, "DIRTY_KEYS_MAX", 1000)
+
+    async def scenario(one: Bench) -> None:
+        for number in range(200):
+            await write_many(one, (f"{number:03}/{one:02}" for one in range(50)))
+            await one.learn(wanted=Wanted(b"%03d/" % number))
+        assert one.keys(Wanted(b"007/")) == []
+        clean = one.opened.dirty.not_told("b", b"", END, 0, one.clock.monotonic())
+        assert len(clean) < 1100
+
+    play(tmp_path / "c", scenario)
+
+
+def test_what_is_let_go_of_is_not_brought_back_by_a_page_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page asked for before a write whose key is dirty no more is not learned, however young it is."""
+    monkeypatch.setattr(dirty_keys, "DIRTY_KEYS_MAX", 100)
+
+    async def scenario(one: Bench) -> None:
+        asked = one.index.asked("b")
+        await write_many(one, [f"{number:04}" for number in range(1000)], at_once=1)
+        assert dirty_count(one) < 150
+        await one.learn(entry(b"0000"), asked=asked)
+        assert one.keys() is None
+        await one.learn(entry(b"0000"))
+        assert one.keys() == [b"0000"]
+
+    play(tmp_path / "c", scenario)
+
+
+def test_known_keys_stay_dirty_where_they_are_few(tmp_path: Path) -> None:
     """However old: the index has not caught up with them."""
 
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a"))
-        await one.index.begin_write("b", ["a"])
-        await one.index.end_write("b", ["a"])
+        own = await one.index.begin_write("b", ["a"])
+        await one.index.end_write(own)
         for _ in range(3):
-            one.opened.marks.sweep(1e6, one.opened.listing.is_known)
+            one.opened.listing.sweep(1e6)
         assert one.keys() == Unsettled([b"a"])
 
     play(tmp_path / "c", scenario)
 
 
-OTHER = """
+STOPS = """
 import os, signal, sys
 from pathlib import Path
 from gateway.metadata.opening import open_directory
 catalog = open_directory(Path(sys.argv[1]), "origin")
-catalog.marks.begin("b", [b"a"], 0.0)
+part = getattr(catalog, sys.argv[2])
+with part._environment.begin(write=True):
+    os.kill(os.getpid(), signal.SIGSTOP)
+catalog.close()
+"""
+
+
+@contextmanager
+def stopped_in_a_transaction(directory: Path, part: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that has the directory open is stopped while it writes to an environment."""
+    process = subprocess.Popen([sys.executable, "-c", STOPS, str(directory), part], cwd=ROOT)
+    try:
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_process_that_is_stopped_holds_up_no_write_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each own write is visible at once; the first waits a little, the others do not. Then all is as before."""
+    monkeypatch.setattr(index_module, "NOTE_SECONDS_MAX", 0.2)
+
+    async def scenario(one: Bench) -> None:
+        await one.learn(entry(b"a"))
+        with stopped_in_a_transaction(tmp_path / "c", "dirty") as stopped:
+            started = time.monotonic()
+            for _ in range(100):
+                own = await one.index.begin_write("b", ["a"])
+                assert one.keys() is None
+                await one.learn(entry(b"a"))
+                assert one.keys() == [b"a"]
+                await one.index.end_write(own)
+                assert one.keys() is None
+            assert time.monotonic() - started < 10
+            os.kill(stopped.pid, signal.SIGCONT)
+            stopped.wait()
+        own = await one.index.begin_write("b", ["a"])
+        await one.index.end_write(own)
+        await one.learn(entry(b"a"), entry(b"b"))
+        own = await one.index.begin_write("b", ["b"])
+        await one.index.end_write(own)
+        assert one.keys() == Unsettled([b"b"]), "noted again"
+
+    play(tmp_path / "c", scenario)
+
+
+def test_a_process_that_is_stopped_holds_up_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not kept, and the origin is asked again; a crawl is told so; nothing waits at the end."""
+    monkeypatch.setattr(landing, "LAND_SECONDS_MAX", 0.2)
+
+    async def scenario(one: Bench) -> None:
+        await one.learn(entry(b"a"))
+        with stopped_in_a_transaction(tmp_path / "c", "listing"):
+            started = time.monotonic()
+            for _ in range(10):
+                await one.learn(entry(b"a"), entry(b"b"))
+                assert one.keys() == [b"a"]
+            with pytest.raises(lmdb.Error):
+                await one.index.land(Batch("b", b"", END, [], [], one.index.asked("b"), 0.0))
+            assert not await one.index.close()
+            assert time.monotonic() - started < 10
+
+    play(tmp_path / "c", scenario)
+
+
+@pytest.mark.parametrize("part", ["store", "listing", "dirty"])
+def test_a_start_does_not_wait_for_ever_for_a_stopped_process(
+    tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fails in time, as with a disk that fails."""
+    monkeypatch.setattr(catalog_module, "OPENING_SECONDS_MAX", 0.5)
+    slots = Slots([])
+
+    async def start() -> None:
+        origin, clock = MemoryOrigin(ManualClock()), ManualClock()
+        catalog = await Catalog.open(
+            tmp_path / "c", origin, origin_name="origin", clock=clock, observer=SilentCatalogObserver(), slots=slots
+        )
+        await catalog.close()
+
+    asyncio.run(start())
+    with stopped_in_a_transaction(tmp_path / "c", part), pytest.raises(StoreUnavailable):
+        asyncio.run(start())
+
+
+OTHER = """
+import os, signal, sys
+from pathlib import Path
+from gateway.metadata.listing.dirty_keys import OwnWrite
+from gateway.metadata.opening import open_directory
+catalog = open_directory(Path(sys.argv[1]), "origin")
+own = OwnWrite("b", [b"a"])
+catalog.dirty.begin(own, 0.0)
 if "end" in sys.argv:
-    catalog.marks.end("b", [b"a"], 0.0)
+    catalog.dirty.end(own, 0.0)
 if "die" in sys.argv:
     os.kill(os.getpid(), signal.SIGKILL)
 catalog.close()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.metadata.listing.dirty_keys import WRITTEN_MAX, Overlaid, Written
 from gateway.metadata.listing.learning import told_by
-from gateway.metadata.listing.overlay import WRITTEN_MAX, Overlaid, Written
 from gateway.metadata.listing.pages import SortedKeys, Wanted, take
 from gateway.metadata.listing.places import END, behind, behind_all
 from tests.support import listing_model as model
