@@ -20,7 +20,15 @@ from gateway.metadata.listing.landing import ListingLanding
 from gateway.metadata.listing.learning import told_by
 from gateway.metadata.listing.pages import Page, Record, SortedKeys, Wanted, take
 from gateway.metadata.listing.places import END, behind
-from gateway.metadata.listing.records import form_of, forms_of, numbered, pack, unpack
+from gateway.metadata.listing.records import (
+    OWN_FORM,
+    form_of,
+    forms_of,
+    numbered,
+    numbered_here,
+    pack,
+    unpack,
+)
 from gateway.metadata.listing.sharing import SharedQuestions
 from gateway.metadata.listing.store import ListingStore
 from gateway.metadata.listing.view import View, touching
@@ -129,7 +137,10 @@ class ListingIndex:
                 found = view.read(place, behind(place), 1)
             if not found:
                 return None
-            return unpack(place, found[0][1], self._store.forms([form_of(found[0][1])]))
+            number = form_of(found[0][1])
+            forms = [] if number == OWN_FORM else self._store.forms([number])
+            (record,), forms = numbered_here(found, forms)
+            return unpack(*record, forms)
         except (lmdb.Error, IndexError, ValueError):
             return None
 
@@ -253,7 +264,10 @@ class ListingIndex:
     def _with_forms(self, found: Found, *, with_owner: bool) -> Found | None:
         """With the forms of all records; None where owners are wanted and not known."""
         numbers = forms_of(found.page.keys)
-        forms = found.forms or self._store.forms(numbers)
+        forms = found.forms or self._store.forms(numbers - {OWN_FORM})
+        if OWN_FORM in numbers:
+            found.page.keys, forms = numbered_here(found.page.keys, forms)
+            numbers = forms_of(found.page.keys)
         if with_owner and any(forms[number].owner is None for number in numbers):
             return None
         return Found(found.page, forms)

@@ -20,7 +20,11 @@ FIXED = struct.Struct("<IHHQ16s")
 SIZE_MASK = 2**48 - 1
 PARTS_SHIFT = 48
 
+OWN_FORM = 2**16 - 1
+"""In place of the number of a form that has none: it stands in the record, behind the fixed part."""
+
 _FORM_AT = 6
+_OWN_LENGTH_BYTES = 4
 _MD5_ETAG = re.compile(r'"([0-9a-f]{32})(?:-([1-9][0-9]{0,3}|10000))?"')
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)", re.ASCII)
 _MILLISECONDS = re.compile(r"\.(\d{3})Z", re.ASCII)
@@ -79,7 +83,40 @@ def with_form(record: bytes, form: int) -> bytes:
 
 def without_form(record: bytes) -> bytes:
     """What is said of this object alone."""
+    record = plain(record)
     return record[:_FORM_AT] + record[_FORM_AT + 2 :]
+
+
+def with_own_form(record: bytes, form: EntryForm) -> bytes:
+    """The record with its form in it, for one that has no number."""
+    packed = pack_form(form)
+    own = len(packed).to_bytes(_OWN_LENGTH_BYTES, "little") + packed
+    return with_form(record[: FIXED.size], OWN_FORM) + own + record[FIXED.size :]
+
+
+def plain(record: bytes) -> bytes:
+    """The record without a form in it."""
+    if form_of(record) != OWN_FORM:
+        return record
+    return record[: FIXED.size] + record[_own_form_end(record) :]
+
+
+def own_form(record: bytes) -> EntryForm:
+    """The form in a record of the form OWN_FORM; ValueError when there is none."""
+    return unpack_form(record[FIXED.size + _OWN_LENGTH_BYTES : _own_form_end(record)])
+
+
+def numbered_here(
+    listed: Sequence[tuple[bytes, bytes]], forms: Sequence[EntryForm]
+) -> tuple[list[tuple[bytes, bytes]], list[EntryForm]]:
+    """With numbers for the forms that are in records, behind those that there are; for a page."""
+    numbers: dict[EntryForm, int] = {}
+    found = list(listed)
+    for place, (key, record) in enumerate(found):
+        if form_of(record) == OWN_FORM:
+            number = numbers.setdefault(own_form(record), len(forms) + len(numbers))
+            found[place] = key, with_form(plain(record), number)
+    return found, [*forms, *numbers]
 
 
 def form_of(record: bytes) -> int:
@@ -96,6 +133,11 @@ def odd_date_and_etag(record: bytes) -> tuple[str, str]:
     """Of a record longer than `FIXED`: date and ETag as the origin sent them."""
     date, _, etag = record[FIXED.size :].decode("utf-8", "replace").partition("\n")
     return date, etag
+
+
+def _own_form_end(record: bytes) -> int:
+    length = int.from_bytes(record[FIXED.size : FIXED.size + _OWN_LENGTH_BYTES], "little")
+    return FIXED.size + _OWN_LENGTH_BYTES + length
 
 
 def pack_form(form: EntryForm) -> bytes:

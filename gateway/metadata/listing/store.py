@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby, islice
 from pathlib import Path
+from threading import Lock
 from typing import cast
 
 import lmdb
@@ -26,8 +27,19 @@ from gateway.metadata.listing import dirty_keys
 from gateway.metadata.listing.batches import Batch
 from gateway.metadata.listing.dirty_keys import PAGE_SECONDS_MAX, DirtyKeys, WrittenKey
 from gateway.metadata.listing.intervals import Interval, including, is_known_better, without
+from gateway.metadata.listing.pages import Listed
 from gateway.metadata.listing.places import END, behind
-from gateway.metadata.listing.records import form_of, pack_form, unpack_form, with_form, without_form
+from gateway.metadata.listing.records import (
+    OWN_FORM,
+    form_of,
+    forms_of,
+    pack_form,
+    plain,
+    unpack_form,
+    with_form,
+    with_own_form,
+    without_form,
+)
 from gateway.metadata.listing.view import NUMBER_BYTES, View, rewrite, touching
 from gateway.objects import ObjectKey
 from gateway.s3.list_result import EntryForm
@@ -39,7 +51,7 @@ LANDED_PER_TRANSACTION = 512
 """Half a millisecond, or one and a half on a slow machine."""
 
 FORMS_MAX = 4096
-"""Objects with more kinds of further properties are not kept."""
+"""Forms with a number. Entries of any other have it in their record: larger, and no end."""
 
 UNKNOWN_BOOT = 0
 """That of what an S3 Inventory tells: older than all own writes, and believed where nothing is known of them."""
@@ -78,7 +90,9 @@ class ListingStore:
         self._size_bytes_max = size_bytes_max
         self._swept = b""
         self._numbers: dict[str, bytes] = {}
+        self._forms_lock = Lock()
         self._forms: list[EntryForm] = []
+        self._form_numbers: dict[EntryForm, int] = {}
         self._environment, tables = open_environment(
             directory,
             (b"entries", b"ranges", b"forms", b"buckets"),
@@ -98,16 +112,14 @@ class ListingStore:
         """Forms by number, as far as these are needed; IndexError when one is not there."""
         highest = max(numbers, default=-1)
         if highest >= len(self._forms):
-            with self._environment.begin() as transaction:
-                self._load_forms(transaction)
+            self._know_forms()
         if highest >= len(self._forms):
             raise IndexError("a record of the listing index names a form that is not there")
         return self._forms
 
     def all_forms(self) -> list[EntryForm]:
         """Every form that there is now, by number."""
-        with self._environment.begin() as transaction:
-            self._load_forms(transaction)
+        self._know_forms()
         return list(self._forms)
 
     def land(self, batches: Sequence[Batch], seconds: float) -> tuple[list[Batch], list[bytes]]:
@@ -120,6 +132,7 @@ class ListingStore:
         is the time now. Raises lmdb.Error when the disk cannot take it.
         """
         landed, changed, work = list[Batch](), list[bytes](), 0
+        self._know_forms()
         with self._environment.begin(write=True) as transaction:
             left = deque(batch for batch in batches if self._may_be_kept(batch))
             if self._size_bytes(transaction) >= self._size_bytes_max:
@@ -142,6 +155,7 @@ class ListingStore:
 
         A batch is of one key, and has one entry or none. Blocks; raises lmdb.Error.
         """
+        self._know_forms()
         with self._environment.begin(write=True) as transaction:
             kept = [batch for batch in batches if self._may_be_kept(batch)]
             for batch in kept:
@@ -235,9 +249,7 @@ class ListingStore:
         for listed in (known, told):
             if len(listed) == LANDED_PER_TRANSACTION:
                 reach = min(reach, behind(listed[-1][0]))
-        forms = [self._form_number(transaction, form) for form in batch.forms]
-        if forms != list(range(len(forms))):
-            told = [(key, with_form(record, forms[form_of(record)])) for key, record in told]
+        told = self._with_our_forms(transaction, batch.forms, told)
         if known == told:
             return reach, []
         new = {key: record for key, record in told if key < reach}
@@ -252,7 +264,8 @@ class ListingStore:
                 continue
             if key in old and (key not in new or without_form(old[key]) != without_form(new[key])):
                 changed.append(key)
-                self._told(ObjectKey(batch.bucket, key.decode()), new.get(key))
+                now = new.get(key)
+                self._told(ObjectKey(batch.bucket, key.decode()), None if now is None else plain(now))
             if key in new:
                 transaction.put(number + key, new[key], db=self._entries)
             else:
@@ -288,22 +301,45 @@ class ListingStore:
             self._numbers[bucket] = number
         return number
 
+    def _with_our_forms(
+        self, transaction: lmdb.Transaction, forms: Sequence[EntryForm], listed: list[Listed]
+    ) -> list[Listed]:
+        """With the index's numbers in place of those into `forms`, or with the form itself where there are no more."""
+        needed = forms_of(listed)
+        numbers = {place: self._form_number(transaction, forms[place]) for place in needed}
+        if all(place == number for place, number in numbers.items()):
+            return listed
+        return [
+            (key, with_own_form(record, forms[form_of(record)]) if number == OWN_FORM else with_form(record, number))
+            for key, record in listed
+            for number in (numbers[form_of(record)],)
+        ]
+
     def _form_number(self, transaction: lmdb.Transaction, form: EntryForm) -> int:
-        if form in self._forms:
-            return self._forms.index(form)
-        packed = pack_form(form)
+        known = self._form_numbers.get(form)
+        if known is not None:
+            return known
+        packed, known_count = pack_form(form), len(self._forms)
+        rows: Cursor = transaction.cursor(db=self._forms_table)
+        if rows.set_range(_form_place(known_count)):  # what this transaction may take back is not remembered
+            for place, other in rows:
+                if other == packed:
+                    return int.from_bytes(place, "big")
         count = int(transaction.stat(self._forms_table)["entries"])
-        for place, other in transaction.cursor(db=self._forms_table):
-            if other == packed:
-                return int.from_bytes(place, "big")
         if count >= FORMS_MAX:
-            raise lmdb.Error("too many forms of entries")
-        transaction.put(count.to_bytes(2, "big"), packed, db=self._forms_table)
+            return OWN_FORM
+        transaction.put(_form_place(count), packed, db=self._forms_table)
         return count
 
-    def _load_forms(self, transaction: lmdb.Transaction) -> None:
-        rows: Cursor = transaction.cursor(db=self._forms_table)
-        self._forms = [unpack_form(packed) for _, packed in rows]
+    def _know_forms(self) -> None:
+        """Read those that have come since; they never go."""
+        with self._forms_lock, self._environment.begin() as transaction:
+            rows: Cursor = transaction.cursor(db=self._forms_table)
+            if rows.set_range(_form_place(len(self._forms))):
+                for _, packed in rows:
+                    form = unpack_form(packed)
+                    self._form_numbers.setdefault(form, len(self._forms))
+                    self._forms.append(form)
 
     def _size_bytes(self, transaction: lmdb.Transaction) -> int:
         table = transaction.stat(self._entries)
@@ -322,6 +358,10 @@ class ListingStore:
         for number, start, stop in _parts_by_bucket(first, last):
             around = list(touching(View(transaction, self._entries, self._ranges, number), start, stop))
             rewrite(transaction, self._ranges, number, around, without(around, start, stop))
+
+
+def _form_place(number: int) -> bytes:
+    return number.to_bytes(2, "big")
 
 
 def _spans(keys: Sequence[WrittenKey]) -> Iterator[tuple[str, bytes, bytes]]:

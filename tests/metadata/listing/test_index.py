@@ -32,7 +32,7 @@ from gateway.metadata.listing.dirty_keys import OwnWrite
 from gateway.metadata.listing.index import Found, ListingIndex, Truth, Unsettled
 from gateway.metadata.listing.pages import Wanted
 from gateway.metadata.listing.places import END, behind, behind_all
-from gateway.metadata.listing.records import pack
+from gateway.metadata.listing.records import form_of, numbered, pack, unpack
 from gateway.metadata.observer import SilentCatalogObserver
 from gateway.metadata.opening import OpenCatalog, open_directory
 from gateway.origin.memory.origin import MemoryOrigin
@@ -744,3 +744,53 @@ def test_a_form_that_has_changed_is_no_change_of_the_object(tmp_path: Path) -> N
         assert {found.forms[int.from_bytes(record[6:8], "little")] for _, record in found.page.keys} == {GLACIER}
 
     play(tmp_path, scenario)
+
+
+def restored_until(number: int) -> EntryForm:
+    return EntryForm("", None, f"<RestoreStatus><RestoreExpiryDate>{number}</RestoreExpiryDate></RestoreStatus>")
+
+
+@pytest.mark.parametrize("count", [5000, 70_000])
+def test_any_number_of_forms_is_kept(tmp_path: Path, count: int) -> None:
+    """Of entries that each have one of their own; what they say comes back to the letter, and stays as it is."""
+    entries = [entry(b"%06d" % number, number, restored_until(number)) for number in range(count)]
+
+    async def land(one: Bench, first: int) -> list[bytes]:
+        some = entries[first : first + 1000]
+        listed, forms = numbered(some)
+        start = b"" if first == 0 else behind(entries[first - 1].key)
+        stop = END if first + 1000 >= count else behind(some[-1].key)
+        return await one.index.land(Batch("b", start, stop, listed, forms, one.index.asked("b"), math.inf))
+
+    async def scenario(one: Bench) -> None:
+        for first in range(0, count, 1000):
+            assert await land(one, first) == []
+        assert await land(one, 0) == [], "nothing has changed"
+        listed, after = list[ListedEntry](), b""
+        while True:
+            found = one.find(Wanted(after=after))
+            assert isinstance(found, Found)
+            listed += [unpack(key, record, found.forms) for key, record in found.page.keys]
+            if not found.page.is_truncated:
+                break
+            after = found.page.last
+        assert listed == entries
+        last = entries[-1]
+        assert one.index.entry("b", last.key.decode(), FOR_EVER) == last
+        own = await one.index.begin_write("b", ["000000"])
+        await one.index.end_write(own)
+        found = one.find(Wanted(b"00000"), **{"000000": entry(b"000000", 1, restored_until(count))})
+        assert isinstance(found, Found)
+        assert found.forms[form_of(found.page.keys[0][1])] == restored_until(count)
+
+    async def odd(one: Bench) -> None:
+        strange = ListedEntry(b"~", "yesterday", "no digest", 7, restored_until(count + 1))
+        await one.learn(strange, wanted=Wanted(b"~"))
+        assert one.index.entry("b", "~", FOR_EVER) == strange
+        changed = ListedEntry(b"~", "today", "no digest", 7, restored_until(count + 2))
+        listed, forms = numbered([changed])
+        batch = Batch("b", b"~", END, listed, forms, one.index.asked("b"), 0.0)
+        assert await one.index.land(batch) == [b"~"]
+
+    play(tmp_path / "c", scenario)
+    play(tmp_path / "c", odd)
