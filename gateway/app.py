@@ -26,9 +26,9 @@ from gateway.jobs.runner import Jobs
 from gateway.jobs.snapshots import SnapshotDesk
 from gateway.jobs.store import JobStore
 from gateway.jobs.tools import Tools
+from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS, disbelieve
-from gateway.metadata.small_answers import SmallAnswers
 from gateway.metadata.snapshots.library import Library
 from gateway.metadata.snapshots.shelf import NoShelf, Shelf
 from gateway.metering import origin_meter
@@ -108,7 +108,7 @@ async def _no_directory(node: _Node) -> AsyncIterator[tuple[Blocks, Catalog]]:
     """What there is without one."""
     yield (
         ClosedCache(node.origin, node.clock, node.metrics.cache),
-        Catalog.forgetful(node.origin, node.clock, node.metrics.catalog),
+        Catalog.switched_off(node.origin, node.clock, node.metrics.catalog),
     )
 
 
@@ -127,7 +127,7 @@ async def s3_application(
         _no_directory(node) if closed else _directory(settings, node, worker) as (blocks, catalog),
         nullcontext() if closed else opened_buffer(settings, worker, _bounding(node), blocks) as buffer,
     ):
-        answers = SmallAnswers(
+        answers = BucketMetadataCache(
             settings.cache.directory / "catalog" / ANSWERS,
             catalog.now_of_bucket,
             ttl_seconds=0 if closed else settings.cache.small_answers_ttl_seconds,

@@ -21,13 +21,11 @@ from urllib.parse import quote
 import lmdb
 
 from gateway.clock import SystemClock
-from gateway.metadata.listing.batches import Batch
-from gateway.metadata.listing.bounds import Bound
-from gateway.metadata.listing.contents import contents_xml, encoded
 from gateway.metadata.listing.index import Found, ListingIndex
-from gateway.metadata.listing.pages import Wanted
-from gateway.metadata.listing.places import END, behind
-from gateway.metadata.listing.records import pack
+from gateway.metadata.listing.pages import END, Wanted, behind
+from gateway.metadata.listing.ranges import Bound
+from gateway.metadata.listing.records import contents_xml, encoded, pack
+from gateway.metadata.listing.store import Batch
 from gateway.metadata.observer import SilentCatalogObserver
 from gateway.metadata.opening import open_directory
 from gateway.s3.list_result import EntryForm, ListedEntry
@@ -170,7 +168,7 @@ def _delimited(options: Options) -> list[Verdict]:
     with tempfile.TemporaryDirectory(prefix="forebay-load-") as directory:
         opened = open_directory(Path(directory) / "catalog", "origin")
         clock = SystemClock()
-        index = ListingIndex(opened.listing, opened.dirty, opened.epochs, clock, opened.boot, SilentCatalogObserver())
+        index = ListingIndex(opened, opened.epochs, clock, SilentCatalogObserver())
         asyncio.run(_build(index, keys))
         size_bytes = opened.listing.statistics()["size_bytes"] / (_PREFIXES * keys)
         milliseconds = [_rolled_up(index) for _ in range(options.rounds)]

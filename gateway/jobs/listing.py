@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 
 from gateway.errors import OriginAnswered
 from gateway.metadata.catalog import Listing
-from gateway.metadata.listing.bounds import bound_of
 from gateway.metadata.listing.pages import Wanted
+from gateway.metadata.listing.ranges import bound_of
 from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slots

@@ -18,19 +18,16 @@ import structlog
 
 from gateway.clock import Clock
 from gateway.errors import OriginAnswered, OriginUnreachable, StoreUnavailable
-from gateway.metadata.confirmation import is_confirmed, is_settled
 from gateway.metadata.disk_thread import DiskThread
-from gateway.metadata.forgetful import ForgetfulListing, NoDirectory
-from gateway.metadata.freshness import Freshness, freshness
+from gateway.metadata.entries import Entry, Learned, catalog_key, without_checksums
+from gateway.metadata.epochs import InvalidationEpochs
+from gateway.metadata.freshness import Freshness, freshness, is_confirmed, is_settled
 from gateway.metadata.head import ObjectHead, object_head
-from gateway.metadata.keys import catalog_key
-from gateway.metadata.landing import Landing
-from gateway.metadata.listing.bounds import bound_of
 from gateway.metadata.listing.index import ListingIndex, trim
+from gateway.metadata.listing.ranges import bound_of
 from gateway.metadata.observer import CatalogObserver
 from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
-from gateway.metadata.records import Entry, Learned, without_checksums
-from gateway.metadata.store import Fill
+from gateway.metadata.store import Fill, Landing
 from gateway.objects import ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.policy.slots import Slot, Slots
@@ -41,21 +38,22 @@ __all__ = ["Catalog", "Listing", "ObjectHead", "is_down", "is_plainly_asked", "i
 _log = structlog.get_logger("forebay.catalog")
 CHECKSUM_MODE = "x-amz-checksum-mode"
 
-Listing: TypeAlias = ListingIndex | ForgetfulListing
+Listing: TypeAlias = ListingIndex
 
 
 class Catalog:
     """One worker process's view of the catalog that all workers share. Use `open`, and `close` at the end."""
 
-    def __init__(
-        self, origin: Origin, opened: OpenCatalog | NoDirectory, clock: Clock, observer: CatalogObserver
-    ) -> None:
+    def __init__(self, origin: Origin, opened: OpenCatalog | None, clock: Clock, observer: CatalogObserver) -> None:
         self._origin = origin
         self._opened = opened
         self._clock = clock
         self.observer = observer
-        self._landing = Landing(opened.store, observer)
-        self.listing = _listing(opened, clock, observer)
+        self._store = opened.store if opened is not None else None
+        self._epochs = opened.epochs if opened is not None else InvalidationEpochs(None)
+        self._boot = opened.boot if opened is not None else 0
+        self._landing = Landing(self._store, observer)
+        self.listing = ListingIndex(opened, self._epochs, clock, observer)
 
     @classmethod
     async def open(
@@ -82,9 +80,13 @@ class Catalog:
         return cls(origin, opened, clock, observer)
 
     @classmethod
-    def forgetful(cls, origin: Origin, clock: Clock, observer: CatalogObserver) -> Catalog:
-        """One that remembers nothing, where there is no directory; then no worker of the gateway may have it."""
-        return cls(origin, NoDirectory(), clock, observer)
+    def switched_off(cls, origin: Origin, clock: Clock, observer: CatalogObserver) -> Catalog:
+        """One that remembers nothing, where the directory cannot be used.
+
+        Every question goes to the origin then, in every slot, and own writes have nothing to void. All workers of a
+        gateway must do without together: one that writes without the directory could not void what another remembers.
+        """
+        return cls(origin, None, clock, observer)
 
     async def ask(
         self, key: ObjectKey, slot: Slot, *, headers: Mapping[str, str], part_number: str | None = None
@@ -143,7 +145,7 @@ class Catalog:
 
     def has_learned(self, version: ObjectVersion) -> bool:
         """Whether this version is the last one that was learned of its key, at any age, and not written since."""
-        entry = self._opened.store.lookup(version.key)
+        entry = self._lookup(version.key)
         return entry is not None and entry.head is not None and entry.head.version == version
 
     def learned(
@@ -157,12 +159,12 @@ class Catalog:
 
     def last_known(self, key: ObjectKey) -> ObjectHead | None:
         """What was last learned of an object, however old; None where it is not known, or was written since."""
-        entry = self._opened.store.lookup(key)
+        entry = self._lookup(key)
         return entry.head if entry is not None else None
 
     def of_version(self, version: ObjectVersion, *, with_checksums: bool) -> ObjectHead | None:
         """What the origin has said of one version, whichever is current; it never changes, so no age matters."""
-        entry = self._opened.store.lookup_version(version)
+        entry = self._store.lookup_version(version) if self._store is not None else None
         if entry is None or entry.head is None or (with_checksums and not entry.with_checksums):
             return None
         return entry.head if with_checksums or not entry.with_checksums else without_checksums(entry.head)
@@ -174,13 +176,13 @@ class Catalog:
 
     def now(self, key: ObjectKey) -> Learned:
         """To be taken before the origin is asked about `key`, for `remember_absence` and `learned`."""
-        epochs = self._opened.epochs
+        epochs = self._epochs
         epoch, cells = epochs.of_bucket(key.bucket), epochs.of_key(catalog_key(key))
-        return Learned(epoch, self._clock.monotonic(), self._opened.boot, cells)
+        return Learned(epoch, self._clock.monotonic(), self._boot, cells)
 
     def now_of_bucket(self, bucket: str) -> Learned:
         """The same before the origin is asked about the bucket itself."""
-        return Learned(self._opened.epochs.of_bucket(bucket), self._clock.monotonic(), self._opened.boot)
+        return Learned(self._epochs.of_bucket(bucket), self._clock.monotonic(), self._boot)
 
     def remember_absence(self, key: ObjectKey, slot: Slot, asked: Learned, *, named: bool) -> None:
         """The origin has answered 404 to what was asked then; `named`: with NoSuchKey."""
@@ -189,14 +191,14 @@ class Catalog:
 
     def forget(self, key: ObjectKey) -> None:
         """Believe nothing that was asked about `key` until now, on any worker. To be called around every own write."""
-        self._opened.epochs.change_key(key)
+        self._epochs.change_key(key)
 
     def forget_bucket(self, bucket: str | None) -> None:
         """The same for a bucket and every key of it; None: for all buckets."""
         if bucket is None:
-            self._opened.epochs.change_everything()
+            self._epochs.change_everything()
         else:
-            self._opened.epochs.change_bucket(bucket)
+            self._epochs.change_bucket(bucket)
 
     async def settle(self) -> None:
         """Wait until what was learned so far is written."""
@@ -210,12 +212,16 @@ class Catalog:
             _log.warning("the catalog is left as it is: another process does not finish its transaction")
             return
         try:
-            await asyncio.to_thread(self._opened.close)
+            if self._opened is not None:
+                await asyncio.to_thread(self._opened.close)
         except (OSError, lmdb.Error) as error:
             _log.warning("the catalog could not be left in order; it is learned again", error=str(error))
 
+    def _lookup(self, key: ObjectKey) -> Entry | None:
+        return self._store.lookup(key) if self._store is not None else None
+
     def _entry(self, key: ObjectKey, *, with_checksums: bool) -> Entry | None:
-        entry = self._opened.store.lookup(key)
+        entry = self._lookup(key)
         if entry is not None and entry.head is not None and with_checksums and not entry.with_checksums:
             return None
         return entry
@@ -229,7 +235,7 @@ class Catalog:
         return listed is not None and is_confirmed(entry.head, listed)
 
     def _freshness(self, entry: Entry, slot: Slot) -> Freshness:
-        return freshness(entry, slot, now_seconds=self._clock.monotonic(), boot=self._opened.boot)
+        return freshness(entry, slot, now_seconds=self._clock.monotonic(), boot=self._boot)
 
     async def _learn(self, key: ObjectKey, slot: Slot, headers: Mapping[str, str]) -> ObjectHead:
         asked = self.now(key)
@@ -256,12 +262,6 @@ def _opened(directory: Path, origin_name: str, slots: Slots) -> OpenCatalog:
         opened.close()
         raise StoreUnavailable(f"the catalog {directory} cannot be used: {error}") from error
     return opened
-
-
-def _listing(opened: OpenCatalog | NoDirectory, clock: Clock, observer: CatalogObserver) -> Listing:
-    if isinstance(opened, NoDirectory):
-        return ForgetfulListing()
-    return ListingIndex(opened.listing, opened.dirty, opened.epochs, clock, opened.boot, observer)
 
 
 def is_remembered(slot: Slot, headers: Mapping[str, str]) -> bool:

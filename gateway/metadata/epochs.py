@@ -24,8 +24,7 @@ from pathlib import Path
 
 from awscrt import checksums
 
-from gateway.metadata.keys import catalog_key
-from gateway.metadata.records import Learned
+from gateway.metadata.entries import Learned, catalog_key
 from gateway.objects import ObjectKey
 
 _BUCKETS = 4096
@@ -51,18 +50,12 @@ def create(path: Path) -> None:
 class InvalidationEpochs:
     """The cells, as one process sees them. All but `sync` may run on the event loop.
 
-    `path` is a file made by `create`, and nobody else opens it at this moment; FileNotFoundError when it is not such
-    a file, or was opened 16 million times.
+    `path` is a file made by `create`, and nobody else opens it at this moment; None: they are this process's alone.
+    FileNotFoundError when it is not such a file, or was opened 16 million times.
     """
 
-    def __init__(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            if os.fstat(descriptor).st_size != FILE_BYTES:
-                raise FileNotFoundError(f"{path} is no file of invalidation epochs")
-            self._map = mmap.mmap(descriptor, FILE_BYTES)
-        finally:
-            os.close(descriptor)
+    def __init__(self, path: Path | None) -> None:
+        self._map = mmap.mmap(-1, FILE_BYTES) if path is None else _mapped(path)
         self._cells = memoryview(self._map).cast("Q")
         opening = self._cells[0] + 1
         if opening > _OPENINGS_MAX:
@@ -111,6 +104,16 @@ class InvalidationEpochs:
     def close(self) -> None:
         self._cells.release()
         self._map.close()
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if os.fstat(descriptor).st_size != FILE_BYTES:
+            raise FileNotFoundError(f"{path} is no file of invalidation epochs")
+        return mmap.mmap(descriptor, FILE_BYTES)
+    finally:
+        os.close(descriptor)
 
 
 @lru_cache(maxsize=1024)

@@ -5,26 +5,30 @@
     versions  version key → length of the record (u16), record, extra: of versions that were asked for by their ETag
 
 Unsynced while in use: a killed process loses nothing, an unclean boot may lose anything, so then everything is dropped
-(opening.py). What is here can always be asked of the origin again, so that trouble with the disk is a miss.
+(opening.py). What is here can always be asked of the origin again, so that trouble with the disk is a miss. Updates are
+gathered on the event loop and written by a thread, a few per transaction.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import cast
 
 import lmdb
 
-from gateway.metadata import records
-from gateway.metadata.confirmation import is_version
+from gateway.metadata.disk_thread import DiskThread
+from gateway.metadata.entries import EXTRA_BYTES_MAX, Entry, catalog_key, has_extra, pack, unpack, version_key
 from gateway.metadata.environment import OLD_ENGINE, Table, open_environment
 from gateway.metadata.epochs import InvalidationEpochs
-from gateway.metadata.keys import catalog_key, version_key
+from gateway.metadata.freshness import is_version
 from gateway.metadata.listing.records import version_of
-from gateway.metadata.records import Entry
+from gateway.metadata.observer import CatalogObserver
 from gateway.objects import ObjectKey, ObjectVersion
 
 SIZE_BYTES_MAX = 16 * 1024**3
@@ -108,7 +112,7 @@ class CatalogStore:
         """
         place = catalog_key(key)
         packed, extra = self._packed(place)
-        entry = records.unpack(place, key, packed, extra) if packed is not None else None
+        entry = unpack(place, key, packed, extra) if packed is not None else None
         if entry is not None and not _is_of(entry, record):
             self._epochs.change_key(key)
 
@@ -127,7 +131,7 @@ class CatalogStore:
         try:
             with self._environment.begin(self._entries) as transaction:
                 record: bytes | None = transaction.get(place)
-                if record is None or not records.has_extra(record):
+                if record is None or not has_extra(record):
                     return record, b""
                 return record, _get(transaction, self._extras, place) or b""
         except lmdb.Error:
@@ -138,7 +142,7 @@ class CatalogStore:
         known = self._unpacked.get(place)
         if known is not None and known[0] == record and known[1] == extra:
             return known[2]
-        entry = records.unpack(place, key, record, extra)
+        entry = unpack(place, key, record, extra)
         if entry is not None:
             self._unpacked.pop(place, None)
             self._unpacked[place] = record, extra, entry
@@ -150,8 +154,8 @@ class CatalogStore:
         if fill.entry.head is None:
             raise ValueError("a version that is not there has no head")
         place = version_key(fill.entry.head.version)
-        record, extra = records.pack(place, fill.entry)
-        if len(extra) <= records.EXTRA_BYTES_MAX:
+        record, extra = pack(place, fill.entry)
+        if len(extra) <= EXTRA_BYTES_MAX:
             packed = len(record).to_bytes(_LENGTH_BYTES, "little") + record + extra
             transaction.put(place, packed, db=self._versions)
 
@@ -162,8 +166,8 @@ class CatalogStore:
         place = catalog_key(fill.key)
         if not self._epochs.is_current(fill.entry.learned, fill.key.bucket, place):
             return
-        record, extra = records.pack(place, fill.entry)
-        if len(extra) > records.EXTRA_BYTES_MAX:
+        record, extra = pack(place, fill.entry)
+        if len(extra) > EXTRA_BYTES_MAX:
             return
         transaction.put(place, record, db=self._entries)
         if extra:
@@ -208,3 +212,61 @@ def _is_of(entry: Entry, record: bytes | None) -> bool:
 
 def _get(transaction: lmdb.Transaction, table: Table, key: bytes) -> bytes | None:
     return cast("bytes | None", transaction.get(key, db=table))
+
+
+WAITING_MAX = 4096
+"""Fills that wait at most; further ones are not kept, and their objects are asked for again."""
+
+LAND_SECONDS_MAX = 10.0
+"""A transaction that takes longer is not waited for: another process was stopped in the midst of one."""
+
+GATHERING_SECONDS = 0.01
+"""Between two transactions: what comes meanwhile is written together. Who comes alone does not wait."""
+
+
+class Landing:
+    """One process's queue. Nobody waits for a fill to land: until then its object is asked for again."""
+
+    def __init__(self, store: CatalogStore | None, observer: CatalogObserver) -> None:
+        self._store = store
+        self._observer = observer
+        self._thread = DiskThread("catalog")
+        self._waiting: deque[Fill] = deque()
+        self._writing: asyncio.Task[None] | None = None
+
+    def add(self, fill: Fill) -> None:
+        """Have a fill written soon."""
+        if self._store is None:
+            return
+        if len(self._waiting) >= WAITING_MAX:
+            self._observer.not_kept(1)
+            return
+        self._waiting.append(fill)
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write(self._store), name="catalog landing")
+
+    async def settle(self) -> None:
+        """Wait until everything added so far is written, or given up."""
+        while self._writing is not None:
+            await self._writing
+
+    async def close(self) -> bool:
+        """Write what is left; False when that takes too long, and the thread is left behind."""
+        if not self._thread.is_stuck(LAND_SECONDS_MAX):
+            await self.settle()
+        return await self._thread.close(LAND_SECONDS_MAX)
+
+    async def _write(self, store: CatalogStore) -> None:
+        try:
+            while self._waiting:
+                batch = list(islice(self._waiting, LANDED_PER_TRANSACTION))
+                for _ in batch:
+                    self._waiting.popleft()
+                try:
+                    await self._thread.run(LAND_SECONDS_MAX, store.land, batch)
+                except (lmdb.Error, TimeoutError):
+                    self._observer.not_kept(len(batch))
+                if len(self._waiting) < LANDED_PER_TRANSACTION:
+                    await asyncio.sleep(GATHERING_SECONDS)  # not of the clock: no promise hangs on it
+        finally:
+            self._writing = None

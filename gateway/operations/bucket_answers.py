@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 
 from gateway.errors import OriginUnreachable
-from gateway.metadata.records import Learned
-from gateway.metadata.small_answers import ANSWER_BYTES_MAX, Answer, Question
+from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, Answer, Question
+from gateway.metadata.entries import Learned
 from gateway.objects import BodyStream
 from gateway.operations.exchange import Exchange
 from gateway.operations.passthrough import forward, no_body, onward_request, streamed_reply

@@ -15,11 +15,10 @@ from typing import Literal, TypeAlias
 
 from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
 from gateway.metadata.catalog import is_down
-from gateway.metadata.listing.bounds import Bound, bound_of
-from gateway.metadata.listing.contents import contents_xml, encoded
 from gateway.metadata.listing.index import Found, Truth, Unsettled
 from gateway.metadata.listing.pages import Page, Wanted
-from gateway.metadata.listing.records import numbered
+from gateway.metadata.listing.ranges import Bound, bound_of
+from gateway.metadata.listing.records import contents_xml, encoded, numbered
 from gateway.operations.exchange import Exchange
 from gateway.operations.passthrough import forward
 from gateway.operations.plain import is_plain

@@ -20,9 +20,9 @@ from gateway.jobs.records import JobKind, JobState
 from gateway.jobs.runner import RUNNING_MAX, TooManyJobs
 from gateway.jobs.store import JobStore
 from gateway.jobs.worklist import Worklist
-from gateway.metadata.listing.bounds import Bound
 from gateway.metadata.listing.index import Found
 from gateway.metadata.listing.pages import Wanted
+from gateway.metadata.listing.ranges import Bound
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.origin.memory import MemoryOrigin

@@ -18,9 +18,8 @@ from pathlib import Path
 import pytest
 
 from gateway.metadata import epochs as epochs_module
+from gateway.metadata.entries import Learned, catalog_key
 from gateway.metadata.epochs import InvalidationEpochs, create
-from gateway.metadata.keys import catalog_key
-from gateway.metadata.records import Learned
 from gateway.objects import ObjectKey
 
 ROOT = Path(__file__).parents[2]

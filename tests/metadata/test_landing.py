@@ -10,11 +10,10 @@ from typing import cast
 import lmdb
 import pytest
 
-from gateway.metadata import landing
-from gateway.metadata.landing import WAITING_MAX, Landing
+from gateway.metadata import store as landing
+from gateway.metadata.entries import Entry, Learned
 from gateway.metadata.observer import SilentCatalogObserver
-from gateway.metadata.records import Entry, Learned
-from gateway.metadata.store import LANDED_PER_TRANSACTION, CatalogStore, Fill
+from gateway.metadata.store import LANDED_PER_TRANSACTION, WAITING_MAX, CatalogStore, Fill, Landing
 from gateway.objects import ObjectKey
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from gateway.metadata.answer_file import AnswerFile
+from gateway.metadata.bucket_metadata import BucketMetadataFile
 from gateway.metadata.opening import ANSWERS, open_directory
 
 ROOT = Path(__file__).parents[2]
@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 OTHER = """
 import os, resource, signal, sys
 from pathlib import Path
-from gateway.metadata.answer_file import AnswerFile
-file = AnswerFile(Path(sys.argv[1]))
+from gateway.metadata.bucket_metadata import BucketMetadataFile
+file = BucketMetadataFile(Path(sys.argv[1]))
 for step in sys.argv[2:]:
     if step == "keep":
         print(file.put(b"place", b"record"))
@@ -47,8 +47,8 @@ def ended(process: subprocess.Popen[str]) -> list[str]:
 
 
 @contextmanager
-def answer_file(directory: Path) -> Iterator[AnswerFile]:
-    file = AnswerFile(directory)
+def answer_file(directory: Path) -> Iterator[BucketMetadataFile]:
+    file = BucketMetadataFile(directory)
     try:
         yield file
     finally:

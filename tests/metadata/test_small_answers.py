@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.metadata.answer_records import Answer, Question, pack, unpack
+from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, Answer, BucketMetadataCache, Question, pack, unpack
+from gateway.metadata.entries import Learned
 from gateway.metadata.freshness import answer_freshness
 from gateway.metadata.opening import ANSWERS
-from gateway.metadata.records import Learned
-from gateway.metadata.small_answers import ANSWER_BYTES_MAX, SmallAnswers
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
 from tests.support.small_answers import ANSWER, QUESTION, World, keep, known, play
@@ -74,7 +73,7 @@ def test_what_is_believed(consistency: str, age: float, boot: int, generation: i
 def test_what_was_kept_is_recalled_by_others_and_later(tmp_path: Path) -> None:
     """By a second user of the directory, and by one that opens it after the first is gone."""
 
-    async def scenario(world: World, answers: SmallAnswers) -> None:
+    async def scenario(world: World, answers: BucketMetadataCache) -> None:
         second = world.answers()
         assert await known(second) is None
         await keep(answers)
@@ -88,8 +87,8 @@ def test_what_was_kept_is_recalled_by_others_and_later(tmp_path: Path) -> None:
     play(tmp_path, recalls(ANSWER))
 
 
-def recalls(expected: Answer | None) -> Callable[[World, SmallAnswers], Awaitable[None]]:
-    async def scenario(world: World, answers: SmallAnswers) -> None:
+def recalls(expected: Answer | None) -> Callable[[World, BucketMetadataCache], Awaitable[None]]:
+    async def scenario(world: World, answers: BucketMetadataCache) -> None:
         assert await known(answers) == expected
 
     return scenario
@@ -98,7 +97,7 @@ def recalls(expected: Answer | None) -> Callable[[World, SmallAnswers], Awaitabl
 def test_what_was_asked_before_a_write_is_never_believed_after_it(tmp_path: Path) -> None:
     """Not what lies there, not what lands later, not what was asked for while the disk was read."""
 
-    async def scenario(world: World, answers: SmallAnswers) -> None:
+    async def scenario(world: World, answers: BucketMetadataCache) -> None:
         await keep(answers)
         asked = answers.now("bucket")
         world.moment = replace(world.moment, generation=8)
@@ -118,7 +117,7 @@ def test_what_was_asked_before_a_write_is_never_believed_after_it(tmp_path: Path
 def test_the_file_is_for_its_user_alone_and_keeps_to_its_size(tmp_path: Path) -> None:
     """Whatever the umask; whoever has many buckets makes it forget others, and answers over 64 KiB are not kept."""
 
-    async def scenario(world: World, answers: SmallAnswers) -> None:
+    async def scenario(world: World, answers: BucketMetadataCache) -> None:
         for number in range(300):
             await keep(answers, Question("GetBucketTagging", f"b{number}"), Answer(200, [], os.urandom(8000)))
         assert await known(answers, Question("GetBucketTagging", "b0")) is None

@@ -15,12 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import StartupError
-from gateway.metadata import records
+from gateway.metadata import entries as records
+from gateway.metadata.entries import CATALOG_KEY_BYTES_MAX, Entry, Learned, catalog_key, pack, unpack
 from gateway.metadata.freshness import Freshness, freshness
 from gateway.metadata.head import ObjectHead, object_head
-from gateway.metadata.keys import CATALOG_KEY_BYTES_MAX, catalog_key
 from gateway.metadata.opening import OpenCatalog, open_directory
-from gateway.metadata.records import Entry, Learned, pack, unpack
 from gateway.metadata.store import LANDED_PER_TRANSACTION, Fill
 from gateway.objects import ObjectKey
 from gateway.policy.prefixes import Prefix

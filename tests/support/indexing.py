@@ -12,9 +12,9 @@ from pathlib import Path
 from gateway.jobs.indexing.indexes import Indexes
 from gateway.jobs.indexing.keeping import IndexPlan
 from gateway.jobs.tools import Tools
-from gateway.metadata.listing.bounds import Bound
 from gateway.metadata.listing.index import Found, ListingIndex
 from gateway.metadata.listing.pages import Wanted
+from gateway.metadata.listing.ranges import Bound
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
 from gateway.origin.memory import MemoryOrigin
 from gateway.policy.prefixes import Prefix

@@ -25,10 +25,10 @@ from gateway.jobs.indexing.progress import IndexObserver, Progress
 from gateway.jobs.indexing.shares import Share, Shares
 from gateway.jobs.patience import patiently
 from gateway.jobs.tools import Tools
-from gateway.metadata.listing.batches import Asked, Batch
 from gateway.metadata.listing.index import ListingIndex
-from gateway.metadata.listing.packed import PackedPage, packed_page
-from gateway.metadata.listing.places import behind
+from gateway.metadata.listing.page_parser import PackedPage, packed_page
+from gateway.metadata.listing.pages import behind
+from gateway.metadata.listing.store import Asked, Batch
 from gateway.origin.client import OriginRequest, Purpose
 from gateway.policy.prefixes import Prefix
 from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX

@@ -21,10 +21,9 @@ from gateway.jobs.indexing.inventory.start import UNKNOWN_BOOT, InventoryStart
 from gateway.jobs.indexing.parts import LISTED, Part, gaps, parts_of
 from gateway.jobs.indexing.progress import IndexObserver, Progress
 from gateway.jobs.tools import Tools
-from gateway.metadata.listing.bounds import Bound, bound_of
+from gateway.metadata.entries import Learned
 from gateway.metadata.listing.index import ListingIndex
-from gateway.metadata.listing.intervals import Interval
-from gateway.metadata.records import Learned
+from gateway.metadata.listing.ranges import Bound, Interval, bound_of
 from gateway.policy.slots import Slot
 
 LOOK_SECONDS = 5.0

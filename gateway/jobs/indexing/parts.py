@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gateway.metadata.listing.places import END, behind_all
+from gateway.metadata.listing.pages import END, behind_all
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slots
 

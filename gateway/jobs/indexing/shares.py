@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.jobs.indexing.splitting import Alphabet, cuts
-from gateway.metadata.listing.places import behind
+from gateway.metadata.listing.pages import behind
 
 _GUESSES_MIN = 4
 """Where it is not even known whether there are keys behind, so many questions are asked at once."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import TypeVar
 
-from gateway.metadata.listing.places import behind
+from gateway.metadata.listing.pages import behind
 
 T = TypeVar("T")
 

@@ -23,8 +23,7 @@ from typing import Protocol
 import lmdb
 
 from gateway.metadata.environment import NEW_ENGINE, Cursor, Table, open_environment
-from gateway.metadata.listing.pages import Keys, Listed, Page, Record, Wanted
-from gateway.metadata.listing.places import END, behind
+from gateway.metadata.listing.pages import END, Keys, Listed, Page, Record, Wanted, behind
 
 PAGE_SECONDS_MAX = 300.0
 """So long the keys are kept that a page of the origin may still contradict."""

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import lmdb
 
 from gateway.clock import Clock
 from gateway.metadata.disk_thread import DiskThread, in_time
+from gateway.metadata.entries import Learned
 from gateway.metadata.epochs import InvalidationEpochs
-from gateway.metadata.listing.batches import Asked, Batch
-from gateway.metadata.listing.bounds import Bound, answerable
 from gateway.metadata.listing.dirty_keys import DirtyKeys, Overlaid, OwnWrite, Written
-from gateway.metadata.listing.intervals import Interval, known_until
-from gateway.metadata.listing.landing import ListingLanding
-from gateway.metadata.listing.learning import told_by
-from gateway.metadata.listing.pages import Page, Record, SortedKeys, Wanted, take
-from gateway.metadata.listing.places import END, behind
+from gateway.metadata.listing.pages import END, Page, Record, SortedKeys, Wanted, behind, take
+from gateway.metadata.listing.ranges import Bound, Interval, answerable, known_until, told_by
 from gateway.metadata.listing.records import (
     OWN_FORM,
     form_of,
@@ -29,13 +27,161 @@ from gateway.metadata.listing.records import (
     pack,
     unpack,
 )
-from gateway.metadata.listing.sharing import SharedQuestions
-from gateway.metadata.listing.store import ListingStore
-from gateway.metadata.listing.view import View, touching
+from gateway.metadata.listing.store import Asked, Batch, ListingStore, View, touching
 from gateway.metadata.observer import CatalogObserver
-from gateway.metadata.records import Learned
+from gateway.metadata.opening import OpenCatalog
 from gateway.policy.slots import Slots
 from gateway.s3.list_result import EntryForm, ListedEntry, ListedPage
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+WAITING_MAX = 64
+"""Pages that wait at most, a thousand keys each: about 20 MiB."""
+
+
+SWEEPS_MAX = 1024
+"""Sweeps that wait at most."""
+
+SWEEPS_BEHIND_MAX = 16
+"""With more, own writes wait."""
+
+LAND_SECONDS_MAX = 10.0
+"""A transaction that takes longer is not waited for: another process was stopped in the midst of one."""
+
+
+class ListingLanding:
+    """One process's queue. Nobody waits for it: until a page has landed, its keys are asked for again."""
+
+    def __init__(self, store: ListingStore, clock: Clock, not_kept: Callable[[int], None]) -> None:
+        self._store = store
+        self._clock = clock
+        self._not_kept = not_kept
+        self._thread = DiskThread("listing")
+        self._sweeping: asyncio.Task[None] | None = None
+        self._sweeps = 0
+        self._waiting: deque[tuple[Sequence[Batch], bool]] = deque()
+        self._writing: asyncio.Task[None] | None = None
+
+    def add(self, batches: Sequence[Batch], *, is_truth: bool = False) -> None:
+        """Have them written soon; `is_truth`: each is about a single key whose range may be known already."""
+        if len(self._waiting) >= WAITING_MAX:
+            self._not_kept(_keys(batches))
+            return
+        self._waiting.append((batches, is_truth))
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write(), name="listing landing")
+
+    async def land(self, batches: Sequence[Batch]) -> list[bytes]:
+        """Write them now, in transactions of a millisecond; gives the keys that the index knew otherwise.
+
+        Raises lmdb.Error when the disk does not take it, or not in time; then part of it may be kept.
+        """
+        changed: list[bytes] = []
+        while batches:
+            batches, found = await self._in_thread(self._store.land, batches)
+            changed += found
+        return changed
+
+    def sweep(self) -> None:
+        """Have some dirty keys let go of, if their time has come."""
+        self._sweeps = min(self._sweeps + 1, SWEEPS_MAX)
+        if self._sweeping is None:
+            self._sweeping = asyncio.create_task(self._sweep(), name="dirty keys sweep")
+
+    async def keep_up(self, seconds_max: float) -> None:
+        """Wait until few sweeps wait, or for so long: whoever writes faster than they come, writes slower then."""
+        if self._sweeping is not None and self._sweeps > SWEEPS_BEHIND_MAX and not self._thread.is_stuck(seconds_max):
+            await asyncio.wait((self._sweeping,), timeout=seconds_max)
+
+    async def settle(self) -> None:
+        """Wait until everything added so far is written, or given up."""
+        while (going_on := self._writing or self._sweeping) is not None:
+            await going_on
+
+    async def close(self) -> bool:
+        """Write what is left; False when that takes too long, and the thread is left behind."""
+        if not self._thread.is_stuck(LAND_SECONDS_MAX):
+            await self.settle()
+        return await self._thread.close(LAND_SECONDS_MAX)
+
+    async def _write(self) -> None:
+        try:
+            while self._waiting:
+                batches, is_truth = self._waiting.popleft()
+                try:
+                    await (self._in_thread(self._store.put_truths, batches) if is_truth else self.land(batches))
+                except lmdb.Error:
+                    self._not_kept(_keys(batches))
+        finally:
+            self._writing = None
+
+    async def _sweep(self) -> None:
+        try:
+            while self._sweeps:
+                self._sweeps -= 1
+                with suppress(lmdb.Error):  # the disk is in trouble: own writes void more than their key meanwhile
+                    await self._in_time(self._store.sweep, self._clock.monotonic())
+        finally:
+            self._sweeping = None
+
+    async def _in_thread(self, write: Callable[[Sequence[Batch], float], R], batches: Sequence[Batch]) -> R:
+        return await self._in_time(write, batches, self._clock.monotonic())
+
+    async def _in_time(self, write: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
+        """Raises lmdb.Error when it is not done in time, though it may be done later."""
+        try:
+            return await self._thread.run(LAND_SECONDS_MAX, write, *arguments, **keywords)
+        except TimeoutError:
+            raise lmdb.LockError("another process does not finish its transaction") from None
+
+
+def _keys(batches: Sequence[Batch]) -> int:
+    return sum(len(batch.listed) for batch in batches)
+
+
+T = TypeVar("T")
+
+
+class SharedQuestions(Generic[T]):
+    """Those under way."""
+
+    def __init__(self) -> None:
+        self._running: dict[Hashable, tuple[Asked, asyncio.Task[T]]] = {}
+
+    async def ask(
+        self, question: Hashable, asked: Asked, bound: Bound, send: Callable[[], Coroutine[Any, Any, T]]
+    ) -> T:
+        """The answer to `question`, sent by `send` unless somebody's is under way that was sent recently enough.
+
+        `asked` is the present moment. Whoever leaves, the answer is waited for and learned; raises as `send` does.
+        """
+        running = self._running.get(question)
+        if running is not None and _is_as_good(running[0], asked, bound):
+            return await asyncio.shield(running[1])
+        task = asyncio.create_task(send(), name="listing question")
+        self._running[question] = asked, task
+        task.add_done_callback(lambda done: self._done(question, done))
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Give up those that nobody waits for any more."""
+        tasks = [task for _, task in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _done(self, question: Hashable, done: asyncio.Task[T]) -> None:
+        if self._running.get(question, (None, None))[1] is done:
+            del self._running[question]
+        if not done.cancelled():
+            done.exception()  # looked at: those who waited have it, if any are left
+
+
+def _is_as_good(earlier: Asked, now: Asked, bound: Bound) -> bool:
+    """Whether nothing was written between the two moments, and the earlier one is fresh enough."""
+    return earlier.number == now.number >= 0 and bound.allows(earlier.learned, now.learned)
+
 
 NOTE_SECONDS_MAX = 2.0
 """An own write waits no longer to be noted. Another process's transaction takes far less than a millisecond."""
@@ -67,23 +213,20 @@ class Unsettled:
 
 
 class ListingIndex:
-    """One process's view of the index that all workers share; made by the catalog, which closes it too."""
+    """One process's view of the index that all workers share; made by the catalog, which closes it too.
+
+    Without `opened` it is switched off: it knows nothing and learns nothing, and no question is shared, as nobody knows
+    what was written since it was sent.
+    """
 
     def __init__(
-        self,
-        store: ListingStore,
-        dirty: DirtyKeys,
-        epochs: InvalidationEpochs,
-        clock: Clock,
-        boot: int,
-        observer: CatalogObserver,
+        self, opened: OpenCatalog | None, epochs: InvalidationEpochs, clock: Clock, observer: CatalogObserver
     ) -> None:
-        self._store = store
-        self._dirty = dirty
+        self._opened = opened
         self._epochs = epochs
         self._clock = clock
-        self._boot = boot
-        self._landing = ListingLanding(store, clock, observer.keys_not_kept)
+        self._boot = opened.boot if opened is not None else 0
+        self._landing = ListingLanding(opened.listing, clock, observer.keys_not_kept) if opened is not None else None
         self._noting = DiskThread("own writes")
         self._noted = 0
         self.observer = observer
@@ -105,10 +248,13 @@ class ListingIndex:
 
         `truths` are those that an Unsettled has asked for. Never raises: what the disk does not give is not known.
         """
+        if self._opened is None:
+            return None
+        dirty, store = self._opened.dirty, self._opened.listing
         found: Found | Unsettled | None
         try:
             # The dirty keys of an earlier moment than the index: what is clean since then is in it already.
-            with self._dirty.written(bucket) as written, self._store.view(bucket) as view:
+            with dirty.written(bucket) as written, store.view(bucket) as view:
                 if view is None:
                     return None
                 until = self._known_until(view, bucket, wanted.start, bound, stale=stale)
@@ -118,18 +264,21 @@ class ListingIndex:
                     page = take(view, wanted, until)
                     found = None if page is None else Found(page, ())
                 else:
-                    found = self._merged(view, wanted, until, written, truths or {})
+                    found = _merged(store, view, wanted, until, written, truths or {})
             if isinstance(found, Found):
-                return self._with_forms(found, with_owner=with_owner)
+                return _with_forms(store, found, with_owner=with_owner)
             return found
         except (lmdb.Error, IndexError, ValueError):
             return None
 
     def entry(self, bucket: str, key: str, bound: Bound) -> ListedEntry | None:
         """What was listed of a key within the bound; None where that is not known, and where there is no such key."""
+        if self._opened is None:
+            return None
+        dirty, store = self._opened.dirty, self._opened.listing
         try:
             place = key.encode()
-            with self._dirty.written(bucket) as written, self._store.view(bucket) as view:
+            with dirty.written(bucket) as written, store.view(bucket) as view:
                 if view is None or written(place, behind(place), 1):
                     return None
                 if self._known_until(view, bucket, place, bound, stale=False) <= place:
@@ -138,7 +287,7 @@ class ListingIndex:
             if not found:
                 return None
             number = form_of(found[0][1])
-            forms = [] if number == OWN_FORM else self._store.forms([number])
+            forms = [] if number == OWN_FORM else store.forms([number])
             (record,), forms = numbered_here(found, forms)
             return unpack(*record, forms)
         except (lmdb.Error, IndexError, ValueError):
@@ -148,14 +297,18 @@ class ListingIndex:
         """To be taken before the origin is asked for what `learn` or `learn_truth` is to be told."""
         learned = self.moment(bucket)
         try:
-            return Asked(learned, self._dirty.now())
+            if self._opened is not None:
+                return Asked(learned, self._opened.dirty.now())
         except lmdb.Error:
-            return Asked(learned, -1)  # before every write there ever was
+            pass
+        return Asked(learned, -1)  # before every write there ever was
 
     # --- being told -------------------------------------------------------------------------------------------------
 
     def learn(self, bucket: str, wanted: Wanted, page: ListedPage, asked: Asked, *, merge_seconds: float) -> None:
         """The origin has answered this to `wanted`; it is kept in the background."""
+        if self._landing is None:
+            return
         listed, forms = numbered(page.entries)
         keys = SortedKeys(listed)
         told = told_by(wanted, [key for key, _ in listed], page.prefixes, is_last=page.next_token is None)
@@ -168,6 +321,8 @@ class ListingIndex:
 
     def learn_truth(self, bucket: str, key: bytes, truth: Truth, asked: Asked) -> None:
         """The same of a single key."""
+        if self._landing is None:
+            return
         listed, forms = numbered([] if truth.entry is None else [truth.entry])
         self._landing.add([Batch(bucket, key, behind(key), listed, forms, asked, 0.0)], is_truth=True)
 
@@ -176,12 +331,16 @@ class ListingIndex:
 
         For crawls: in transactions of a millisecond, between which other processes come in. Raises lmdb.Error.
         """
+        if self._landing is None:
+            raise lmdb.Error("the listing index is switched off")
         return await self._landing.land([batch])
 
     def known(self, bucket: str, start: bytes, stop: bytes) -> list[Interval]:
         """What of [start, stop) is known at any age and not void, in order. Blocks; raises lmdb.Error."""
+        if self._opened is None:
+            return []
         generation = self._epochs.of_bucket(bucket)
-        with self._store.view(bucket) as view:
+        with self._opened.listing.view(bucket) as view:
             around = [] if view is None else list(touching(view, start, stop, overlapping=True))
         return [one for one in around if one.learned.generation == generation]
 
@@ -197,20 +356,23 @@ class ListingIndex:
         Where that cannot be noted, or not in time, all that is known of the bucket is void, now and at the end.
         """
         write = OwnWrite(bucket, [key.encode() for key in keys])
-        if self._noting.is_stuck(NOTE_SECONDS_MAX):
+        if self._opened is None or self._landing is None or self._noting.is_stuck(NOTE_SECONDS_MAX):
             self.void_if_not_noted(write)
             return write
         await self._landing.keep_up(NOTE_SECONDS_MAX)
-        noting = self._noting.submit(self._begin, write)
+        noting = self._noting.submit(_begin, self._opened.dirty, write, self._clock)
         try:
             await in_time(noting, NOTE_SECONDS_MAX)
         except TimeoutError:
             pass
         except asyncio.CancelledError:
-            self._noting.submit(self._end, write)
+            self._noting.submit(_end, self._opened.dirty, write, self._clock)
             raise
         self.void_if_not_noted(write)
-        self._sweep_after(len(keys))
+        self._noted += len(keys)
+        for _ in range(self._noted // _SWEEP_EVERY):
+            self._landing.sweep()
+        self._noted %= _SWEEP_EVERY
         return write
 
     def void_if_not_noted(self, write: OwnWrite) -> None:
@@ -221,8 +383,10 @@ class ListingIndex:
     async def end_write(self, write: OwnWrite) -> None:
         """It has been answered, or never will be. One that is not noted as ended is asked about for longer."""
         self.void_if_not_noted(write)
-        if write.is_noted or self._noting.waiting:
-            ending = self._noting.submit(self._end, write)  # behind its beginning, which may be waiting still
+        if self._opened is not None and (write.is_noted or self._noting.waiting):
+            ending = self._noting.submit(
+                _end, self._opened.dirty, write, self._clock
+            )  # behind its beginning, which may be waiting still
             if not self._noting.is_stuck(NOTE_SECONDS_MAX):
                 with suppress(TimeoutError):
                     await in_time(ending, NOTE_SECONDS_MAX)
@@ -231,64 +395,68 @@ class ListingIndex:
 
     async def settle(self) -> None:
         """Wait until what was learned so far is kept."""
-        await self._landing.settle()
+        if self._landing is not None:
+            await self._landing.settle()
 
     async def close(self) -> bool:
         """End the threads; the environments are closed with the catalog's directory, unless a thread hangs: False."""
         await self.questions.close()
-        ended = await asyncio.gather(self._landing.close(), self._noting.close(NOTE_SECONDS_MAX))
-        return all(ended)
+        has_landed = self._landing is None or await self._landing.close()
+        return await self._noting.close(NOTE_SECONDS_MAX) and has_landed
 
     def _known_until(self, view: View, bucket: str, start: bytes, bound: Bound, *, stale: bool) -> bytes:
         now = self.moment(bucket)
         return known_until(view.intervals(start), start, lambda learned: bound.allows(learned, now, stale=stale))
 
-    def _merged(
-        self, view: View, wanted: Wanted, until: bytes, written: Written, truths: Mapping[bytes, Truth]
-    ) -> Found | Unsettled | None:
-        """With the truth of keys that were written in the place of the index's word."""
-        forms = self._store.all_forms() if truths else []
-        known: dict[bytes, Record | None] = {}
-        for key, truth in truths.items():
-            known[key] = None
-            if truth.entry is not None:
-                known[key] = pack(truth.entry, len(forms))
-                forms.append(truth.entry.form)
-        keys = Overlaid(view, written, known)
-        page = take(keys, wanted, until)
-        if page is None or keys.is_unknown:
-            return None
-        needed = keys.needed(wanted, page)
-        return Unsettled(needed) if needed else Found(page, forms)
 
-    def _with_forms(self, found: Found, *, with_owner: bool) -> Found | None:
-        """With the forms of all records; None where owners are wanted and not known."""
+def _merged(
+    store: ListingStore,
+    view: View,
+    wanted: Wanted,
+    until: bytes,
+    written: Written,
+    truths: Mapping[bytes, Truth],
+) -> Found | Unsettled | None:
+    """With the truth of keys that were written in the place of the index's word."""
+    forms = store.all_forms() if truths else []
+    known: dict[bytes, Record | None] = {}
+    for key, truth in truths.items():
+        known[key] = None
+        if truth.entry is not None:
+            known[key] = pack(truth.entry, len(forms))
+            forms.append(truth.entry.form)
+    keys = Overlaid(view, written, known)
+    page = take(keys, wanted, until)
+    if page is None or keys.is_unknown:
+        return None
+    needed = keys.needed(wanted, page)
+    return Unsettled(needed) if needed else Found(page, forms)
+
+
+def _with_forms(store: ListingStore, found: Found, *, with_owner: bool) -> Found | None:
+    """With the forms of all records; None where owners are wanted and not known."""
+    numbers = forms_of(found.page.keys)
+    forms = found.forms or store.forms(numbers - {OWN_FORM})
+    if OWN_FORM in numbers:
+        found.page.keys, forms = numbered_here(found.page.keys, forms)
         numbers = forms_of(found.page.keys)
-        forms = found.forms or self._store.forms(numbers - {OWN_FORM})
-        if OWN_FORM in numbers:
-            found.page.keys, forms = numbered_here(found.page.keys, forms)
-            numbers = forms_of(found.page.keys)
-        if with_owner and any(forms[number].owner is None for number in numbers):
-            return None
-        return Found(found.page, forms)
+    if with_owner and any(forms[number].owner is None for number in numbers):
+        return None
+    return Found(found.page, forms)
 
-    def _begin(self, write: OwnWrite) -> None:
-        with suppress(lmdb.Error):
-            self._dirty.begin(write, self._clock.monotonic())
 
-    def _end(self, write: OwnWrite) -> None:
-        with suppress(lmdb.Error):
-            self._dirty.end(write, self._clock.monotonic())
+def _begin(dirty: DirtyKeys, write: OwnWrite, clock: Clock) -> None:
+    with suppress(lmdb.Error):  # then it is not noted
+        dirty.begin(write, clock.monotonic())
 
-    def _sweep_after(self, keys: int) -> None:
-        self._noted += keys
-        for _ in range(self._noted // _SWEEP_EVERY):
-            self._landing.sweep()
-        self._noted %= _SWEEP_EVERY
+
+def _end(dirty: DirtyKeys, write: OwnWrite, clock: Clock) -> None:
+    with suppress(lmdb.Error):  # then it stays in flight
+        dirty.end(write, clock.monotonic())
 
 
 def trim(store: ListingStore, slots: Slots) -> None:
-    """Forget what lies in strict slots, where own writes leave no marks. Blocks; raises lmdb.Error."""
+    """Forget what lies in strict slots, where own writes leave no dirty keys. Blocks; raises lmdb.Error."""
     for bucket in store.buckets():
         for start, stop in _between(answerable(slots, bucket)):
             store.forget(bucket, start, stop)

@@ -1,6 +1,7 @@
 """One page of a listing out of keys in order (S3 API, "ListObjectsV2", "ListObjects"). Pure.
 
-Nothing is scanned that rolls up: behind a common prefix the next key is looked for at its end.
+Keys are UTF-8 here: their byte order is S3's. Nothing is scanned that rolls up: behind a common prefix the next key is
+looked for at its end.
 """
 
 from __future__ import annotations
@@ -9,7 +10,22 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from gateway.metadata.listing.places import END, behind, behind_all
+END = b"\xff"
+"""Behind every key: no byte of UTF-8 is as great."""
+
+
+def behind(key: bytes) -> bytes:
+    """The first place behind `key`."""
+    return key + b"\0"
+
+
+def behind_all(prefix: bytes) -> bytes:
+    """The first place behind every key that begins with `prefix`."""
+    for last in range(len(prefix) - 1, -1, -1):
+        if prefix[last] < 0xFF:
+            return prefix[:last] + bytes([prefix[last] + 1])
+    return END
+
 
 Record: TypeAlias = bytes
 Listed: TypeAlias = tuple[bytes, Record]

@@ -1,6 +1,8 @@
-"""What the index keeps of an object, packed and unpacked. Pure; docs/on-disk-format.md is the reference.
+"""What the index keeps of an object, packed, unpacked, and as the `<Contents>` of a listing. Pure.
 
 u32 seconds · u16 milliseconds · u16 number of the form · u48 size · u16 parts · 16 bytes MD5 · what else there is
+
+docs/on-disk-format.md is the reference.
 """
 
 from __future__ import annotations
@@ -11,10 +13,13 @@ from calendar import timegm
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from time import gmtime, strftime
+from urllib.parse import quote_from_bytes
 
 import orjson
 
+from gateway.metadata.listing.pages import Listed
 from gateway.s3.list_result import EntryForm, ListedEntry
+from gateway.s3.xml_writer import encode_list_key, escape
 
 FIXED = struct.Struct("<IHHQ16s")
 SIZE_MASK = 2**48 - 1
@@ -192,3 +197,56 @@ def _parsed_date(text: str) -> tuple[int | None, int]:
     if fraction is None:
         return None, 0
     return parsed_seconds(text[:19]), int(fraction[1])
+
+
+_UNRESERVED = bytes(range(48, 58)) + bytes(range(65, 91)) + bytes(range(97, 123)) + b"-_.~/"
+_NEEDS_NO_XML = bytes(code for code in range(32, 127) if code not in b'&<>"')
+
+
+def contents_xml(listed: Sequence[Listed], forms: Sequence[EntryForm], *, url: bool, owner: bool) -> str:
+    """All of them; `forms` by number. IndexError when a record names a form that is not there."""
+    ends = [_end(form, owner=owner) for form in forms]
+    unpack, fixed_bytes, minute = FIXED.unpack_from, FIXED.size, minute_text
+    pieces = []
+    for text, (_, record) in zip(_key_texts([key for key, _ in listed], url=url), listed, strict=True):
+        seconds, milliseconds, number, size, digest = unpack(record)
+        before, after = ends[number]
+        if len(record) != fixed_bytes:
+            pieces.append(_odd(text, record, before, size, after))
+            continue
+        parts = ""
+        if size > SIZE_MASK:
+            parts, size = f"-{size >> PARTS_SHIFT}", size & SIZE_MASK
+        second = TWO_DIGITS[seconds % 60]
+        fraction = f"{milliseconds:03}" if milliseconds else "000"
+        pieces.append(
+            f"<Contents><Key>{text}</Key><LastModified>{minute(seconds // 60)}{second}.{fraction}Z</LastModified>"
+            f"<ETag>&quot;{digest.hex()}{parts}&quot;</ETag>{before}<Size>{size}</Size>{after}</Contents>"
+        )
+    return "".join(pieces)
+
+
+def encoded(key: bytes, *, url: bool) -> str:
+    """One key or common prefix as it stands in a listing."""
+    return quote_from_bytes(key, safe="/-_.~") if url else encode_list_key(key.decode("utf-8", "replace"), url=False)
+
+
+def _odd(text: str, record: bytes, before: str, size_bytes: int, after: str) -> str:
+    """One whose date or ETag is not written as most are."""
+    date, etag = map(escape, odd_date_and_etag(record))
+    return (
+        f"<Contents><Key>{text}</Key><LastModified>{date}</LastModified><ETag>{etag}</ETag>"
+        f"{before}<Size>{size_bytes}</Size>{after}</Contents>"
+    )
+
+
+def _end(form: EntryForm, *, owner: bool) -> tuple[str, str]:
+    return form.before_size, ((form.owner or "") if owner else "") + form.after_size
+
+
+def _key_texts(keys: list[bytes], *, url: bool) -> list[str]:
+    """Each as `encoded`. Whether any of them needs care is asked of all at once: in most pages none does."""
+    together = b"\n".join(keys)
+    if together.translate(None, _UNRESERVED if url else _NEEDS_NO_XML) == b"\n" * (len(keys) - 1):
+        return together.decode().split("\n") if keys else []
+    return [encoded(key, url=url) for key in keys]

@@ -1,7 +1,7 @@
 """The index in LMDB, shared by all workers. Reading takes microseconds: it may run on the event loop.
 
     entries  bucket number, key → record (records.py)
-    ranges   bucket number, start → stop, and when it was learned (intervals.py)
+    ranges   bucket number, start → stop, and when it was learned (ranges.py)
     forms    number → what records say in common
     buckets  name → number
 
@@ -11,9 +11,12 @@ asked of the origin again, so that trouble with the disk is a miss.
 
 from __future__ import annotations
 
+import struct
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from pathlib import Path
 from threading import Lock
@@ -21,14 +24,15 @@ from typing import cast
 
 import lmdb
 
-from gateway.metadata.environment import NEW_ENGINE, Cursor, Table, open_environment
+from gateway.metadata.entries import Learned
+from gateway.metadata.environment import NEW_ENGINE, open_environment
+from gateway.metadata.environment import Cursor as Cursor
+from gateway.metadata.environment import Table as Table
 from gateway.metadata.epochs import InvalidationEpochs
 from gateway.metadata.listing import dirty_keys
-from gateway.metadata.listing.batches import Batch
 from gateway.metadata.listing.dirty_keys import PAGE_SECONDS_MAX, DirtyKeys, WrittenKey
-from gateway.metadata.listing.intervals import Interval, including, is_known_better, without
-from gateway.metadata.listing.pages import Listed
-from gateway.metadata.listing.places import END, behind
+from gateway.metadata.listing.pages import END, Listed, behind
+from gateway.metadata.listing.ranges import Interval, including, is_known_better, without
 from gateway.metadata.listing.records import (
     OWN_FORM,
     form_of,
@@ -40,9 +44,113 @@ from gateway.metadata.listing.records import (
     with_own_form,
     without_form,
 )
-from gateway.metadata.listing.view import NUMBER_BYTES, View, rewrite, touching
 from gateway.objects import ObjectKey
 from gateway.s3.list_result import EntryForm
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The moment in which the origin was asked: `learned.generation` is the bucket's, `number` that of own writes."""
+
+    learned: Learned
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """All that there is in [start, stop) of a bucket, in order. Records give their forms by places in `forms`.
+
+    Neighbours in time up to `merge_seconds` apart may become one.
+    """
+
+    bucket: str
+    start: bytes
+    stop: bytes
+    listed: Sequence[Listed]
+    forms: Sequence[EntryForm]
+    asked: Asked
+    merge_seconds: float
+
+    def until(self, place: bytes) -> Batch:
+        """Its part before a place."""
+        return replace(self, stop=place, listed=self.listed[: bisect_left(self.listed, (place, b""))])
+
+    def behind(self, place: bytes) -> Batch:
+        """Its part from a place on."""
+        return replace(self, start=place, listed=self.listed[bisect_left(self.listed, (place, b"")) :])
+
+
+NUMBER_BYTES = 4
+"""Of a bucket's number, in front of each place."""
+
+_LEARNED = struct.Struct("<QdI")
+
+
+class View:
+    """A bucket's part of the index at one moment."""
+
+    def __init__(self, transaction: lmdb.Transaction, entries: Table, ranges: Table, number: bytes) -> None:
+        self._entries: Cursor = transaction.cursor(db=entries)
+        self._ranges: Cursor = transaction.cursor(db=ranges)
+        self._number = number
+
+    def read(self, start: bytes, stop: bytes, count: int) -> list[Listed]:
+        """As `pages.Keys.read`."""
+        cursor, number = self._entries, self._number
+        end = number + stop
+        if count <= 0 or start >= stop or not cursor.set_range(number + start):
+            return []
+        if count == 1:
+            place, record = cursor.item()
+            return [(place[NUMBER_BYTES:], record)] if place < end else []
+        rows: list[Listed] = list(islice(cursor, count))
+        if rows and rows[-1][0] >= end:
+            rows = [row for row in rows if row[0] < end]
+        return [(place[NUMBER_BYTES:], record) for place, record in rows]
+
+    def intervals(self, start: bytes) -> Iterator[Interval]:
+        """In order, from the one that ends at or behind `start`, or the one before."""
+        cursor = self._ranges
+        found = cursor.set_range(self._number + start)
+        if not (cursor.prev() or cursor.first() if found else cursor.last()):
+            return
+        for place, value in cursor:
+            if place[:NUMBER_BYTES] > self._number:
+                return
+            if place[:NUMBER_BYTES] == self._number:
+                yield _interval(place[NUMBER_BYTES:], value)
+
+
+def touching(view: View, start: bytes, stop: bytes, *, overlapping: bool = False) -> Iterator[Interval]:
+    """The intervals that overlap [start, stop) or, unless `overlapping`, end or begin where it begins or ends."""
+    for one in view.intervals(start):
+        if one.start > stop or (overlapping and one.start == stop):
+            return
+        if one.stop > start or (one.stop == start and not overlapping):
+            yield one
+
+
+def rewrite(
+    transaction: lmdb.Transaction, ranges: Table, number: bytes, before: Sequence[Interval], after: Sequence[Interval]
+) -> None:
+    """Change the ranges table from one to the other."""
+    for gone in {one.start for one in before} - {one.start for one in after}:
+        transaction.delete(number + gone, db=ranges)
+    same = set(before)
+    for one in after:
+        if one not in same:
+            transaction.put(number + one.start, _value(one), db=ranges)
+
+
+def _value(interval: Interval) -> bytes:
+    learned = interval.learned
+    return _LEARNED.pack(learned.generation, learned.seconds, learned.boot) + interval.stop
+
+
+def _interval(start: bytes, value: bytes) -> Interval:
+    generation, seconds, boot = _LEARNED.unpack_from(value)
+    return Interval(start, value[_LEARNED.size :], Learned(generation, seconds, boot))
+
 
 SIZE_BYTES_MAX = 32 * 1024**3
 """What the entries may take: about 300 million keys."""

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, S3Error
-from gateway.metadata.listing.places import END, behind, behind_all
+from gateway.metadata.listing.pages import END, behind, behind_all
 from gateway.objects import ObjectKey
 from gateway.operations.exchange import Exchange
 from gateway.s3.error_codes import s3_error

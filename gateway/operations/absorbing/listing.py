@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gateway.errors import OriginError, S3Error
-from gateway.metadata.listing.bounds import Bound, bound_of
 from gateway.metadata.listing.index import Found
-from gateway.metadata.listing.pages import Wanted
-from gateway.metadata.listing.places import END, behind_all
+from gateway.metadata.listing.pages import END, Wanted, behind_all
+from gateway.metadata.listing.ranges import Bound, bound_of
 from gateway.operations.absorbing.barrier import flushed_under
 from gateway.operations.absorbing.merging import Merging
 from gateway.operations.absorbing.pending_rows import PendingRow, PendingRows, pending_rows

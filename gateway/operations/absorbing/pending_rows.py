@@ -10,8 +10,7 @@ from enum import Enum
 from itertools import takewhile
 from typing import NamedTuple
 
-from gateway.metadata.listing.pages import Wanted
-from gateway.metadata.listing.places import behind, behind_all
+from gateway.metadata.listing.pages import Wanted, behind, behind_all
 from gateway.s3.list_token import ListPlace
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.records import PendingObject

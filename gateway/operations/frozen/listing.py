@@ -10,9 +10,9 @@ from typing import NamedTuple
 import lmdb
 
 from gateway.errors import OriginBodyError, SnapshotUnusable
-from gateway.metadata.listing.bounds import Bound
 from gateway.metadata.listing.index import Found
 from gateway.metadata.listing.pages import Keys, Listed, Page, Wanted, take
+from gateway.metadata.listing.ranges import Bound
 from gateway.metadata.listing.records import form_of, forms_of, pack, with_form
 from gateway.metadata.snapshots.shelf import Shelved, unusable
 from gateway.operations.exchange import Exchange

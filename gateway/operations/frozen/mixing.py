@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gateway.metadata.listing.pages import Listed, Page, Wanted
-from gateway.metadata.listing.places import behind, behind_all
+from gateway.metadata.listing.pages import Listed, Page, Wanted, behind, behind_all
 from gateway.operations.frozen.places import Part
 from gateway.s3.list_result import ListedEntry, ListedPage
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from gateway.metadata.listing.places import END, behind_all
+from gateway.metadata.listing.pages import END, behind_all
 from gateway.policy.slots import Slot, Slots
 
 _GREATEST = "\U0010ffff".encode()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.jobs.indexing.parts import Part, gaps, key_before, parts_of, stop_of
-from gateway.metadata.listing.places import END, behind, behind_all
+from gateway.metadata.listing.pages import END, behind, behind_all
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
 from tests.support.listing_model import KEY

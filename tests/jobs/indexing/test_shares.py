@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.jobs.indexing.landmarks import KEPT_MAX, Landmarks
 from gateway.jobs.indexing.shares import Share, Shares
 from gateway.jobs.indexing.splitting import KEY_BYTES_MAX, Alphabet, cuts
-from gateway.metadata.listing.places import END, behind
+from gateway.metadata.listing.pages import END, behind
 from tests.support.listing_model import KEY, KEYS
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.metadata.listing.bounds import Bound, answerable, bound_of
-from gateway.metadata.records import Learned
+from gateway.metadata.entries import Learned
+from gateway.metadata.listing.ranges import Bound, answerable, bound_of
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import DEFAULT_SLOT, Slot, Slots
 

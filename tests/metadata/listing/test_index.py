@@ -24,15 +24,14 @@ from hypothesis import strategies as st
 from gateway.errors import StoreUnavailable
 from gateway.metadata import catalog as catalog_module
 from gateway.metadata.catalog import Catalog
-from gateway.metadata.listing import dirty_keys, landing, store
+from gateway.metadata.listing import dirty_keys, store
 from gateway.metadata.listing import index as index_module
-from gateway.metadata.listing.batches import Asked, Batch
-from gateway.metadata.listing.bounds import Bound
 from gateway.metadata.listing.dirty_keys import OwnWrite
 from gateway.metadata.listing.index import Found, ListingIndex, Truth, Unsettled
-from gateway.metadata.listing.pages import Wanted
-from gateway.metadata.listing.places import END, behind, behind_all
+from gateway.metadata.listing.pages import END, Wanted, behind, behind_all
+from gateway.metadata.listing.ranges import Bound
 from gateway.metadata.listing.records import form_of, numbered, pack, unpack
+from gateway.metadata.listing.store import Asked, Batch
 from gateway.metadata.observer import SilentCatalogObserver
 from gateway.metadata.opening import OpenCatalog, open_directory
 from gateway.origin.memory.origin import MemoryOrigin
@@ -82,7 +81,7 @@ async def bench(directory: Path, *, size_bytes_max: int = store.SIZE_BYTES_MAX) 
     opened = open_directory(directory, "origin")
     opened.listing._size_bytes_max = size_bytes_max
     clock = ManualClock()
-    index = ListingIndex(opened.listing, opened.dirty, opened.epochs, clock, opened.boot, SilentCatalogObserver())
+    index = ListingIndex(opened, opened.epochs, clock, SilentCatalogObserver())
     try:
         yield Bench(opened, index, clock)
     finally:
@@ -506,7 +505,7 @@ def test_a_process_that_is_stopped_holds_up_no_write_for_long(tmp_path: Path, mo
 
 def test_a_process_that_is_stopped_holds_up_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not kept, and the origin is asked again; a crawl is told so; nothing waits at the end."""
-    monkeypatch.setattr(landing, "LAND_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(index_module, "LAND_SECONDS_MAX", 0.2)
 
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a"))

@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.metadata.listing.intervals import Interval, including, is_known_better, known_until, without
-from gateway.metadata.records import Learned
+from gateway.metadata.entries import Learned
+from gateway.metadata.listing.ranges import Interval, including, is_known_better, known_until, without
 
 PLACES = [bytes([code]) for code in b"abcdefghij"]
 PLACE = st.sampled_from(PLACES)

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.metadata.listing.dirty_keys import WRITTEN_MAX, Overlaid, Written
-from gateway.metadata.listing.learning import told_by
-from gateway.metadata.listing.pages import SortedKeys, Wanted, take
-from gateway.metadata.listing.places import END, behind, behind_all
+from gateway.metadata.listing.pages import END, SortedKeys, Wanted, behind, behind_all, take
+from gateway.metadata.listing.ranges import told_by
 from tests.support import listing_model as model
 
 WANTED = st.builds(

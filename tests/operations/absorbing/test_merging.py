@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.metadata.listing.index import Found
-from gateway.metadata.listing.pages import SortedKeys, Wanted, take
-from gateway.metadata.listing.places import END
+from gateway.metadata.listing.pages import END, SortedKeys, Wanted, take
 from gateway.metadata.listing.records import numbered, unpack
 from gateway.operations.absorbing.listing import pending_entry
 from gateway.operations.absorbing.merging import Merging

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.metadata.listing.pages import Listed, Page, SortedKeys, Wanted
-from gateway.metadata.listing.places import END, behind, behind_all
+from gateway.metadata.listing.pages import END, Listed, Page, SortedKeys, Wanted, behind, behind_all
 from gateway.operations.frozen.mixing import Mixing
 from gateway.operations.frozen.places import before, parts
 from gateway.policy.prefixes import Prefix

@@ -25,12 +25,11 @@ from gateway.jobs.indexing.inventory.sorting import SortedRuns
 from gateway.jobs.indexing.landmarks import Landmarks
 from gateway.jobs.indexing.parts import Part, gaps
 from gateway.jobs.tools import Tools
-from gateway.metadata.listing.batches import Asked, Batch
+from gateway.metadata.entries import Learned
 from gateway.metadata.listing.index import ListingIndex
-from gateway.metadata.listing.pages import Listed
-from gateway.metadata.listing.places import behind
+from gateway.metadata.listing.pages import Listed, behind
 from gateway.metadata.listing.records import pack
-from gateway.metadata.records import Learned
+from gateway.metadata.listing.store import Asked, Batch
 from gateway.policy.slots import Slot
 from gateway.s3.list_result import EntryForm, ListedEntry
 from gateway.s3.xml_writer import escape

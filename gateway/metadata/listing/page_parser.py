@@ -16,8 +16,7 @@ from operator import add, lt
 from urllib.parse import unquote_to_bytes
 
 from gateway.errors import OriginBodyError
-from gateway.metadata.listing.pages import Listed
-from gateway.metadata.listing.places import END
+from gateway.metadata.listing.pages import END, Listed
 from gateway.metadata.listing.records import FIXED, PARTS_SHIFT, numbered, parsed_seconds
 from gateway.s3.list_result import EntryForm, form_of_parts, parse_listed_page
 

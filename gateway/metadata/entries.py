@@ -1,7 +1,8 @@
-"""The catalog's records, packed and unpacked. Pure; docs/on-disk-format.md is the reference."""
+"""What the catalog knows of a key, packed and unpacked, and where that lies. Pure; docs/on-disk-format.md says more."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import struct
 import zlib
@@ -11,6 +12,31 @@ from dataclasses import dataclass, replace
 from gateway.metadata.head import ObjectHead
 from gateway.objects import ObjectKey, ObjectVersion
 from gateway.s3.http_dates import format_http_date, parse_http_date
+
+CATALOG_KEY_BYTES_MAX = 511
+"""What LMDB takes."""
+
+_DIGEST_BYTES = 32
+
+
+def catalog_key(key: ObjectKey) -> bytes:
+    """Bucket, a zero byte, key. A longer one is cut and ends in a digest of all of it.
+
+    Cut keys have the greatest length there is, others are shorter: the two are never mistaken for each other.
+    """
+    whole = f"{key.bucket}\0{key.key}".encode("utf-8", "surrogatepass")
+    if len(whole) < CATALOG_KEY_BYTES_MAX:
+        return whole
+    digest = hashlib.blake2b(whole, digest_size=_DIGEST_BYTES, person=b"forebay catalog1").digest()
+    return whole[: CATALOG_KEY_BYTES_MAX - _DIGEST_BYTES] + digest
+
+
+def version_key(version: ObjectVersion) -> bytes:
+    """One version's place: a digest, as nobody asks for versions in order."""
+    key = version.key
+    whole = f"{key.bucket}\0{len(key.key)}\0{key.key}{version.etag}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(whole, digest_size=_DIGEST_BYTES, person=b"forebay version1").digest()
+
 
 EXTRA_BYTES_MAX = 8 * 1024
 """Objects with more in their headers are not remembered: S3 itself allows 2 KiB of user metadata."""
