@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from gateway.blocks.files.open_segments import OpenSegments
+from gateway.blocks.files.open_files import OpenFiles
 from gateway.blocks.files.residency import Residency
 from gateway.blocks.files.threads import DiskThreads
-from gateway.blocks.files.verification import VerifiedMemory
 from gateway.blocks.files.watching import FileWatcher
 from gateway.blocks.filling.coalescing import Fills
 from gateway.blocks.filling.fill import BlockFiller
@@ -50,12 +49,13 @@ def assemble(
     observer: CacheObserver,
 ) -> Parts:
     """Everything that works on an open directory."""
-    watcher, segments, verified = FileWatcher(), OpenSegments(), VerifiedMemory()
+    watcher, open_files = FileWatcher(), OpenFiles()
     retries = settings.fill_retries
+    opened.blocks.on_unlink = open_files.drop
     packer = Packer(SegmentAppender(opened.blocks), threads, clock, observer)
     filler = Filler(
-        BlockFiller(opened.blocks, origin, threads, Follower(threads, watcher), verified, clock, observer, retries),
-        SmallFiller(opened.blocks, segments, opened.claims, packer, watcher, origin, clock, observer, retries),
+        BlockFiller(opened.blocks, origin, threads, Follower(threads, watcher), open_files, clock, observer, retries),
+        SmallFiller(opened.blocks, open_files, opened.claims, packer, watcher, origin, clock, observer, retries),
         settings.packed_bytes_max,
     )
     probe = DirectoryProbe(opened.blocks, threads, clock, observer, settings.block_size_bytes)
@@ -69,11 +69,10 @@ def assemble(
         Fills(guarded, settings.fills_max, guarded.at_once),
         FirstLooks(opened.claims, watcher, asyncio.Semaphore(settings.fills_max)),
         threads,
-        verified,
         Residency(),
         AheadMarks(),
         opened.blocks.index.accesses,
-        segments,
+        open_files,
         isolation,
         clock,
         observer,

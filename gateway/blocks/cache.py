@@ -268,7 +268,7 @@ class BlockCache:
         await self._tools.isolation.close()
         await self._tools.fills.close()
         await self._packer.drain()
-        self._tools.segments.close()
+        self._tools.open_files.close()
         self._watcher.close()
         await self.flush_accesses()
         await asyncio.to_thread(self._close_directory)

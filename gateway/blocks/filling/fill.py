@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from gateway.blocks.directory import BlockDirectory, FillFile
 from gateway.blocks.files.block_file import BlockLease
+from gateway.blocks.files.open_files import OpenFiles
 from gateway.blocks.files.threads import DiskThreads
-from gateway.blocks.files.verification import VerifiedMemory, read_verified
+from gateway.blocks.files.verification import read_verified
 from gateway.blocks.filling.buffers import Buffers
 from gateway.blocks.filling.coalescing import Fill, FillUnneeded
 from gateway.blocks.filling.fill_writer import FillWriter
@@ -42,7 +43,7 @@ class BlockFiller:
     origin: Origin
     threads: DiskThreads
     follower: Follower
-    verified: VerifiedMemory
+    open_files: OpenFiles
     clock: Clock
     observer: CacheObserver
     retries: int
@@ -129,15 +130,15 @@ class BlockFiller:
         async with aclosing(get.pieces(landing)) as pieces:
             async for piece in pieces:
                 await self.threads.disk_holding(writer.filled.file, writer.write, piece)
+                fill.unwritten_from = writer.unwritten_from
                 fill.advance()
                 landing.enough_bytes = _worth_writing(fill)
         self.buffers.give_back(buffer)  # not after a failure: a thread may still be writing it
 
     async def _publish(self, writer: FillWriter) -> None:
-        """The checksums are of what was written: while that stays in memory, the block counts as verified."""
-        file = await self.threads.index_holding(writer.filled.file, writer.publish)
-        if file is not None:
-            self.verified.of(writer.filled.block.id, file).add(0, writer.filled.block.length)
+        """The file stays open: whoever reads the block next need not open it."""
+        if await self.threads.index_holding(writer.filled.file, writer.publish):
+            self.open_files.keep(writer.filled.reservation.file, writer.filled.file)
 
     async def _abandon(self, filled: FillFile) -> None:
         try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gateway.blocks.directory import BlockDirectory
-from gateway.blocks.files.open_segments import OpenSegments
+from gateway.blocks.files.open_files import OpenFiles
 from gateway.blocks.files.segments import SmallBlock
 from gateway.blocks.files.watching import FileWatcher
 from gateway.blocks.filling.body_checks import BodyCheck
@@ -44,7 +44,7 @@ class SmallFiller:
     """Does the work of a small block's `Fill`: called once for each, in the fill's own task."""
 
     directory: BlockDirectory
-    segments: OpenSegments
+    open_files: OpenFiles
     claims: Claims
     packer: Packer
     watcher: FileWatcher
@@ -169,7 +169,7 @@ class SmallFiller:
         try:
             extent = self.directory.index.lookup(fill.block.id)
             # Opened here and now: a file that has just been written costs no look at the disk.
-            file = self.segments.opened(extent, self.directory.store) if extent is not None else None
+            file = self.open_files.opened(extent, self.directory.store) if extent is not None else None
         except (BlockDamaged, StoreUnavailable):  # evicted already, or the disk fails: who fills next will meet it
             return
         if extent is not None and file is not None:
