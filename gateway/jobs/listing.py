@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 
 from gateway.errors import OriginAnswered
 from gateway.metadata.catalog import Listing
-from gateway.metadata.listing.pages import Wanted
+from gateway.metadata.listing.pages import ListRequest
 from gateway.metadata.listing.ranges import bound_of
 from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.policy.prefixes import Prefix
@@ -25,7 +25,7 @@ async def list_pages(
     """
     bound = bound_of(slots.under(prefix.bucket, prefix.key_prefix))
     slot = slots.find(prefix.bucket, prefix.key_prefix).name
-    wanted, token = Wanted(prefix.key_prefix.encode(), after=(start_after or "").encode()), None
+    wanted, token = ListRequest(prefix.key_prefix.encode(), after=(start_after or "").encode()), None
     while True:
         asked = listing.asked(prefix.bucket)
         page = await _page(origin, _request(prefix, wanted, token, slot))
@@ -36,10 +36,10 @@ async def list_pages(
         if token is None:
             return
         if page.entries:
-            wanted = Wanted(wanted.prefix, after=page.entries[-1].key)
+            wanted = ListRequest(wanted.prefix, after=page.entries[-1].key)
 
 
-def _request(prefix: Prefix, wanted: Wanted, token: str | None, slot: str) -> OriginRequest:
+def _request(prefix: Prefix, wanted: ListRequest, token: str | None, slot: str) -> OriginRequest:
     query = [("list-type", "2"), ("encoding-type", "url"), ("prefix", prefix.key_prefix)]
     if token is not None:
         query.append(("continuation-token", token))

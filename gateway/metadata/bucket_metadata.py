@@ -26,7 +26,7 @@ import diskcache
 from diskcache.core import DBNAME, MODE_RAW, UNKNOWN
 
 from gateway.metadata.disk_thread import DiskThread
-from gateway.metadata.entries import Learned
+from gateway.metadata.entries import ObservedAt
 from gateway.metadata.freshness import Freshness, answer_freshness
 from gateway.metadata.observer import AnswersObserver
 from gateway.policy.slots import Slot
@@ -129,7 +129,7 @@ class BucketMetadataCache:
     def __init__(
         self,
         directory: Path,
-        now: Callable[[str], Learned],
+        now: Callable[[str], ObservedAt],
         *,
         ttl_seconds: float,
         observer: AnswersObserver,
@@ -154,10 +154,10 @@ class BucketMetadataCache:
         self._count(question, record)
         return self._judged(question, record, slot) if isinstance(record, bytes) else None
 
-    def keep(self, question: Question, asked: Learned, answer: Answer) -> None:
+    def keep(self, question: Question, asked: ObservedAt, answer: Answer) -> None:
         """Remember what the origin answered; `asked` is what `now` gave before it was asked."""
         record = pack(question.record_key, asked, answer)
-        if len(record) > ANSWER_BYTES_MAX or asked.generation != self.now(question.bucket).generation:
+        if len(record) > ANSWER_BYTES_MAX or asked.epoch != self.now(question.bucket).epoch:
             return
         if self._may_use_disk(question):
             keeping = self._thread.submit(self._file.put, question.record_key, record)
@@ -312,15 +312,15 @@ class RawDisk(diskcache.Disk):  # type: ignore[misc]  # it has no types
         """Nothing: no file that a record may name is ours."""
 
 
-def pack(key: bytes, observed: Learned, answer: Answer) -> bytes:
+def pack(key: bytes, observed: ObservedAt, answer: Answer) -> bytes:
     """The record. Its checksum covers the key, too: one that is damaged, or lies elsewhere, is none."""
     headers = "\n".join(f"{name}:{value}" for name, value in answer.headers).encode("latin-1")
-    fixed = _FIXED.pack(0, _FORMAT, observed.boot, observed.generation, observed.seconds, answer.status, len(headers))
+    fixed = _FIXED.pack(0, _FORMAT, observed.boot, observed.epoch, observed.seconds, answer.status, len(headers))
     record = fixed[_CHECKSUM_BYTES:] + headers + answer.body
     return _checksum(key, record).to_bytes(_CHECKSUM_BYTES, "little") + record
 
 
-def unpack(key: bytes, record: bytes) -> tuple[Learned, Answer] | None:
+def unpack(key: bytes, record: bytes) -> tuple[ObservedAt, Answer] | None:
     """What was packed for this key; None when these bytes are not that."""
     if len(record) < _FIXED.size:
         return None
@@ -330,7 +330,7 @@ def unpack(key: bytes, record: bytes) -> tuple[Learned, Answer] | None:
     body_start = _FIXED.size + headers_bytes
     lines = record[_FIXED.size : body_start].decode("latin-1")
     headers = [_field(line) for line in lines.split("\n")] if lines else []
-    return Learned(epoch, seconds, boot), Answer(status, headers, record[body_start:])
+    return ObservedAt(epoch, seconds, boot), Answer(status, headers, record[body_start:])
 
 
 def _field(line: str) -> tuple[str, str]:

@@ -19,7 +19,7 @@ import structlog
 from gateway.clock import Clock
 from gateway.errors import OriginAnswered, OriginUnreachable, StoreUnavailable
 from gateway.metadata.disk_thread import DiskThread
-from gateway.metadata.entries import Entry, Learned, catalog_key, without_checksums
+from gateway.metadata.entries import Entry, ObservedAt, catalog_key, without_checksums
 from gateway.metadata.epochs import InvalidationEpochs
 from gateway.metadata.freshness import Freshness, freshness, is_confirmed, is_settled
 from gateway.metadata.head import ObjectHead, object_head
@@ -27,7 +27,7 @@ from gateway.metadata.listing.index import ListingIndex, trim
 from gateway.metadata.listing.ranges import bound_of
 from gateway.metadata.observer import CatalogObserver
 from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
-from gateway.metadata.store import Fill, Landing
+from gateway.metadata.store import CatalogUpdate, CatalogWriter
 from gateway.objects import ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.policy.slots import Slot, Slots
@@ -52,7 +52,7 @@ class Catalog:
         self._store = opened.store if opened is not None else None
         self._epochs = opened.epochs if opened is not None else InvalidationEpochs(None)
         self._boot = opened.boot if opened is not None else 0
-        self._landing = Landing(self._store, observer)
+        self._writer = CatalogWriter(self._store, observer)
         self.listing = ListingIndex(opened, self._epochs, clock, observer)
 
     @classmethod
@@ -149,13 +149,13 @@ class Catalog:
         return entry is not None and entry.head is not None and entry.head.version == version
 
     def learned(
-        self, head: ObjectHead, slot: Slot, asked: Learned, *, headers: Mapping[str, str], with_checksums: bool
+        self, head: ObjectHead, slot: Slot, asked: ObservedAt, *, headers: Mapping[str, str], with_checksums: bool
     ) -> None:
         """What a GET has said, asked then, in answer to a question that the catalog may answer from now on."""
         if is_remembered(slot, headers):
             self.observer.looked_up(slot.name, "miss")
             if head.version.etag:
-                self._landing.add(Fill(head.version.key, _entry(asked, head, with_checksums=with_checksums)))
+                self._writer.add(CatalogUpdate(head.version.key, _entry(asked, head, with_checksums=with_checksums)))
 
     def last_known(self, key: ObjectKey) -> ObjectHead | None:
         """What was last learned of an object, however old; None where it is not known, or was written since."""
@@ -172,22 +172,22 @@ class Catalog:
     def learned_version(self, head: ObjectHead, *, with_checksums: bool) -> None:
         """What the origin has said of a version that it was asked for by its ETag."""
         entry = Entry(self.now(head.version.key), head, with_checksums=with_checksums)
-        self._landing.add(Fill(head.version.key, entry, of_version=True))
+        self._writer.add(CatalogUpdate(head.version.key, entry, of_version=True))
 
-    def now(self, key: ObjectKey) -> Learned:
+    def now(self, key: ObjectKey) -> ObservedAt:
         """To be taken before the origin is asked about `key`, for `remember_absence` and `learned`."""
         epochs = self._epochs
         epoch, cells = epochs.of_bucket(key.bucket), epochs.of_key(catalog_key(key))
-        return Learned(epoch, self._clock.monotonic(), self._boot, cells)
+        return ObservedAt(epoch, self._clock.monotonic(), self._boot, cells)
 
-    def now_of_bucket(self, bucket: str) -> Learned:
+    def now_of_bucket(self, bucket: str) -> ObservedAt:
         """The same before the origin is asked about the bucket itself."""
-        return Learned(self._epochs.of_bucket(bucket), self._clock.monotonic(), self._boot)
+        return ObservedAt(self._epochs.of_bucket(bucket), self._clock.monotonic(), self._boot)
 
-    def remember_absence(self, key: ObjectKey, slot: Slot, asked: Learned, *, named: bool) -> None:
+    def remember_absence(self, key: ObjectKey, slot: Slot, asked: ObservedAt, *, named: bool) -> None:
         """The origin has answered 404 to what was asked then; `named`: with NoSuchKey."""
         if slot.consistency not in ("strict", "snapshot") and slot.negative_ttl_seconds > 0:
-            self._landing.add(Fill(key, Entry(asked, named=named)))
+            self._writer.add(CatalogUpdate(key, Entry(asked, named=named)))
 
     def forget(self, key: ObjectKey) -> None:
         """Believe nothing that was asked about `key` until now, on any worker. To be called around every own write."""
@@ -202,12 +202,12 @@ class Catalog:
 
     async def settle(self) -> None:
         """Wait until what was learned so far is written."""
-        await self._landing.settle()
+        await self._writer.settle()
         await self.listing.settle()
 
     async def close(self) -> None:
         """Write what is left, and leave the directory in order."""
-        ended = await asyncio.gather(self._landing.close(), self.listing.close())
+        ended = await asyncio.gather(self._writer.close(), self.listing.close())
         if not all(ended):
             _log.warning("the catalog is left as it is: another process does not finish its transaction")
             return
@@ -246,11 +246,11 @@ class Catalog:
                 self.remember_absence(key, slot, asked, named=False)
             raise
         if head.version.etag:
-            self._landing.add(Fill(key, _entry(asked, head, with_checksums=CHECKSUM_MODE in headers)))
+            self._writer.add(CatalogUpdate(key, _entry(asked, head, with_checksums=CHECKSUM_MODE in headers)))
         return head
 
 
-def _entry(asked: Learned, head: ObjectHead, *, with_checksums: bool) -> Entry:
+def _entry(asked: ObservedAt, head: ObjectHead, *, with_checksums: bool) -> Entry:
     return Entry(asked, head, with_checksums=with_checksums, settled=is_settled(head))
 
 

@@ -66,14 +66,14 @@ _MD5_ETAG = re.compile('"[0-9a-f]{32}"')
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class ObservedAt:
     """When something was learned. `seconds` and `boot` are those of the question, not of the answer.
 
-    `generation` and `cells` are the bucket's and the key's invalidation epochs when the origin was asked (epochs.py);
+    `epoch` and `cells` are the bucket's and the key's invalidation epochs when the origin was asked (epochs.py);
     of a bucket itself, or of a listing, the first alone.
     """
 
-    generation: int
+    epoch: int
     seconds: float
     boot: int
     cells: tuple[int, int] = (0, 0)
@@ -88,7 +88,7 @@ class Entry:
     `settled`: a listing can confirm it (confirmation.py).
     """
 
-    learned: Learned
+    observed_at: ObservedAt
     head: ObjectHead | None = None
     named: bool = False
     with_checksums: bool = False
@@ -105,9 +105,9 @@ def pack(key: bytes, entry: Entry) -> tuple[bytes, bytes]:
     else:
         flags, size_bytes, modified, etag, extra = _pack_head(entry.head)
         flags |= (_CHECKSUMS if entry.with_checksums else 0) | (_SETTLED if entry.settled else 0)
-    learned = entry.learned
-    epoch = learned.generation, *learned.cells
-    fixed = _FIXED.pack(0, flags, learned.boot, *epoch, learned.seconds, size_bytes, modified)
+    observed = entry.observed_at
+    epoch = observed.epoch, *observed.cells
+    fixed = _FIXED.pack(0, flags, observed.boot, *epoch, observed.seconds, size_bytes, modified)
     record = fixed[_CHECKSUM_BYTES:] + etag
     return _checksum(key, record, extra).to_bytes(_CHECKSUM_BYTES, "little") + record, extra
 
@@ -136,16 +136,16 @@ def has_extra(record: bytes) -> bool:
     return len(record) >= _FIXED.size and bool(record[_CHECKSUM_BYTES] & _EXTRA)  # the flags' low byte comes first
 
 
-def unpack(place: bytes, key: ObjectKey, record: bytes, extra: bytes) -> Entry | None:
-    """The entry of `key`, whose catalog key is `place`; None when these bytes are not what was packed for it."""
+def unpack(record_key: bytes, key: ObjectKey, record: bytes, extra: bytes) -> Entry | None:
+    """The entry of `key`, whose catalog key is `record_key`; None when these bytes are not what was packed for it."""
     if len(record) < _FIXED.size:
         return None
-    checksum, flags, boot, generation, first, second, seconds, size_bytes, modified = _FIXED.unpack_from(record)
-    if checksum != _checksum(place, record[_CHECKSUM_BYTES:], extra):
+    checksum, flags, boot, epoch, first, second, seconds, size_bytes, modified = _FIXED.unpack_from(record)
+    if checksum != _checksum(record_key, record[_CHECKSUM_BYTES:], extra):
         return None
-    learned = Learned(generation, seconds, boot, (first, second))
+    observed = ObservedAt(epoch, seconds, boot, (first, second))
     if flags & _ABSENT:
-        return Entry(learned, named=bool(flags & _NAMED))
+        return Entry(observed, named=bool(flags & _NAMED))
     etag = f'"{record[_FIXED.size :].hex()}"' if flags & _MD5 else record[_FIXED.size :].decode("latin-1")
     headers = {"etag": etag} if etag else {}
     headers["content-length"] = str(size_bytes)
@@ -156,7 +156,7 @@ def unpack(place: bytes, key: ObjectKey, record: bytes, extra: bytes) -> Entry |
         headers |= dict(line.split(":", 1) for line in extra.decode("latin-1").split("\n"))
     last_modified = float(modified) if flags & _DATED else parse_http_date(headers.get("last-modified", ""))
     head = ObjectHead(ObjectVersion(key, etag, size_bytes), headers, last_modified, remembered=True)
-    return Entry(learned, head, with_checksums=bool(flags & _CHECKSUMS), settled=bool(flags & _SETTLED))
+    return Entry(observed, head, with_checksums=bool(flags & _CHECKSUMS), settled=bool(flags & _SETTLED))
 
 
 def without_checksums(head: ObjectHead) -> ObjectHead:

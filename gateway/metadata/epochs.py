@@ -24,7 +24,7 @@ from pathlib import Path
 
 from awscrt import checksums
 
-from gateway.metadata.entries import Learned, catalog_key
+from gateway.metadata.entries import ObservedAt, catalog_key
 from gateway.objects import ObjectKey
 
 _BUCKETS = 4096
@@ -68,17 +68,17 @@ class InvalidationEpochs:
         """The epoch of the bucket itself: of what is said of it and of its listings."""
         return self._cells[_bucket_cell(bucket)]
 
-    def of_key(self, place: bytes) -> tuple[int, int]:
-        """The key's own two numbers; `place` is its catalog key."""
-        digest = checksums.crc64nvme(place)
+    def of_key(self, record_key: bytes) -> tuple[int, int]:
+        """The key's own two numbers; `record_key` is its catalog key."""
+        digest = checksums.crc64nvme(record_key)
         cells = self._cells
         return cells[_FIRST_KEY + (digest & _ROW_MASK)], cells[_SECOND_KEY + (digest >> _ROW_BITS & _ROW_MASK)]
 
-    def is_current(self, observed: Learned, bucket: str, place: bytes) -> bool:
+    def is_current(self, observed: ObservedAt, bucket: str, record_key: bytes) -> bool:
         """Whether nothing was written since the moment `observed` that could have changed what was seen of the key."""
-        if observed.generation != self._cells[_bucket_cell(bucket)]:
+        if observed.epoch != self._cells[_bucket_cell(bucket)]:
             return False
-        first, second = self.of_key(place)
+        first, second = self.of_key(record_key)
         return first == observed.cells[0] or second == observed.cells[1]
 
     def change_key(self, key: ObjectKey) -> None:

@@ -10,7 +10,7 @@ import re
 from enum import Enum
 from functools import lru_cache
 
-from gateway.metadata.entries import Entry, Learned
+from gateway.metadata.entries import Entry, ObservedAt
 from gateway.metadata.head import ObjectHead
 from gateway.metadata.listing.records import date_text
 from gateway.policy.slots import Slot
@@ -34,8 +34,8 @@ def freshness(entry: Entry, slot: Slot, *, now_seconds: float, boot: int) -> Fre
     """
     if slot.consistency in ("strict", "snapshot"):
         return Freshness.USELESS  # what is in a snapshot is told by nothing else
-    learned = entry.learned
-    age_seconds = now_seconds - learned.seconds if learned.boot == boot else -1.0
+    observed = entry.observed_at
+    age_seconds = now_seconds - observed.seconds if observed.boot == boot else -1.0
     if entry.head is None:
         return Freshness.FRESH if 0 <= age_seconds < slot.negative_ttl_seconds else Freshness.USELESS
     if slot.consistency == "immutable":
@@ -48,14 +48,14 @@ def freshness(entry: Entry, slot: Slot, *, now_seconds: float, boot: int) -> Fre
     return Freshness.STALE if age_seconds < limit_seconds else Freshness.USELESS
 
 
-def answer_freshness(learned: Learned, now: Learned, slot: Slot, *, ttl_seconds: float) -> Freshness:
+def answer_freshness(observed: ObservedAt, now: ObservedAt, slot: Slot, *, ttl_seconds: float) -> Freshness:
     """How far what was said of a bucket may be trusted; `now` is of that bucket, `slot` the one that all of it is in.
 
     What runs out is stale as long as the slot goes on without its origin: `immutable` and `snapshot` do for good.
     """
-    if (learned.boot, learned.generation) != (now.boot, now.generation):
+    if (observed.boot, observed.epoch) != (now.boot, now.epoch):
         return Freshness.USELESS
-    age_seconds = now.seconds - learned.seconds
+    age_seconds = now.seconds - observed.seconds
     if age_seconds < 0:
         return Freshness.USELESS
     if age_seconds < ttl_seconds:

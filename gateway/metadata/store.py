@@ -46,7 +46,7 @@ _LENGTH_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Fill:
+class CatalogUpdate:
     """What the origin has said of a key, on its way into the catalog; `of_version`: whatever version is current."""
 
     key: ObjectKey
@@ -72,29 +72,29 @@ class CatalogStore:
 
     def lookup(self, key: ObjectKey) -> Entry | None:
         """What is known of a key and was asked after its last own write; None also when the disk gives nothing."""
-        place = catalog_key(key)
-        record, extra = self._packed(place)
+        record_key = catalog_key(key)
+        record, extra = self._packed(record_key)
         if record is None:
             return None
-        entry = self._unpack(place, key, record, extra)
-        if entry is None or not self._epochs.is_current(entry.learned, key.bucket, place):
+        entry = self._unpack(record_key, key, record, extra)
+        if entry is None or not self._epochs.is_current(entry.observed_at, key.bucket, record_key):
             return None
         return entry
 
     def lookup_version(self, version: ObjectVersion) -> Entry | None:
         """What is known of one version; no own write voids it. None also when the disk gives nothing."""
-        place = version_key(version)
+        record_key = version_key(version)
         try:
             with self._environment.begin() as transaction:
-                packed = _get(transaction, self._versions, place)
+                packed = _get(transaction, self._versions, record_key)
         except lmdb.Error:
             return None
         if packed is None:
             return None
         start = _LENGTH_BYTES + int.from_bytes(packed[:_LENGTH_BYTES], "little")
-        return self._unpack(place, version.key, packed[_LENGTH_BYTES:start], packed[start:])
+        return self._unpack(record_key, version.key, packed[_LENGTH_BYTES:start], packed[start:])
 
-    def land(self, fills: Sequence[Fill]) -> None:
+    def land(self, updates: Sequence[CatalogUpdate]) -> None:
         """Keep what was learned, unless the key was written meanwhile; at most LANDED_PER_TRANSACTION. Blocks.
 
         Raises lmdb.Error when the disk cannot take it: then nothing of it is kept.
@@ -102,17 +102,17 @@ class CatalogStore:
         with self._environment.begin(write=True) as transaction:
             if self._size_bytes(transaction) >= self._size_bytes_max:
                 self._sweep(transaction)
-            for fill in fills:
-                self._land(transaction, fill)
+            for update in updates:
+                self._land(transaction, update)
 
     def listed(self, key: ObjectKey, record: bytes | None) -> None:
         """A listing has `key` otherwise than the one before: so (listing/records.py), or not at all.
 
         What is known of another version is void from then on, on every worker. Called in the listing's thread.
         """
-        place = catalog_key(key)
-        packed, extra = self._packed(place)
-        entry = unpack(place, key, packed, extra) if packed is not None else None
+        record_key = catalog_key(key)
+        packed, extra = self._packed(record_key)
+        entry = unpack(record_key, key, packed, extra) if packed is not None else None
         if entry is not None and not _is_of(entry, record):
             self._epochs.change_key(key)
 
@@ -126,54 +126,54 @@ class CatalogStore:
             self._environment.sync(True)
         self._environment.close()
 
-    def _packed(self, place: bytes) -> tuple[bytes | None, bytes]:
+    def _packed(self, record_key: bytes) -> tuple[bytes | None, bytes]:
         """Record and extra record; what the disk does not give is not known."""
         try:
             with self._environment.begin(self._entries) as transaction:
-                record: bytes | None = transaction.get(place)
+                record: bytes | None = transaction.get(record_key)
                 if record is None or not has_extra(record):
                     return record, b""
-                return record, _get(transaction, self._extras, place) or b""
+                return record, _get(transaction, self._extras, record_key) or b""
         except lmdb.Error:
             return None, b""
 
-    def _unpack(self, place: bytes, key: ObjectKey, record: bytes, extra: bytes) -> Entry | None:
+    def _unpack(self, record_key: bytes, key: ObjectKey, record: bytes, extra: bytes) -> Entry | None:
         """Unpacked and checked, or the same bytes' entry from before: half the cost of a look-up."""
-        known = self._unpacked.get(place)
+        known = self._unpacked.get(record_key)
         if known is not None and known[0] == record and known[1] == extra:
             return known[2]
-        entry = unpack(place, key, record, extra)
+        entry = unpack(record_key, key, record, extra)
         if entry is not None:
-            self._unpacked.pop(place, None)
-            self._unpacked[place] = record, extra, entry
+            self._unpacked.pop(record_key, None)
+            self._unpacked[record_key] = record, extra, entry
             if len(self._unpacked) > UNPACKED_MAX:
                 del self._unpacked[next(iter(self._unpacked))]
         return entry
 
-    def _land_version(self, transaction: lmdb.Transaction, fill: Fill) -> None:
-        if fill.entry.head is None:
+    def _land_version(self, transaction: lmdb.Transaction, update: CatalogUpdate) -> None:
+        if update.entry.head is None:
             raise ValueError("a version that is not there has no head")
-        place = version_key(fill.entry.head.version)
-        record, extra = pack(place, fill.entry)
+        record_key = version_key(update.entry.head.version)
+        record, extra = pack(record_key, update.entry)
         if len(extra) <= EXTRA_BYTES_MAX:
             packed = len(record).to_bytes(_LENGTH_BYTES, "little") + record + extra
-            transaction.put(place, packed, db=self._versions)
+            transaction.put(record_key, packed, db=self._versions)
 
-    def _land(self, transaction: lmdb.Transaction, fill: Fill) -> None:
-        if fill.of_version:
-            self._land_version(transaction, fill)
+    def _land(self, transaction: lmdb.Transaction, update: CatalogUpdate) -> None:
+        if update.of_version:
+            self._land_version(transaction, update)
             return
-        place = catalog_key(fill.key)
-        if not self._epochs.is_current(fill.entry.learned, fill.key.bucket, place):
+        record_key = catalog_key(update.key)
+        if not self._epochs.is_current(update.entry.observed_at, update.key.bucket, record_key):
             return
-        record, extra = pack(place, fill.entry)
+        record, extra = pack(record_key, update.entry)
         if len(extra) > EXTRA_BYTES_MAX:
             return
-        transaction.put(place, record, db=self._entries)
+        transaction.put(record_key, record, db=self._entries)
         if extra:
-            transaction.put(place, extra, db=self._extras)
+            transaction.put(record_key, extra, db=self._extras)
         else:
-            transaction.delete(place, db=self._extras)
+            transaction.delete(record_key, db=self._extras)
 
     def _size_bytes(self, transaction: lmdb.Transaction) -> int:
         tables = [transaction.stat(table) for table in (self._entries, self._extras, self._versions)]
@@ -215,7 +215,7 @@ def _get(transaction: lmdb.Transaction, table: Table, key: bytes) -> bytes | Non
 
 
 WAITING_MAX = 4096
-"""Fills that wait at most; further ones are not kept, and their objects are asked for again."""
+"""Updates that wait at most; further ones are not kept, and their objects are asked for again."""
 
 LAND_SECONDS_MAX = 10.0
 """A transaction that takes longer is not waited for: another process was stopped in the midst of one."""
@@ -224,24 +224,24 @@ GATHERING_SECONDS = 0.01
 """Between two transactions: what comes meanwhile is written together. Who comes alone does not wait."""
 
 
-class Landing:
-    """One process's queue. Nobody waits for a fill to land: until then its object is asked for again."""
+class CatalogWriter:
+    """One process's queue. Nobody waits for a update to land: until then its object is asked for again."""
 
     def __init__(self, store: CatalogStore | None, observer: CatalogObserver) -> None:
         self._store = store
         self._observer = observer
         self._thread = DiskThread("catalog")
-        self._waiting: deque[Fill] = deque()
+        self._waiting: deque[CatalogUpdate] = deque()
         self._writing: asyncio.Task[None] | None = None
 
-    def add(self, fill: Fill) -> None:
-        """Have a fill written soon."""
+    def add(self, update: CatalogUpdate) -> None:
+        """Have a update written soon."""
         if self._store is None:
             return
         if len(self._waiting) >= WAITING_MAX:
             self._observer.not_kept(1)
             return
-        self._waiting.append(fill)
+        self._waiting.append(update)
         if self._writing is None:
             self._writing = asyncio.create_task(self._write(self._store), name="catalog landing")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from gateway.metadata import epochs as epochs_module
-from gateway.metadata.entries import Learned, catalog_key
+from gateway.metadata.entries import ObservedAt, catalog_key
 from gateway.metadata.epochs import InvalidationEpochs, create
 from gateway.objects import ObjectKey
 
@@ -38,15 +38,15 @@ def opened(path: Path) -> Iterator[InvalidationEpochs]:
         epochs.close()
 
 
-def now(epochs: InvalidationEpochs, key: ObjectKey = KEY) -> Learned:
-    return Learned(epochs.of_bucket(key.bucket), 0.0, 0, epochs.of_key(catalog_key(key)))
+def now(epochs: InvalidationEpochs, key: ObjectKey = KEY) -> ObservedAt:
+    return ObservedAt(epochs.of_bucket(key.bucket), 0.0, 0, epochs.of_key(catalog_key(key)))
 
 
 def race(epochs: InvalidationEpochs, rounds: int) -> int:
     """Changes the key, as others do, in four threads; how often something of before a change counted after it."""
 
     def change() -> int:
-        missed, before = 0, deque[Learned](maxlen=8)
+        missed, before = 0, deque[ObservedAt](maxlen=8)
         for _ in range(rounds):
             before.append(now(epochs))
             epochs.change_key(KEY)

@@ -13,7 +13,7 @@ from gateway.jobs.indexing.indexes import Indexes
 from gateway.jobs.indexing.keeping import IndexPlan
 from gateway.jobs.tools import Tools
 from gateway.metadata.listing.index import Found, ListingIndex
-from gateway.metadata.listing.pages import Wanted
+from gateway.metadata.listing.pages import ListRequest
 from gateway.metadata.listing.ranges import Bound
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
 from gateway.origin.memory import MemoryOrigin
@@ -85,7 +85,7 @@ class IndexBench:
     def listed(self, bound: Bound = FOR_EVER, *, prefix: str = "", bucket: str = BUCKET) -> list[str] | None:
         """All keys as the index lists them, page by page; None: it cannot."""
         keys: list[str] = []
-        wanted = Wanted(prefix.encode(), limit=7)
+        wanted = ListRequest(prefix.encode(), limit=7)
         while True:
             found = self.listing.find(bucket, wanted, bound, with_owner=False)
             if not isinstance(found, Found):
@@ -93,7 +93,7 @@ class IndexBench:
             keys += [key.decode() for key, _ in found.page.keys]
             if not found.page.is_truncated:
                 return keys
-            wanted = Wanted(prefix.encode(), limit=7, after=found.page.last)
+            wanted = ListRequest(prefix.encode(), limit=7, after=found.page.last)
 
 
 @asynccontextmanager

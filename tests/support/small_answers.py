@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gateway.metadata.bucket_metadata import Answer, BucketMetadataCache, Question
-from gateway.metadata.entries import Learned
+from gateway.metadata.entries import ObservedAt
 from gateway.metadata.opening import ANSWERS
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
@@ -36,7 +36,7 @@ class World:
     """Answers in a directory, and the moment that a test is in."""
 
     directory: Path
-    moment: Learned = field(default_factory=lambda: Learned(7, 1000.0, 1))
+    moment: ObservedAt = field(default_factory=lambda: ObservedAt(7, 1000.0, 1))
     counting: Counting = field(default_factory=Counting)
 
     def answers(self, **more: int) -> BucketMetadataCache:

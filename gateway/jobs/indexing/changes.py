@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from gateway.blocks.cache import BlockCache
 from gateway.metadata.catalog import Catalog
+from gateway.metadata.listing.ranges import Batch
 from gateway.metadata.listing.records import unpack
-from gateway.metadata.listing.store import Batch
 from gateway.objects import ObjectKey, ObjectVersion
 
 

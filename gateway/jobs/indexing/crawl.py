@@ -27,8 +27,8 @@ from gateway.jobs.patience import patiently
 from gateway.jobs.tools import Tools
 from gateway.metadata.listing.index import ListingIndex
 from gateway.metadata.listing.page_parser import PackedPage, packed_page
-from gateway.metadata.listing.pages import behind
-from gateway.metadata.listing.store import Asked, Batch
+from gateway.metadata.listing.pages import key_successor
+from gateway.metadata.listing.ranges import Batch, QueryStamp
 from gateway.origin.client import OriginRequest, Purpose
 from gateway.policy.prefixes import Prefix
 from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX
@@ -124,7 +124,7 @@ class Crawl:
             await self._tools.clock.sleep(_BUSY_LOOK_SECONDS)
         self._asking += 1
 
-    async def _told(self, share: Share) -> tuple[PackedPage, Asked]:
+    async def _told(self, share: Share) -> tuple[PackedPage, QueryStamp]:
         """The next page of a share, and when it was asked for. Pages without a key are followed by the next."""
         asked, token = self._index.asked(self._plan.prefix.bucket), None
         while True:
@@ -151,11 +151,11 @@ class Crawl:
             body = await response.read(PAGE_SIZE_BYTES_MAX)
         return packed_page(body, share.stop)
 
-    def _batch(self, share: Share, page: PackedPage, asked: Asked) -> Batch:
+    def _batch(self, share: Share, page: PackedPage, asked: QueryStamp) -> Batch:
         """What the page tells of the share as it is now: others may have taken its end meanwhile."""
         end = bisect_left(page.listed, (share.stop, b""))
         is_all = page.next_token is None or page.is_cut or end < len(page.listed)
-        stop = share.stop if is_all else min(share.stop, behind(page.listed[-1][0]))
+        stop = share.stop if is_all else min(share.stop, key_successor(page.listed[-1][0]))
         self._most_keys = max(self._most_keys, end)
         if end and 2 * end >= self._most_keys:  # the ends of shares are short, and would be too near
             self.landmarks.add(page.listed[end - 1][0])

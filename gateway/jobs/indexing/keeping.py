@@ -21,7 +21,7 @@ from gateway.jobs.indexing.inventory.start import UNKNOWN_BOOT, InventoryStart
 from gateway.jobs.indexing.parts import LISTED, Part, gaps, parts_of
 from gateway.jobs.indexing.progress import IndexObserver, Progress
 from gateway.jobs.tools import Tools
-from gateway.metadata.entries import Learned
+from gateway.metadata.entries import ObservedAt
 from gateway.metadata.listing.index import ListingIndex
 from gateway.metadata.listing.ranges import Bound, Interval, bound_of
 from gateway.policy.slots import Slot
@@ -56,10 +56,10 @@ class _Look:
     """What the index knows of a slot at a moment."""
 
     known: Sequence[Interval]
-    now: Learned
+    now: ObservedAt
 
-    def within(self, usable: Callable[[Learned], bool]) -> list[Part]:
-        return [Part(one.start, one.stop) for one in self.known if usable(one.learned)]
+    def within(self, usable: Callable[[ObservedAt], bool]) -> list[Part]:
+        return [Part(one.start, one.stop) for one in self.known if usable(one.observed_at)]
 
 
 class SlotIndex:
@@ -138,7 +138,7 @@ class SlotIndex:
         progress.state, progress.keys, progress.pages = "crawling", 0, 0
         progress.started_at, progress.next_at = self._tools.clock.now(), None
         # What an inventory told is known with less detail, and nothing else has been learned from it.
-        finds_changes = all(one.learned.boot != UNKNOWN_BOOT for one in look.known)
+        finds_changes = all(one.observed_at.boot != UNKNOWN_BOOT for one in look.known)
         plan = CrawlPlan(
             self._slot.name, self._slot.prefix, self._plan.listers, self._merge_seconds, finds_changes=finds_changes
         )
@@ -168,12 +168,12 @@ class SlotIndex:
 
     def _note(self, look: _Look) -> None:
         progress, wall = self.progress, self._tools.clock.now()
-        usable = [one for one in look.known if self._bound.allows(one.learned, look.now)]
+        usable = [one for one in look.known if self._bound.allows(one.observed_at, look.now)]
         progress.state = "waiting"
         progress.complete = not gaps(self._parts, [Part(one.start, one.stop) for one in usable])
         progress.known_since = None
-        if progress.complete and all(one.learned.boot == look.now.boot for one in usable):
-            ages = [look.now.seconds - one.learned.seconds for one in usable]
+        if progress.complete and all(one.observed_at.boot == look.now.boot for one in usable):
+            ages = [look.now.seconds - one.observed_at.seconds for one in usable]
             progress.known_since = wall - max(ages, default=0.0)
         refresh = self._plan.refresh_seconds
         progress.next_at = None if refresh is None else wall + self._seconds_until_due(look)
@@ -187,7 +187,7 @@ class SlotIndex:
             _log.warning("a crawl has failed, and goes on later", slot=self._slot.name, error=said(error))
         return float(min(_PAUSE_SECONDS_MAX, 2.0**self._failures))
 
-    def _is_done(self, learned: Learned, now: Learned, parts: int) -> bool:
+    def _is_done(self, learned: ObservedAt, now: ObservedAt, parts: int) -> bool:
         """Whether it need not be listed now: it is younger than that part of the period."""
         if self._plan.refresh_seconds is None:
             return learned.boot != UNKNOWN_BOOT
@@ -196,7 +196,7 @@ class SlotIndex:
     def _seconds_until_due(self, look: _Look) -> float:
         if self._plan.refresh_seconds is None:
             return math.inf
-        oldest = min((one.learned.seconds for one in look.known), default=look.now.seconds)
+        oldest = min((one.observed_at.seconds for one in look.known), default=look.now.seconds)
         return max(0.0, oldest + self._plan.refresh_seconds - look.now.seconds)
 
     @property

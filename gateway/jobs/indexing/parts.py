@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gateway.metadata.listing.pages import END, behind_all
+from gateway.metadata.listing.pages import END, prefix_end
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slots
 
@@ -34,7 +34,7 @@ def parts_of(slots: Slots, prefix: Prefix, indexed: Collection[str]) -> list[Par
     start, stop = prefix.key_prefix.encode(), stop_of(prefix)
     within = [(one.prefix.key_prefix.encode(), one) for one in slots.of_bucket(prefix.bucket) if one.prefix != prefix]
     within = [(place, one) for place, one in within if place.startswith(start) and one.prefix.bucket]
-    edges = sorted({start, stop, *(place for place, _ in within), *(behind_all(place) for place, _ in within)})
+    edges = sorted({start, stop, *(place for place, _ in within), *(prefix_end(place) for place, _ in within)})
     kept: list[Part] = []
     for first, end in pairwise(edges):
         inner = next((one for place, one in within if first.startswith(place)), None)
@@ -45,7 +45,7 @@ def parts_of(slots: Slots, prefix: Prefix, indexed: Collection[str]) -> list[Par
 
 def stop_of(prefix: Prefix) -> bytes:
     """The first place behind all keys of a prefix."""
-    return behind_all(prefix.key_prefix.encode()) if prefix.key_prefix else END
+    return prefix_end(prefix.key_prefix.encode()) if prefix.key_prefix else END
 
 
 def gaps(parts: Iterable[Part], known: Iterable[Part]) -> list[Part]:

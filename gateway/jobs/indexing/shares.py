@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.jobs.indexing.splitting import Alphabet, cuts
-from gateway.metadata.listing.pages import behind
+from gateway.metadata.listing.pages import key_successor
 
 _GUESSES_MIN = 4
 """Where it is not even known whether there are keys behind, so many questions are asked at once."""
@@ -103,7 +103,7 @@ class Shares:
         """Parts begin behind the guesses: a listing can begin behind a key, not at it. The first is the lister's."""
         stop, is_reached, before = share.stop, share.is_reached, share
         for guess in guesses:
-            place = behind(guess.encode())
+            place = key_successor(guess.encode())
             before.stop, before.is_reached = place, False
             before = Share(place, stop, guess, is_reached=is_reached, before=before)
             self._waiting.append(before)

@@ -23,7 +23,7 @@ from typing import Protocol
 import lmdb
 
 from gateway.metadata.environment import NEW_ENGINE, Cursor, Table, open_environment
-from gateway.metadata.listing.pages import END, Keys, Listed, Page, Record, Wanted, behind
+from gateway.metadata.listing.pages import END, Keys, Listed, ListRequest, Page, Record, key_successor
 
 PAGE_SECONDS_MAX = 300.0
 """So long the keys are kept that a page of the origin may still contradict."""
@@ -106,8 +106,8 @@ class DirtyKeys:
                 return
             number = self._advance(transaction, len(write.keys))
             for key in write.keys:
-                place = _place(write.bucket, key)
-                self._put(transaction, place, self._in_flight(transaction, place) + 1, number, seconds)
+                row_key = _row_key(write.bucket, key)
+                self._put(transaction, row_key, self._in_flight(transaction, row_key) + 1, number, seconds)
         write.is_noted = True
 
     def end(self, write: OwnWrite, seconds: float) -> None:
@@ -117,8 +117,8 @@ class DirtyKeys:
         with self._environment.begin(write=True) as transaction:
             number = self._advance(transaction, len(write.keys))
             for key in write.keys:
-                place = _place(write.bucket, key)
-                self._put(transaction, place, self._in_flight(transaction, place) - 1, number, seconds)
+                row_key = _row_key(write.bucket, key)
+                self._put(transaction, row_key, self._in_flight(transaction, row_key) - 1, number, seconds)
 
     @contextmanager
     def written(self, bucket: str) -> Iterator[Written]:
@@ -150,14 +150,14 @@ class DirtyKeys:
         """The index knows of [start, stop) what the origin said when it was asked at number `asked`."""
         with self._environment.begin() as transaction:
             rows = _rows(transaction, self._dirty, bucket, start, stop)
-            over = iter([_place(bucket, key) for key, value in rows if _was_over(value, asked, seconds)])
-        while places := list(islice(over, ROWS_AT_ONCE)):
+            over = iter([_row_key(bucket, key) for key, value in rows if _was_over(value, asked, seconds)])
+        while row_keys := list(islice(over, ROWS_AT_ONCE)):
             with self._environment.begin(write=True) as transaction:
-                for place in places:
-                    value = transaction.get(place, db=self._dirty)
+                for row_key in row_keys:
+                    value = transaction.get(row_key, db=self._dirty)
                     if value is not None and _was_over(value, asked, seconds):
-                        transaction.put(place, _CLEAN.pack(_DIRTY.unpack(value)[1], seconds), db=self._clean)
-                        transaction.delete(place, db=self._dirty)
+                        transaction.put(row_key, _CLEAN.pack(_DIRTY.unpack(value)[1], seconds), db=self._clean)
+                        transaction.delete(row_key, db=self._dirty)
 
     # --- letting go -------------------------------------------------------------------------------------------------
 
@@ -188,19 +188,19 @@ class DirtyKeys:
         with self._environment.begin(write=True) as transaction:
             for table, keys in ((self._dirty, dirty), (self._clean, clean)):
                 for one in keys:
-                    place = _place(one.bucket, one.key)
-                    value = transaction.get(place, db=table)
-                    if value is not None and _written_key(place, value) == one:
-                        transaction.delete(place, db=table)
+                    row_key = _row_key(one.bucket, one.key)
+                    value = transaction.get(row_key, db=table)
+                    if value is not None and _written_key(row_key, value) == one:
+                        transaction.delete(row_key, db=table)
 
     def recover(self) -> None:
         """Nobody writes, and no page is on its way: to be called by the first process that opens them."""
         with self._environment.begin(write=True) as transaction:
             transaction.drop(self._clean, delete=False)
             cursor = transaction.cursor(db=self._dirty)
-            for place, value in list(cursor):
+            for row_key, value in list(cursor):
                 _, number, _ = _DIRTY.unpack(value)
-                self._put(transaction, place, 0, number, 0.0)
+                self._put(transaction, row_key, 0, number, 0.0)
 
     def close(self, *, sync: bool = False) -> None:
         if sync:
@@ -214,13 +214,13 @@ class DirtyKeys:
         self._swept[table] = b"" if is_end else rows[-1][0] + b"\0"
         return rows
 
-    def _in_flight(self, transaction: lmdb.Transaction, place: bytes) -> int:
-        value = transaction.get(place, db=self._dirty)
+    def _in_flight(self, transaction: lmdb.Transaction, row_key: bytes) -> int:
+        value = transaction.get(row_key, db=self._dirty)
         return 0 if value is None else int(_DIRTY.unpack(value)[0])
 
-    def _put(self, transaction: lmdb.Transaction, place: bytes, in_flight: int, number: int, seconds: float) -> None:
+    def _put(self, transaction: lmdb.Transaction, row_key: bytes, in_flight: int, number: int, seconds: float) -> None:
         row = _DIRTY.pack(min(max(in_flight, 0), _IN_FLIGHT_MAX), number, seconds)
-        transaction.put(place, row, db=self._dirty)
+        transaction.put(row_key, row, db=self._dirty)
 
     def _count(self, transaction: lmdb.Transaction, table: Table) -> int:
         return int(transaction.stat(table)["entries"])
@@ -242,12 +242,12 @@ def _was_over(value: bytes, asked: int, seconds: float) -> bool:
     return number <= asked and (not in_flight or seconds - since > WRITE_SECONDS_MAX)
 
 
-def _place(bucket: str, key: bytes) -> bytes:
+def _row_key(bucket: str, key: bytes) -> bytes:
     return bucket.encode() + b"\0" + key
 
 
-def _written_key(place: bytes, value: bytes) -> WrittenKey:
-    bucket, _, key = place.partition(b"\0")
+def _written_key(row_key: bytes, value: bytes) -> WrittenKey:
+    bucket, _, key = row_key.partition(b"\0")
     if len(value) == _CLEAN.size:
         return WrittenKey(bucket.decode(), key, 0, *_CLEAN.unpack(value))
     return WrittenKey(bucket.decode(), key, *_DIRTY.unpack(value))
@@ -258,13 +258,13 @@ def _rows(
 ) -> Iterator[tuple[bytes, bytes]]:
     """Key and value of [start, stop), in order."""
     cursor: Cursor = transaction.cursor(db=table)
-    skip, end = len(_place(bucket, b"")), _place(bucket, stop or END)
-    if not cursor.set_range(_place(bucket, start)):
+    skip, end = len(_row_key(bucket, b"")), _row_key(bucket, stop or END)
+    if not cursor.set_range(_row_key(bucket, start)):
         return
-    for place, value in cursor:
-        if place >= end:
+    for row_key, value in cursor:
+        if row_key >= end:
             return
-        yield place[skip:], value
+        yield row_key[skip:], value
 
 
 class Written(Protocol):
@@ -292,20 +292,20 @@ class Overlaid:
         found: list[Listed] = []
         while len(found) < count:
             below = self._keys.read(start, stop, count)
-            end = behind(below[-1][0]) if len(below) == count else stop
+            end = key_successor(below[-1][0]) if len(below) == count else stop
             found += self._merged(below, self._between(start, end))
             if end == stop:
                 break
             start = end
         return found[:count]
 
-    def needed(self, wanted: Wanted, page: Page) -> list[bytes]:
+    def needed(self, wanted: ListRequest, page: Page) -> list[bytes]:
         """Of the keys come across without their truth, those that may make another page of it.
 
         A common prefix that is listed because of another key is listed whatever becomes of them.
         """
         listed = frozenset(page.prefixes)
-        end = behind(page.last) if page.is_truncated else wanted.stop
+        end = key_successor(page.last) if page.is_truncated else wanted.stop
         return [key for key in self._without_truth if key < end and wanted.rolled_up(key) not in listed]
 
     def _between(self, start: bytes, stop: bytes) -> list[bytes]:

@@ -13,11 +13,11 @@ import lmdb
 
 from gateway.clock import Clock
 from gateway.metadata.disk_thread import DiskThread, in_time
-from gateway.metadata.entries import Learned
+from gateway.metadata.entries import ObservedAt
 from gateway.metadata.epochs import InvalidationEpochs
 from gateway.metadata.listing.dirty_keys import DirtyKeys, Overlaid, OwnWrite, Written
-from gateway.metadata.listing.pages import END, Page, Record, SortedKeys, Wanted, behind, take
-from gateway.metadata.listing.ranges import Bound, Interval, answerable, known_until, told_by
+from gateway.metadata.listing.pages import END, ListRequest, Page, Record, SortedKeys, key_successor, take
+from gateway.metadata.listing.ranges import Batch, Bound, Interval, QueryStamp, answerable, covered_ranges, known_until
 from gateway.metadata.listing.records import (
     OWN_FORM,
     form_of,
@@ -27,7 +27,7 @@ from gateway.metadata.listing.records import (
     pack,
     unpack,
 )
-from gateway.metadata.listing.store import Asked, Batch, ListingStore, View, touching
+from gateway.metadata.listing.store import ListingStore, View, touching
 from gateway.metadata.observer import CatalogObserver
 from gateway.metadata.opening import OpenCatalog
 from gateway.policy.slots import Slots
@@ -50,7 +50,7 @@ LAND_SECONDS_MAX = 10.0
 """A transaction that takes longer is not waited for: another process was stopped in the midst of one."""
 
 
-class ListingLanding:
+class IndexWriter:
     """One process's queue. Nobody waits for it: until a page has landed, its keys are asked for again."""
 
     def __init__(self, store: ListingStore, clock: Clock, not_kept: Callable[[int], None]) -> None:
@@ -147,10 +147,10 @@ class SharedQuestions(Generic[T]):
     """Those under way."""
 
     def __init__(self) -> None:
-        self._running: dict[Hashable, tuple[Asked, asyncio.Task[T]]] = {}
+        self._running: dict[Hashable, tuple[QueryStamp, asyncio.Task[T]]] = {}
 
     async def ask(
-        self, question: Hashable, asked: Asked, bound: Bound, send: Callable[[], Coroutine[Any, Any, T]]
+        self, question: Hashable, asked: QueryStamp, bound: Bound, send: Callable[[], Coroutine[Any, Any, T]]
     ) -> T:
         """The answer to `question`, sent by `send` unless somebody's is under way that was sent recently enough.
 
@@ -178,9 +178,9 @@ class SharedQuestions(Generic[T]):
             done.exception()  # looked at: those who waited have it, if any are left
 
 
-def _is_as_good(earlier: Asked, now: Asked, bound: Bound) -> bool:
+def _is_as_good(earlier: QueryStamp, now: QueryStamp, bound: Bound) -> bool:
     """Whether nothing was written between the two moments, and the earlier one is fresh enough."""
-    return earlier.number == now.number >= 0 and bound.allows(earlier.learned, now.learned)
+    return earlier.number == now.number >= 0 and bound.allows(earlier.observed_at, now.observed_at)
 
 
 NOTE_SECONDS_MAX = 2.0
@@ -191,7 +191,7 @@ _SWEEP_EVERY = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Truth:
+class AuthoritativeEntry:
     """What the origin says of a key that was written: None is no such object."""
 
     entry: ListedEntry | None
@@ -206,7 +206,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsettled:
+class NeedsLookup:
     """The page is known but for these keys, which were written: their truth must be asked for."""
 
     keys: list[bytes] = field(default_factory=list)
@@ -226,7 +226,7 @@ class ListingIndex:
         self._epochs = epochs
         self._clock = clock
         self._boot = opened.boot if opened is not None else 0
-        self._landing = ListingLanding(opened.listing, clock, observer.keys_not_kept) if opened is not None else None
+        self._writer = IndexWriter(opened.listing, clock, observer.keys_not_kept) if opened is not None else None
         self._noting = DiskThread("own writes")
         self._noted = 0
         self.observer = observer
@@ -237,21 +237,21 @@ class ListingIndex:
     def find(
         self,
         bucket: str,
-        wanted: Wanted,
+        wanted: ListRequest,
         bound: Bound,
         *,
         with_owner: bool,
         stale: bool = False,
-        truths: Mapping[bytes, Truth] | None = None,
-    ) -> Found | Unsettled | None:
+        truths: Mapping[bytes, AuthoritativeEntry] | None = None,
+    ) -> Found | NeedsLookup | None:
         """A page, where all of it is known and fresh enough, or `stale` enough; None: the origin must be asked.
 
-        `truths` are those that an Unsettled has asked for. Never raises: what the disk does not give is not known.
+        `truths` are those that a NeedsLookup has asked for. Never raises: what the disk does not give is not known.
         """
         if self._opened is None:
             return None
         dirty, store = self._opened.dirty, self._opened.listing
-        found: Found | Unsettled | None
+        found: Found | NeedsLookup | None
         try:
             # The dirty keys of an earlier moment than the index: what is clean since then is in it already.
             with dirty.written(bucket) as written, store.view(bucket) as view:
@@ -277,13 +277,13 @@ class ListingIndex:
             return None
         dirty, store = self._opened.dirty, self._opened.listing
         try:
-            place = key.encode()
+            encoded = key.encode()
             with dirty.written(bucket) as written, store.view(bucket) as view:
-                if view is None or written(place, behind(place), 1):
+                if view is None or written(encoded, key_successor(encoded), 1):
                     return None
-                if self._known_until(view, bucket, place, bound, stale=False) <= place:
+                if self._known_until(view, bucket, encoded, bound, stale=False) <= encoded:
                     return None
-                found = view.read(place, behind(place), 1)
+                found = view.read(encoded, key_successor(encoded), 1)
             if not found:
                 return None
             number = form_of(found[0][1])
@@ -293,60 +293,62 @@ class ListingIndex:
         except (lmdb.Error, IndexError, ValueError):
             return None
 
-    def asked(self, bucket: str) -> Asked:
+    def asked(self, bucket: str) -> QueryStamp:
         """To be taken before the origin is asked for what `learn` or `learn_truth` is to be told."""
-        learned = self.moment(bucket)
+        observed = self.moment(bucket)
         try:
             if self._opened is not None:
-                return Asked(learned, self._opened.dirty.now())
+                return QueryStamp(observed, self._opened.dirty.now())
         except lmdb.Error:
             pass
-        return Asked(learned, -1)  # before every write there ever was
+        return QueryStamp(observed, -1)  # before every write there ever was
 
     # --- being told -------------------------------------------------------------------------------------------------
 
-    def learn(self, bucket: str, wanted: Wanted, page: ListedPage, asked: Asked, *, merge_seconds: float) -> None:
+    def learn(
+        self, bucket: str, wanted: ListRequest, page: ListedPage, asked: QueryStamp, *, merge_seconds: float
+    ) -> None:
         """The origin has answered this to `wanted`; it is kept in the background."""
-        if self._landing is None:
+        if self._writer is None:
             return
         listed, forms = numbered(page.entries)
         keys = SortedKeys(listed)
-        told = told_by(wanted, [key for key, _ in listed], page.prefixes, is_last=page.next_token is None)
-        self._landing.add(
+        told = covered_ranges(wanted, [key for key, _ in listed], page.prefixes, is_last=page.next_token is None)
+        self._writer.add(
             [
                 Batch(bucket, start, stop, keys.read(start, stop, len(listed)), forms, asked, merge_seconds)
                 for start, stop in told
             ]
         )
 
-    def learn_truth(self, bucket: str, key: bytes, truth: Truth, asked: Asked) -> None:
+    def learn_truth(self, bucket: str, key: bytes, truth: AuthoritativeEntry, asked: QueryStamp) -> None:
         """The same of a single key."""
-        if self._landing is None:
+        if self._writer is None:
             return
         listed, forms = numbered([] if truth.entry is None else [truth.entry])
-        self._landing.add([Batch(bucket, key, behind(key), listed, forms, asked, 0.0)], is_truth=True)
+        self._writer.add([Batch(bucket, key, key_successor(key), listed, forms, asked, 0.0)], is_truth=True)
 
     async def land(self, batch: Batch) -> list[bytes]:
         """Keep all that the origin has in a range, now; gives the keys that the index knew otherwise, or not at all.
 
         For crawls: in transactions of a millisecond, between which other processes come in. Raises lmdb.Error.
         """
-        if self._landing is None:
+        if self._writer is None:
             raise lmdb.Error("the listing index is switched off")
-        return await self._landing.land([batch])
+        return await self._writer.land([batch])
 
     def known(self, bucket: str, start: bytes, stop: bytes) -> list[Interval]:
         """What of [start, stop) is known at any age and not void, in order. Blocks; raises lmdb.Error."""
         if self._opened is None:
             return []
-        generation = self._epochs.of_bucket(bucket)
+        epoch = self._epochs.of_bucket(bucket)
         with self._opened.listing.view(bucket) as view:
             around = [] if view is None else list(touching(view, start, stop, overlapping=True))
-        return [one for one in around if one.learned.generation == generation]
+        return [one for one in around if one.observed_at.epoch == epoch]
 
-    def moment(self, bucket: str) -> Learned:
+    def moment(self, bucket: str) -> ObservedAt:
         """Now, as intervals have it."""
-        return Learned(self._epochs.of_bucket(bucket), self._clock.monotonic(), self._boot)
+        return ObservedAt(self._epochs.of_bucket(bucket), self._clock.monotonic(), self._boot)
 
     # --- own writes -------------------------------------------------------------------------------------------------
 
@@ -356,10 +358,10 @@ class ListingIndex:
         Where that cannot be noted, or not in time, all that is known of the bucket is void, now and at the end.
         """
         write = OwnWrite(bucket, [key.encode() for key in keys])
-        if self._opened is None or self._landing is None or self._noting.is_stuck(NOTE_SECONDS_MAX):
+        if self._opened is None or self._writer is None or self._noting.is_stuck(NOTE_SECONDS_MAX):
             self.void_if_not_noted(write)
             return write
-        await self._landing.keep_up(NOTE_SECONDS_MAX)
+        await self._writer.keep_up(NOTE_SECONDS_MAX)
         noting = self._noting.submit(_begin, self._opened.dirty, write, self._clock)
         try:
             await in_time(noting, NOTE_SECONDS_MAX)
@@ -371,7 +373,7 @@ class ListingIndex:
         self.void_if_not_noted(write)
         self._noted += len(keys)
         for _ in range(self._noted // _SWEEP_EVERY):
-            self._landing.sweep()
+            self._writer.sweep()
         self._noted %= _SWEEP_EVERY
         return write
 
@@ -395,28 +397,28 @@ class ListingIndex:
 
     async def settle(self) -> None:
         """Wait until what was learned so far is kept."""
-        if self._landing is not None:
-            await self._landing.settle()
+        if self._writer is not None:
+            await self._writer.settle()
 
     async def close(self) -> bool:
         """End the threads; the environments are closed with the catalog's directory, unless a thread hangs: False."""
         await self.questions.close()
-        has_landed = self._landing is None or await self._landing.close()
+        has_landed = self._writer is None or await self._writer.close()
         return await self._noting.close(NOTE_SECONDS_MAX) and has_landed
 
     def _known_until(self, view: View, bucket: str, start: bytes, bound: Bound, *, stale: bool) -> bytes:
         now = self.moment(bucket)
-        return known_until(view.intervals(start), start, lambda learned: bound.allows(learned, now, stale=stale))
+        return known_until(view.intervals(start), start, lambda observed: bound.allows(observed, now, stale=stale))
 
 
 def _merged(
     store: ListingStore,
     view: View,
-    wanted: Wanted,
+    wanted: ListRequest,
     until: bytes,
     written: Written,
-    truths: Mapping[bytes, Truth],
-) -> Found | Unsettled | None:
+    truths: Mapping[bytes, AuthoritativeEntry],
+) -> Found | NeedsLookup | None:
     """With the truth of keys that were written in the place of the index's word."""
     forms = store.all_forms() if truths else []
     known: dict[bytes, Record | None] = {}
@@ -430,7 +432,7 @@ def _merged(
     if page is None or keys.is_unknown:
         return None
     needed = keys.needed(wanted, page)
-    return Unsettled(needed) if needed else Found(page, forms)
+    return NeedsLookup(needed) if needed else Found(page, forms)
 
 
 def _with_forms(store: ListingStore, found: Found, *, with_owner: bool) -> Found | None:
@@ -464,9 +466,9 @@ def trim(store: ListingStore, slots: Slots) -> None:
 
 def _between(parts: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """What lies between them, and before and behind."""
-    gaps, place = [], b""
+    gaps, reached = [], b""
     for start, stop in parts:
-        if place < start:
-            gaps.append((place, start))
-        place = stop
-    return [*gaps, (place, END)] if place < END else gaps
+        if reached < start:
+            gaps.append((reached, start))
+        reached = stop
+    return [*gaps, (reached, END)] if reached < END else gaps

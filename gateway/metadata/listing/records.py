@@ -117,10 +117,10 @@ def numbered_here(
     """With numbers for the forms that are in records, behind those that there are; for a page."""
     numbers: dict[EntryForm, int] = {}
     found = list(listed)
-    for place, (key, record) in enumerate(found):
+    for index, (key, record) in enumerate(found):
         if form_of(record) == OWN_FORM:
             number = numbers.setdefault(own_form(record), len(forms) + len(numbers))
-            found[place] = key, with_form(plain(record), number)
+            found[index] = key, with_form(plain(record), number)
     return found, [*forms, *numbers]
 
 

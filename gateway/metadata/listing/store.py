@@ -12,11 +12,9 @@ asked of the origin again, so that trouble with the disk is a miss.
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from pathlib import Path
 from threading import Lock
@@ -24,15 +22,15 @@ from typing import cast
 
 import lmdb
 
-from gateway.metadata.entries import Learned
+from gateway.metadata.entries import ObservedAt
 from gateway.metadata.environment import NEW_ENGINE, open_environment
 from gateway.metadata.environment import Cursor as Cursor
 from gateway.metadata.environment import Table as Table
 from gateway.metadata.epochs import InvalidationEpochs
 from gateway.metadata.listing import dirty_keys
 from gateway.metadata.listing.dirty_keys import PAGE_SECONDS_MAX, DirtyKeys, WrittenKey
-from gateway.metadata.listing.pages import END, Listed, behind
-from gateway.metadata.listing.ranges import Interval, including, is_known_better, without
+from gateway.metadata.listing.pages import END, Listed, key_successor
+from gateway.metadata.listing.ranges import Batch, Interval, including, is_known_better, without
 from gateway.metadata.listing.records import (
     OWN_FORM,
     form_of,
@@ -47,43 +45,10 @@ from gateway.metadata.listing.records import (
 from gateway.objects import ObjectKey
 from gateway.s3.list_result import EntryForm
 
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The moment in which the origin was asked: `learned.generation` is the bucket's, `number` that of own writes."""
-
-    learned: Learned
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """All that there is in [start, stop) of a bucket, in order. Records give their forms by places in `forms`.
-
-    Neighbours in time up to `merge_seconds` apart may become one.
-    """
-
-    bucket: str
-    start: bytes
-    stop: bytes
-    listed: Sequence[Listed]
-    forms: Sequence[EntryForm]
-    asked: Asked
-    merge_seconds: float
-
-    def until(self, place: bytes) -> Batch:
-        """Its part before a place."""
-        return replace(self, stop=place, listed=self.listed[: bisect_left(self.listed, (place, b""))])
-
-    def behind(self, place: bytes) -> Batch:
-        """Its part from a place on."""
-        return replace(self, start=place, listed=self.listed[bisect_left(self.listed, (place, b"")) :])
-
-
 NUMBER_BYTES = 4
 """Of a bucket's number, in front of each place."""
 
-_LEARNED = struct.Struct("<QdI")
+_OBSERVED = struct.Struct("<QdI")
 
 
 class View:
@@ -101,12 +66,12 @@ class View:
         if count <= 0 or start >= stop or not cursor.set_range(number + start):
             return []
         if count == 1:
-            place, record = cursor.item()
-            return [(place[NUMBER_BYTES:], record)] if place < end else []
+            row_key, record = cursor.item()
+            return [(row_key[NUMBER_BYTES:], record)] if row_key < end else []
         rows: list[Listed] = list(islice(cursor, count))
         if rows and rows[-1][0] >= end:
             rows = [row for row in rows if row[0] < end]
-        return [(place[NUMBER_BYTES:], record) for place, record in rows]
+        return [(row_key[NUMBER_BYTES:], record) for row_key, record in rows]
 
     def intervals(self, start: bytes) -> Iterator[Interval]:
         """In order, from the one that ends at or behind `start`, or the one before."""
@@ -114,11 +79,11 @@ class View:
         found = cursor.set_range(self._number + start)
         if not (cursor.prev() or cursor.first() if found else cursor.last()):
             return
-        for place, value in cursor:
-            if place[:NUMBER_BYTES] > self._number:
+        for row_key, value in cursor:
+            if row_key[:NUMBER_BYTES] > self._number:
                 return
-            if place[:NUMBER_BYTES] == self._number:
-                yield _interval(place[NUMBER_BYTES:], value)
+            if row_key[:NUMBER_BYTES] == self._number:
+                yield _interval(row_key[NUMBER_BYTES:], value)
 
 
 def touching(view: View, start: bytes, stop: bytes, *, overlapping: bool = False) -> Iterator[Interval]:
@@ -143,13 +108,13 @@ def rewrite(
 
 
 def _value(interval: Interval) -> bytes:
-    learned = interval.learned
-    return _LEARNED.pack(learned.generation, learned.seconds, learned.boot) + interval.stop
+    observed = interval.observed_at
+    return _OBSERVED.pack(observed.epoch, observed.seconds, observed.boot) + interval.stop
 
 
 def _interval(start: bytes, value: bytes) -> Interval:
-    generation, seconds, boot = _LEARNED.unpack_from(value)
-    return Interval(start, value[_LEARNED.size :], Learned(generation, seconds, boot))
+    epoch, seconds, boot = _OBSERVED.unpack_from(value)
+    return Interval(start, value[_OBSERVED.size :], ObservedAt(epoch, seconds, boot))
 
 
 SIZE_BYTES_MAX = 32 * 1024**3
@@ -250,7 +215,7 @@ class ListingStore:
                 reach, found = self._land(transaction, batch, seconds)
                 part = batch.until(reach)
                 if reach < batch.stop:
-                    left.appendleft(batch.behind(reach))
+                    left.appendleft(batch.beginning_at(reach))
                 landed.append(part)
                 changed += found
                 work += len(part.listed) + _PART_WORK
@@ -272,7 +237,7 @@ class ListingStore:
                     continue
                 view = View(transaction, self._entries, self._ranges, number)
                 around = list(touching(view, batch.start, batch.stop, overlapping=True))
-                if around and not is_known_better(around, batch.start, batch.stop, batch.asked.learned):
+                if around and not is_known_better(around, batch.start, batch.stop, batch.asked.observed_at):
                     self._land_entries(transaction, view, number, batch, seconds)
         for batch in kept:
             self._dirty.settle(batch.bucket, batch.start, batch.stop, batch.asked.number, seconds)
@@ -333,10 +298,10 @@ class ListingStore:
             raise RuntimeError("a bucket that was given a number has one")
         view = View(transaction, self._entries, self._ranges, number)
         around = list(touching(view, batch.start, batch.stop))
-        if is_known_better(around, batch.start, batch.stop, batch.asked.learned):
+        if is_known_better(around, batch.start, batch.stop, batch.asked.observed_at):
             return batch.stop, []
         reach, changed = self._land_entries(transaction, view, number, batch, seconds)
-        new = Interval(batch.start, reach, batch.asked.learned)
+        new = Interval(batch.start, reach, batch.asked.observed_at)
         after = including(around, new, merge_seconds=batch.merge_seconds)
         rewrite(transaction, self._ranges, number, around, after)
         return reach, changed
@@ -344,9 +309,11 @@ class ListingStore:
     def _may_be_kept(self, batch: Batch) -> bool:
         """To be asked within the transaction that keeps it: `sweep` waits for that."""
         asked = batch.asked
-        if asked.learned.generation != self._epochs.of_bucket(batch.bucket):
+        if asked.observed_at.epoch != self._epochs.of_bucket(batch.bucket):
             return False
-        return asked.number >= self._dirty.floor() or asked.learned.boot == UNKNOWN_BOOT  # keys may be let go of below
+        return (
+            asked.number >= self._dirty.floor() or asked.observed_at.boot == UNKNOWN_BOOT
+        )  # keys may be let go of below
 
     def _land_entries(
         self, transaction: lmdb.Transaction, view: View, number: bytes, batch: Batch, seconds: float
@@ -356,7 +323,7 @@ class ListingStore:
         reach = batch.stop
         for listed in (known, told):
             if len(listed) == LANDED_PER_TRANSACTION:
-                reach = min(reach, behind(listed[-1][0]))
+                reach = min(reach, key_successor(listed[-1][0]))
         told = self._with_our_forms(transaction, batch.forms, told)
         if known == told:
             return reach, []
@@ -393,7 +360,8 @@ class ListingStore:
             return False
         view, epoch = View(transaction, self._entries, self._ranges, number), self._epochs.of_bucket(one.bucket)
         return any(
-            within.learned.generation == epoch for within in touching(view, one.key, behind(one.key), overlapping=True)
+            within.observed_at.epoch == epoch
+            for within in touching(view, one.key, key_successor(one.key), overlapping=True)
         )
 
     def _number(self, transaction: lmdb.Transaction, bucket: str, *, create: bool = False) -> bytes | None:
@@ -414,8 +382,8 @@ class ListingStore:
     ) -> list[Listed]:
         """With the index's numbers in place of those into `forms`, or with the form itself where there are no more."""
         needed = forms_of(listed)
-        numbers = {place: self._form_number(transaction, forms[place]) for place in needed}
-        if all(place == number for place, number in numbers.items()):
+        numbers = {local: self._form_number(transaction, forms[local]) for local in needed}
+        if all(local == number for local, number in numbers.items()):
             return listed
         return [
             (key, with_own_form(record, forms[form_of(record)]) if number == OWN_FORM else with_form(record, number))
@@ -429,21 +397,21 @@ class ListingStore:
             return known
         packed, known_count = pack_form(form), len(self._forms)
         rows: Cursor = transaction.cursor(db=self._forms_table)
-        if rows.set_range(_form_place(known_count)):  # what this transaction may take back is not remembered
-            for place, other in rows:
+        if rows.set_range(_form_key(known_count)):  # what this transaction may take back is not remembered
+            for row_key, other in rows:
                 if other == packed:
-                    return int.from_bytes(place, "big")
+                    return int.from_bytes(row_key, "big")
         count = int(transaction.stat(self._forms_table)["entries"])
         if count >= FORMS_MAX:
             return OWN_FORM
-        transaction.put(_form_place(count), packed, db=self._forms_table)
+        transaction.put(_form_key(count), packed, db=self._forms_table)
         return count
 
     def _know_forms(self) -> None:
         """Read those that have come since; they never go."""
         with self._forms_lock, self._environment.begin() as transaction:
             rows: Cursor = transaction.cursor(db=self._forms_table)
-            if rows.set_range(_form_place(len(self._forms))):
+            if rows.set_range(_form_key(len(self._forms))):
                 for _, packed in rows:
                     form = unpack_form(packed)
                     self._form_numbers.setdefault(form, len(self._forms))
@@ -458,17 +426,17 @@ class ListingStore:
         cursor: Cursor = transaction.cursor(db=self._entries)
         if not cursor.set_range(self._swept) and not cursor.first():
             return
-        places = [place for place, _ in islice(cursor.iternext(values=True), _SWEPT_PER_TRANSACTION)]
-        self._swept = behind(places[-1])
-        for place in places:
-            transaction.delete(place, db=self._entries)
-        first, last = places[0], places[-1]
+        row_keys = [row_key for row_key, _ in islice(cursor.iternext(values=True), _SWEPT_PER_TRANSACTION)]
+        self._swept = key_successor(row_keys[-1])
+        for row_key in row_keys:
+            transaction.delete(row_key, db=self._entries)
+        first, last = row_keys[0], row_keys[-1]
         for number, start, stop in _parts_by_bucket(first, last):
             around = list(touching(View(transaction, self._entries, self._ranges, number), start, stop))
             rewrite(transaction, self._ranges, number, around, without(around, start, stop))
 
 
-def _form_place(number: int) -> bytes:
+def _form_key(number: int) -> bytes:
     return number.to_bytes(2, "big")
 
 
@@ -476,16 +444,16 @@ def _spans(keys: Sequence[WrittenKey]) -> Iterator[tuple[str, bytes, bytes]]:
     """Bucket, start and stop of what lies between keys of one directory; `keys` are in order."""
     for (bucket, _), group in groupby(keys, lambda one: (one.bucket, one.key.rpartition(b"/")[0])):
         together = list(group)
-        yield bucket, together[0].key, behind(together[-1].key)
+        yield bucket, together[0].key, key_successor(together[-1].key)
 
 
 def _parts_by_bucket(first: bytes, last: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """The places from `first` to `last` as bucket number, start and stop."""
+    """The row_keys from `first` to `last` as bucket number, start and stop."""
     lowest = int.from_bytes(first[:NUMBER_BYTES], "big")
     highest = int.from_bytes(last[:NUMBER_BYTES], "big")
     for bucket in range(lowest, highest + 1):
         start = first[NUMBER_BYTES:] if bucket == lowest else b""
-        stop = behind(last[NUMBER_BYTES:]) if bucket == highest else END
+        stop = key_successor(last[NUMBER_BYTES:]) if bucket == highest else END
         yield bucket.to_bytes(NUMBER_BYTES, "big"), start, stop
 
 
@@ -505,8 +473,8 @@ def _put_new(transaction: lmdb.Transaction, table: Table, rows: Sequence[tuple[b
             size_bytes += len(row[0]) + len(row[1]) + _NODE_BYTES
             if size_bytes > _PAGE_BYTES:
                 break
-    for place, _ in following:
-        transaction.delete(place, db=table)
+    for row_key, _ in following:
+        transaction.delete(row_key, db=table)
     append = not cursor.last() or bytes(cursor.key()) < rows[0][0]
     cursor.putmulti(rows, append=append)
     cursor.putmulti(following, append=append)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.jobs.indexing.landmarks import KEPT_MAX, Landmarks
 from gateway.jobs.indexing.shares import Share, Shares
 from gateway.jobs.indexing.splitting import KEY_BYTES_MAX, Alphabet, cuts
-from gateway.metadata.listing.pages import END, behind
+from gateway.metadata.listing.pages import END, key_successor
 from tests.support.listing_model import KEY, KEYS
 
 
@@ -45,7 +45,7 @@ def _list(shares: Shares, share: Share, there: list[bytes], page: int, listed: l
     ours = [key for key in found if key < share.stop]
     is_all = first + page >= len(there) or len(ours) < len(found)
     listed += ours
-    return shares.listed(share, ours, share.stop if is_all else min(share.stop, behind(found[-1])))
+    return shares.listed(share, ours, share.stop if is_all else min(share.stop, key_successor(found[-1])))
 
 
 @given(KEYS, st.integers(1, 9), st.integers(1, 5), st.lists(KEY.map(str.encode), max_size=8))
@@ -99,7 +99,7 @@ def test_guesses_are_keys_between(last: str, stop: bytes, count: int, seen: list
     found = [guess.encode() for guess in cuts(last, stop, count, alphabet, is_reached=is_reached)]
     assert len(found) <= count
     assert found == sorted(set(found))
-    assert all(last.encode() < guess and behind(guess) < stop for guess in found)
+    assert all(last.encode() < guess and key_successor(guess) < stop for guess in found)
 
 
 def test_what_was_added_between_landmarks_is_cut_too() -> None:
@@ -128,11 +128,11 @@ def test_a_share_that_was_cut_ends_where_the_next_begins() -> None:
     first = shares.take()
     assert first is not None
     assert shares.take() is None, "nothing can be cut before anything is seen"
-    shares.listed(first, [b"k1", b"k2"], behind(b"k2"))
+    shares.listed(first, [b"k1", b"k2"], key_successor(b"k2"))
     second = shares.take()
     assert second is not None
     assert second.stop == END
-    assert first.stop <= second.start == behind(second.after.encode())
+    assert first.stop <= second.start == key_successor(second.after.encode())
 
 
 def test_landmarks_stay_few_and_even() -> None:

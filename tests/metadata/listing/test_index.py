@@ -27,11 +27,10 @@ from gateway.metadata.catalog import Catalog
 from gateway.metadata.listing import dirty_keys, store
 from gateway.metadata.listing import index as index_module
 from gateway.metadata.listing.dirty_keys import OwnWrite
-from gateway.metadata.listing.index import Found, ListingIndex, Truth, Unsettled
-from gateway.metadata.listing.pages import END, Wanted, behind, behind_all
-from gateway.metadata.listing.ranges import Bound
+from gateway.metadata.listing.index import AuthoritativeEntry, Found, ListingIndex, NeedsLookup
+from gateway.metadata.listing.pages import END, ListRequest, key_successor, prefix_end
+from gateway.metadata.listing.ranges import Batch, Bound, QueryStamp
 from gateway.metadata.listing.records import form_of, numbered, pack, unpack
-from gateway.metadata.listing.store import Asked, Batch
 from gateway.metadata.observer import SilentCatalogObserver
 from gateway.metadata.opening import OpenCatalog, open_directory
 from gateway.origin.memory.origin import MemoryOrigin
@@ -61,19 +60,21 @@ class Bench:
     index: ListingIndex
     clock: ManualClock
 
-    async def learn(self, *entries: ListedEntry, asked: Asked | None = None, wanted: Wanted | None = None) -> None:
+    async def learn(
+        self, *entries: ListedEntry, asked: QueryStamp | None = None, wanted: ListRequest | None = None
+    ) -> None:
         asked = asked or self.index.asked("b")
-        self.index.learn("b", wanted or Wanted(), page(*entries), asked, merge_seconds=0.0)
+        self.index.learn("b", wanted or ListRequest(), page(*entries), asked, merge_seconds=0.0)
         await self.index.settle()
 
-    def keys(self, wanted: Wanted | None = None, **truths: ListedEntry | None) -> list[bytes] | Unsettled | None:
+    def keys(self, wanted: ListRequest | None = None, **truths: ListedEntry | None) -> list[bytes] | NeedsLookup | None:
         """What is listed; `truths` by key."""
         found = self.find(wanted, **truths)
         return [key for key, _ in found.page.keys] if isinstance(found, Found) else found
 
-    def find(self, wanted: Wanted | None = None, **truths: ListedEntry | None) -> Found | Unsettled | None:
-        told = {key.encode(): Truth(one) for key, one in truths.items()}
-        return self.index.find("b", wanted or Wanted(), FOR_EVER, with_owner=False, truths=told)
+    def find(self, wanted: ListRequest | None = None, **truths: ListedEntry | None) -> Found | NeedsLookup | None:
+        told = {key.encode(): AuthoritativeEntry(one) for key, one in truths.items()}
+        return self.index.find("b", wanted or ListRequest(), FOR_EVER, with_owner=False, truths=told)
 
 
 @asynccontextmanager
@@ -102,11 +103,11 @@ def test_nothing_is_known_before_it_is_learned(tmp_path: Path) -> None:
 
     async def scenario(one: Bench) -> None:
         assert one.keys() is None
-        await one.learn(entry(b"a/1"), wanted=Wanted(b"a/"))
+        await one.learn(entry(b"a/1"), wanted=ListRequest(b"a/"))
         assert one.keys() is None
-        assert one.keys(Wanted(b"a/")) == [b"a/1"]
-        assert one.keys(Wanted(b"a/2")) == []
-        assert one.index.find("c", Wanted(b"a/"), FOR_EVER, with_owner=False) is None
+        assert one.keys(ListRequest(b"a/")) == [b"a/1"]
+        assert one.keys(ListRequest(b"a/2")) == []
+        assert one.index.find("c", ListRequest(b"a/"), FOR_EVER, with_owner=False) is None
 
     play(tmp_path / "c", scenario)
 
@@ -181,12 +182,12 @@ def test_a_written_key_does_not_count_until_its_truth_is_told(tmp_path: Path) ->
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a"), entry(b"b"))
         own = await one.index.begin_write("b", ["b", "c"])
-        assert one.keys() == Unsettled([b"b", b"c"])
+        assert one.keys() == NeedsLookup([b"b", b"c"])
         await one.index.end_write(own)
         asked = one.index.asked("b")
         assert one.keys(b=None, c=entry(b"c", 2)) == [b"a", b"c"]
-        one.index.learn_truth("b", b"b", Truth(None), asked)
-        one.index.learn_truth("b", b"c", Truth(entry(b"c", 2)), asked)
+        one.index.learn_truth("b", b"b", AuthoritativeEntry(None), asked)
+        one.index.learn_truth("b", b"c", AuthoritativeEntry(entry(b"c", 2)), asked)
         await one.index.settle()
         assert one.keys() == [b"a", b"c"]
 
@@ -203,8 +204,8 @@ def test_a_truth_that_comes_late_says_nothing_of_what_is_known_since(tmp_path: P
         asked = one.index.asked("b")
         await one.clock.advance(1.0)
         await one.learn(entry(b"a", 3))
-        one.index.learn_truth("b", b"a", Truth(entry(b"a", 2)), asked)
-        one.index.learn_truth("b", b"a", Truth(None), asked)
+        one.index.learn_truth("b", b"a", AuthoritativeEntry(entry(b"a", 2)), asked)
+        one.index.learn_truth("b", b"a", AuthoritativeEntry(None), asked)
         await one.index.settle()
         found = one.find()
         assert isinstance(found, Found)
@@ -227,11 +228,11 @@ def test_only_what_was_asked_after_a_write_settles_it(tmp_path: Path, moment: st
         asked["between two"] = one.index.asked("b")
         await one.index.end_write(another)
         asked["after"] = one.index.asked("b")
-        one.index.learn_truth("b", b"a", Truth(entry(b"a", 2)), asked[moment])
+        one.index.learn_truth("b", b"a", AuthoritativeEntry(entry(b"a", 2)), asked[moment])
         await one.index.settle()
-        assert one.keys() == ([b"a"] if moment == "after" else Unsettled([b"a"]))
+        assert one.keys() == ([b"a"] if moment == "after" else NeedsLookup([b"a"]))
         await one.learn(entry(b"a", 3), entry(b"b"), asked=asked[moment])
-        assert one.keys() == ([b"a", b"b"] if moment == "after" else Unsettled([b"a"]))
+        assert one.keys() == ([b"a", b"b"] if moment == "after" else NeedsLookup([b"a"]))
 
     play(tmp_path / "c", scenario)
 
@@ -244,7 +245,7 @@ def test_a_page_on_its_way_does_not_undo_a_settled_write(tmp_path: Path) -> None
         asked = one.index.asked("b")
         own = await one.index.begin_write("b", ["a"])
         await one.index.end_write(own)
-        one.index.learn_truth("b", b"a", Truth(None), one.index.asked("b"))
+        one.index.learn_truth("b", b"a", AuthoritativeEntry(None), one.index.asked("b"))
         await one.index.settle()
         one.opened.listing.sweep(one.clock.monotonic())
         await one.learn(entry(b"a", 1), asked=asked)
@@ -298,9 +299,9 @@ def test_owners_are_asked_for_when_they_are_not_known(tmp_path: Path) -> None:
 
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a"))
-        assert one.index.find("b", Wanted(), FOR_EVER, with_owner=True) is None
+        assert one.index.find("b", ListRequest(), FOR_EVER, with_owner=True) is None
         await one.learn(entry(b"a", form=EntryForm("", "<Owner/>", "")))
-        assert isinstance(one.index.find("b", Wanted(), FOR_EVER, with_owner=True), Found)
+        assert isinstance(one.index.find("b", ListRequest(), FOR_EVER, with_owner=True), Found)
 
     play(tmp_path / "c", scenario)
 
@@ -344,17 +345,17 @@ def test_writes_to_prefixes_that_nobody_lists_void_nothing_else(tmp_path: Path) 
     """However many: what is listed is answered from the index, before, meanwhile and after, and few keys stay dirty."""
 
     async def scenario(one: Bench) -> None:
-        await one.learn(entry(b"set/a"), wanted=Wanted(b"set/"))
+        await one.learn(entry(b"set/a"), wanted=ListRequest(b"set/"))
         epoch = one.opened.epochs.of_bucket("b")
         for step in range(10):
             await write_many(one, (f"runs/{step}/{number:05}" for number in range(20_000)))
-            assert one.keys(Wanted(b"set/")) == [b"set/a"]
-            await one.learn(entry(b"set/a"), wanted=Wanted(b"set/"))  # and it can be learned anew
-        assert one.keys(Wanted(b"set/")) == [b"set/a"]
+            assert one.keys(ListRequest(b"set/")) == [b"set/a"]
+            await one.learn(entry(b"set/a"), wanted=ListRequest(b"set/"))  # and it can be learned anew
+        assert one.keys(ListRequest(b"set/")) == [b"set/a"]
         assert one.opened.epochs.of_bucket("b") == epoch
         assert dirty_count(one) < dirty_keys.DIRTY_KEYS_MAX
         await write_many(one, ["set/b"] * 200, at_once=1)
-        assert one.keys(Wanted(b"set/")) == Unsettled([b"set/b"])
+        assert one.keys(ListRequest(b"set/")) == NeedsLookup([b"set/b"])
 
     play(tmp_path / "c", scenario)
 
@@ -371,10 +372,10 @@ def test_writes_to_what_was_listed_once_void_only_their_surroundings(
         await write_many(one, (f"m/{number:05}" for number in range(20_000)))
         assert one.opened.epochs.of_bucket("b") == epoch
         assert dirty_count(one) < 6000
-        assert [one.keys(Wanted(prefix)) for prefix in (b"a/", b"z/")] == [[b"a/1"], [b"z/1"]]
-        assert one.keys(Wanted(b"m/")) is None
-        await one.learn(entry(b"m/1"), wanted=Wanted(b"m/"))
-        assert one.keys(Wanted(b"m/")) == [b"m/1"]
+        assert [one.keys(ListRequest(prefix)) for prefix in (b"a/", b"z/")] == [[b"a/1"], [b"z/1"]]
+        assert one.keys(ListRequest(b"m/")) is None
+        await one.learn(entry(b"m/1"), wanted=ListRequest(b"m/"))
+        assert one.keys(ListRequest(b"m/")) == [b"m/1"]
 
     play(tmp_path / "c", scenario)
 
@@ -388,16 +389,16 @@ def test_too_many_dirty_keys_are_got_over_after_a_restart(tmp_path: Path, monkey
             own = OwnWrite("b", [b"k%05d" % one for one in range(number, number + 100)])
             one.opened.dirty.begin(own, 0.0)
             one.opened.dirty.end(own, 0.0)
-        await one.learn(entry(b"set/a"), wanted=Wanted(b"set/"))
+        await one.learn(entry(b"set/a"), wanted=ListRequest(b"set/"))
         own = await one.index.begin_write("b", ["runs/1"])
-        assert one.keys(Wanted(b"set/")) is None
+        assert one.keys(ListRequest(b"set/")) is None
         await one.index.end_write(own)
 
     async def recovers(one: Bench) -> None:
         await write_many(one, (f"runs/{number}" for number in range(500)), at_once=1)
-        await one.learn(entry(b"set/a"), wanted=Wanted(b"set/"))
+        await one.learn(entry(b"set/a"), wanted=ListRequest(b"set/"))
         await write_many(one, (f"runs/{number}" for number in range(500)), at_once=1)
-        assert one.keys(Wanted(b"set/")) == [b"set/a"]
+        assert one.keys(ListRequest(b"set/")) == [b"set/a"]
         assert dirty_count(one) < 1100
 
     play(tmp_path / "c", too_many)
@@ -411,8 +412,8 @@ def test_clean_keys_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     async def scenario(one: Bench) -> None:
         for number in range(200):
             await write_many(one, (f"{number:03}/{one:02}" for one in range(50)))
-            await one.learn(wanted=Wanted(b"%03d/" % number))
-        assert one.keys(Wanted(b"007/")) == []
+            await one.learn(wanted=ListRequest(b"%03d/" % number))
+        assert one.keys(ListRequest(b"007/")) == []
         clean = one.opened.dirty.not_told("b", b"", END, 0, one.clock.monotonic())
         assert len(clean) < 1100
 
@@ -446,7 +447,7 @@ def test_known_keys_stay_dirty_where_they_are_few(tmp_path: Path) -> None:
         await one.index.end_write(own)
         for _ in range(3):
             one.opened.listing.sweep(1e6)
-        assert one.keys() == Unsettled([b"a"])
+        assert one.keys() == NeedsLookup([b"a"])
 
     play(tmp_path / "c", scenario)
 
@@ -498,7 +499,7 @@ def test_a_process_that_is_stopped_holds_up_no_write_for_long(tmp_path: Path, mo
         await one.learn(entry(b"a"), entry(b"b"))
         own = await one.index.begin_write("b", ["b"])
         await one.index.end_write(own)
-        assert one.keys() == Unsettled([b"b"]), "noted again"
+        assert one.keys() == NeedsLookup([b"b"]), "noted again"
 
     play(tmp_path / "c", scenario)
 
@@ -571,13 +572,13 @@ def test_another_processs_write_is_seen_though_it_is_killed(tmp_path: Path, step
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a", 1))
         other(tmp_path / "c", *steps)
-        assert one.keys() == Unsettled([b"a"])
+        assert one.keys() == NeedsLookup([b"a"])
         await one.learn(entry(b"a", 2))
-        assert one.keys() == (Unsettled([b"a"]) if steps == ["die"] else [b"a"])
+        assert one.keys() == (NeedsLookup([b"a"]) if steps == ["die"] else [b"a"])
 
     async def later(one: Bench) -> None:
         if steps == ["die"]:
-            assert one.keys() == Unsettled([b"a"])
+            assert one.keys() == NeedsLookup([b"a"])
             await one.learn(entry(b"a", 2))
         assert one.keys() == [b"a"]
 
@@ -621,7 +622,7 @@ def test_each_place_is_listed_as_it_was_told_last(steps: list[tuple[int, int, di
         model = Model()
         for first, count, there, is_forgotten in steps:
             within = PLACES[first : first + count]
-            start, stop = within[0], behind_all(within[-1])
+            start, stop = within[0], prefix_end(within[-1])
             if is_forgotten:
                 one.opened.listing.forget("b", start, stop)
                 model.known -= set(within)
@@ -634,7 +635,7 @@ def test_each_place_is_listed_as_it_was_told_last(steps: list[tuple[int, int, di
             model.learn(within, there)
             check(one, model, start, stop)
         for place in PLACES:
-            known = one.keys(Wanted(place))
+            known = one.keys(ListRequest(place))
             assert known == (None if place not in model.known else [place] if place in model.told else [])
 
     def check(one: Bench, model: Model, start: bytes, stop: bytes) -> None:
@@ -654,13 +655,15 @@ def test_the_index_keeps_to_its_size_and_never_lies(tmp_path: Path) -> None:
         for start in range(0, 40_000, 1000):
             keys = [b"%08d" % number for number in range(start, start + 1000)]
             listed = [(key, pack(entry(key), 0)) for key in keys]
-            await one.index.land(Batch("b", keys[0], behind(keys[-1]), listed, [STANDARD], one.index.asked("b"), 1.0))
+            await one.index.land(
+                Batch("b", keys[0], key_successor(keys[-1]), listed, [STANDARD], one.index.asked("b"), 1.0)
+            )
         statistics = one.opened.listing.statistics()
         assert statistics["size_bytes"] < 2**20 + 2**17
         assert 10_000 < statistics["keys"] < 25_000
         known = 0
         for number in range(0, 40_000, 100):
-            found = one.keys(Wanted(b"%06d" % (number // 100)))
+            found = one.keys(ListRequest(b"%06d" % (number // 100)))
             known += found is not None
             assert found in (None, [b"%08d" % one for one in range(number, number + 100)])
         assert 100 < known < 250
@@ -673,16 +676,16 @@ def test_a_page_of_a_thousand_common_prefixes_is_learned_at_once(tmp_path: Path)
 
     async def scenario(one: Bench) -> None:
         prefixes = [b"%04d/" % number for number in range(1000)]
-        wanted = Wanted(delimiter=b"/")
+        wanted = ListRequest(delimiter=b"/")
         told = ListedPage([entry(b"between-%04d" % number) for number in range(100)], prefixes, None)
         one.index.learn("b", wanted, told, one.index.asked("b"), merge_seconds=0.0)
         before = one.opened.listing._environment.info()["last_txnid"]
         await one.index.settle()
         assert one.opened.listing._environment.info()["last_txnid"] - before < 100
-        assert one.keys(Wanted(b"between-")) == [b"between-%04d" % number for number in range(100)]
+        assert one.keys(ListRequest(b"between-")) == [b"between-%04d" % number for number in range(100)]
         assert one.find(wanted) is None
         for prefix in prefixes:
-            await one.learn(entry(prefix + b"x"), wanted=Wanted(prefix))
+            await one.learn(entry(prefix + b"x"), wanted=ListRequest(prefix))
         found = one.find(wanted)
         assert isinstance(found, Found)
         assert (len(found.page.prefixes), found.page.is_truncated) == (1000, True)
@@ -700,7 +703,9 @@ def test_a_sorted_build_takes_little_room(tmp_path: Path) -> None:
                 for n in range(start, start + 1000)
             ]
             listed = [(key, pack(entry(key), 0)) for key in keys]
-            await one.index.land(Batch("b", keys[0], behind(keys[-1]), listed, [STANDARD], one.index.asked("b"), 1.0))
+            await one.index.land(
+                Batch("b", keys[0], key_successor(keys[-1]), listed, [STANDARD], one.index.asked("b"), 1.0)
+            )
         assert len(keys[0]) >= 55
         statistics = one.opened.listing.statistics()
         assert statistics["keys"] == 20_000
@@ -723,7 +728,7 @@ def test_what_lands_in_many_places_at_once_is_packed_as_well(tmp_path: Path, str
                 keys = [b"%054d" % (stream * each + n) for n in range(first, min(first + at_once, each))]
                 listed = [(key, pack(entry(key), 0)) for key in keys]
                 asked = one.index.asked("b")
-                await one.index.land(Batch("b", keys[0], behind(keys[-1]), listed, [STANDARD], asked, math.inf))
+                await one.index.land(Batch("b", keys[0], key_successor(keys[-1]), listed, [STANDARD], asked, math.inf))
         assert one.opened.listing.statistics()["keys"] == 4001
         assert one.opened.listing.statistics()["size_bytes"] < 130 * 4001
 
@@ -757,8 +762,8 @@ def test_any_number_of_forms_is_kept(tmp_path: Path, count: int) -> None:
     async def land(one: Bench, first: int) -> list[bytes]:
         some = entries[first : first + 1000]
         listed, forms = numbered(some)
-        start = b"" if first == 0 else behind(entries[first - 1].key)
-        stop = END if first + 1000 >= count else behind(some[-1].key)
+        start = b"" if first == 0 else key_successor(entries[first - 1].key)
+        stop = END if first + 1000 >= count else key_successor(some[-1].key)
         return await one.index.land(Batch("b", start, stop, listed, forms, one.index.asked("b"), math.inf))
 
     async def scenario(one: Bench) -> None:
@@ -767,7 +772,7 @@ def test_any_number_of_forms_is_kept(tmp_path: Path, count: int) -> None:
         assert await land(one, 0) == [], "nothing has changed"
         listed, after = list[ListedEntry](), b""
         while True:
-            found = one.find(Wanted(after=after))
+            found = one.find(ListRequest(after=after))
             assert isinstance(found, Found)
             listed += [unpack(key, record, found.forms) for key, record in found.page.keys]
             if not found.page.is_truncated:
@@ -778,13 +783,13 @@ def test_any_number_of_forms_is_kept(tmp_path: Path, count: int) -> None:
         assert one.index.entry("b", last.key.decode(), FOR_EVER) == last
         own = await one.index.begin_write("b", ["000000"])
         await one.index.end_write(own)
-        found = one.find(Wanted(b"00000"), **{"000000": entry(b"000000", 1, restored_until(count))})
+        found = one.find(ListRequest(b"00000"), **{"000000": entry(b"000000", 1, restored_until(count))})
         assert isinstance(found, Found)
         assert found.forms[form_of(found.page.keys[0][1])] == restored_until(count)
 
     async def odd(one: Bench) -> None:
         strange = ListedEntry(b"~", "yesterday", "no digest", 7, restored_until(count + 1))
-        await one.learn(strange, wanted=Wanted(b"~"))
+        await one.learn(strange, wanted=ListRequest(b"~"))
         assert one.index.entry("b", "~", FOR_EVER) == strange
         changed = ListedEntry(b"~", "today", "no digest", 7, restored_until(count + 2))
         listed, forms = numbered([changed])

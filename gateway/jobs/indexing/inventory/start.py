@@ -25,11 +25,11 @@ from gateway.jobs.indexing.inventory.sorting import SortedRuns
 from gateway.jobs.indexing.landmarks import Landmarks
 from gateway.jobs.indexing.parts import Part, gaps
 from gateway.jobs.tools import Tools
-from gateway.metadata.entries import Learned
+from gateway.metadata.entries import ObservedAt
 from gateway.metadata.listing.index import ListingIndex
-from gateway.metadata.listing.pages import Listed, behind
+from gateway.metadata.listing.pages import Listed, key_successor
+from gateway.metadata.listing.ranges import Batch, QueryStamp
 from gateway.metadata.listing.records import pack
-from gateway.metadata.listing.store import Asked, Batch
 from gateway.policy.slots import Slot
 from gateway.s3.list_result import EntryForm, ListedEntry
 from gateway.s3.xml_writer import escape
@@ -63,13 +63,13 @@ class InventoryStart:
         manifest = await self._source.manifest()
         if manifest.source_bucket != self._slot.prefix.bucket:
             raise BadInventory(f"it is of bucket {manifest.source_bucket}, and not of {self._slot.prefix.bucket}")
-        generation = self._index.moment(manifest.source_bucket).generation
+        epoch = self._index.moment(manifest.source_bucket).epoch
         directory = await asyncio.to_thread(self._directory)
         try:
             runs = SortedRuns(directory) if self._stands_for_a_listing else None
             await self._take_files(manifest, directory, runs)
             if runs is not None and self._seen:
-                await self._land(runs, parts, generation)
+                await self._land(runs, parts, epoch)
         except (OSError, lmdb.Error) as error:
             raise StoreUnavailable(f"an inventory cannot be sorted: {error}") from error
         finally:
@@ -118,7 +118,7 @@ class InventoryStart:
         entry = ListedEntry(row.key, row.modified, f'"{row.etag}"', row.size_bytes, form)
         return pack(entry, self._forms.setdefault(form, len(self._forms)))
 
-    async def _land(self, runs: SortedRuns, parts: Sequence[Part], generation: int) -> None:
+    async def _land(self, runs: SortedRuns, parts: Sequence[Part], epoch: int) -> None:
         """All keys of the unknown parts, in order; of each part, all between two batches is told too."""
         bucket = self._slot.prefix.bucket
         known = [one for part in parts for one in self._index.known(bucket, part.start, part.stop)]
@@ -126,17 +126,17 @@ class InventoryStart:
         rows = await asyncio.to_thread(runs.rows)
         while left:
             listed = await asyncio.to_thread(lambda: list(islice(rows, _LANDED_AT_ONCE)))
-            reach = behind(listed[-1][0]) if len(listed) == _LANDED_AT_ONCE else None
+            reach = key_successor(listed[-1][0]) if len(listed) == _LANDED_AT_ONCE else None
             while left and (reach is None or left[0].start < reach):
                 part = left.pop(0)
                 stop = part.stop if reach is None else min(part.stop, reach)
-                await self._land_part(part.start, stop, listed, generation)
+                await self._land_part(part.start, stop, listed, epoch)
                 if stop < part.stop:
                     left.insert(0, Part(stop, part.stop))
                     break
 
-    async def _land_part(self, start: bytes, stop: bytes, listed: Sequence[Listed], generation: int) -> None:
+    async def _land_part(self, start: bytes, stop: bytes, listed: Sequence[Listed], epoch: int) -> None:
         within = [row for row in listed if start <= row[0] < stop]
-        told = Learned(generation, self._tools.clock.monotonic(), UNKNOWN_BOOT)
-        asked = Asked(told, _BEFORE_EVERY_WRITE)
+        told = ObservedAt(epoch, self._tools.clock.monotonic(), UNKNOWN_BOOT)
+        asked = QueryStamp(told, _BEFORE_EVERY_WRITE)
         await self._index.land(Batch(self._slot.prefix.bucket, start, stop, within, list(self._forms), asked, math.inf))
