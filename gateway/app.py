@@ -25,9 +25,9 @@ from gateway.jobs.indexing.indexes import Indexes, IndexPlan
 from gateway.jobs.runner import Jobs
 from gateway.jobs.snapshot_service import SnapshotService
 from gateway.jobs.store import JobStore
+from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS, disbelieve
-from gateway.metadata.small_answers import SmallAnswers
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.metering import origin_meter
@@ -110,7 +110,7 @@ async def _no_directory(node: _Node) -> AsyncIterator[tuple[Blocks, Catalog]]:
     """What there is without one."""
     yield (
         ClosedCache(node.origin, node.clock, node.metrics.cache),
-        Catalog.forgetful(node.origin, node.clock, node.metrics.catalog),
+        Catalog.switched_off(node.origin, node.clock, node.metrics.catalog),
     )
 
 
@@ -136,7 +136,7 @@ async def s3_application(
         _no_directory(node) if closed else _directory(settings, node, worker, shared_directory) as (blocks, catalog),
         nullcontext() if closed else opened_buffer(settings, worker, _bounding(node), blocks) as buffer,
     ):
-        answers = SmallAnswers(
+        answers = BucketMetadataCache(
             settings.cache.directory / "catalog" / ANSWERS,
             catalog.now_of_bucket,
             ttl_seconds=0 if closed else settings.cache.small_answers_ttl_seconds,

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 
 from gateway.errors import OriginAnswered
 from gateway.jobs.dependencies import JobDependencies
-from gateway.metadata.listing.bounds import bound_of
-from gateway.metadata.listing.pages import Wanted
+from gateway.metadata.listing.pages import ListRequest
+from gateway.metadata.listing.ranges import bound_of
 from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.policy.prefixes import Prefix
 from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX, ListedEntry, parse_listed_page
@@ -25,7 +25,7 @@ async def fetch_page(
     token: str | None = None,
     with_owner: bool = False,
 ) -> bytes:
-    """The document of one page: behind a continuation token, or behind the key `start_after`.
+    """The document of one page: key_successor a continuation token, or behind the key `start_after`.
 
     Raises OriginAnswered when the origin refuses, OriginUnreachable, and OriginBodyError for a page that is too long.
     """
@@ -48,14 +48,14 @@ async def fetch_page(
 async def list_pages(
     tools: JobDependencies, prefix: Prefix, *, start_after: str = ""
 ) -> AsyncGenerator[list[ListedEntry], None]:
-    """All objects under `prefix` in order, behind the key `start_after`; the listing index learns every page.
+    """All objects under `prefix` in order, key_successor the key `start_after`; the listing index learns every page.
 
     Raises as `fetch_page`, and OriginBodyError for an answer that is no list.
     """
     listing, slots = tools.catalog.listing, tools.slots
     bound = bound_of(slots.under(prefix.bucket, prefix.key_prefix))
     slot = slots.find(prefix.bucket, prefix.key_prefix).name
-    wanted, token = Wanted(prefix.key_prefix.encode(), after=start_after.encode()), None
+    wanted, token = ListRequest(prefix.key_prefix.encode(), after=start_after.encode()), None
     while True:
         asked, after = listing.asked(prefix.bucket), wanted.after.decode()
         document = await fetch_page(
@@ -69,4 +69,4 @@ async def list_pages(
         if token is None:
             return
         if page.entries:
-            wanted = Wanted(wanted.prefix, after=page.entries[-1].key)
+            wanted = ListRequest(wanted.prefix, after=page.entries[-1].key)

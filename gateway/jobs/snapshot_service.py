@@ -15,7 +15,7 @@ from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.job import Job
 from gateway.jobs.runner import Jobs
 from gateway.jobs.snapshot_job import check_free, pages, snapshots_of, steadily
-from gateway.metadata.listing.places import END, behind
+from gateway.metadata.listing.pages import END, key_successor
 from gateway.metadata.snapshots.diff import differences
 from gateway.metadata.snapshots.manifest import valid_name
 from gateway.metadata.snapshots.ndjson import BadLine, Header, LineReader, header_line, object_lines
@@ -166,7 +166,7 @@ class SnapshotService:
             start = b""
             while part := await steadily(snapshot.data.part, start, END):
                 yield part
-                start = behind(part[-1].key)
+                start = key_successor(part[-1].key)
         finally:
             snapshot.close()
 
@@ -177,7 +177,7 @@ class SnapshotService:
             yield header_line(snapshot.manifest, forms)
             while part := await steadily(snapshot.data.part, start, END):
                 yield await asyncio.to_thread(object_lines, part, forms)
-                start = behind(part[-1].key)
+                start = key_successor(part[-1].key)
         finally:
             snapshot.close()
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from gateway.blocks.closed import Blocks
 from gateway.clock import Clock
+from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
-from gateway.metadata.small_answers import SmallAnswers
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.objects import ObjectKey
 from gateway.operations.buffers import Buffers
@@ -27,7 +27,7 @@ class Services:
 
     origin: Origin
     catalog: Catalog
-    answers: SmallAnswers
+    answers: BucketMetadataCache
     blocks: Blocks
     slots: Slots
     clock: Clock

@@ -14,10 +14,10 @@ from gateway.clock import Clock, SystemClock
 from gateway.edge.asgi import S3App, SilentRequestObserver
 from gateway.edge.authentication import Authenticator
 from gateway.edge.keyring import ConfiguredKeyring, Key, Keyring
+from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.observer import SilentAnswersObserver, SilentCatalogObserver
 from gateway.metadata.opening import ANSWERS
-from gateway.metadata.small_answers import SmallAnswers
 from gateway.metadata.snapshots.registry import SilentSnapshotObserver, SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.operations.exchange import Services
@@ -41,7 +41,7 @@ class GatewayApp:
     origin: MemoryOrigin
     blocks: BlockCache
     catalog: Catalog
-    answers: SmallAnswers
+    answers: BucketMetadataCache
     snapshots: SnapshotStore
     buffer: WritebackBuffer | None = None
 
@@ -87,7 +87,7 @@ async def gateway_app(
     except BaseException:
         await blocks.close()
         raise
-    answers = SmallAnswers(
+    answers = BucketMetadataCache(
         directory / "catalog" / ANSWERS,
         catalog.now_of_bucket,
         ttl_seconds=small_answers_ttl_seconds,

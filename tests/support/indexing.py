@@ -11,9 +11,9 @@ from pathlib import Path
 
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.indexes import Indexes, IndexPlan
-from gateway.metadata.listing.bounds import Bound
 from gateway.metadata.listing.index import Found, ListingIndex
-from gateway.metadata.listing.pages import Wanted
+from gateway.metadata.listing.pages import ListRequest
+from gateway.metadata.listing.ranges import Bound
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
 from gateway.origin.memory import MemoryOrigin
 from gateway.policy.prefixes import Prefix
@@ -84,7 +84,7 @@ class IndexBench:
     def listed(self, bound: Bound = FOR_EVER, *, prefix: str = "", bucket: str = BUCKET) -> list[str] | None:
         """All keys as the index lists them, page by page; None: it cannot."""
         keys: list[str] = []
-        wanted = Wanted(prefix.encode(), limit=7)
+        wanted = ListRequest(prefix.encode(), limit=7)
         while True:
             found = self.listing.find(bucket, wanted, bound, with_owner=False)
             if not isinstance(found, Found):
@@ -92,7 +92,7 @@ class IndexBench:
             keys += [key.decode() for key, _ in found.page.keys]
             if not found.page.is_truncated:
                 return keys
-            wanted = Wanted(prefix.encode(), limit=7, after=found.page.last)
+            wanted = ListRequest(prefix.encode(), limit=7, after=found.page.last)
 
 
 @asynccontextmanager

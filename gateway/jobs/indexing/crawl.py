@@ -27,10 +27,10 @@ from gateway.jobs.indexing.status import IndexObserver, IndexStatus
 from gateway.jobs.listing import fetch_page
 from gateway.jobs.retry import with_retries
 from gateway.metadata.catalog import Catalog
-from gateway.metadata.listing.batches import Asked, Batch
 from gateway.metadata.listing.index import ListingIndex
-from gateway.metadata.listing.packed import PackedPage, packed_page
-from gateway.metadata.listing.places import behind
+from gateway.metadata.listing.page_parser import PackedPage, packed_page
+from gateway.metadata.listing.pages import key_successor
+from gateway.metadata.listing.ranges import Batch, QueryStamp
 from gateway.metadata.listing.records import unpack
 from gateway.objects import ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
@@ -126,7 +126,7 @@ class Crawl:
             await self._tools.clock.sleep(_BUSY_LOOK_SECONDS)
         self._asking += 1
 
-    async def _told(self, crawl_range: CrawlRange) -> tuple[PackedPage, Asked]:
+    async def _told(self, crawl_range: CrawlRange) -> tuple[PackedPage, QueryStamp]:
         """The next page of a range, and when it was asked for. Pages without a key are followed by the next."""
         asked, token = self._index.asked(self._plan.prefix.bucket), None
         while True:
@@ -148,11 +148,11 @@ class Crawl:
         )
         return packed_page(document, crawl_range.stop)
 
-    def _batch(self, crawl_range: CrawlRange, page: PackedPage, asked: Asked) -> Batch:
+    def _batch(self, crawl_range: CrawlRange, page: PackedPage, asked: QueryStamp) -> Batch:
         """What the page tells of the range as it is now: others may have taken its end meanwhile."""
         end = bisect_left(page.listed, (crawl_range.stop, b""))
         is_all = page.next_token is None or page.is_cut or end < len(page.listed)
-        stop = crawl_range.stop if is_all else min(crawl_range.stop, behind(page.listed[-1][0]))
+        stop = crawl_range.stop if is_all else min(crawl_range.stop, key_successor(page.listed[-1][0]))
         self._most_keys = max(self._most_keys, end)
         if end and 2 * end >= self._most_keys:  # the ends of ranges are short, and would be too near
             self.split_points.add(page.listed[end - 1][0])

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.jobs.indexing.split_points import CharacterStatistics, cuts
-from gateway.metadata.listing.places import behind
+from gateway.metadata.listing.pages import key_successor
 
 _GUESSES_MIN = 4
 """Where it is not even known whether there are keys behind, so many questions are asked at once."""
@@ -104,7 +104,7 @@ class CrawlRanges:
         """Parts begin behind the guesses: a listing can begin behind a key, not at it. The first is the lister's."""
         stop, is_reached, before = crawl_range.stop, crawl_range.is_reached, crawl_range
         for guess in guesses:
-            cut = behind(guess.encode())
+            cut = key_successor(guess.encode())
             before.stop, before.is_reached = cut, False
             before = CrawlRange(cut, stop, guess, is_reached=is_reached, before=before)
             self._waiting.append(before)

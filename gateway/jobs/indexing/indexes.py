@@ -22,10 +22,9 @@ from gateway.jobs.indexing.crawl import Crawl, CrawlPlan, said
 from gateway.jobs.indexing.inventory import UNKNOWN_BOOT, InventoryStart
 from gateway.jobs.indexing.key_ranges import LISTED, KeyRange, gaps, ranges_of
 from gateway.jobs.indexing.status import IndexObserver, IndexStatus
-from gateway.metadata.listing.bounds import Bound, bound_of
+from gateway.metadata.entries import ObservedAt
 from gateway.metadata.listing.index import ListingIndex
-from gateway.metadata.listing.intervals import Interval
-from gateway.metadata.records import Learned
+from gateway.metadata.listing.ranges import Bound, Interval, bound_of
 from gateway.policy.slots import Slot
 
 LOOK_SECONDS = 5.0
@@ -58,10 +57,10 @@ class _Look:
     """What the index knows of a slot at a moment."""
 
     known: Sequence[Interval]
-    now: Learned
+    now: ObservedAt
 
-    def within(self, usable: Callable[[Learned], bool]) -> list[KeyRange]:
-        return [KeyRange(one.start, one.stop) for one in self.known if usable(one.learned)]
+    def within(self, usable: Callable[[ObservedAt], bool]) -> list[KeyRange]:
+        return [KeyRange(one.start, one.stop) for one in self.known if usable(one.observed_at)]
 
 
 class SlotIndex:
@@ -140,7 +139,7 @@ class SlotIndex:
         progress.state, progress.keys, progress.pages = "crawling", 0, 0
         progress.started_at, progress.next_at = self._tools.clock.now(), None
         # What an inventory told is known with less detail, and nothing else has been learned from it.
-        finds_changes = all(one.learned.boot != UNKNOWN_BOOT for one in look.known)
+        finds_changes = all(one.observed_at.boot != UNKNOWN_BOOT for one in look.known)
         plan = CrawlPlan(
             self._slot.name, self._slot.prefix, self._plan.listers, self._merge_seconds, finds_changes=finds_changes
         )
@@ -170,12 +169,12 @@ class SlotIndex:
 
     def _note(self, look: _Look) -> None:
         progress, wall = self.progress, self._tools.clock.now()
-        usable = [one for one in look.known if self._bound.allows(one.learned, look.now)]
+        usable = [one for one in look.known if self._bound.allows(one.observed_at, look.now)]
         progress.state = "waiting"
         progress.complete = not gaps(self._parts, [KeyRange(one.start, one.stop) for one in usable])
         progress.known_since = None
-        if progress.complete and all(one.learned.boot == look.now.boot for one in usable):
-            ages = [look.now.seconds - one.learned.seconds for one in usable]
+        if progress.complete and all(one.observed_at.boot == look.now.boot for one in usable):
+            ages = [look.now.seconds - one.observed_at.seconds for one in usable]
             progress.known_since = wall - max(ages, default=0.0)
         refresh = self._plan.refresh_seconds
         progress.next_at = None if refresh is None else wall + self._seconds_until_due(look)
@@ -189,7 +188,7 @@ class SlotIndex:
             _log.warning("a crawl has failed, and goes on later", slot=self._slot.name, error=said(error))
         return float(min(_PAUSE_SECONDS_MAX, 2.0**self._failures))
 
-    def _is_done(self, learned: Learned, now: Learned, parts: int) -> bool:
+    def _is_done(self, learned: ObservedAt, now: ObservedAt, parts: int) -> bool:
         """Whether it need not be listed now: it is younger than that part of the period."""
         if self._plan.refresh_seconds is None:
             return learned.boot != UNKNOWN_BOOT
@@ -198,7 +197,7 @@ class SlotIndex:
     def _seconds_until_due(self, look: _Look) -> float:
         if self._plan.refresh_seconds is None:
             return math.inf
-        oldest = min((one.learned.seconds for one in look.known), default=look.now.seconds)
+        oldest = min((one.observed_at.seconds for one in look.known), default=look.now.seconds)
         return max(0.0, oldest + self._plan.refresh_seconds - look.now.seconds)
 
     @property

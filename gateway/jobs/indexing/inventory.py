@@ -28,10 +28,10 @@ from gateway.jobs.indexing.inventory_files import BadInventory, InventoryFile, M
 from gateway.jobs.indexing.key_ranges import KeyRange, gaps
 from gateway.jobs.indexing.split_points import SplitPoints
 from gateway.jobs.retry import with_retries
-from gateway.metadata.listing.batches import Asked, Batch
+from gateway.metadata.entries import ObservedAt
 from gateway.metadata.listing.index import ListingIndex
-from gateway.metadata.listing.places import behind
-from gateway.metadata.records import Learned
+from gateway.metadata.listing.pages import key_successor
+from gateway.metadata.listing.ranges import Batch, QueryStamp
 from gateway.metadata.snapshots.object_table import ObjectTable
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.policy.prefixes import Prefix
@@ -71,7 +71,7 @@ class InventoryStart:
         manifest = await self._fetch_manifest()
         if manifest.source_bucket != self._slot.prefix.bucket:
             raise BadInventory(f"it is of bucket {manifest.source_bucket}, and not of {self._slot.prefix.bucket}")
-        generation = self._index.moment(manifest.source_bucket).generation
+        generation = self._index.moment(manifest.source_bucket).epoch
         try:
             await asyncio.to_thread(self._make_directory)
             for file in manifest.files:
@@ -168,12 +168,12 @@ class InventoryStart:
         """All keys of the unknown parts, in order; of each part, all between two batches is told too."""
         bucket = self._slot.prefix.bucket
         known = [one for part in parts for one in self._index.known(bucket, part.start, part.stop)]
-        asked = Asked(Learned(generation, self._tools.clock.monotonic(), UNKNOWN_BOOT), _BEFORE_EVERY_WRITE)
+        asked = QueryStamp(ObservedAt(generation, self._tools.clock.monotonic(), UNKNOWN_BOOT), _BEFORE_EVERY_WRITE)
         with self._sorted() as objects:
             for part in gaps(parts, [KeyRange(one.start, one.stop) for one in known]):
                 start = part.start
                 while start < part.stop:
                     listed = await self._in_thread(objects.read, start, part.stop, _LANDED_AT_ONCE)
-                    stop = behind(listed[-1][0]) if len(listed) == _LANDED_AT_ONCE else part.stop
+                    stop = key_successor(listed[-1][0]) if len(listed) == _LANDED_AT_ONCE else part.stop
                     await self._index.land(Batch(bucket, start, stop, listed, objects.forms, asked, math.inf))
                     start = stop

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gateway.metadata.listing.places import END, behind_all
+from gateway.metadata.listing.pages import END, prefix_end
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slots
 
@@ -34,7 +34,7 @@ def ranges_of(slots: Slots, prefix: Prefix, indexed: Collection[str]) -> list[Ke
     start, stop = prefix.key_prefix.encode(), stop_of(prefix)
     within = [(one.prefix.key_prefix.encode(), one) for one in slots.of_bucket(prefix.bucket) if one.prefix != prefix]
     within = [(begin, one) for begin, one in within if begin.startswith(start) and one.prefix.bucket]
-    edges = sorted({start, stop, *(begin for begin, _ in within), *(behind_all(begin) for begin, _ in within)})
+    edges = sorted({start, stop, *(begin for begin, _ in within), *(prefix_end(begin) for begin, _ in within)})
     kept: list[KeyRange] = []
     for first, end in pairwise(edges):
         inner = next((one for begin, one in within if first.startswith(begin)), None)
@@ -45,7 +45,7 @@ def ranges_of(slots: Slots, prefix: Prefix, indexed: Collection[str]) -> list[Ke
 
 def stop_of(prefix: Prefix) -> bytes:
     """The first key behind all keys of a prefix."""
-    return behind_all(prefix.key_prefix.encode()) if prefix.key_prefix else END
+    return prefix_end(prefix.key_prefix.encode()) if prefix.key_prefix else END
 
 
 def gaps(parts: Iterable[KeyRange], known: Iterable[KeyRange]) -> list[KeyRange]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import TypeVar
 
-from gateway.metadata.listing.places import behind
+from gateway.metadata.listing.pages import key_successor
 
 T = TypeVar("T")
 
@@ -99,7 +99,7 @@ def cuts(last: str, stop: bytes, count: int, statistics: CharacterStatistics, *,
 def _guesses(last: str, kept: int, stop: bytes, characters: Iterable[str]) -> list[str]:
     """So much of `last`, and each of these characters, as far as a listing that begins there can find something."""
     guesses = [last[:kept] + character for character in characters]
-    return [guess for guess in guesses if behind(key := guess.encode()) < stop and len(key) <= KEY_BYTES_MAX]
+    return [guess for guess in guesses if key_successor(key := guess.encode()) < stop and len(key) <= KEY_BYTES_MAX]
 
 
 def _spread(values: Sequence[T], count: int) -> list[T]:

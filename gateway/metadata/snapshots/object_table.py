@@ -17,7 +17,7 @@ import lmdb
 from gateway.errors import SnapshotError
 from gateway.metadata.listing.pages import Listed
 from gateway.metadata.listing.records import pack, pack_form, unpack_form
-from gateway.metadata.listing.view import Cursor, Table
+from gateway.metadata.listing.store import Cursor, Table
 from gateway.s3.list_result import EntryForm, ListedEntry
 
 FORMS_MAX = 2**16

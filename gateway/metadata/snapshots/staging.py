@@ -20,8 +20,7 @@ import orjson
 
 from gateway.durable import sync_directory, write_durably
 from gateway.errors import SnapshotConflict, SnapshotError, StoreUnavailable
-from gateway.metadata.listing.pages import Listed
-from gateway.metadata.listing.places import END, behind
+from gateway.metadata.listing.pages import END, Listed, key_successor
 from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.opening import BOOT_ID
 from gateway.metadata.snapshots.manifest import Manifest, pack, valid_name
@@ -171,7 +170,7 @@ class Staging:
         start = b""
         while rows := self._table.read(start, END, _ROWS_AT_ONCE):
             yield rows
-            start = behind(rows[-1][0])
+            start = key_successor(rows[-1][0])
 
 
 def made_by(store: SnapshotStore, name: str, job_id: str) -> Manifest | None:

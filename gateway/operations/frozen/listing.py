@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gateway.errors import OriginBodyError, SnapshotUnusable, StoreUnavailable
-from gateway.metadata.listing.bounds import Bound
 from gateway.metadata.listing.index import Found
-from gateway.metadata.listing.pages import Keys, Listed, Page, Wanted, take
+from gateway.metadata.listing.pages import Keys, Listed, ListRequest, Page, take
+from gateway.metadata.listing.ranges import Bound
 from gateway.metadata.listing.records import form_of, forms_of, pack, with_form
 from gateway.metadata.snapshots.registry import OpenSnapshot, unusable
 from gateway.operations.exchange import Exchange
@@ -50,12 +50,12 @@ def list_frozen(exchange: Exchange) -> Answer:
     return list_reply(frozen.listing, _of_one(frozen, shelved), "hit")
 
 
-async def frozen_page(exchange: Exchange, query: ListQuery, wanted: Wanted) -> tuple[Found, ListOutcome]:
+async def frozen_page(exchange: Exchange, query: ListQuery, wanted: ListRequest) -> tuple[Found, ListOutcome]:
     """A page of what is frozen in part or wholly, and how it came about."""
     return await _page(_frozen(exchange, query, wanted))
 
 
-def _frozen(exchange: Exchange, query: ListQuery, wanted: Wanted) -> _Frozen:
+def _frozen(exchange: Exchange, query: ListQuery, wanted: ListRequest) -> _Frozen:
     bucket = exchange.request.bucket or ""
     found = parts(exchange.services.slots, bucket, wanted.start, max(wanted.start, wanted.stop))
     slots = {part.slot.name: part.slot for part in found if part.slot is not None}
@@ -115,7 +115,7 @@ async def _mixed(frozen: _Frozen, shelved: Sequence[OpenSnapshot]) -> tuple[Foun
                 forms.append(entry.form)
             return entry.key, pack(entry, number)
 
-        async def ask(place: bytes, wanted: Wanted) -> ListedPage:
+        async def ask(place: bytes, wanted: ListRequest) -> ListedPage:
             return await _told(listing, place, wanted)
 
         page = await Mixing(listing.wanted, ask, readers, numbered).fill(frozen.parts)
@@ -146,7 +146,7 @@ def _read(keys: Keys, start: bytes, stop: bytes, count: int) -> list[Listed]:
     return keys.read(start, stop, count)
 
 
-async def _told(listing: Listing, place: bytes, wanted: Wanted) -> ListedPage:
+async def _told(listing: Listing, place: bytes, wanted: ListRequest) -> ListedPage:
     """What the origin lists from `place` on; pages on which there is nothing of it are followed by the next."""
     if place > wanted.prefix:
         wanted = replace(wanted, after=before(place).encode())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.jobs.indexing.crawl_ranges import CrawlRange, CrawlRanges
 from gateway.jobs.indexing.split_points import KEPT_MAX, KEY_BYTES_MAX, CharacterStatistics, SplitPoints, cuts
-from gateway.metadata.listing.places import END, behind
+from gateway.metadata.listing.pages import END, key_successor
 from tests.support.listing_model import KEY, KEYS
 
 
@@ -44,7 +44,7 @@ def _list(shares: CrawlRanges, share: CrawlRange, there: list[bytes], page: int,
     ours = [key for key in found if key < share.stop]
     is_all = first + page >= len(there) or len(ours) < len(found)
     listed += ours
-    return shares.listed(share, ours, share.stop if is_all else min(share.stop, behind(found[-1])))
+    return shares.listed(share, ours, share.stop if is_all else min(share.stop, key_successor(found[-1])))
 
 
 @given(KEYS, st.integers(1, 9), st.integers(1, 5), st.lists(KEY.map(str.encode), max_size=8))
@@ -92,13 +92,13 @@ def test_landmarks_need_no_guesses() -> None:
 
 @given(KEY, st.one_of(KEY.map(str.encode), st.just(END)), st.integers(1, 20), st.lists(KEY, max_size=5), st.booleans())
 def test_guesses_are_keys_between(last: str, stop: bytes, count: int, seen: list[str], is_reached: bool) -> None:
-    """In order, behind the last key seen, and so that something may lie between them and the stop."""
+    """In order, key_successor the last key seen, and so that something may lie between them and the stop."""
     statistics = CharacterStatistics()
     statistics.see([key.encode() for key in (last, *seen)])
     found = [guess.encode() for guess in cuts(last, stop, count, statistics, is_reached=is_reached)]
     assert len(found) <= count
     assert found == sorted(set(found))
-    assert all(last.encode() < guess and behind(guess) < stop for guess in found)
+    assert all(last.encode() < guess and key_successor(guess) < stop for guess in found)
 
 
 def test_what_was_added_between_landmarks_is_cut_too() -> None:
@@ -127,11 +127,11 @@ def test_a_share_that_was_cut_ends_where_the_next_begins() -> None:
     first = shares.take()
     assert first is not None
     assert shares.take() is None, "nothing can be cut before anything is seen"
-    shares.listed(first, [b"k1", b"k2"], behind(b"k2"))
+    shares.listed(first, [b"k1", b"k2"], key_successor(b"k2"))
     second = shares.take()
     assert second is not None
     assert second.stop == END
-    assert first.stop <= second.start == behind(second.after.encode())
+    assert first.stop <= second.start == key_successor(second.after.encode())
 
 
 def test_landmarks_stay_few_and_even() -> None:

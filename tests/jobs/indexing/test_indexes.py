@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gateway.blocks.cache import BlockCache
 from gateway.jobs.indexing.crawl import LISTERS_WHILE_BUSY
 from gateway.jobs.indexing.indexes import IndexPlan
-from gateway.metadata.listing.bounds import Bound
+from gateway.metadata.listing.ranges import Bound
 from gateway.objects import ObjectKey
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.origin.memory import MemoryOrigin
@@ -290,13 +290,13 @@ async def write(kept: IndexBench, origin: MemoryOrigin, key: str, body: bytes | 
     """An own write, as the operations send one: marked, sent, and over."""
     catalog = kept.bench.catalog
     name = ObjectKey(BUCKET, key)
-    await catalog.listing.begin_write(BUCKET, [key])
+    own = await catalog.listing.begin_write(BUCKET, [key])
     catalog.forget(name)
     request = OriginRequest("DELETE" if body is None else "PUT", BUCKET, key, body=body or b"")
     async with await origin.send(request) as answer:
         assert answer.status in (200, 204)
     catalog.forget(name)
-    await catalog.listing.end_write(BUCKET, [key])
+    await catalog.listing.end_write(own)
 
 
 class Late:
@@ -354,9 +354,11 @@ def test_no_crawl_takes_back_an_own_write(keys: set[str], steps: list[tuple[str,
                 late.let_go(5)
                 await asyncio.sleep(0.002)
                 kept.clock.advance(0.05)
-            with kept.listing._marks.pending(BUCKET) as written:
+            opened = kept.listing._opened
+            assert opened is not None
+            with opened.dirty.written(BUCKET) as written:
                 unsettled = {key.decode() for key in written(b"", b"\xff", 1000)}
-            with kept.listing._store.view(BUCKET) as view:
+            with opened.listing.view(BUCKET) as view:
                 assert view is not None
                 told = {key.decode() for key, _ in view.read(b"", b"\xff", 1000)}
             assert told - unsettled == set(there(origin)) - unsettled

@@ -347,9 +347,9 @@ def test_no_own_write_is_taken_back(tmp_path: Path) -> None:
         origin.inject(on(Operation.LIST_OBJECTS_V2), Hold(held), times=None)
         async with index_bench(tmp_path, origin, [READ_ONLY], plans=plans) as kept:
             await kept.until(lambda: kept.indexes.documents()[0]["state"] == "inventory")
-            await kept.listing.begin_write(BUCKET, ["k1"])
+            own = await kept.listing.begin_write(BUCKET, ["k1"])
             origin.buckets[BUCKET].remove("k1")
-            await kept.listing.end_write(BUCKET, ["k1"])
+            await kept.listing.end_write(own)
             body.set()
             await kept.until(lambda: kept.indexes.documents()[0]["state"] == "crawling")
             assert kept.listed() is None

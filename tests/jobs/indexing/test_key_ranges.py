@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.jobs.indexing.key_ranges import KeyRange, gaps, key_before, ranges_of, stop_of
-from gateway.metadata.listing.places import END, behind, behind_all
+from gateway.metadata.listing.pages import END, key_successor, prefix_end
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
 from tests.support.listing_model import KEY
@@ -73,7 +73,7 @@ def test_gaps_are_what_is_in_none(parts: list[KeyRange], known: list[KeyRange]) 
 @given(KEY, KEY, KEY)
 def test_a_listing_from_a_place_misses_nothing(prefix: str, key: str, other: str) -> None:
     """Whether the place is behind a key or behind all keys of a prefix: what lies there on is listed."""
-    for start in (prefix.encode(), behind((prefix + key).encode()), behind_all((prefix + key).encode())):
+    for start in (prefix.encode(), key_successor((prefix + key).encode()), prefix_end((prefix + key).encode())):
         after = key_before(start, prefix)
         whole = prefix + other
         if whole.encode() >= start and start < stop_of(Prefix("b", prefix)):

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.metadata.listing.places import END
+from gateway.metadata.listing.pages import END
 from gateway.metadata.listing.records import etag_and_size, modified_of, pack, unpack
 from gateway.metadata.snapshots.object_table import FORMS_MAX, ObjectTable
 from gateway.s3.list_result import EntryForm, ListedEntry

@@ -10,11 +10,10 @@ from typing import cast
 import lmdb
 import pytest
 
-from gateway.metadata import landing
-from gateway.metadata.landing import WAITING_MAX, Landing
+from gateway.metadata import store as landing
+from gateway.metadata.entries import Entry, ObservedAt
 from gateway.metadata.observer import SilentCatalogObserver
-from gateway.metadata.records import Entry, Learned
-from gateway.metadata.store import LANDED_PER_TRANSACTION, CatalogStore, Fill
+from gateway.metadata.store import LANDED_PER_TRANSACTION, WAITING_MAX, CatalogStore, CatalogUpdate, CatalogWriter
 from gateway.objects import ObjectKey
 
 
@@ -25,7 +24,7 @@ class Store:
         self.batches: list[list[str]] = []
         self.fails = False
 
-    def land(self, fills: Sequence[Fill]) -> None:
+    def land(self, fills: Sequence[CatalogUpdate]) -> None:
         if self.fails:
             raise lmdb.DiskError("full")
         self.batches.append([fill.key.key for fill in fills])
@@ -41,13 +40,13 @@ class Observer(SilentCatalogObserver):
         self.lost += count
 
 
-def fill(number: int) -> Fill:
-    return Fill(ObjectKey("bucket", f"k{number}"), Entry(Learned(0, time.monotonic(), 1)))
+def fill(number: int) -> CatalogUpdate:
+    return CatalogUpdate(ObjectKey("bucket", f"k{number}"), Entry(ObservedAt(0, time.monotonic(), 1)))
 
 
-def new() -> tuple[Landing, Store, Observer]:
+def new() -> tuple[CatalogWriter, Store, Observer]:
     store, observer = Store(), Observer()
-    return Landing(cast(CatalogStore, store), observer), store, observer
+    return CatalogWriter(cast(CatalogStore, store), observer), store, observer
 
 
 def test_who_comes_alone_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:

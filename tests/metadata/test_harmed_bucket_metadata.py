@@ -15,11 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.metadata import small_answers
-from gateway.metadata.answer_records import Answer, Question
+from gateway.metadata import bucket_metadata
+from gateway.metadata.bucket_metadata import PAUSE_SECONDS, WAITING_MAX, Answer, BucketMetadataCache, Question, RawDisk
 from gateway.metadata.opening import ANSWERS
-from gateway.metadata.raw_disk import RawDisk
-from gateway.metadata.small_answers import PAUSE_SECONDS, PENDING_MAX, SmallAnswers
 from tests.support.small_answers import ANSWER, World, keep, known, play
 
 
@@ -57,7 +55,7 @@ def test_a_planted_pickle_is_a_miss_and_is_never_opened(tmp_path: Path, form: st
     }
     columns = forms[form]
 
-    async def scenario(world: World, answers: SmallAnswers) -> None:
+    async def scenario(world: World, answers: BucketMetadataCache) -> None:
         await keep(answers)
         with closing(sqlite3.connect(world.database, isolation_level=None)) as connection:
             changes = ", ".join(f"{name} = ?" for name in columns)
@@ -103,7 +101,7 @@ def odd_settings(path: Path) -> None:
 HARMS = [no_database, flipped, cut, another_database]
 
 
-async def recovers(world: World, answers: SmallAnswers) -> None:
+async def recovers(world: World, answers: BucketMetadataCache) -> None:
     """Harmed: nobody sees an error or another answer, and soon answers are kept again."""
     for _ in range(3):
         assert await known(answers) in (None, ANSWER)
@@ -117,7 +115,7 @@ async def recovers(world: World, answers: SmallAnswers) -> None:
 def test_a_file_harmed_while_it_is_open_is_begun_anew(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     """Garbage, flipped bits, a cut, another database in its place: a miss that is counted, and then a new file."""
 
-    async def scenario(world: World, answers: SmallAnswers) -> None:
+    async def scenario(world: World, answers: BucketMetadataCache) -> None:
         for number in range(20):
             await keep(answers, Question("HeadBucket", str(number)), Answer(200, [], b"x" * 3000))
         await keep(answers)
@@ -131,7 +129,7 @@ def test_a_file_harmed_while_it_is_open_is_begun_anew(tmp_path: Path, harm: Call
 def test_a_file_harmed_before_it_is_opened_is_begun_anew(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     """The same, and settings in it that diskcache would act on."""
 
-    async def first(world: World, answers: SmallAnswers) -> None:
+    async def first(world: World, answers: BucketMetadataCache) -> None:
         await keep(answers)
 
     harm(play(tmp_path, first).database)
@@ -141,7 +139,7 @@ def test_a_file_harmed_before_it_is_opened_is_begun_anew(tmp_path: Path, harm: C
 def test_a_file_that_is_removed_is_made_again(tmp_path: Path) -> None:
     """By hand, or by another process that found it harmed: what is kept next, both see."""
 
-    async def scenario(world: World, answers: SmallAnswers) -> None:
+    async def scenario(world: World, answers: BucketMetadataCache) -> None:
         second = world.answers()
         await keep(answers)
         assert await known(second) == ANSWER
@@ -158,7 +156,7 @@ def test_a_directory_that_cannot_be_made_is_a_miss(tmp_path: Path) -> None:
     """Nothing is remembered, nothing fails, and the disk is left alone for a while."""
     (tmp_path / ANSWERS).write_bytes(b"a file")
 
-    async def scenario(world: World, answers: SmallAnswers) -> None:
+    async def scenario(world: World, answers: BucketMetadataCache) -> None:
         for _ in range(3):
             await keep(answers)
             assert await known(answers) is None
@@ -174,7 +172,7 @@ def test_a_directory_that_cannot_be_made_is_a_miss(tmp_path: Path) -> None:
 def test_a_locked_file_is_a_miss(tmp_path: Path) -> None:
     """While another process is in a transaction without end: opened already, or not yet."""
 
-    async def scenario(world: World, answers: SmallAnswers) -> None:
+    async def scenario(world: World, answers: BucketMetadataCache) -> None:
         await keep(answers)
         late = world.answers()
         with closing(sqlite3.connect(world.database, isolation_level=None)) as other:
@@ -195,7 +193,7 @@ def test_a_locked_file_is_a_miss(tmp_path: Path) -> None:
 def test_a_file_that_another_process_is_opening_is_a_miss(tmp_path: Path) -> None:
     """Nobody waits for it, however long it takes."""
 
-    async def scenario(world: World, answers: SmallAnswers) -> None:
+    async def scenario(world: World, answers: BucketMetadataCache) -> None:
         (world.directory / ANSWERS).mkdir()
         with (world.directory / ANSWERS / "opening.lock").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -209,17 +207,17 @@ def test_a_file_that_another_process_is_opening_is_a_miss(tmp_path: Path) -> Non
 
 def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks goes on without it; what waits for it is bounded."""
-    monkeypatch.setattr(small_answers, "RECALL_SECONDS_MAX", 0.01)
+    monkeypatch.setattr(bucket_metadata, "RECALL_SECONDS_MAX", 0.01)
     hanging = threading.Event()
 
-    async def scenario(world: World, answers: SmallAnswers) -> None:
+    async def scenario(world: World, answers: BucketMetadataCache) -> None:
         monkeypatch.setattr(answers._file, "get", lambda place: hanging.wait() or None)
-        recalled = [known(answers) for _ in range(PENDING_MAX + 10)]
+        recalled = [known(answers) for _ in range(WAITING_MAX + 10)]
         assert await asyncio.gather(*recalled) == [None] * len(recalled)
-        assert len(answers._pending) == PENDING_MAX
+        assert answers._thread.waiting <= WAITING_MAX
         world.pass_seconds(PAUSE_SECONDS)
         assert await known(answers) is None
-        assert len(answers._pending) == PENDING_MAX
+        assert answers._thread.waiting <= WAITING_MAX
         hanging.set()
 
     assert set(play(tmp_path, scenario).counting.troubles) == {"unavailable"}

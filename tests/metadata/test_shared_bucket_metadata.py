@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from gateway.metadata.answer_file import AnswerFile
+from gateway.metadata.bucket_metadata import BucketMetadataFile
 from gateway.metadata.opening import ANSWERS, open_directory
 
 ROOT = Path(__file__).parents[2]
@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 OTHER = """
 import os, resource, signal, sys
 from pathlib import Path
-from gateway.metadata.answer_file import AnswerFile
-file = AnswerFile(Path(sys.argv[1]))
+from gateway.metadata.bucket_metadata import BucketMetadataFile
+file = BucketMetadataFile(Path(sys.argv[1]))
 for step in sys.argv[2:]:
     if step == "keep":
         print(file.put(b"place", b"record"))
@@ -47,8 +47,8 @@ def ended(process: subprocess.Popen[str]) -> list[str]:
 
 
 @contextmanager
-def answer_file(directory: Path) -> Iterator[AnswerFile]:
-    file = AnswerFile(directory)
+def answer_file(directory: Path) -> Iterator[BucketMetadataFile]:
+    file = BucketMetadataFile(directory)
     try:
         yield file
     finally:
@@ -87,7 +87,7 @@ def test_a_full_disk_keeps_nothing_and_harms_nothing(tmp_path: Path) -> None:
     assert ended(other(tmp_path / "b", "keep", "full", "many", "look")) == ["None", "b'record'"]
 
 
-def test_answers_go_with_the_generations_that_they_are_held_against(tmp_path: Path) -> None:
+def test_answers_go_with_the_epochs_that_they_are_held_against(tmp_path: Path) -> None:
     """Where the counters begin again at 0, an old answer could be taken for a new one: so it is dropped with them."""
     catalog = open_directory(tmp_path, "origin")
     with answer_file(tmp_path / ANSWERS) as file:
@@ -96,7 +96,7 @@ def test_answers_go_with_the_generations_that_they_are_held_against(tmp_path: Pa
     open_directory(tmp_path, "origin").close()
     with answer_file(tmp_path / ANSWERS) as file:
         assert file.get(b"place") == b"record"
-    (tmp_path / "generations").unlink()
+    (tmp_path / "epochs").unlink()
     open_directory(tmp_path, "origin").close()
     with answer_file(tmp_path / ANSWERS) as file:
         assert file.get(b"place") is None

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import OriginBodyError
-from gateway.metadata.listing.packed import packed_page
-from gateway.metadata.listing.places import END
+from gateway.metadata.listing.page_parser import packed_page
+from gateway.metadata.listing.pages import END
 from gateway.metadata.listing.records import numbered
 from gateway.s3.list_result import parse_listed_page
 from gateway.s3.xml_writer import encode_list_key

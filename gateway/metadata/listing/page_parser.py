@@ -16,8 +16,7 @@ from operator import add, lt
 from urllib.parse import unquote_to_bytes
 
 from gateway.errors import OriginBodyError
-from gateway.metadata.listing.pages import Listed
-from gateway.metadata.listing.places import END
+from gateway.metadata.listing.pages import END, Listed
 from gateway.metadata.listing.records import FIXED, PARTS_SHIFT, numbered, parsed_seconds
 from gateway.s3.list_result import EntryForm, form_of_parts, parse_listed_page
 
@@ -78,21 +77,21 @@ def _quick(body: bytes, stop: bytes) -> PackedPage | None:
 
 def _place_of(stop: bytes, body: bytes, low: int, high: int) -> int:
     """Where in the entries from `low` to `high` the first begins whose key is not before `stop`; `high`: none does."""
-    place = high
+    offset = high
     while low < high:
         middle = (low + high) // 2
-        found = body.find(_BEGIN, middle, place)
+        found = body.find(_BEGIN, middle, offset)
         if found < 0:
             high = middle
         elif _key_at(body, found) < stop:
             low = found + 1
         else:
-            place, high = found, middle
-    return place
+            offset, high = found, middle
+    return offset
 
 
-def _key_at(body: bytes, place: int) -> bytes:
-    first = place + len(_BEGIN)
+def _key_at(body: bytes, offset: int) -> bytes:
+    first = offset + len(_BEGIN)
     return unquote_to_bytes(body[first : body.find(b"<", first)].replace(b"+", b" "))
 
 

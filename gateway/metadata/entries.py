@@ -1,7 +1,8 @@
-"""The catalog's records, packed and unpacked. Pure; docs/on-disk-format.md is the reference."""
+"""What the catalog knows of a key, packed and unpacked, and where that lies. Pure; docs/on-disk-format.md says more."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import struct
 import zlib
@@ -12,10 +13,35 @@ from gateway.metadata.head import ObjectHead
 from gateway.objects import ObjectKey, ObjectVersion
 from gateway.s3.http_dates import format_http_date, parse_http_date
 
+CATALOG_KEY_BYTES_MAX = 511
+"""What LMDB takes."""
+
+_DIGEST_BYTES = 32
+
+
+def catalog_key(key: ObjectKey) -> bytes:
+    """Bucket, a zero byte, key. A longer one is cut and ends in a digest of all of it.
+
+    Cut keys have the greatest length there is, others are shorter: the two are never mistaken for each other.
+    """
+    whole = f"{key.bucket}\0{key.key}".encode("utf-8", "surrogatepass")
+    if len(whole) < CATALOG_KEY_BYTES_MAX:
+        return whole
+    digest = hashlib.blake2b(whole, digest_size=_DIGEST_BYTES, person=b"forebay catalog1").digest()
+    return whole[: CATALOG_KEY_BYTES_MAX - _DIGEST_BYTES] + digest
+
+
+def version_key(version: ObjectVersion) -> bytes:
+    """One version's place: a digest, as nobody asks for versions in order."""
+    key = version.key
+    whole = f"{key.bucket}\0{len(key.key)}\0{key.key}{version.etag}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(whole, digest_size=_DIGEST_BYTES, person=b"forebay version1").digest()
+
+
 EXTRA_BYTES_MAX = 8 * 1024
 """Objects with more in their headers are not remembered: S3 itself allows 2 KiB of user metadata."""
 
-_FIXED = struct.Struct("<IHIQdQq")
+_FIXED = struct.Struct("<IHIQQQdQq")
 _CHECKSUM_BYTES = 4
 
 _ABSENT = 1
@@ -40,15 +66,17 @@ _MD5_ETAG = re.compile('"[0-9a-f]{32}"')
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class ObservedAt:
     """When something was learned. `seconds` and `boot` are those of the question, not of the answer.
 
-    `generation` is the key's write generation when the origin was asked (generations.py).
+    `epoch` and `cells` are the bucket's and the key's invalidation epochs when the origin was asked (epochs.py);
+    of a bucket itself, or of a listing, the first alone.
     """
 
-    generation: int
+    epoch: int
     seconds: float
     boot: int
+    cells: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +88,7 @@ class Entry:
     `settled`: a listing can confirm it (confirmation.py).
     """
 
-    learned: Learned
+    observed_at: ObservedAt
     head: ObjectHead | None = None
     named: bool = False
     with_checksums: bool = False
@@ -77,8 +105,9 @@ def pack(key: bytes, entry: Entry) -> tuple[bytes, bytes]:
     else:
         flags, size_bytes, modified, etag, extra = _pack_head(entry.head)
         flags |= (_CHECKSUMS if entry.with_checksums else 0) | (_SETTLED if entry.settled else 0)
-    learned = entry.learned
-    fixed = _FIXED.pack(0, flags, learned.boot, learned.generation, learned.seconds, size_bytes, modified)
+    observed = entry.observed_at
+    epoch = observed.epoch, *observed.cells
+    fixed = _FIXED.pack(0, flags, observed.boot, *epoch, observed.seconds, size_bytes, modified)
     record = fixed[_CHECKSUM_BYTES:] + etag
     return _checksum(key, record, extra).to_bytes(_CHECKSUM_BYTES, "little") + record, extra
 
@@ -107,16 +136,16 @@ def has_extra(record: bytes) -> bool:
     return len(record) >= _FIXED.size and bool(record[_CHECKSUM_BYTES] & _EXTRA)  # the flags' low byte comes first
 
 
-def unpack(place: bytes, key: ObjectKey, record: bytes, extra: bytes) -> Entry | None:
-    """The entry of `key`, whose catalog key is `place`; None when these bytes are not what was packed for it."""
+def unpack(record_key: bytes, key: ObjectKey, record: bytes, extra: bytes) -> Entry | None:
+    """The entry of `key`, whose catalog key is `record_key`; None when these bytes are not what was packed for it."""
     if len(record) < _FIXED.size:
         return None
-    checksum, flags, boot, generation, seconds, size_bytes, modified = _FIXED.unpack_from(record)
-    if checksum != _checksum(place, record[_CHECKSUM_BYTES:], extra):
+    checksum, flags, boot, epoch, first, second, seconds, size_bytes, modified = _FIXED.unpack_from(record)
+    if checksum != _checksum(record_key, record[_CHECKSUM_BYTES:], extra):
         return None
-    learned = Learned(generation, seconds, boot)
+    observed = ObservedAt(epoch, seconds, boot, (first, second))
     if flags & _ABSENT:
-        return Entry(learned, named=bool(flags & _NAMED))
+        return Entry(observed, named=bool(flags & _NAMED))
     etag = f'"{record[_FIXED.size :].hex()}"' if flags & _MD5 else record[_FIXED.size :].decode("latin-1")
     headers = {"etag": etag} if etag else {}
     headers["content-length"] = str(size_bytes)
@@ -127,7 +156,7 @@ def unpack(place: bytes, key: ObjectKey, record: bytes, extra: bytes) -> Entry |
         headers |= dict(line.split(":", 1) for line in extra.decode("latin-1").split("\n"))
     last_modified = float(modified) if flags & _DATED else parse_http_date(headers.get("last-modified", ""))
     head = ObjectHead(ObjectVersion(key, etag, size_bytes), headers, last_modified, remembered=True)
-    return Entry(learned, head, with_checksums=bool(flags & _CHECKSUMS), settled=bool(flags & _SETTLED))
+    return Entry(observed, head, with_checksums=bool(flags & _CHECKSUMS), settled=bool(flags & _SETTLED))
 
 
 def without_checksums(head: ObjectHead) -> ObjectHead:
