@@ -38,7 +38,6 @@ class Parts:
     opened: OpenDirectory
     watcher: FileWatcher
     packer: Packer
-    probe: DirectoryProbe
 
 
 def assemble(
@@ -58,7 +57,7 @@ def assemble(
         SmallFiller(opened.blocks, segments, opened.claims, packer, watcher, origin, clock, observer, retries),
         settings.packed_bytes_max,
     )
-    probe = DirectoryProbe(opened.blocks, threads, clock, observer, settings.block_size_bytes)
+    probe = DirectoryProbe(opened.blocks, threads, observer, settings.block_size_bytes)
     isolation = Isolation(settings.directory, probe, clock, observer)
     threads.on_error = isolation.note
     guarded = GuardedFiller(filler, isolation)
@@ -78,4 +77,4 @@ def assemble(
         clock,
         observer,
     )
-    return Parts(tools, opened, watcher, packer, probe)
+    return Parts(tools, opened, watcher, packer)

@@ -49,7 +49,7 @@ class BlockCache:
         self._packer = parts.packer
         self._watcher = parts.watcher
         self._opened = parts.opened
-        self._upkeep = Upkeep(parts.tools, parts.probe)
+        self._upkeep = Upkeep(parts.tools)
         self._keeping_up = asyncio.create_task(self._upkeep.go_on(), name="block index upkeep")
 
     @classmethod

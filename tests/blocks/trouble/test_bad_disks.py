@@ -15,8 +15,9 @@ import pytest
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.files.troubles import Trouble
+from gateway.blocks.index.index import GROW_SECONDS
 from gateway.blocks.trouble.isolation import FAILURES_MAX
-from gateway.blocks.trouble.probe import GROW_SECONDS, DirectoryProbe
+from gateway.blocks.trouble.probe import DirectoryProbe
 from gateway.objects import ByteRange, ObjectVersion
 from tests.support.blocks import (
     BLOCK,
@@ -165,8 +166,8 @@ def test_an_index_that_cannot_commit_leaves_hits_and_the_origin(
             await read(cache, warm)
             await cache.settle()
             with monkeypatch.context() as patched:
-                patched.setattr("gateway.blocks.index.ledger.Ledger.reserve", out_of_map)
-                patched.setattr("gateway.blocks.index.ledger.Ledger.touch", out_of_map)
+                patched.setattr("gateway.blocks.index.transaction.IndexTransaction.reserve", out_of_map)
+                patched.setattr("gateway.blocks.index.transaction.IndexTransaction.touch", out_of_map)
                 assert await read(cache, cold) == content_of(origin, cold)
                 assert observer.disk_states == ["well", "full"]
                 reader = await cache.open_range(warm, whole(warm))
