@@ -191,8 +191,8 @@ class IndexTransaction:
 
     def insert(self, file: FileRecord, blocks: Sequence[BlockRecord]) -> None:
         """Enter a file with all its blocks, which the index has nowhere else."""
-        self._enter_blocks(blocks)
         self.put(file)
+        self._enter_blocks(blocks)
 
     def admit(self, reservation: Reservation, blocks: Sequence[BlockRecord], pin: int) -> None:
         """Enter the file of a reservation, which was asked for and not there, under a pin where that is not 0."""
