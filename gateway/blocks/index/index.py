@@ -28,7 +28,7 @@ from gateway.blocks.index.policies import Queue
 from gateway.blocks.index.records import BlockRecord, FileRecord, FillHolder, Reservation
 from gateway.blocks.index.shares import Capacity, SlotUsage
 from gateway.blocks.index.tables import TABLES_MAX, Tables
-from gateway.blocks.index.transaction import IndexTransaction, Totals
+from gateway.blocks.index.transaction import SWEPT_MAX, IndexTransaction, Totals
 from gateway.blocks.index.written_bytes import WrittenBytes
 from gateway.blocks.layout import OBJECT_ID_BYTES, Extent
 from gateway.errors import NotKept, StoreUnavailable
@@ -36,15 +36,22 @@ from gateway.errors import NotKept, StoreUnavailable
 MAP_BYTES = 64 * 1024**3
 """Address space, not disk."""
 
+SLACK_BYTES = 64 * 1024**2
+"""Beyond that, for what the largest transactions copy: every page that they change."""
+
 BUDGET_PART = 0.75
 """Of the map. The rest is for pages that are free, but not before the last reader of them is done."""
 
 TOUCHES_PER_TRANSACTION = 64
 DROPPED_PER_TRANSACTION = 64
 
-SHED_PART = 64
-SHED_BLOCKS_MIN = 64
-"""Where the map is full all the same, this part of all blocks goes, and so many at least."""
+SHED_PART = 8
+SHED_FROM = 0.75
+SWEEPS_AFTER_SHEDDING = 16
+"""Where the map is full all the same, this part of all blocks goes: pages are free when most in them is gone.
+
+Not below this part of the budget: then a reader that does not end holds the pages, and nothing that goes frees any.
+"""
 
 HOLDINGS_SECONDS = 0.5
 """How long what other processes change may go unseen where slots are compared."""
@@ -102,8 +109,9 @@ class BlockIndex:
         self.worker = worker
         self.accesses = AccessLog()
         self._size_bytes_max = min(int(BUDGET_PART * MAP_BYTES), size_bytes_max or MAP_BYTES)
+        map_bytes = MAP_BYTES + SLACK_BYTES
         self._environment = lmdb.open(
-            str(directory), map_size=MAP_BYTES, max_dbs=TABLES_MAX, max_readers=1024, sync=False, mode=0o600
+            str(directory), map_size=map_bytes, max_dbs=TABLES_MAX, max_readers=1024, sync=False, mode=0o600
         )
         self._tables = Tables.open(self._environment)
         self._environment.reader_check()
@@ -263,15 +271,15 @@ class BlockIndex:
             return shrink(transaction, self._read_holdings(transaction, capacity))
 
     def shed(self, capacity: Capacity) -> Step:
-        """Evict a part of all blocks: the map is full. Nothing, when it is full of something else than blocks."""
+        """Evict a part of all blocks: the map is full. Nothing, where it is full of something else than blocks."""
         with self.writing() as transaction:
-            if 2 * transaction.size_bytes() < self._size_bytes_max:
+            if transaction.size_bytes() < SHED_FROM * self._size_bytes_max:
                 return Step(False, ())
             holdings = self._read_holdings(transaction, capacity)
-            blocks = max(SHED_BLOCKS_MIN, transaction.totals.blocks // SHED_PART)
-            step = shed_blocks(transaction, holdings, blocks)
-        with self.writing() as transaction:
-            transaction.sweep(SHED_BLOCKS_MIN)
+            step = shed_blocks(transaction, holdings, transaction.totals.blocks // SHED_PART + 1)
+        for _ in range(SWEEPS_AFTER_SHEDDING):
+            with self.writing() as transaction:
+                transaction.sweep(SWEPT_MAX)
         return step
 
     def commit(self, reservation: Reservation, blocks: Sequence[BlockRecord], capacity: Capacity) -> int:
