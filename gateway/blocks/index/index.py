@@ -408,7 +408,7 @@ class BlockIndex:
     @contextmanager
     def writing(self) -> Iterator[IndexTransaction]:
         """One transaction; index thread only. IndexFull where its map has no room."""
-        before_bytes = self._thread_bytes()
+        mark = self._thread_bytes.mark()
         try:
             with self._environment.begin(write=True) as lmdb_transaction:
                 transaction = IndexTransaction(lmdb_transaction, self._tables, self.worker)
@@ -425,7 +425,7 @@ class BlockIndex:
             self._holdings = None
             raise
         finally:
-            self._uncounted_bytes += self._thread_bytes() - before_bytes
+            self._uncounted_bytes += self._thread_bytes.since(mark)
 
     def _follow_changes(self, transaction: IndexTransaction) -> None:
         if self._holdings is not None:

@@ -1,4 +1,9 @@
-"""What a thread has the kernel write to devices, as the kernel counts it: pages that were clean before."""
+"""What a thread has written that goes to a device, as the kernel counts it.
+
+It counts what was passed to it, and what of its memory had to be written back for that. Both are more than what the
+device gets: pages that are written twice are passed twice, and where the kernel keeps memory in larger pieces, a whole
+piece counts for each page. What counts here is the lesser of the two.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +11,25 @@ import os
 import threading
 
 _PATH = "/proc/thread-self/io"
-_FIELD = b"\nwrite_bytes: "
 
 
 class WrittenBytes:
-    """The counter of whichever thread asks. It stands still where the kernel does not count."""
+    """The counters of whichever thread asks. They stand still where the kernel does not count."""
 
     def __init__(self) -> None:
         self._of_thread = threading.local()
 
-    def __call__(self) -> int:
+    def mark(self) -> tuple[int, int]:
+        """Where the counters stand."""
         opened = getattr(self._of_thread, "opened", None)
         if opened is None:
             opened = self._of_thread.opened = _Opened()
         return opened.read()
+
+    def since(self, mark: tuple[int, int]) -> int:
+        """What this thread has written since a mark of its own."""
+        passed, written_back = self.mark()
+        return min(passed - mark[0], written_back - mark[1])
 
 
 class _Opened:
@@ -31,11 +41,12 @@ class _Opened:
         except OSError:
             self._descriptor = -1
 
-    def read(self) -> int:
+    def read(self) -> tuple[int, int]:
+        """`wchar` and `write_bytes`, which stand second and sixth."""
         if self._descriptor < 0:
-            return 0
-        _, _, rest = os.pread(self._descriptor, 512, 0).partition(_FIELD)
-        return int(rest.partition(b"\n")[0] or b"0")
+            return 0, 0
+        words = os.pread(self._descriptor, 512, 0).split()
+        return int(words[3]), int(words[11])
 
     def __del__(self) -> None:
         if self._descriptor >= 0:
