@@ -84,13 +84,23 @@ class BlockIds:
     __slots__ = ("_object_id", "_state")
 
     def __init__(self, version: ObjectVersion) -> None:
-        key, size, pack = version.key, len, _LENGTH.pack
-        bucket, name, etag = _encode(key.bucket), _encode(key.key), _encode(version.etag)
+        key = version.key
+        self._begin(_encode(key.bucket), _encode(key.key), _encode(version.etag), version.size_bytes)
+
+    @classmethod
+    def of(cls, bucket: bytes, name: bytes, etag: bytes, object_bytes: int) -> BlockIds:
+        """The same, from texts as they stand in a header."""
+        ids = cls.__new__(cls)
+        ids._begin(bucket, name, etag, object_bytes)
+        return ids
+
+    def _begin(self, bucket: bytes, name: bytes, etag: bytes, object_bytes: int) -> None:
+        pack, size = _LENGTH.pack, len
         hashed = b"".join(
-            (pack(size(bucket)), bucket, pack(size(name)), name, pack(size(etag)), etag, pack(version.size_bytes))
+            (pack(size(bucket)), bucket, pack(size(name)), name, pack(size(etag)), etag, pack(object_bytes))
         )
         self._state = hashlib.blake2b(hashed, digest_size=16, person=b"forebay block v2")
-        self._object_id = object_id(key)
+        self._object_id = _object_id(bucket, name)
 
     def at(self, offset: int, length: int) -> bytes:
         state = self._state.copy()
@@ -100,7 +110,11 @@ class BlockIds:
 
 def object_id(key: ObjectKey) -> bytes:
     """What the ids of all blocks of all versions of an object end with."""
-    whole = _encode(f"{key.bucket}\0{key.key}")
+    return _object_id(_encode(key.bucket), _encode(key.key))
+
+
+def _object_id(bucket: bytes, name: bytes) -> bytes:
+    whole = b"%b\0%b" % (bucket, name)
     return hashlib.blake2b(whole, digest_size=OBJECT_ID_BYTES, person=b"forebay object 1").digest()
 
 
@@ -200,20 +214,19 @@ def header_bytes(start: bytes, alignment_bytes: int = ALIGNMENT_BYTES) -> int:
 def unpack_header(header: bytes, alignment_bytes: int = ALIGNMENT_BYTES) -> tuple[Block, bytes]:
     """The block that a file says it holds, and its chunks' checksums; BlockDamaged when a byte of it is wrong."""
     start = header_bytes(header, alignment_bytes)
-    _, _, _, chunk_bytes, object_size, offset, length, *sizes = _FIXED.unpack_from(header)
-    position = _FIXED.size
-    table_bytes = chunk_count(length) * _CRC.size
-    end = position + sum(sizes) + table_bytes
+    _, _, _, chunk_bytes, object_size, offset, length, bucket_size, key_size, etag_size = _FIXED.unpack_from(header)
+    key_at = _FIXED.size + bucket_size
+    etag_at = key_at + key_size
+    table_at = etag_at + etag_size
+    end = table_at + chunk_count(length) * _CRC.size
     if chunk_bytes != CHUNK_BYTES or end + _CRC.size > min(start, len(header)):
         raise BlockDamaged("the header's lengths do not fit")
     if _CRC.unpack_from(header, end)[0] != checksums.crc32c(header[:end]):
         raise BlockDamaged("the header's checksum differs")
-    texts = []
-    for size in sizes:
-        texts.append(header[position : position + size].decode("utf-8", "surrogatepass"))
-        position += size
-    version = ObjectVersion(ObjectKey(texts[0], texts[1]), texts[2], object_size)
-    return Block(BlockIds(version).at(offset, length), version, offset, length), header[position:end]
+    bucket, key, etag = header[_FIXED.size : key_at], header[key_at:etag_at], header[etag_at:table_at]
+    version = ObjectVersion(ObjectKey(_decode(bucket), _decode(key)), _decode(etag), object_size)
+    block_id = BlockIds.of(bucket, key, etag, object_size).at(offset, length)
+    return Block(block_id, version, offset, length), header[table_at:end]
 
 
 def _identity(block: Block) -> tuple[bytes, bytes, bytes]:
@@ -223,3 +236,7 @@ def _identity(block: Block) -> tuple[bytes, bytes, bytes]:
 
 def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
+
+
+def _decode(text: bytes) -> str:
+    return text.decode("utf-8", "surrogatepass")
