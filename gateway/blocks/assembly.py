@@ -34,7 +34,6 @@ class Parts:
     opened: OpenDirectory
     watcher: FileWatcher
     writer: GroupCommitWriter
-    probe: DirectoryProbe
 
 
 def assemble(
@@ -50,7 +49,7 @@ def assemble(
     blocks, locks, retries = opened.blocks, opened.locks, settings.fill_retries
     blocks.on_unlink = open_files.drop
     writer = GroupCommitWriter(SegmentAppender(blocks), threads, clock, observer)
-    probe = DirectoryProbe(blocks, threads, clock, observer, settings.block_size_bytes)
+    probe = DirectoryProbe(blocks, threads, observer, settings.block_size_bytes)
     isolation = Isolation(settings.directory, probe, clock, observer)
     threads.on_error = isolation.note
     threads.stalled = lambda: blocks.index.stalled
@@ -79,4 +78,4 @@ def assemble(
         clock,
         observer,
     )
-    return Parts(tools, opened, watcher, writer, probe)
+    return Parts(tools, opened, watcher, writer)

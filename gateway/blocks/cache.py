@@ -48,7 +48,7 @@ class BlockCache:
         self._writer = parts.writer
         self._watcher = parts.watcher
         self._opened = parts.opened
-        self._upkeep = Upkeep(parts.tools, parts.probe)
+        self._upkeep = Upkeep(parts.tools)
         self._keeping_up = asyncio.create_task(self._upkeep.go_on(), name="block index upkeep")
         self._beating = asyncio.create_task(parts.opened.heartbeats.beat_on(parts.opened.worker), name="heartbeat")
 

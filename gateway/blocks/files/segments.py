@@ -87,10 +87,11 @@ def walk(file: str, descriptor: int, size_bytes: int) -> Iterator[tuple[Block, E
     position = 0
     while position < size_bytes:
         try:
-            block, packed = layout.unpack_header(_header(descriptor, position), ALIGNMENT_BYTES)
+            header = _header(descriptor, position)
+            block, packed = layout.unpack_header(header, ALIGNMENT_BYTES)
         except BlockDamaged:
             return
-        start = position + layout.data_offset(block, ALIGNMENT_BYTES)
+        start = position + layout.header_bytes(header, ALIGNMENT_BYTES)
         if start + block.length > size_bytes:
             return
         yield block, Extent(file, start, block.length, packed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -34,10 +33,10 @@ class Wanted:
     answer: UnpinnedResponse | None
     block_size_bytes: int
     too_large: bool
-    ids: hashlib.blake2b = field(init=False)
+    ids: layout.BlockIds = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ids = layout.block_ids(self.version)
+        self.ids = layout.BlockIds(self.version)
         self.numbers = layout.block_numbers(self.range, self.block_size_bytes)
 
     @property
