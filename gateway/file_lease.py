@@ -75,6 +75,11 @@ class FileLease(Generic[F_co]):
         """The file's descriptor, for use at once; LeaseEnded after `close`."""
         return self.file.descriptor
 
+    @property
+    def is_open(self) -> bool:
+        """Whether `close` is still to come."""
+        return self._file is not None
+
     def share(self) -> FileLease[F_co]:
         """One more lease, of its own end; LeaseEnded after `close`."""
         return FileLease(self.file)

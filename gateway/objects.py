@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 
 class ObjectKey(NamedTuple):
@@ -51,16 +51,33 @@ class ByteRange:
         return self.last + 1
 
 
+class SpanFile(Protocol):
+    """What is known of the bytes of a file that are to be sent as they lie in it."""
+
+    def intact(self, offset: int, count: int) -> bool:
+        """Whether bytes of the file are still those that were checked. Never blocks."""
+
+    async def restore(self, offset: int, count: int) -> memoryview | None:
+        """Check bytes again that are not intact any more: None, they are intact again; else the first of them, in
+        memory.
+
+        BlockDamaged when they are not what was written, StoreUnavailable when they cannot be read.
+        """
+
+
 @dataclass(slots=True)
 class FileSpan:
     """`count` bytes at `offset` of an open, immutable file: what `sendfile` takes.
 
     Whoever receives a span must have sent it before it asks for the next piece: the descriptor belongs to the sender.
+    The bytes are intact when it is given. Who has waited since asks `file` again before it sends more: what has left
+    memory meanwhile comes back unchecked. Without `file` there is nothing to ask.
     """
 
     descriptor: int
     offset: int
     count: int
+    file: SpanFile | None = None
 
 
 class HeldSpan(ABC):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from gateway.blocks.files.open_segments import OpenSegments
+from gateway.blocks.files.open_files import OpenFiles
 from gateway.blocks.files.residency import Residency
 from gateway.blocks.files.threads import DiskThreads
-from gateway.blocks.files.verification import VerifiedMemory
 from gateway.blocks.files.watching import FileWatcher
 from gateway.blocks.filling.group_commit_writer import GroupCommitWriter
 from gateway.blocks.filling.large_block_fetch import LargeBlockFetcher
@@ -47,16 +46,17 @@ def assemble(
     observer: CacheObserver,
 ) -> Parts:
     """Everything that works on an open directory."""
-    watcher, segments, verified = FileWatcher(), OpenSegments(), VerifiedMemory()
+    watcher, open_files = FileWatcher(), OpenFiles()
     blocks, locks, retries = opened.blocks, opened.locks, settings.fill_retries
+    blocks.on_unlink = open_files.drop
     writer = GroupCommitWriter(SegmentAppender(blocks), threads, clock, observer)
     probe = DirectoryProbe(blocks, threads, clock, observer, settings.block_size_bytes)
     isolation = Isolation(settings.directory, probe, clock, observer)
     threads.on_error = isolation.note
     threads.stalled = lambda: blocks.index.stalled
     fetchers = Fetchers(
-        SmallBlockFetcher(blocks, segments, writer, origin, clock, retries),
-        LargeBlockFetcher(blocks, locks, origin, threads, watcher, verified, clock, observer, retries),
+        SmallBlockFetcher(blocks, open_files, writer, origin, clock, retries),
+        LargeBlockFetcher(blocks, locks, origin, threads, watcher, open_files, clock, observer, retries),
         settings.packed_bytes_max,
         blocks,
         locks,
@@ -71,11 +71,10 @@ def assemble(
         SingleFlight(fetchers, settings.fills_max),
         UnpinnedGets(locks, watcher, asyncio.Semaphore(settings.fills_max)),
         threads,
-        verified,
         Residency(),
         AheadMarks(),
         blocks.index.accesses,
-        segments,
+        open_files,
         isolation,
         clock,
         observer,

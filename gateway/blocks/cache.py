@@ -264,7 +264,7 @@ class BlockCache:
         await self._tools.isolation.close()
         await self._tools.fetches.close()
         await self._writer.drain()
-        self._tools.segments.close()
+        self._tools.open_files.close()
         self._watcher.close()
         await self.flush_accesses()
         self._beating.cancel()

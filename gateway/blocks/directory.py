@@ -81,6 +81,8 @@ class BlockDirectory:
         self.index = index
         self.capacity = capacity
         self.pins = pins
+        self.on_unlink: Callable[[str], None] = _nobody
+        """Told of each file that is gone, on the thread that removed it: as long as it is open, it keeps its room."""
         self.kept_free = KeptFree(store.free_bytes, lambda: index.usage().reserved_bytes)
         self._now = now
 
@@ -193,6 +195,7 @@ class BlockDirectory:
         if files:
             for file in files:
                 self.store.unlink(file)
+                self.on_unlink(file)
             self.index.forget_doomed(files)
 
     def written_today_bytes(self) -> int:
@@ -238,6 +241,10 @@ class BlockDirectory:
     def _settle(self, step: Step) -> bool:
         self.unlink_doomed([record.file for record in step.doomed])
         return step.done
+
+
+def _nobody(_file: str) -> None:
+    """Where nobody has files open."""
 
 
 class _Tally:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, get_args
 
 from gateway.objects import BodyStream, FileSpan, HeldSpan, LentBytes
@@ -15,6 +14,9 @@ ZERO_COPY = "http.response.zerocopysend"
 HEADER_LINES = "forebay.header_lines"
 """Our own server's: header lines that are ready to be sent, in the message that starts a response."""
 
+SPAN = "forebay.span"
+"""Our own server's, in a message of a file: the FileSpan that it is of (server/cycle.py)."""
+
 LENT = "forebay.lent_bytes"
 """Our own server's: it takes what the client takes of bytes that are lent (server/cycle.py)."""
 
@@ -23,6 +25,9 @@ COPIED_BYTES = 64 * 1024
 
 READ_SIZE_BYTES = 1024**2
 """How much of a file is read at once where zero-copy sending is not to be had (TLS, other servers)."""
+
+READS_MAX = 3
+"""Each is lost to a file whose bytes leave memory while they are read."""
 
 _SERVER = (b"server", b"Forebay")
 _IDENTITY = b"server: Forebay\r\nx-amz-request-id: %b\r\nx-amz-id-2: forebay/%b\r\n"
@@ -137,19 +142,29 @@ async def _send_span(span: FileSpan, send: Send, *, more_body: bool) -> None:
             "file": span.descriptor,
             "offset": span.offset,
             "count": span.count,
+            SPAN: span,
             "more_body": more_body,
         }
     )
 
 
 async def _send_span_through_memory(span: FileSpan, send: Send) -> None:
-    for offset, count in _steps(span):
-        data = await asyncio.to_thread(os.pread, span.descriptor, count, offset)
-        if len(data) != count:
-            raise OSError(f"a block file ended {count - len(data)} bytes early")
+    offset, stop = span.offset, span.offset + span.count
+    while offset < stop:
+        data = await _in_memory(span, offset, min(READ_SIZE_BYTES, stop - offset))
+        offset += len(data)
         await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
-def _steps(span: FileSpan) -> Iterator[tuple[int, int]]:
-    for offset in range(span.offset, span.offset + span.count, READ_SIZE_BYTES):
-        yield offset, min(READ_SIZE_BYTES, span.offset + span.count - offset)
+async def _in_memory(span: FileSpan, offset: int, count: int) -> bytes | memoryview:
+    """The first bytes of a part of a span, as they were checked."""
+    file = span.file
+    for _ in range(READS_MAX):
+        if file is None or file.intact(offset, count):
+            data = os.pread(span.descriptor, count, offset)
+            if len(data) == count and (file is None or file.intact(offset, count)):
+                return data
+        restored = await file.restore(offset, count) if file is not None else None
+        if restored is not None:
+            return restored
+    raise OSError(f"{count} bytes at {offset} of a block file cannot be read")

@@ -84,7 +84,7 @@ class Crowd:
     async def _watch(self) -> None:
         while True:
             fields = dict(line.split(":", 1) for line in self._status.read_text().splitlines())
-            self.rss_bytes = max(self.rss_bytes, int(fields["VmRSS"].split()[0]) * 1024)
+            self.rss_bytes = max(self.rss_bytes, int(fields["RssAnon"].split()[0]) * 1024)
             self.threads = max(self.threads, int(fields["Threads"]))
             await asyncio.sleep(0.05)
 
@@ -143,7 +143,7 @@ def check(gateway: GatewayProcess, origin: StrictOrigin, keys: list[str]) -> Non
     found = asyncio.run(crowd.read())
     expected = {key: digest_of(origin, key) for key in set(keys)}
     assert found == [expected[key] for key in keys]
-    print(f"{READERS} readers: RSS {crowd.rss_bytes / 2**20:.0f} MiB, {crowd.threads} threads")
+    print(f"{READERS} readers: own memory {crowd.rss_bytes / 2**20:.0f} MiB, {crowd.threads} threads")
     assert crowd.rss_bytes < RSS_BYTES_MAX
     assert crowd.threads < THREADS_MAX
 

@@ -1,19 +1,193 @@
-"""A file of blocks that this process has open."""
+"""A file of blocks that this process has open, and which of its bytes are known to be right now.
+
+Bytes count as intact when they were read and checked, and their pages have stayed in memory since (mapped_pages.py),
+and the file is still the one it was: same inode, size and times. Whatever else happens, to the page cache or to the
+device, they are read and checked again before anybody is sent them.
+"""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import os
+import threading
+from typing import Protocol, TypeAlias
 
+from gateway.blocks.files.mapped_pages import PAGE_BYTES, MappedPages
+from gateway.blocks.files.verification import check, chunk_aligned
+from gateway.blocks.layout import CHUNK_BYTES, Extent
 from gateway.file_lease import FileLease, SharedFile
+
+Fingerprint: TypeAlias = tuple[int, int, int, int, int]
+
+SEGMENT_MAPPED_BYTES = 18 * 1024 * 1024
+"""Address space for a segment, which may still grow: its longest, and a record that begins at its end."""
+
+RECORD_UNIT_BYTES = 64
+"""Records of a segment begin at multiples of this (segments.py)."""
+
+
+def fingerprint(descriptor: int) -> Fingerprint:
+    """What changes whenever a file's bytes may have. OSError."""
+    facts = os.fstat(descriptor)
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+
+
+class Marks(Protocol):
+    """What was checked of a file. Changed under a lock, read without: each change is one step."""
+
+    def covers(self, extent: Extent, position: int, count: int) -> bool: ...
+    def add(self, extent: Extent, position: int, count: int) -> None: ...
+    def withdraw(self, offset: int, count: int) -> None:
+        """Everything that has a byte in a part of the file."""
+
+    def clear(self) -> None: ...
+
+
+class ChunkMarks:
+    """A bit for each 64 KiB chunk of a file of large blocks, whose chunks follow each other without gaps."""
+
+    def __init__(self) -> None:
+        self._chunks = 0
+        self._phase = 0
+
+    def covers(self, extent: Extent, position: int, count: int) -> bool:
+        wanted = self._mask(extent.offset + position, count)
+        return self._chunks & wanted == wanted and extent.offset % CHUNK_BYTES == self._phase
+
+    def add(self, extent: Extent, position: int, count: int) -> None:
+        if extent.offset % CHUNK_BYTES != self._phase:
+            self._chunks, self._phase = 0, extent.offset % CHUNK_BYTES
+        self._chunks |= self._mask(extent.offset + position, count)
+
+    def withdraw(self, offset: int, count: int) -> None:
+        self._chunks &= ~self._mask(max(offset, self._phase), count)
+
+    def clear(self) -> None:
+        self._chunks = 0
+
+    def _mask(self, offset: int, count: int) -> int:
+        """Of the chunks that bytes of the file lie in."""
+        first = max(0, offset - self._phase) // CHUNK_BYTES
+        last = max(0, offset - self._phase + count - 1) // CHUNK_BYTES
+        return ((1 << (last - first + 1)) - 1) << first
+
+
+class RecordMarks:
+    """A bit for each record of a segment, where it begins: they are checked as a whole. 2 KiB for each MiB."""
+
+    def __init__(self) -> None:
+        self._begins = bytearray()
+
+    def covers(self, extent: Extent, position: int, count: int) -> bool:
+        byte, bit = divmod(extent.offset // RECORD_UNIT_BYTES, 8)
+        return byte < len(self._begins) and bool(self._begins[byte] >> bit & 1)
+
+    def add(self, extent: Extent, position: int, count: int) -> None:
+        if position or count < extent.length:
+            return
+        byte, bit = divmod(extent.offset // RECORD_UNIT_BYTES, 8)
+        if byte >= len(self._begins):
+            self._begins.extend(bytes(byte + 1 - len(self._begins)))
+        self._begins[byte] |= 1 << bit
+
+    def withdraw(self, offset: int, count: int) -> None:
+        first, stop = offset // RECORD_UNIT_BYTES // 8, -(-(offset + count) // RECORD_UNIT_BYTES // 8)
+        begins = self._begins
+        stop = min(stop, len(begins))
+        if first < stop:
+            begins[first:stop] = bytes(stop - first)
+        before = len(begins[:first].rstrip(b"\0"))
+        if before:  # the last record that begins before may reach into the part
+            begins[before - 1] &= ~(1 << (begins[before - 1].bit_length() - 1))
+
+    def clear(self) -> None:
+        self._begins = bytearray()
 
 
 class BlockFile(SharedFile):
-    """A published file or one that is being filled: shared by its readers, and by threads that work for them."""
+    """An open file, shared by its readers and by the threads that work for them."""
+
+    def __init__(self, descriptor: int, *, is_segment: bool = False, is_mappable: bool = True) -> None:
+        """`is_mappable`: whether the system tells what stays in memory (`mapped_pages.is_supported`)."""
+        super().__init__(descriptor)
+        self._is_segment = is_segment
+        self._is_mappable = is_mappable
+        self._marks: Marks = RecordMarks() if is_segment else ChunkMarks()
+        self._pages: MappedPages | None = None
+        self._state: Fingerprint | None = None
+        self._verifying = threading.Lock()
+
+    def intact(self, extent: Extent, position: int, count: int) -> bool:
+        """Whether bytes of a block are known to be right, as they are in memory now. Never blocks."""
+        pages = self._pages
+        if pages is None or not self._marks.covers(extent, position, count):
+            return False
+        try:
+            if not pages.present(extent.offset + position, count) or fingerprint(self.descriptor) != self._state:
+                return False
+        except OSError:
+            return False
+        # Once more: a page that has just been mapped anew was withdrawn before (`_map`).
+        return self._marks.covers(extent, position, count)
+
+    def verify(self, extent: Extent, position: int, count: int) -> None:
+        """Read and check all chunks that bytes of a block lie in.
+
+        They are `intact` from then on, as long as they stay in memory. Blocks. BlockDamaged when they are not what was
+        written.
+        """
+        first, stop = (0, extent.length) if self._is_segment else chunk_aligned(extent, position, count)
+        with self._verifying:  # one reader's work is of use to the others, and only one may map pages
+            if self.intact(extent, first, stop - first):
+                return
+            mapped = self._map(extent.offset + first, stop - first)
+            check(self.descriptor, extent, first, stop - first)
+            if mapped is not None and mapped.present(extent.offset + first, stop - first) and self._is_unchanged():
+                self._marks.add(extent, first, stop - first)
+
+    def distrust(self) -> None:
+        """Have everything read and checked again: bytes of it proved wrong, or could not be sent."""
+        self._state = None  # the file as it is now is a new one then; never waits for a thread that verifies
+
+    def close_file(self) -> None:
+        pages, self._pages = self._pages, None
+        if pages is not None:
+            pages.close()
+        super().close_file()
+
+    def _map(self, offset: int, count: int) -> MappedPages | None:
+        """Map what is not mapped of a part, nothing of which counts as checked any more; None where that can't be."""
+        try:
+            pages = self._prepared()
+            if pages is None or offset + count > pages.size_bytes:
+                return None
+            for first, size in pages.absent_runs(offset, count):
+                self._marks.withdraw(first, size)
+                pages.map(first, size)
+        except OSError:  # `check` says what is wrong with the file; without pages it is read each time
+            return None
+        return pages
+
+    def _prepared(self) -> MappedPages | None:
+        """The mapping, once the file is known as it is now: what was checked of another state of it is forgotten."""
+        state = fingerprint(self.descriptor)
+        if state != self._state:
+            self._marks.clear()
+            self._state = state
+        if self._pages is None and self._is_mappable:
+            size_bytes = max(SEGMENT_MAPPED_BYTES, state[2]) if self._is_segment else state[2]
+            self._pages = MappedPages(self.descriptor, max(size_bytes, PAGE_BYTES))
+        return self._pages
+
+    def _is_unchanged(self) -> bool:
+        try:
+            return fingerprint(self.descriptor) == self._state
+        except OSError:
+            return False
 
 
 BlockLease: TypeAlias = FileLease[BlockFile]
 
 
-def lease_of(descriptor: int) -> BlockLease:
+def lease_of(descriptor: int, *, is_segment: bool = False, is_mappable: bool = True) -> BlockLease:
     """The first lease on a file that was just opened."""
-    return FileLease(BlockFile(descriptor))
+    return FileLease(BlockFile(descriptor, is_segment=is_segment, is_mappable=is_mappable))

@@ -1,4 +1,4 @@
-"""Are a file's bytes in memory? Asked before `sendfile`, which would block the event loop on every page that is not.
+"""Are a file's bytes in memory, and have they come from the device?
 
 `cachestat(2)` (Linux 6.5) counts the cached pages of a range in one call. Where it is missing, forbidden (seccomp), or
 blind (it sees nothing on overlayfs), `preadv2(RWF_NOWAIT)` of one byte at both ends of every chunk answers instead.
@@ -35,6 +35,17 @@ class Residency:
             self._cachestat = False
             return self._sampled(descriptor, offset, count)
         return cached_pages == (offset + count - 1) // _PAGE_BYTES - offset // _PAGE_BYTES + 1
+
+    def unwritten(self, descriptor: int, offset: int, count: int) -> bool:
+        """Whether all of these bytes wait in memory to be written to the device.
+
+        They are then what was written to the file: what has come from the device does not wait so. False where nobody
+        can tell.
+        """
+        pages = (offset + count - 1) // _PAGE_BYTES - offset // _PAGE_BYTES + 1
+        if not self._cachestat or self._cached_pages(descriptor, offset, count) is None:
+            return False
+        return int(self._counts[1]) == pages
 
     def _cached_pages(self, descriptor: int, offset: int, count: int) -> int | None:
         self._range[0], self._range[1] = offset, count

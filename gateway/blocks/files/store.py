@@ -19,11 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import structlog
+
 from gateway.blocks import layout
-from gateway.blocks.files import segments
+from gateway.blocks.files import mapped_pages, segments
 from gateway.blocks.files.block_file import BlockLease, lease_of
 from gateway.blocks.layout import Block, Extent
 from gateway.errors import BlockDamaged, StoreUnavailable
+
+_log = structlog.get_logger("forebay.cache")
 
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
@@ -61,13 +65,20 @@ class BlockStore:
         self._data = directory / "data"
         self._partial_root = directory / "partial"
         self._partial = self._partial_of(worker)
+        self._maps_files = False
 
     def prepare(self) -> None:
-        """Make the directories."""
+        """Make the directories, and find out what the system tells of files in them."""
         for directory in (self._data, self._partial_root, self._partial):
             directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
         for number in range(DIRECTORIES):
             self._directory(number).mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+        self._maps_files = mapped_pages.is_supported(self._partial)
+        if not self._maps_files:
+            _log.warning(
+                "this system does not tell which pages of a file stay in memory, so every cached byte is read and "
+                "verified for each request; Linux 5.14 or newer and /proc/self/pagemap are needed for less"
+            )
 
     def create_partial(self, file: str) -> BlockLease:
         """A new file, locked until `unlock`, or until the kernel closes it behind a killed process."""
@@ -216,9 +227,9 @@ class BlockStore:
             raise BlockDamaged("the block's file is gone") from error
         except OSError as error:
             raise StoreUnavailable(f"a block file cannot be opened: {error}") from error
-        # Without this the kernel reads ahead of us: bytes would come from the device into memory behind our back.
+        # Without this the kernel reads more than it is asked for; what is worth reading ahead is known here.
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        return lease_of(descriptor)
+        return lease_of(descriptor, is_segment=segments.is_segment(extent.file), is_mappable=self._maps_files)
 
     def unlink(self, file: str) -> None:
         """Remove a file, published or partial, of this slot; one that is not there is fine."""

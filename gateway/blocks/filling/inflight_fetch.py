@@ -39,7 +39,10 @@ class InflightFetch:
     """One block that is fetched: `available` bytes from its start can be read.
 
     They lie in `content`, of a small block; else in `file`. Whoever got it from `SingleFlight` is a user of it until
-    `leave`: the file stays open that long. When all is here, a block still has to be published: then `persisted` is
+    `leave`: the file stays open that long. What this process has written to it from `unwritten_from` on needs no
+    verification as long as it waits to be written to the device (block_writer.py); None: nothing of it.
+
+    When all is here, a block still has to be published: then `persisted` is
     done, and `kept` says whether the disk took it. A small one may then `move` to its file, so that slow readers do not
     keep it in memory.
     """
@@ -64,6 +67,7 @@ class InflightFetch:
         self.content: memoryview | None = None
         self.persisted: asyncio.Future[bool] | None = None
         self.kept = True
+        self.unwritten_from: int | None = None
         self.moved_to: Extent | None = None
         self._checksums = ChunkChecksums(block.length)
         self._files: list[BlockLease] = []
@@ -143,8 +147,8 @@ class InflightFetch:
         self._begun = True
         self._notify()
 
-    def advance(self, file: BlockLease, checksums: ChunkChecksums) -> None:
-        """So much is written to a file, with the checksums of its complete chunks.
+    def advance(self, file: BlockLease, checksums: ChunkChecksums, unwritten_from: int | None = None) -> None:
+        """So much is written to a file, with the checksums of its complete chunks; `unwritten_from` is of this file.
 
         A file that was begun anew first comes to where readers are. Files of before stay open: readers may be sending
         from them.
@@ -154,7 +158,7 @@ class InflightFetch:
             return
         if not self._files or self._files[-1].file is not file.file:
             self._files.append(file.share())
-        self._checksums = checksums
+        self._checksums, self.unwritten_from = checksums, unwritten_from
         self.available, self._begun = complete_bytes, True
         self._notify()
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from gateway.blocks import layout
 from gateway.blocks.directory import BlockDirectory, Evicted, FillFile
 from gateway.blocks.files.block_file import BlockLease
+from gateway.blocks.files.open_files import OpenFiles
 from gateway.blocks.files.threads import DiskThreads
-from gateway.blocks.files.verification import ChunkChecksums, VerifiedMemory, read_verified
+from gateway.blocks.files.verification import ChunkChecksums, read_verified
 from gateway.blocks.files.watching import FileWatcher
 from gateway.blocks.filling.block_writer import BlockWriter
 from gateway.blocks.filling.fetch_locks import HOLDER_SECONDS_MAX, FetchLocks, LockKey
@@ -74,7 +75,7 @@ class LargeBlockFetcher:
     origin: Origin
     threads: DiskThreads
     watcher: FileWatcher
-    verified: VerifiedMemory
+    open_files: OpenFiles
     clock: Clock
     observer: CacheObserver
     retries: int
@@ -126,22 +127,21 @@ class LargeBlockFetcher:
         async with aclosing(get.pieces(landing)) as pieces:
             async for piece in pieces:
                 await self.threads.disk_holding(writer.filled.file, writer.write, piece)
-                fetch.advance(writer.filled.file, writer.checksums)
+                fetch.advance(writer.filled.file, writer.checksums, writer.unwritten_from)
                 landing.enough_bytes = _worth_writing(fetch)
         self.buffers.give_back(buffer)  # not after a failure: a thread may still be writing it
 
     async def _publish(self, fetch: InflightFetch, writer: BlockWriter, started: float) -> bool:
-        """The checksums are of what was written: while that stays in memory, the block counts as verified."""
+        """The file stays open: whoever reads the block next need not open it."""
         try:
-            file = await self.threads.index_holding(writer.filled.file, writer.publish)
+            if await self.threads.index_holding(writer.filled.file, writer.publish):
+                self.open_files.keep(writer.filled.reservation.file, writer.filled.file)
         except ForebayError:
             await self._abandon(writer.filled)
             self.observer.fill_failed(fetch.slot)
             return False
         finally:
             writer.filled.file.close()
-        if file is not None:
-            self.verified.of(fetch.block.id, file).add(0, fetch.block.length)
         self.observer.fill_finished(fetch.slot, self.clock.monotonic() - started, fetch.block.length)
         return True
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gateway.blocks.directory import BlockDirectory
-from gateway.blocks.files.open_segments import OpenSegments
+from gateway.blocks.files.open_files import OpenFiles
 from gateway.blocks.files.segments import SmallBlock
 from gateway.blocks.filling.body_checks import BodyCheck
 from gateway.blocks.filling.fetch_locks import LockKey, lock_of_block
@@ -41,7 +41,7 @@ class SmallBlockFetcher:
     """Fetches small blocks: called in the task of each `InflightFetch`."""
 
     directory: BlockDirectory
-    segments: OpenSegments
+    open_files: OpenFiles
     writer: GroupCommitWriter
     origin: Origin
     clock: Clock
@@ -116,7 +116,7 @@ class SmallBlockFetcher:
         try:
             extent = self.directory.index.lookup(fetch.block.id)
             # Opened here and now: a file that has just been written costs no look at the disk.
-            file = self.segments.opened(extent, self.directory.store) if extent is not None else None
+            file = self.open_files.opened(extent, self.directory.store) if extent is not None else None
         except (
             BlockDamaged,
             StoreUnavailable,

@@ -127,6 +127,13 @@ class BlockIndex:
         with self._read() as ledger:
             return {number: name for name, number in ledger.slots().items()}
 
+    def changes(self) -> int:
+        """A number that grows with every change that any process makes."""
+        try:
+            return int(self._environment.info()["last_txnid"])
+        except lmdb.Error as error:
+            raise StoreUnavailable(f"the block index cannot be read: {error}") from error
+
     def knows_file(self, file: str) -> bool:
         with self._read() as ledger:
             return ledger.file(file) is not None

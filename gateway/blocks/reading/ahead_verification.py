@@ -13,7 +13,6 @@ from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.files.residency import Residency
 from gateway.blocks.files.store import BlockStore
 from gateway.blocks.files.threads import DiskThreads
-from gateway.blocks.files.verification import Verified, verify
 from gateway.blocks.layout import Extent
 
 HINTED_AHEAD_BYTES = 4 * 1024 * 1024
@@ -30,12 +29,9 @@ class _Piece:
 class AheadVerifier:
     """Verifies one block for one reader, piece by piece, at most one of them ahead. Event loop only."""
 
-    def __init__(
-        self, file: BlockLease, extent: Extent, verified: Verified, residency: Residency, threads: DiskThreads
-    ) -> None:
+    def __init__(self, file: BlockLease, extent: Extent, residency: Residency, threads: DiskThreads) -> None:
         self._file = file
         self._extent = extent
-        self._verified = verified
         self._residency = residency
         self._threads = threads
         self._hinted = 0
@@ -53,12 +49,10 @@ class AheadVerifier:
             _let_be(ahead)
             ahead = self._begin(position, count, wanted_after)
         await ahead.verifying
-        self._verified.add(position, count)
 
     def go_on(self, position: int, count: int, wanted_after: int) -> None:
         """Begin with the piece that comes next, unless there is nothing to do for it."""
-        offset = self._extent.offset + position
-        if self._verified.covers(position, count) and self._residency.resident(self._file.descriptor, offset, count):
+        if self._file.file.intact(self._extent, position, count):
             return
         self._ahead = self._begin(position, count, wanted_after)
 
@@ -76,7 +70,6 @@ class AheadVerifier:
         """Offset and length in the file of what the device is to be told of."""
         if self._residency.resident(self._file.descriptor, self._extent.offset + position, count):
             return None
-        self._verified.clear()  # what has left memory comes from the device again, here or in another process
         self.from_device = True
         first = max(position, self._hinted)
         self._hinted = position + count + min(wanted_after, HINTED_AHEAD_BYTES)
@@ -98,7 +91,7 @@ def _verify_with_hint(
 ) -> None:
     if hint is not None and hint[1] > 0:
         os.posix_fadvise(file.descriptor, *hint, os.POSIX_FADV_WILLNEED)
-    verify(file.descriptor, extent, position, count)
+    file.file.verify(extent, position, count)
 
 
 def _let_be(piece: _Piece | None) -> None:

@@ -92,12 +92,12 @@ class RangeReader:
         source, wanted = self._source, self._wanted.range
         if not isinstance(source, BlockSource) or source.stop < wanted.stop:
             return None
-        span = source.span(wanted.first, wanted.stop)
-        if span is None:
+        if source.span(wanted.first, wanted.stop) is None:
             return None
         self._source = None
-        block_id, file, slot = source.block.id, source.take_file(), self._wanted.slot
-        return WarmSpan(self._tools, block_id, source.extent, file, span, slot, cached=source.cached)
+        position, slot = wanted.first - source.block.offset, self._wanted.slot
+        file, cached = source.take_file(), source.cached
+        return WarmSpan(self._tools, source.extent, file, position, wanted.length, slot, cached=cached)
 
     async def body(self) -> BodyStream:
         """The bytes of the range, in order; all of them, or an exception."""
@@ -120,8 +120,8 @@ class RangeReader:
     def file_failed(self, error: Exception) -> None:
         """What `body` gave as it lies in a file could not be sent from there: it is not believed again."""
         if isinstance(self._source, BlockSource):
-            self._tools.verified.forget(self._source.block.id)
-            self._tools.segments.drop(self._source.extent.file)
+            self._source.distrust()
+            self._tools.open_files.drop(self._source.extent.file)
         if isinstance(error, OSError) and not self.past_the_cache:
             self._tools.isolation.gone(error)
 

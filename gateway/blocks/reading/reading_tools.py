@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.blocks.directory import BlockDirectory
-from gateway.blocks.files.open_segments import OpenSegments
+from gateway.blocks.files.open_files import OpenFiles
 from gateway.blocks.files.residency import Residency
 from gateway.blocks.files.threads import DiskThreads
-from gateway.blocks.files.verification import VerifiedMemory
 from gateway.blocks.filling.single_flight import SingleFlight
 from gateway.blocks.filling.unpinned_get import UnpinnedGets
 from gateway.blocks.index.access_log import AccessLog
@@ -30,11 +29,10 @@ class ReadingTools:
     fetches: SingleFlight
     unpinned_gets: UnpinnedGets
     threads: DiskThreads
-    verified: VerifiedMemory
     residency: Residency
     ahead_marks: AheadMarks
     accesses: AccessLog
-    segments: OpenSegments
+    open_files: OpenFiles
     isolation: Isolation
     clock: Clock
     observer: CacheObserver

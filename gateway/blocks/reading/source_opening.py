@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from gateway.blocks.files.block_file import BlockLease
-from gateway.blocks.files.verification import fingerprint
 from gateway.blocks.filling.inflight_fetch import BlockPublished
 from gateway.blocks.filling.pinned_get import PinnedGet
 from gateway.blocks.layout import Block, Extent
@@ -90,19 +89,12 @@ class SourceOpener:
 
     def in_file(self, block: Block, extent: Extent, file: BlockLease, *, cached: bool) -> BlockSource:
         """A block in an open file, which becomes the source's to release."""
-        tools = self._tools
-        try:
-            verified = tools.verified.of(block.id, fingerprint(file.descriptor))
-        except OSError as error:
-            file.close()
-            raise StoreUnavailable(f"a block file cannot be looked at: {error}") from error
-        return BlockSource(block, extent, file, verified, tools.residency, tools.threads, cached=cached)
+        return BlockSource(block, extent, file, self._tools.residency, self._tools.threads, cached=cached)
 
     async def drop(self, block: Block, extent: Extent) -> None:
         """Take a block that is not what it was out of the index; StoreUnavailable where nothing may be written."""
         tools = self._tools
-        tools.verified.forget(block.id)
-        tools.segments.drop(extent.file)
+        tools.open_files.drop(extent.file)
         if not tools.isolation.writable:
             raise tools.isolation.refuse_writing()
         if await tools.threads.index(tools.directory.drop, block.id, extent.file):
@@ -153,14 +145,10 @@ class SourceOpener:
 
     async def _open_file(self, block: Block, extent: Extent) -> BlockLease:
         tools = self._tools
-        file = tools.segments.get(extent.file)
-        if file is not None:
-            return file
-        if tools.verified.knows(block.id):
-            file = tools.directory.store.open_published(extent)
-        else:
+        file = tools.open_files.get(extent.file)
+        if file is None:
             file = await tools.threads.disk(tools.directory.store.open_published, extent)
-        tools.segments.keep(extent.file, file)
+            tools.open_files.keep(extent.file, file)
         return file
 
     async def _open_fill(self, block: Block) -> FillSource | None:

@@ -5,12 +5,13 @@ A source gives one piece at a time, never empty. A piece that is a `FileSpan` is
 
 from __future__ import annotations
 
+import os
 from typing import Protocol
 
 from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.files.residency import Residency
 from gateway.blocks.files.threads import DiskThreads
-from gateway.blocks.files.verification import Verified, read_verified
+from gateway.blocks.files.verification import read_verified
 from gateway.blocks.filling.inflight_fetch import InflightFetch, MovedToFile
 from gateway.blocks.filling.pinned_get import PinnedGet
 from gateway.blocks.layout import Block, Extent
@@ -19,6 +20,10 @@ from gateway.objects import BodyPiece, FileSpan, LentBytes
 
 READ_BYTES = 1024 * 1024
 """What a thread reads and verifies in one go: the memory that one reader may hold."""
+
+
+RESTORED_BYTES = 256 * 1024
+"""What a slow client keeps in memory where the bytes of its file do not stay there."""
 
 
 class Source(Protocol):
@@ -46,7 +51,6 @@ class BlockSource:
         block: Block,
         extent: Extent,
         file: BlockLease,
-        verified: Verified,
         residency: Residency,
         threads: DiskThreads,
         *,
@@ -57,10 +61,8 @@ class BlockSource:
         self.block = block
         self.extent = extent
         self._file = file
-        self._verified = verified
-        self._residency = residency
         self._threads = threads
-        self._pieces = AheadVerifier(file, extent, verified, residency, threads)
+        self._pieces = AheadVerifier(file, extent, residency, threads)
         self._spans = True
 
     def span(self, first: int, stop: int) -> FileSpan | None:
@@ -79,6 +81,10 @@ class BlockSource:
         """The block's file, for the caller to release: this source is over."""
         return self._file
 
+    def distrust(self) -> None:
+        """Bytes of the file could not be sent, or were not what they were."""
+        self._file.file.distrust()
+
     @property
     def from_device(self) -> bool:
         """Whether any of its bytes were not in memory."""
@@ -90,12 +96,17 @@ class BlockSource:
 
     def _span(self, position: int, count: int) -> FileSpan | None:
         """The bytes as they lie, if all of them are verified and in memory."""
-        offset = self.extent.offset + position
-        if not self._verified.covers(position, count):
+        if not self._file.file.intact(self.extent, position, count):
             return None
-        if self._residency.resident(self._file.descriptor, offset, count):
-            return FileSpan(self._file.descriptor, offset, count)
-        return None
+        return FileSpan(self._file.descriptor, self.extent.offset + position, count, self)
+
+    # As `objects.SpanFile`.
+
+    def intact(self, offset: int, count: int) -> bool:
+        return self._file.file.intact(self.extent, offset - self.extent.offset, count)
+
+    async def restore(self, offset: int, count: int) -> memoryview | None:
+        return await restored(self._threads, self._file, self.extent, offset, count)
 
     async def _read(self, position: int, count: int, wanted_after: int) -> BodyPiece:
         if self._spans:
@@ -133,9 +144,10 @@ class FillSource:
             return LentBytes(fill.content[position : position + count])
         if fill.moved_to is not None:
             raise MovedToFile(fill.moved_to, fill.file)
-        offset = fill.extent.offset + position
-        if self._residency.resident(fill.file.descriptor, offset, count):
-            return FileSpan(fill.file.descriptor, offset, count)
+        if fill.unwritten_from is not None and position >= fill.unwritten_from:
+            file, offset = _GrowingFile(fill, self._residency, self._threads), fill.extent.offset + position
+            if file.intact(offset, count):
+                return FileSpan(fill.file.descriptor, offset, count, file)
         return await self._read(position, min(count, READ_BYTES - position % READ_BYTES))
 
     async def close(self) -> None:
@@ -144,6 +156,26 @@ class FillSource:
     async def _read(self, position: int, count: int) -> memoryview:
         file, extent = self._fill.file, self._fill.extent
         return await self._threads.disk_holding(file, _read_verified, extent, position, count)
+
+
+class _GrowingFile:
+    """The file of a fill as `objects.SpanFile`: bytes that wait to be written to the device are those that came."""
+
+    __slots__ = ("_extent", "_file", "_residency", "_threads")
+
+    def __init__(self, fill: InflightFetch, residency: Residency, threads: DiskThreads) -> None:
+        self._file = fill.file  # the fill's own lease: its files stay open as long as it has readers
+        self._extent = fill.extent
+        self._residency = residency
+        self._threads = threads
+
+    def intact(self, offset: int, count: int) -> bool:
+        return self._residency.unwritten(self._file.descriptor, offset, count)
+
+    async def restore(self, offset: int, count: int) -> memoryview:
+        position = offset - self._extent.offset
+        count = min(count, RESTORED_BYTES)
+        return await self._threads.disk_holding(self._file, _read_verified, self._extent, position, count)
 
 
 class OriginSource:
@@ -165,6 +197,21 @@ class OriginSource:
     async def close(self) -> None:
         await self._pieces.aclose()
         await self._get.aclose()
+
+
+async def restored(
+    threads: DiskThreads, file: BlockLease, extent: Extent, offset: int, count: int
+) -> memoryview | None:
+    """`objects.SpanFile.restore` for bytes of a block."""
+    return await threads.disk_holding(file, _restored, extent, offset - extent.offset, count)
+
+
+def _restored(file: BlockLease, extent: Extent, position: int, count: int) -> memoryview | None:
+    os.posix_fadvise(file.descriptor, extent.offset + position, count, os.POSIX_FADV_WILLNEED)
+    file.file.verify(extent, position, count)
+    if file.file.intact(extent, position, count):
+        return None
+    return read_verified(file.descriptor, extent, position, min(count, RESTORED_BYTES))
 
 
 def _read_verified(file: BlockLease, extent: Extent, position: int, count: int) -> memoryview:

@@ -8,51 +8,61 @@ from __future__ import annotations
 
 from gateway.blocks import layout
 from gateway.blocks.files.block_file import BlockLease
-from gateway.blocks.files.verification import fingerprint
 from gateway.blocks.layout import Extent
 from gateway.blocks.reading.reading_tools import ReadingTools
-from gateway.errors import BlockDamaged, StoreUnavailable
+from gateway.blocks.reading.sources import restored
+from gateway.errors import StoreUnavailable
 from gateway.objects import ByteRange, FileSpan, HeldSpan, ObjectVersion
 
 
 class WarmSpan(HeldSpan):
     """A range that lies in one block, and the account that its bytes go on when it is closed."""
 
-    __slots__ = ("_block_id", "_cached", "_extent", "_file", "_slot", "_tools")
+    __slots__ = ("_cached", "_extent", "_file", "_slot", "_tools")
 
     def __init__(
         self,
         tools: ReadingTools,
-        block_id: bytes,
         extent: Extent,
         file: BlockLease,
-        span: FileSpan,
+        position: int,
+        count: int,
         slot: str,
         *,
         cached: bool = True,
     ) -> None:
-        """`file` becomes this span's to release. `cached`: whether the bytes count as hits."""
-        self.span = span
+        """`count` intact bytes at a position of the block; the lease becomes this span's to end.
+
+        `cached`: whether the bytes count as hits.
+        """
+        self.span = FileSpan(file.descriptor, extent.offset + position, count, self)
         self._tools = tools
-        self._block_id = block_id
         self._extent = extent
-        self._file: BlockLease | None = file
+        self._file = file
         self._slot = slot
         self._cached = cached
 
+    # As `objects.SpanFile`.
+
+    def intact(self, offset: int, count: int) -> bool:
+        return self._file.file.intact(self._extent, offset - self._extent.offset, count)
+
+    async def restore(self, offset: int, count: int) -> memoryview | None:
+        return await restored(self._tools.threads, self._file, self._extent, offset, count)
+
+    # As `objects.HeldSpan`.
+
     def failed(self, error: Exception) -> None:
         """What could not be sent from its file is not believed again."""
-        tools = self._tools
-        tools.verified.forget(self._block_id)
-        tools.segments.drop(self._extent.file)
+        self._file.file.distrust()
+        self._tools.open_files.drop(self._extent.file)
         if isinstance(error, OSError):
-            tools.isolation.gone(error)
+            self._tools.isolation.gone(error)
 
     def close(self) -> None:
-        file, self._file = self._file, None
-        if file is None:
+        if not self._file.is_open:
             return
-        file.close()
+        self._file.close()
         observer = self._tools.observer
         (observer.hit_bytes if self._cached else observer.miss_bytes)(self._slot, self.span.count)
 
@@ -72,39 +82,12 @@ def warm_span(tools: ReadingTools, version: ObjectVersion, byte_range: ByteRange
         return None
     if extent is None:
         return None
-    file = _open(tools, block_id, extent)
+    file = tools.open_files.get(extent.file)
     if file is None:
         return None
-    span = _span(tools, block_id, extent, file, first - number * size_bytes, byte_range.length)
-    if span is None:
+    position = first - number * size_bytes
+    if not file.file.intact(extent, position, byte_range.length):
         file.close()
         return None
     tools.accesses.note(extent.file)
-    return WarmSpan(tools, block_id, extent, file, span, slot)
-
-
-def _open(tools: ReadingTools, block_id: bytes, extent: Extent) -> BlockLease | None:
-    """The block's file, where opening it does not touch the disk."""
-    file = tools.segments.get(extent.file)
-    if file is not None or not tools.verified.knows(block_id):
-        return file
-    try:
-        file = tools.directory.store.open_published(extent)
-    except (BlockDamaged, StoreUnavailable):
-        return None  # the reader meets it again, and does what is to be done
-    tools.segments.keep(extent.file, file)
-    return file
-
-
-def _span(
-    tools: ReadingTools, block_id: bytes, extent: Extent, file: BlockLease, position: int, count: int
-) -> FileSpan | None:
-    """The bytes as they lie, if all of them are verified and in memory."""
-    descriptor, offset = file.descriptor, extent.offset + position
-    try:
-        verified = tools.verified.of(block_id, fingerprint(descriptor))
-    except OSError:
-        return None
-    if verified.covers(position, count) and tools.residency.resident(descriptor, offset, count):
-        return FileSpan(descriptor, offset, count)
-    return None
+    return WarmSpan(tools, extent, file, position, byte_range.length, slot)

@@ -17,6 +17,7 @@ class Upkeep:
         self._tools = tools
         self._probe = probe
         self._rights_of_others: Callable[[], int] | None = None
+        self._changes_seen = -1
 
     def keep_free(self, rights_of_others: Callable[[], int]) -> None:
         """Have fills leave room for what others have a right to, as it is from time to time."""
@@ -30,8 +31,20 @@ class Upkeep:
             self._look_at_rights()
             self._probe.grow_when_due()
             await self._tools.clock.sleep(self._tools.settings.access_flush_seconds)
-            self._tools.segments.drop_unlinked()
+            await self._drop_evicted()
             await self.flush_accesses()
+
+    async def _drop_evicted(self) -> None:
+        """What is evicted takes room as long as it is open; while nothing changes in the index, nothing is evicted."""
+        tools = self._tools
+        try:
+            changes = tools.directory.index.changes()
+        except StoreUnavailable:
+            return
+        if changes != self._changes_seen:
+            self._changes_seen = changes
+            with suppress(StoreUnavailable):  # told to the isolation already
+                await tools.open_files.drop_unlinked(tools.threads)
 
     async def flush_accesses(self) -> None:
         """Tell the index which files were used, a short transaction at a time."""

@@ -28,6 +28,7 @@ from gateway.edge.server.response_head import Header, ResponseFraming, checked_l
 from gateway.edge.server.response_writer import ResponseWriter
 from gateway.edge.server.sending import Sender
 from gateway.errors import ClientDisconnected
+from gateway.objects import FileSpan
 from gateway.s3.error_codes import s3_error
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ Message = MutableMapping[str, Any]
 ZERO_COPY_EXTENSION = "http.response.zerocopysend"
 HEADER_LINES_EXTENSION = "forebay.header_lines"
 """Header lines made once for many responses; none of them may be about the body's length or the connection."""
+
+SPAN = "forebay.span"
+"""In a zerocopysend message: the FileSpan, which can tell whether its bytes are still those that were checked."""
 
 LENT_EXTENSION = "forebay.lent_bytes"
 """A message with `bytes` that are a LentBytes: the connection takes as many as go out at once. More must follow it."""
@@ -221,7 +225,8 @@ class S3Cycle(RequestResponseCycle):
         Raises ClientDisconnected when the client is gone, RuntimeError when the message is out of order or does not
         agree with the Content-Length.
         """
-        if self.flow.write_paused and not self.disconnected:
+        has_waited = self.flow.write_paused and not self.disconnected
+        if has_waited:
             await self.flow.drain()
         kind = message["type"]
         if self.response_complete:
@@ -235,7 +240,7 @@ class S3Cycle(RequestResponseCycle):
         if kind == "http.response.body":
             self.writer.write_bytes(message.get("body", b""), more_body=more_body)
         elif kind == ZERO_COPY_EXTENSION:
-            await self._send_file(message, more_body=more_body)
+            await self._send_file(message, more_body=more_body, is_fresh=not has_waited)
         elif kind == LENT_EXTENSION:
             more_body = True
             await self.writer.write_lent(message["bytes"])
@@ -281,11 +286,10 @@ class S3Cycle(RequestResponseCycle):
         await self.writer.finish(sender)
         self._complete()
 
-    async def _send_file(self, message: Message, *, more_body: bool) -> None:
+    async def _send_file(self, message: Message, *, more_body: bool, is_fresh: bool) -> None:
         if ZERO_COPY_EXTENSION not in (self.scope.get("extensions") or {}):
             raise RuntimeError("this connection is encrypted: it cannot send a file without copying")
-        descriptor, offset, count = _file_span(message)
-        await self.writer.write_file(descriptor, offset, count, more_body=more_body)
+        await self.writer.write_file(_file_span(message), more_body=more_body, is_fresh=is_fresh)
 
     def _complete(self) -> None:
         self.response_complete = True
@@ -302,8 +306,11 @@ class S3Cycle(RequestResponseCycle):
         self.message_event.set()
 
 
-def _file_span(message: Message) -> tuple[int, int, int]:
-    """Descriptor, offset and count; offset and count default as the ASGI extension says."""
+def _file_span(message: Message) -> FileSpan:
+    """Our own application's span, or offset and count as the ASGI extension says, and their defaults."""
+    span = message.get(SPAN)
+    if isinstance(span, FileSpan):
+        return span
     file = message["file"]
     descriptor = file if isinstance(file, int) else file.fileno()
     offset = message.get("offset")
@@ -312,7 +319,7 @@ def _file_span(message: Message) -> tuple[int, int, int]:
     count = message.get("count")
     if count is None:
         count = max(0, os.fstat(descriptor).st_size - offset)
-    return descriptor, offset, count
+    return FileSpan(descriptor, offset, count)
 
 
 def _nothing() -> None:

@@ -39,7 +39,7 @@ def send_now(
     if isinstance(body, bytes):
         writer.write_bytes(body, more_body=False)
         return framing, None
-    return framing, writer.begin_file(body.descriptor, body.offset, body.count, more_body=False)
+    return framing, writer.begin_file(body, more_body=False)
 
 
 def finishing(

@@ -12,7 +12,7 @@ from gateway.edge.server.send_lent import LentSender
 from gateway.edge.server.sendfile import FileSender
 from gateway.edge.server.sending import Sender
 from gateway.errors import ClientDisconnected
-from gateway.objects import LentBytes
+from gateway.objects import FileSpan, LentBytes
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.flow_control import FlowControl
@@ -75,17 +75,20 @@ class ResponseWriter:
             suffix += b"0\r\n\r\n"
         self._write(prefix, body, suffix)
 
-    async def write_file(self, descriptor: int, offset: int, count: int, *, more_body: bool) -> None:
-        """`count` bytes of a file, without copying. Raises as `write_bytes` and `FileSender.send` do."""
-        rest = self.begin_file(descriptor, offset, count, more_body=more_body)
+    async def write_file(self, span: FileSpan, *, more_body: bool, is_fresh: bool) -> None:
+        """Bytes of a file, without copying. `is_fresh` is of FileSender. Raises as `write_bytes` and its `send` do."""
+        rest = self.begin_file(span, more_body=more_body, is_fresh=is_fresh)
         if rest is not None:
             await self.finish(rest)
-        if self._framing is not None and self._framing.chunked and count:
+        if self._framing is not None and self._framing.chunked and span.count:
             self._transport.write(b"\r\n" if more_body else b"\r\n0\r\n\r\n")
 
-    def begin_file(self, descriptor: int, offset: int, count: int, *, more_body: bool) -> Sender | None:
-        """Give the kernel what it takes of a file now; what is left is for `finish`. Raises as `write_bytes` and
-        `FileSender.push` do."""
+    def begin_file(self, span: FileSpan, *, more_body: bool, is_fresh: bool = True) -> Sender | None:
+        """Give the kernel what it takes of a file now; what is left is for `finish`. `is_fresh` is of FileSender.
+
+        Raises as `write_bytes` and `FileSender.push` do.
+        """
+        count = span.count
         if not count or (self._framing is not None and self._framing.bodiless):
             self.write_bytes(b"", more_body=more_body)
             return None
@@ -96,8 +99,9 @@ class ResponseWriter:
         prefix = self._take_head()
         if framing.chunked:
             prefix += b"%x\r\n" % count
-        sender = FileSender(wire.fileno(), descriptor, offset, count)
-        if prefix and not self._write_ahead(wire, prefix):
+        is_begun = not prefix or self._write_ahead(wire, prefix)
+        sender = FileSender(wire.fileno(), span, is_fresh=is_fresh and is_begun)
+        if not is_begun:
             self._sender = sender
         elif sender.push():
             self._sent_bytes += count

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.blocks.files.residency import Residency
-from gateway.blocks.files.verification import ChunkChecksums, VerifiedMemory, chunk_mask, fingerprint, read_verified
+from gateway.blocks.files.verification import ChunkChecksums, chunk_aligned, read_verified
 from gateway.blocks.layout import CHUNK_BYTES, Extent, chunk_count
 from gateway.errors import BlockDamaged
 from tests.support.blocks import MIB, drop_page_cache
@@ -54,7 +54,8 @@ def test_a_single_wrong_bit_is_found_wherever_it_is(tmp_path: Path) -> None:
         path.write_bytes(b"\0" * START + damaged)
         position = rng.randrange(LENGTH)
         count = rng.randint(1, LENGTH - position)
-        touches = chunk_mask(position, count) >> (bit // 8 // CHUNK_BYTES) & 1
+        first, stop = chunk_aligned(extent, position, count)
+        touches = first <= bit // 8 < stop
         with path.open("rb") as file:
             if touches:
                 with pytest.raises(BlockDamaged):
@@ -70,26 +71,6 @@ def test_a_short_file_is_damaged(tmp_path: Path) -> None:
     path.write_bytes(b"\0" * START + content[:-1])
     with path.open("rb") as file, pytest.raises(BlockDamaged, match="shorter"):
         read_verified(file.fileno(), Extent("f", START, LENGTH, packed_checksums(content)), LENGTH - 10, 10)
-
-
-def test_what_was_verified_is_forgotten_with_the_file(tmp_path: Path) -> None:
-    """Another inode, size or time under the same block: nothing counts as verified."""
-    path = tmp_path / "f"
-    path.write_bytes(b"x" * CHUNK_BYTES)
-    memory = VerifiedMemory()
-    with path.open("r+b") as file:
-        memory.of(b"id", fingerprint(file.fileno())).add(0, CHUNK_BYTES)
-        assert memory.of(b"id", fingerprint(file.fileno())).covers(0, CHUNK_BYTES)
-        file.truncate(CHUNK_BYTES - 1)
-        assert not memory.of(b"id", fingerprint(file.fileno())).covers(0, 1)
-
-
-def test_the_memory_of_what_was_verified_is_bounded(tmp_path: Path) -> None:
-    """The blocks used longest ago are forgotten first."""
-    memory = VerifiedMemory(blocks_max=2)
-    for name in (b"a", b"b", b"a", b"c"):
-        memory.of(name, (1, 2, 3, 4, 5))
-    assert [memory.knows(name) for name in (b"a", b"b", b"c")] == [True, False, True]
 
 
 @pytest.mark.parametrize("cachestat", [True, False])
@@ -115,3 +96,18 @@ def test_residency_tells_memory_from_disk(tmp_path: Path, cachestat: bool) -> No
 
 def _in_memory_after_drop(descriptor: int) -> bool:
     return Residency().resident(descriptor, 0, 2 * MIB)
+
+
+def test_what_waits_to_be_written_has_not_come_from_the_device(tmp_path: Path) -> None:
+    """Once it is written, nobody can tell any more."""
+    residency, path = Residency(), tmp_path / "f"
+    with path.open("wb") as file:
+        file.write(os.urandom(MIB))
+        file.flush()
+        if not residency.unwritten(file.fileno(), 0, MIB):
+            pytest.skip("this system does not tell what waits to be written")
+        os.fdatasync(file.fileno())
+        assert not residency.unwritten(file.fileno(), 0, MIB)
+        os.pwrite(file.fileno(), bytes(MIB), 0)
+        assert residency.unwritten(file.fileno(), 0, MIB)
+        assert not residency.unwritten(file.fileno(), 0, MIB + 1)

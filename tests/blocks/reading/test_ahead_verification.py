@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from gateway.blocks.files import verification
-from gateway.blocks.files.block_file import BlockLease, lease_of
+from gateway.blocks.files.block_file import BlockFile, BlockLease, lease_of
 from gateway.blocks.files.residency import Residency
 from gateway.blocks.files.threads import DiskThreads
-from gateway.blocks.files.verification import ChunkChecksums, Verified, fingerprint
+from gateway.blocks.files.verification import ChunkChecksums
 from gateway.blocks.layout import CHUNK_BYTES, Extent
-from gateway.blocks.reading import ahead_verification
 from gateway.blocks.reading.ahead_verification import AheadVerifier
 from gateway.errors import BlockDamaged
+from tests.support.blocks import drop_page_cache
 
 PIECE = 2 * CHUNK_BYTES
 LENGTH = 4 * PIECE
@@ -36,10 +35,12 @@ class Bench:
             content[damaged_at] ^= 1
         path.write_bytes(content)
         self.file = lease_of(os.open(path, os.O_RDONLY))
-        self.verified = Verified(fingerprint(self.file.descriptor))
         self.threads = DiskThreads(2)
         self.extent = Extent("f", 0, LENGTH, bytes(checksums.packed))
-        self.verifier = AheadVerifier(self.file, self.extent, self.verified, Residency(), self.threads)
+        self.verifier = AheadVerifier(self.file, self.extent, Residency(), self.threads)
+
+    def intact(self, position: int, count: int) -> bool:
+        return self.file.file.intact(self.extent, position, count)
 
     def close(self) -> None:
         self.verifier.stop()
@@ -51,13 +52,13 @@ class Bench:
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The positions that the disk threads verified, in order."""
     seen: list[int] = []
-    verify = verification.verify
+    verify = BlockFile.verify
 
-    def noting(descriptor: int, extent: Extent, position: int, count: int) -> None:
+    def noting(file: BlockFile, extent: Extent, position: int, count: int) -> None:
         seen.append(position)
-        verify(descriptor, extent, position, count)
+        verify(file, extent, position, count)
 
-    monkeypatch.setattr(ahead_verification, "verify", noting)
+    monkeypatch.setattr(BlockFile, "verify", noting)
     return seen
 
 
@@ -78,8 +79,8 @@ def test_what_was_begun_ahead_is_not_done_twice(tmp_path: Path, looked_at: list[
         for position in range(0, LENGTH, PIECE):
             left = LENGTH - position - PIECE
             await bench.verifier.verify(position, PIECE, left)
-            assert bench.verified.covers(0, position + PIECE)
-            assert not left or not bench.verified.covers(position + PIECE, 1)
+            assert bench.intact(position, PIECE)
+            assert not left or not bench.intact(position + PIECE, 1)
             if left:
                 bench.verifier.go_on(position + PIECE, PIECE, left - PIECE)
 
@@ -88,13 +89,12 @@ def test_what_was_begun_ahead_is_not_done_twice(tmp_path: Path, looked_at: list[
 
 
 def test_a_reader_that_goes_elsewhere_gets_what_it_asks_for(tmp_path: Path, looked_at: list[int]) -> None:
-    """What was begun for nothing verifies nothing."""
+    """What was begun for another place does not stand in for it."""
 
     async def steps(bench: Bench) -> None:
         bench.verifier.go_on(PIECE, PIECE, 0)
         await bench.verifier.verify(2 * PIECE, PIECE, 0)
-        assert bench.verified.covers(2 * PIECE, PIECE)
-        assert not bench.verified.covers(PIECE, 1)
+        assert bench.intact(2 * PIECE, PIECE)
 
     on_bench(Bench(tmp_path / "f"), steps)
     assert sorted(looked_at) == [PIECE, 2 * PIECE]
@@ -104,7 +104,8 @@ def test_what_is_verified_and_in_memory_is_not_begun(tmp_path: Path, looked_at: 
     """A warm block costs nothing ahead."""
 
     async def steps(bench: Bench) -> None:
-        bench.verified.add(0, LENGTH)
+        bench.file.file.verify(bench.extent, 0, LENGTH)
+        looked_at.clear()
         bench.verifier.go_on(PIECE, PIECE, 0)
 
     on_bench(Bench(tmp_path / "f"), steps)
@@ -119,8 +120,8 @@ def test_damage_found_ahead_is_raised_where_the_reader_comes_to_it(tmp_path: Pat
         bench.verifier.go_on(PIECE, PIECE, 0)
         with pytest.raises(BlockDamaged):
             await bench.verifier.verify(PIECE, PIECE, 0)
-        assert bench.verified.covers(0, PIECE)
-        assert not bench.verified.covers(PIECE, 1)
+        assert bench.intact(0, PIECE)
+        assert not bench.intact(PIECE, 1)
 
     on_bench(Bench(tmp_path / "f", damaged_at=PIECE + 7), steps)
 
@@ -141,18 +142,15 @@ def test_damage_that_nobody_comes_to_is_no_failure(tmp_path: Path) -> None:
     assert complaints == []
 
 
-def test_what_comes_from_the_device_makes_all_of_the_block_doubtful(tmp_path: Path) -> None:
-    """Pages that have left memory come back unverified, here or in another process."""
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_it_is_known_what_came_from_the_device(tmp_path: Path, is_dropped: bool) -> None:
+    """So that the device is told early of what the reader comes to next."""
 
     async def steps(bench: Bench) -> None:
-        bench.verified.add(0, LENGTH)
-        os.fsync(bench.file.descriptor)
-        os.posix_fadvise(bench.file.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        assert not bench.verifier.from_device
+        if is_dropped:
+            drop_page_cache(tmp_path / "f")
         await bench.verifier.verify(PIECE, PIECE, 0)
-        assert bench.verifier.from_device
-        assert bench.verified.covers(PIECE, PIECE)
-        assert not bench.verified.covers(0, 1)
+        assert bench.verifier.from_device == is_dropped
 
     on_bench(Bench(tmp_path / "f"), steps)
 

@@ -65,6 +65,8 @@ def test_what_must_be_waited_for_is_none(tmp_path: Path) -> None:
             assert span_of(cache, version, first) is None
             await read(cache, version)
             await cache.settle()
+            assert span_of(cache, version, first) is None, "what was written is verified when it is read"
+            await read(cache, version)
             assert span_of(cache, version, first) is not None
         async with open_cache(tmp_path / "c", origin) as cache:
             assert span_of(cache, version, first) is None

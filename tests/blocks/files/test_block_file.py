@@ -1,0 +1,291 @@
+"""What counts as intact is what was written, whatever becomes of its pages and whoever brings them back."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from gateway.blocks.files import block_file
+from gateway.blocks.files.block_file import BlockFile, fingerprint
+from gateway.blocks.files.mapped_pages import PAGE_BYTES, MappedPages, is_supported
+from gateway.blocks.files.verification import ChunkChecksums
+from gateway.blocks.layout import CHUNK_BYTES, Extent
+from gateway.errors import BlockDamaged
+from tests.support.page_cache import drop_unmapped, page_out
+
+LENGTH = 5 * CHUNK_BYTES + 777
+START = 4096
+UNCHANGED = (0, 0, 1 << 20, 0, 0)
+
+
+def extent_of(content: bytes, offset: int) -> Extent:
+    checksums = ChunkChecksums(len(content))
+    checksums.update(content)
+    return Extent("f", offset, len(content), bytes(checksums.packed))
+
+
+def evict(file: BlockFile) -> None:
+    """Have the kernel take every page of a file, as it does when memory is short."""
+    os.fdatasync(file.descriptor)
+    pages = file._pages
+    if pages is not None:
+        for _ in range(3):  # pages on their way through the kernel's lists stay when asked once
+            page_out(pages._address, os.fstat(file.descriptor).st_size // PAGE_BYTES * PAGE_BYTES)
+    drop_unmapped(file.descriptor, 0, 0)
+
+
+class Bench:
+    """A block in an open file."""
+
+    def __init__(self, path: Path) -> None:
+        self.content = random.Random(1).randbytes(LENGTH)
+        path.write_bytes(bytes(START) + self.content)
+        self.extent = extent_of(self.content, START)
+        self.file = BlockFile(os.open(path, os.O_RDWR))
+        self.file.begin_lease()
+
+    def intact(self, position: int, count: int) -> bool:
+        return self.file.intact(self.extent, position, count)
+
+    def flip(self, position: int) -> None:
+        """What the device gives from now on."""
+        [byte] = os.pread(self.file.descriptor, 1, START + position)
+        os.pwrite(self.file.descriptor, bytes([byte ^ 1]), START + position)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    assert is_supported(tmp_path)
+    made = Bench(tmp_path / "f")
+    yield made
+    made.file.end_lease()
+
+
+def test_what_was_verified_is_intact(bench: Bench) -> None:
+    """And nothing else, by whole chunks."""
+    assert not bench.intact(0, 1)
+    bench.file.verify(bench.extent, CHUNK_BYTES + 5, CHUNK_BYTES)
+    assert bench.intact(CHUNK_BYTES, 2 * CHUNK_BYTES)
+    assert not bench.intact(0, CHUNK_BYTES)
+    assert not bench.intact(3 * CHUNK_BYTES, 1)
+    bench.file.verify(bench.extent, 0, LENGTH)
+    assert bench.intact(0, LENGTH)
+
+
+def test_what_has_left_memory_is_not_intact_whoever_brings_it_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.4 A reader in another process, a hint, a backup: the page is in memory again, and wrong."""
+    monkeypatch.setattr(block_file, "fingerprint", lambda _: UNCHANGED)  # the device changes behind the file's times
+    bench.file.verify(bench.extent, 0, LENGTH)
+    assert bench.intact(0, LENGTH)
+    evict(bench.file)
+    assert not bench.intact(2 * CHUNK_BYTES, 1)
+    bench.flip(2 * CHUNK_BYTES + 7)
+    os.pread(bench.file.descriptor, LENGTH, START)
+    assert not bench.intact(2 * CHUNK_BYTES, 1)
+    with pytest.raises(BlockDamaged):
+        bench.file.verify(bench.extent, 0, LENGTH)
+    assert not bench.intact(2 * CHUNK_BYTES, 1)
+
+
+def test_verifying_one_part_brings_no_other_part_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel maps neighbours of what it is asked for, which may be wrong by now: it is kept from that."""
+    monkeypatch.setattr(block_file, "fingerprint", lambda _: UNCHANGED)
+    bench.file.verify(bench.extent, 0, LENGTH)
+    evict(bench.file)
+    bench.flip(7)
+    os.pread(bench.file.descriptor, LENGTH, START)  # all of it is in memory now, for the kernel to map
+    bench.file.verify(bench.extent, CHUNK_BYTES, LENGTH - CHUNK_BYTES)
+    assert bench.intact(CHUNK_BYTES, LENGTH - CHUNK_BYTES)
+    assert not bench.intact(0, 1)
+
+
+@pytest.mark.parametrize("harm", ["write", "truncate", "touch"])
+def test_another_state_of_the_file_is_another_file(bench: Bench, harm: str) -> None:
+    """Nothing that was verified before counts, though every page is still there."""
+    bench.file.verify(bench.extent, 0, LENGTH)
+    if harm == "write":
+        bench.flip(7)
+    elif harm == "truncate":
+        os.ftruncate(bench.file.descriptor, START + LENGTH - 1)
+    else:
+        os.utime(bench.file.descriptor, ns=(1, 1))
+    assert not bench.intact(0, 1)
+    if harm == "touch":
+        bench.file.verify(bench.extent, 0, LENGTH)
+        assert bench.intact(0, LENGTH)
+    else:
+        with pytest.raises(BlockDamaged):
+            bench.file.verify(bench.extent, 0, LENGTH)
+
+
+def test_a_file_that_is_distrusted_is_verified_again(bench: Bench) -> None:
+    """After bytes of it could not be sent."""
+    bench.file.verify(bench.extent, 0, LENGTH)
+    bench.file.distrust()
+    assert not bench.intact(0, 1)
+    bench.file.verify(bench.extent, 0, LENGTH)
+    assert bench.intact(0, LENGTH)
+
+
+def test_where_nobody_tells_what_stays_in_memory_nothing_is_intact(tmp_path: Path) -> None:
+    """Then every byte is read and verified for each request; damage is found all the same."""
+    bench = Bench(tmp_path / "f")
+    bare = BlockFile(os.dup(bench.file.descriptor), is_mappable=False)
+    bare.begin_lease()
+    bare.verify(bench.extent, 0, LENGTH)
+    assert not bare.intact(bench.extent, 0, 1)
+    bench.flip(7)
+    with pytest.raises(BlockDamaged):
+        bare.verify(bench.extent, 0, 1)
+    bare.end_lease()
+    bench.file.end_lease()
+
+
+def test_mappings_go_with_their_files(tmp_path: Path) -> None:
+    """However many are opened and verified, and in however many pieces: none is left, and none is split."""
+    before = mappings()
+    bench = Bench(tmp_path / "f")
+    order = list(range(0, LENGTH, CHUNK_BYTES))
+    random.Random(3).shuffle(order)
+    for position in order:
+        bench.file.verify(bench.extent, position, 1)
+    assert mappings() <= before + 1
+    bench.file.end_lease()
+    assert mappings() <= before
+
+
+def mappings() -> int:
+    return sum("/f" in line.split()[-1][-2:] for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_readers_that_verify_at_once_do_not_vouch_for_each_other(tmp_path: Path) -> None:
+    """Threads that verify the same parts while pages come and go: what is intact is right, and all of it is at last."""
+    bench = Bench(tmp_path / "f")
+    stop, wrong = threading.Event(), []
+
+    def read(seed: int) -> None:
+        rng = random.Random(seed)
+        while not stop.is_set():
+            position = rng.randrange(LENGTH)
+            bench.file.verify(bench.extent, position, min(100_000, LENGTH - position))
+            if bench.intact(position, 1) and os.pread(bench.file.descriptor, 1, START + position) != bytes(
+                [bench.content[position]]
+            ):
+                wrong.append(position)
+
+    readers = [threading.Thread(target=read, args=(seed,)) for seed in range(3)]
+    for reader in readers:
+        reader.start()
+    for _ in range(100):
+        evict(bench.file)
+    stop.set()
+    for reader in readers:
+        reader.join(30)
+    bench.file.verify(bench.extent, 0, LENGTH)
+    assert bench.intact(0, LENGTH)
+    assert wrong == []
+    bench.file.end_lease()
+
+
+RECORDS_BYTES = 6 * CHUNK_BYTES
+
+
+class PagesComeAndGo(RuleBasedStateMachine):
+    """A segment of small records and a file of large blocks: pages leave memory, change on the device, come back."""
+
+    path: Path
+
+    @initialize(is_segment=st.booleans(), seed=st.integers(0, 1000))
+    def make(self, is_segment: bool, seed: int) -> None:
+        rng = random.Random(seed)
+        self.truth = rng.randbytes(RECORDS_BYTES)
+        self.path.write_bytes(self.truth)
+        self.extents = []
+        offset = 0 if is_segment else rng.choice([0, 4096, 777])
+        while offset < RECORDS_BYTES:
+            longest = rng.choice([300, 5_000, 100_000]) if is_segment else 3 * CHUNK_BYTES
+            length = min(rng.randint(1, longest) if is_segment else longest, RECORDS_BYTES - offset)
+            self.extents.append(extent_of(self.truth[offset : offset + length], offset))
+            offset += -(-length // 64) * 64 if is_segment else length
+        self.file = BlockFile(os.open(self.path, os.O_RDWR), is_segment=is_segment)
+        self.file.begin_lease()
+        self.damaged: set[int] = set()
+
+    def teardown(self) -> None:
+        if hasattr(self, "file"):
+            self.file.end_lease()
+
+    @rule(data=st.data())
+    def verify(self, data: st.DataObject) -> None:
+        extent = data.draw(st.sampled_from(self.extents))
+        position = data.draw(st.integers(0, extent.length - 1))
+        count = data.draw(st.integers(1, extent.length - position))
+        try:
+            self.file.verify(extent, position, count)
+        except BlockDamaged:
+            assert self.damaged
+        else:
+            assert self.file.intact(extent, position, count)
+
+    @rule(page=st.integers(0, RECORDS_BYTES // PAGE_BYTES - 1), count=st.integers(1, 40))
+    def evict_some(self, page: int, count: int) -> None:
+        pages = self.file._pages
+        if isinstance(pages, MappedPages):
+            count = min(count, RECORDS_BYTES // PAGE_BYTES - page)
+            os.fdatasync(self.file.descriptor)
+            page_out(pages._address + page * PAGE_BYTES, count * PAGE_BYTES)
+
+    @rule(position=st.integers(0, RECORDS_BYTES - 1))
+    def device_changes(self, position: int) -> None:
+        """Only where the page is not mapped: what is in memory does not change by itself."""
+        pages = self.file._pages
+        if isinstance(pages, MappedPages) and pages.present(position, 1):
+            return
+        [byte] = os.pread(self.file.descriptor, 1, position)
+        os.pwrite(self.file.descriptor, bytes([byte ^ 0xFF]), position)
+        self.damaged ^= {position}
+
+    @rule(position=st.integers(0, RECORDS_BYTES - 1))
+    def somebody_else_reads(self, position: int) -> None:
+        os.pread(self.file.descriptor, 300_000, position)
+
+    @invariant()
+    def what_is_intact_is_right(self) -> None:
+        if not hasattr(self, "file"):
+            return
+        for extent in self.extents:
+            for position in range(0, extent.length, CHUNK_BYTES):
+                count = min(CHUNK_BYTES, extent.length - position)
+                if self.file.intact(extent, position, count):
+                    offset = extent.offset + position
+                    assert os.pread(self.file.descriptor, count, offset) == self.truth[offset : offset + count]
+
+
+def test_pages_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1.4 Whatever is intact is what was written, in generated histories in which the file's times stand still."""
+    monkeypatch.setattr(block_file, "fingerprint", lambda _: UNCHANGED)
+    PagesComeAndGo.path = tmp_path / "f"
+    case = PagesComeAndGo.TestCase
+    case.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+    case("runTest").runTest()
+
+
+def test_a_fingerprint_tells_every_change(tmp_path: Path) -> None:
+    """Another inode, size or time."""
+    path = tmp_path / "f"
+    path.write_bytes(b"x" * 100)
+    descriptor = os.open(path, os.O_RDWR)
+    before = fingerprint(descriptor)
+    os.utime(descriptor, ns=(1, 1))
+    assert fingerprint(descriptor) != before
+    os.close(descriptor)
