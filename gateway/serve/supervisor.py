@@ -19,17 +19,18 @@ from socket import socket
 import structlog
 
 from gateway import __version__, metric_kinds
+from gateway.clock import SystemClock
 from gateway.config import Settings
 from gateway.config.checks import own_address_problem
 from gateway.control.state import GatewayState
 from gateway.errors import StartupError
 from gateway.heartbeats import Heartbeats
+from gateway.metering import make_shared_bandwidth
 from gateway.serve import listeners
 from gateway.serve.child_monitor import ChildMonitor
 from gateway.serve.child_process import ChildSpec
 from gateway.serve.claim import claim, report_closed
 from gateway.serve.handover import BACKGROUND, Handover, process_number
-from gateway.serve.lease_channels import open_channels
 from gateway.serve.metrics_directory import make_metrics_directory, remove_metrics_directory
 from gateway.serve.preparation import raise_descriptor_limit
 from gateway.serve.recovering import recover_buffer
@@ -74,8 +75,10 @@ def _prepare(settings: Settings, undo: ExitStack) -> ServerResources:
     undo.callback(remove_metrics_directory, metrics_directory)
     metric_kinds.share(metrics_directory, "supervisor")
     undo.callback(metric_kinds.unshare)
-    leases = open_channels(settings, [*_worker_names(settings), BACKGROUND], undo)
-    handover = Handover(settings, secrets.token_hex(8), metrics_directory, leases, closed)
+    bandwidth = make_shared_bandwidth(settings, SystemClock())
+    if bandwidth is not None:
+        undo.callback(os.close, bandwidth)
+    handover = Handover(settings, secrets.token_hex(8), metrics_directory, bandwidth, closed)
     heartbeats = Heartbeats(handover.heartbeats)
     undo.callback(heartbeats.close)
     return ServerResources(handover, s3, admin, lock, _first_state(handover), heartbeats)
@@ -126,16 +129,12 @@ class _Supervisor:
         s3, admin = (
             tuple(one.fileno() for one in group) for group in (resources.s3_listeners, resources.admin_listeners)
         )
-        leases, lock = resources.handover.leases, () if resources.lock is None else (resources.lock,)
-        holders = {name: (ends.holder,) for name, ends in leases.items()}
-        books = tuple(ends.book for ends in leases.values())
+        shared = tuple(one for one in (resources.lock, resources.handover.bandwidth) if one is not None)
         self._workers = [
-            self._monitor(ChildSpec(name, s3, (*lock, *holders.get(name, ())), child_module))
+            self._monitor(ChildSpec(name, s3, shared, child_module))
             for name in _worker_names(resources.handover.settings)
         ]
-        self._background = self._monitor(
-            ChildSpec(BACKGROUND, admin, (*lock, *books, *holders.get(BACKGROUND, ())), child_module)
-        )
+        self._background = self._monitor(ChildSpec(BACKGROUND, admin, shared, child_module))
 
     def _monitor(self, spec: ChildSpec) -> ChildMonitor:
         def orders() -> bytes:

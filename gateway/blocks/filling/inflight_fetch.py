@@ -42,9 +42,8 @@ class InflightFetch:
     `leave`: the file stays open that long. What this process has written to it from `unwritten_from` on needs no
     verification as long as it waits to be written to the device (block_writer.py); None: nothing of it.
 
-    When all is here, a block still has to be published: then `persisted` is
-    done, and `kept` says whether the disk took it. A small one may then `move` to its file, so that slow readers do not
-    keep it in memory.
+    When all is here, a block still has to be published: then `persisted` is done, and `kept` says whether the disk took
+    it. A small one may then `move` to its file, so that slow readers do not keep it in memory.
     """
 
     def __init__(

@@ -132,10 +132,8 @@ class LargeBlockFetcher:
         self.buffers.give_back(buffer)  # not after a failure: a thread may still be writing it
 
     async def _publish(self, fetch: InflightFetch, writer: BlockWriter, started: float) -> bool:
-        """The file stays open: whoever reads the block next need not open it."""
         try:
-            if await self.threads.index_holding(writer.filled.file, writer.publish):
-                self.open_files.keep(writer.filled.reservation.file, writer.filled.file)
+            await self.threads.index_holding(writer.filled.file, self._publish_and_keep, writer)
         except ForebayError:
             await self._abandon(writer.filled)
             self.observer.fill_failed(fetch.slot)
@@ -144,6 +142,16 @@ class LargeBlockFetcher:
             writer.filled.file.close()
         self.observer.fill_finished(fetch.slot, self.clock.monotonic() - started, fetch.block.length)
         return True
+
+    def _publish_and_keep(self, file: BlockLease, writer: BlockWriter) -> None:
+        """The file stays open for whoever reads it next. Kept before it is known: once it is, it may be evicted."""
+        name, is_used = writer.filled.reservation.file, False
+        self.open_files.keep(name, file)
+        try:
+            is_used = writer.publish(file)
+        finally:
+            if not is_used:
+                self.open_files.drop(name)
 
     async def _abandon(self, filled: FillFile) -> None:
         """Have the file removed; readers do not wait for that where another process keeps the index locked."""

@@ -17,8 +17,8 @@ from gateway.objects import ByteRange, ObjectKey
 from gateway.origin.client import Direction
 from gateway.origin.memory import MemoryOrigin
 from gateway.origin.memory.faults import AlterBody, AlterHeaders, on
-from gateway.origin.metered import MeteredOrigin, OriginMeter
 from gateway.origin.s3 import Attempt
+from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.policy.bandwidth import Bandwidth, Ceiling
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
@@ -170,7 +170,7 @@ def test_every_byte_is_counted_and_held_to_its_ceiling(tmp_path: Path, rate: flo
         origin, counted, loop = MemoryOrigin(SystemClock()), Counted(), asyncio.get_running_loop()
         origin.create_bucket("bucket")
         ceilings = [] if rate is None else [Ceiling("read", None, rate)]
-        bandwidth = Bandwidth(ceilings, [one.bytes_per_second for one in ceilings], SystemClock())
+        bandwidth = Bandwidth(ceilings, SystemClock())
         front = MeteredOrigin(WholeAnswers(origin), OriginMeter(counted, bandwidth))
         async with gateway_app(tmp_path, origin=origin, through=front) as one:
             for number in range(3):
