@@ -16,8 +16,7 @@ from gateway.blocks.filling.single_flight import Fetchers, SingleFlight
 from gateway.blocks.filling.small_block_fetch import SmallBlockFetcher
 from gateway.blocks.filling.unpinned_get import UnpinnedGets
 from gateway.blocks.observer import CacheObserver
-from gateway.blocks.reading.readahead import AheadMarks
-from gateway.blocks.reading.reading_tools import ReadingTools
+from gateway.blocks.reading.sources import AheadMarks, ReadDependencies
 from gateway.blocks.settings import BlockSettings
 from gateway.blocks.trouble.isolation import Isolation
 from gateway.blocks.trouble.probe import DirectoryProbe
@@ -30,7 +29,7 @@ from gateway.origin.client import Origin
 class Parts:
     """What a cache must see to itself, and what its readers share."""
 
-    tools: ReadingTools
+    tools: ReadDependencies
     opened: OpenDirectory
     watcher: FileWatcher
     writer: GroupCommitWriter
@@ -63,7 +62,7 @@ def assemble(
         isolation,
         observer,
     )
-    tools = ReadingTools(
+    tools = ReadDependencies(
         settings,
         blocks,
         origin,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from gateway.blocks.reading.reading_tools import ReadingTools
+from gateway.blocks.reading.sources import ReadDependencies
 from gateway.errors import ForebayError, StoreUnavailable
 
 UNLINKS_RETRIED_SECONDS = 60.0
@@ -14,7 +14,7 @@ UNLINKS_RETRIED_SECONDS = 60.0
 class Upkeep:
     """Of one process's cache."""
 
-    def __init__(self, tools: ReadingTools) -> None:
+    def __init__(self, tools: ReadDependencies) -> None:
         self._tools = tools
         self._unlinks_tried_at = tools.clock.monotonic()
         self._rights_of_others: Callable[[], int] | None = None
