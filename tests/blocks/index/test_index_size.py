@@ -144,9 +144,8 @@ def test_a_fill_costs_the_same_however_many_slots_and_pins_there_are(tmp_path: P
     assert fill_one(tmp_path / "many", 150, 150) <= 1.1 * fill_one(tmp_path / "few", 1, 1)
 
 
-def test_a_file_of_many_blocks_is_evicted_like_one_of_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_many_blocks_is_evicted_like_one_of_few(tmp_path: Path) -> None:
     """However many lie in it, one transaction takes it out, in the same time: others wait for its lock."""
-    monkeypatch.setattr("gateway.blocks.filling.segment_appender.RECORDS_MAX", 1024)
     work = []
     for records in (4, 1024):
         opened = open_directory(BlockSettings(tmp_path / str(records), 1024 * MIB, 64 * 1024), 0)
