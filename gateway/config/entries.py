@@ -129,7 +129,7 @@ class SlotSettings(Section):
     )
     index_inventory: S3ObjectUrl | None = setting(
         None,
-        "manifest.json of an S3 Inventory of the prefix, to begin the first crawl with. CSV; ORC and Parquet with "
+        "manifest.json of an S3 Inventory of the prefix, to begin the first crawl with. Needs "
         "`pip install 'forebay[inventory]'`.",
         allowed="s3://bucket/path/manifest.json; only with index = true",
     )

@@ -8,7 +8,7 @@ from gateway.blocks.closed import Blocks
 from gateway.clock import Clock
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
-from gateway.metadata.snapshots.shelf import NoShelf, Shelf
+from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.objects import ObjectKey
 from gateway.operations.buffers import Buffers
 from gateway.operations.request_body import RequestBody
@@ -32,7 +32,7 @@ class Services:
     slots: Slots
     clock: Clock
     buffers: Buffers = field(default_factory=Buffers)
-    snapshots: Shelf | NoShelf = field(default_factory=NoShelf)
+    snapshots: SnapshotRegistry = field(default_factory=SnapshotRegistry.switched_off)
     writeback: WritebackBuffer | None = None
     buffer_closed: bool = False
     """There may be acknowledged writes on this node's disk, and it cannot be used."""

@@ -19,16 +19,18 @@ from socket import socket
 import structlog
 
 from gateway import __version__, metric_kinds
+from gateway.clock import SystemClock
 from gateway.config import Settings
 from gateway.config.checks import own_address_problem
 from gateway.control.state import GatewayState
 from gateway.errors import StartupError
+from gateway.heartbeats import Heartbeats
+from gateway.metering import make_shared_bandwidth
 from gateway.serve import listeners
 from gateway.serve.child_process import ChildSpec
 from gateway.serve.claim import claim, report_closed
-from gateway.serve.handover import BACKGROUND, Handover
+from gateway.serve.handover import BACKGROUND, Handover, process_number
 from gateway.serve.keeper import Keeper
-from gateway.serve.lease_channels import open_channels
 from gateway.serve.metrics_directory import make_metrics_directory, remove_metrics_directory
 from gateway.serve.preparation import raise_descriptor_limit
 from gateway.serve.recovering import recover_buffer
@@ -47,6 +49,7 @@ class Ground:
     admin_listeners: list[socket]
     lock: int | None
     state: GatewayState
+    heartbeats: Heartbeats
 
 
 def serve(settings: Settings, child_module: str = CHILD_MODULE) -> int:
@@ -72,9 +75,13 @@ def _prepare(settings: Settings, undo: ExitStack) -> Ground:
     undo.callback(remove_metrics_directory, metrics_directory)
     metric_kinds.share(metrics_directory, "supervisor")
     undo.callback(metric_kinds.unshare)
-    leases = open_channels(settings, [*_worker_names(settings), BACKGROUND], undo)
-    handover = Handover(settings, secrets.token_hex(8), metrics_directory, leases, closed)
-    return Ground(handover, s3, admin, lock, _first_state(handover))
+    bandwidth = make_shared_bandwidth(settings, SystemClock())
+    if bandwidth is not None:
+        undo.callback(os.close, bandwidth)
+    handover = Handover(settings, secrets.token_hex(8), metrics_directory, bandwidth, closed)
+    heartbeats = Heartbeats(handover.heartbeats)
+    undo.callback(heartbeats.close)
+    return Ground(handover, s3, admin, lock, _first_state(handover), heartbeats)
 
 
 def _worker_names(settings: Settings) -> list[str]:
@@ -120,23 +127,26 @@ class _Supervisor:
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         s3, admin = (tuple(one.fileno() for one in group) for group in (ground.s3_listeners, ground.admin_listeners))
-        leases, lock = ground.handover.leases, () if ground.lock is None else (ground.lock,)
-        holders = {name: (ends.holder,) for name, ends in leases.items()}
-        books = tuple(ends.book for ends in leases.values())
+        shared = tuple(one for one in (ground.lock, ground.handover.bandwidth) if one is not None)
         self._workers = [
-            self._keeper(ChildSpec(name, s3, (*lock, *holders.get(name, ())), child_module))
-            for name in _worker_names(ground.handover.settings)
+            self._keeper(ChildSpec(name, s3, shared, child_module)) for name in _worker_names(ground.handover.settings)
         ]
-        self._background = self._keeper(
-            ChildSpec(BACKGROUND, admin, (*lock, *books, *holders.get(BACKGROUND, ())), child_module)
-        )
+        self._background = self._keeper(ChildSpec(BACKGROUND, admin, shared, child_module))
 
     def _keeper(self, spec: ChildSpec) -> Keeper:
         def orders() -> bytes:
             line = replace(self._ground.handover, closed=self._closed).to_line()
             return line + self._state().to_line() if spec.name == BACKGROUND else line
 
-        return Keeper(spec, orders, self._ground.handover.metrics_directory, self._publish, self._close)
+        number = process_number(spec.name)
+        return Keeper(
+            spec,
+            orders,
+            self._ground.handover.metrics_directory,
+            lambda: self._ground.heartbeats.stamp(number),
+            self._publish,
+            self._close,
+        )
 
     @property
     def _keepers(self) -> list[Keeper]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.metadata.snapshots.names import valid_name
+from gateway.metadata.snapshots.manifest import valid_name
 from tests.support.gateway_process import to_toml
 from tests.support.settings import load, problems
 

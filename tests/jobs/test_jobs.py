@@ -15,11 +15,10 @@ from gateway.blocks.directory import BlockDirectory, FillFile
 from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.layout import Extent
 from gateway.errors import OriginUnreachable
-from gateway.jobs.manifest import BadManifest
-from gateway.jobs.records import JobKind, JobState
+from gateway.jobs.job import JobKind, JobState
 from gateway.jobs.runner import RUNNING_MAX, TooManyJobs
 from gateway.jobs.store import JobStore
-from gateway.jobs.worklist import Worklist
+from gateway.jobs.worklist import BadManifest, Worklist
 from gateway.metadata.listing.index import Found
 from gateway.metadata.listing.pages import ListRequest
 from gateway.metadata.listing.ranges import Bound

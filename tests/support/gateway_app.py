@@ -18,8 +18,8 @@ from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.observer import SilentAnswersObserver, SilentCatalogObserver
 from gateway.metadata.opening import ANSWERS
-from gateway.metadata.snapshots.library import Library
-from gateway.metadata.snapshots.shelf import Shelf, SilentSnapshotObserver
+from gateway.metadata.snapshots.registry import SilentSnapshotObserver, SnapshotRegistry
+from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.operations.exchange import Services
 from gateway.origin.client import Origin
 from gateway.origin.memory import MemoryOrigin
@@ -42,7 +42,7 @@ class GatewayApp:
     blocks: BlockCache
     catalog: Catalog
     answers: BucketMetadataCache
-    library: Library
+    snapshots: SnapshotStore
     buffer: WritebackBuffer | None = None
 
 
@@ -93,8 +93,8 @@ async def gateway_app(
         ttl_seconds=small_answers_ttl_seconds,
         observer=SilentAnswersObserver(),
     )
-    library = Library(directory / "snapshots")
-    shelf = Shelf(library, slots, clock, SilentSnapshotObserver())
+    snapshots = SnapshotStore(directory / "snapshots")
+    registry = SnapshotRegistry(snapshots, slots, clock, SilentSnapshotObserver())
     buffer: WritebackBuffer | None = None
     if writeback:
         bounds = bounds or SilentBoundsObserver()
@@ -108,7 +108,7 @@ async def gateway_app(
             blocks,
             Slots(slots),
             clock,
-            snapshots=shelf,
+            snapshots=registry,
             writeback=buffer,
             buffer_closed=buffer_closed,
         )
@@ -119,12 +119,12 @@ async def gateway_app(
             allow_signature_v2=allow_signature_v2,
         )
         app = S3App(services, authenticator, ("s3.local",), INSTANCE_ID, SilentRequestObserver())
-        yield GatewayApp(app, origin, blocks, catalog, answers, library, buffer)
+        yield GatewayApp(app, origin, blocks, catalog, answers, snapshots, buffer)
     finally:
         if buffer is not None:
             await buffer.close()
-        await shelf.close()
-        library.shut()
+        await registry.close()
+        snapshots.close()
         await answers.close()
         await catalog.close()
         await blocks.close()

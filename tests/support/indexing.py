@@ -9,9 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gateway.jobs.indexing.indexes import Indexes
-from gateway.jobs.indexing.keeping import IndexPlan
-from gateway.jobs.tools import Tools
+from gateway.jobs.dependencies import JobDependencies
+from gateway.jobs.indexing.indexes import Indexes, IndexPlan
 from gateway.metadata.listing.index import Found, ListingIndex
 from gateway.metadata.listing.pages import ListRequest
 from gateway.metadata.listing.ranges import Bound
@@ -108,7 +107,7 @@ async def index_bench(
 ) -> AsyncIterator[IndexBench]:
     clock, observer = clock or TestClock(), KeptObserver()
     async with job_bench(directory, origin, through=through, slots=slots, clock=clock) as bench:
-        tools = Tools(through or origin, bench.catalog, bench.cache, Slots(slots), clock)
+        tools = JobDependencies(through or origin, bench.catalog, bench.cache, Slots(slots), clock)
         indexes = Indexes.open(tools, plans, observer)
         try:
             yield IndexBench(indexes, bench, clock, observer)
