@@ -54,7 +54,7 @@ check: $(STAMPS)/dev  ## linter, formatter, types
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 
-campaign: $(STAMPS)/test  ## long: generated tests, 100,000 pages of listings, staleness, then races, kills, harms with a new seed: make campaign SEED=1 repeats one
+campaign: $(STAMPS)/test  ## long: generated tests, 100,000 pages of listings, staleness, then races, kills, stops, harms with a new seed: make campaign SEED=1 repeats one
 	@echo "campaign: SEED=$(SEED), done so far: $$(ls $(DONE) 2>/dev/null | tr '\n' ' ')"
 	@mkdir -p $(DONE)
 	$(call part,generated,,-m "not clients and not torch" --hypothesis-seed=$(SEED))
@@ -64,6 +64,7 @@ campaign: $(STAMPS)/test  ## long: generated tests, 100,000 pages of listings, s
 	$(call part,staleness,FOREBAY_STALENESS_EXAMPLES=5000,--timeout=7200 --hypothesis-seed=$(SEED) tests/semantics/test_staleness_histories.py)
 	$(call part,races,FOREBAY_STEPS=50000 FOREBAY_SEED=$(SEED),tests/scenarios/test_races.py)
 	$(call part,kills,FOREBAY_KILLS=500 FOREBAY_KILL_SEED=$(SEED),tests/crash/test_kills.py)
+	$(call part,stops,FOREBAY_STOPS=500 FOREBAY_STOP_SEED=$(SEED),-s tests/crash/test_stops.py)
 	$(call part,harms,FOREBAY_HARMS=10000 FOREBAY_HARM_SEED=$(SEED),tests/crash/test_harms.py)
 	$(call part,buffer-histories,FOREBAY_ABSORB_EXAMPLES=6000,-s --timeout=7200 --hypothesis-seed=$(SEED) tests/operations/absorbing/test_histories.py)
 	$(call part,buffer-kills,FOREBAY_BUFFER_KILLS=500 FOREBAY_BUFFER_KILL_POINTS=3000 FOREBAY_KILL_SEED=$(SEED),--timeout=3600 tests/crash/test_buffer_kills.py)

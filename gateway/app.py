@@ -19,6 +19,7 @@ from gateway.counting import WorkerMetrics
 from gateway.edge.asgi import S3App
 from gateway.edge.authentication import Authenticator
 from gateway.edge.keyring import ConfiguredKeyring, Key, Keyring, OriginKeyring
+from gateway.heartbeats import BACKGROUND_PROCESS
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.indexes import Indexes, IndexPlan
 from gateway.jobs.runner import Jobs
@@ -44,9 +45,6 @@ from gateway.writeback.flushing.telling import Teller
 
 SNAPSHOTS = "snapshots"
 """Where in the cache directory they lie."""
-
-BACKGROUND_WORKER = 256
-"""The background process's worker slot in the cache directory: S3 workers have 0 to 255."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +80,16 @@ async def _node(settings: Settings, process: int, *, instance_id: str, bandwidth
 
 
 @asynccontextmanager
-async def _directory(settings: Settings, node: _Node, worker: int) -> AsyncIterator[tuple[BlockCache, Catalog]]:
+async def _directory(
+    settings: Settings, node: _Node, worker: int, shared_directory: Path | None
+) -> AsyncIterator[tuple[BlockCache, Catalog]]:
     """What lies in the cache directory; StartupError when that is a mistake, StoreUnavailable when the disk fails."""
     blocks = await BlockCache.open(
-        _block_settings(settings, node.slots), node.origin, worker=worker, clock=node.clock, observer=node.metrics.cache
+        _block_settings(settings, node.slots, shared_directory),
+        node.origin,
+        worker=worker,
+        clock=node.clock,
+        observer=node.metrics.cache,
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(blocks.close)
@@ -112,17 +116,24 @@ async def _no_directory(node: _Node) -> AsyncIterator[tuple[Blocks, Catalog]]:
 
 @asynccontextmanager
 async def s3_application(
-    settings: Settings, *, worker: int, instance_id: str, bandwidth: int | None = None, closed: bool = False
+    settings: Settings,
+    *,
+    worker: int,
+    instance_id: str,
+    bandwidth: int | None = None,
+    shared_directory: Path | None = None,
+    closed: bool = False,
 ) -> AsyncIterator[S3App]:
     """The S3 port's application of worker slot `worker`, with everything behind it.
 
     `instance_id` is the same in all workers of one `forebay serve`. Works with the origin away: nothing is asked of it.
-    `bandwidth` is the memory in which all processes keep the ceilings (metering.py). `closed`: no worker touches the
-    cache directory, and all is the origin's. Otherwise StoreUnavailable when the disk under it fails.
+    `bandwidth` is the memory in which all processes keep the ceilings (metering.py); in `shared_directory` lie files
+    that all processes have in memory (BlockSettings). `closed`: no worker touches the cache directory, and all is the
+    origin's. Otherwise StoreUnavailable when the disk under it fails.
     """
     async with (
         _node(settings, worker, instance_id=instance_id, bandwidth=bandwidth) as node,
-        _no_directory(node) if closed else _directory(settings, node, worker) as (blocks, catalog),
+        _no_directory(node) if closed else _directory(settings, node, worker, shared_directory) as (blocks, catalog),
         nullcontext() if closed else opened_buffer(settings, worker, _bounding(node), blocks) as buffer,
     ):
         answers = SmallAnswers(
@@ -189,15 +200,17 @@ class Upkeep:
 
 
 @asynccontextmanager
-async def upkeep(settings: Settings, *, instance_id: str, bandwidth: int | None = None) -> AsyncIterator[Upkeep]:
+async def upkeep(
+    settings: Settings, *, instance_id: str, bandwidth: int | None = None, shared_directory: Path | None = None
+) -> AsyncIterator[Upkeep]:
     """The background process's part: jobs go on while this lasts, and indexes are kept up.
 
     StartupError when the directory is a mistake, StoreUnavailable when the disk under it fails.
     """
     async with (
-        _node(settings, BACKGROUND_WORKER, instance_id=instance_id, bandwidth=bandwidth) as node,
-        _directory(settings, node, BACKGROUND_WORKER) as (blocks, catalog),
-        opened_buffer(settings, BACKGROUND_WORKER, _bounding(node), blocks) as buffer,
+        _node(settings, BACKGROUND_PROCESS, instance_id=instance_id, bandwidth=bandwidth) as node,
+        _directory(settings, node, BACKGROUND_PROCESS, shared_directory) as (blocks, catalog),
+        opened_buffer(settings, BACKGROUND_PROCESS, _bounding(node), blocks) as buffer,
     ):
         snapshots = await asyncio.to_thread(SnapshotStore, settings.cache.directory / SNAPSHOTS)
         tools = JobDependencies(
@@ -267,7 +280,7 @@ def _origin_settings(settings: Settings) -> OriginSettings:
     )
 
 
-def _block_settings(settings: Settings, slots: Slots) -> BlockSettings:
+def _block_settings(settings: Settings, slots: Slots, shared_directory: Path | None) -> BlockSettings:
     cache = settings.cache
     return BlockSettings(
         directory=cache.directory / "blocks",
@@ -277,6 +290,7 @@ def _block_settings(settings: Settings, slots: Slots) -> BlockSettings:
         readahead_bytes=cache.readahead_bytes,
         slots=slots,
         daily_writes_bytes=cache.daily_writes_bytes,
+        shared_directory=shared_directory,
     )
 
 

@@ -25,7 +25,7 @@ from gateway.blocks.files.store import BlockStore
 from gateway.blocks.index.index import BlockIndex
 from gateway.blocks.index.kept_free import KeptFree
 from gateway.blocks.index.pins import Pins
-from gateway.blocks.index.records import BlockRecord, FillHolder, Reservation
+from gateway.blocks.index.records import BlockRecord, Reservation
 from gateway.blocks.index.room import Step
 from gateway.blocks.index.shares import Capacity
 from gateway.blocks.layout import Block, Extent
@@ -86,21 +86,19 @@ class BlockDirectory:
         self.kept_free = KeptFree(store.free_bytes, lambda: index.usage().reserved_bytes)
         self._now = now
 
-    def begin(
-        self, block: Block, slot: str, fill_key: bytes, succeeds: FillHolder | None = None, *, wanted: bool = False
-    ) -> tuple[FillFile, Evicted] | None:
-        """Create a block's file, make room for it on a slot's account, and lead its fill.
+    def begin(self, block: Block, slot: str, *, wanted: bool = False) -> tuple[FillFile, Evicted] | None:
+        """Create a block's file, and make room for it on a slot's account.
 
-        None when the block is there by now, or another process leads the fill. `succeeds` is a leader seen dead.
-        StoreUnavailable when there can be no file; NotKept when there is no room, or not for this.
+        None when the block is there by now. StoreUnavailable when there can be no file; NotKept when there is no room,
+        or not for this.
         """
         file = layout.file_name(block.id, secrets.token_hex(8))
         pin = self.pins.of(block.version.key)
-        reservation = Reservation(file, slot, layout.file_bytes(block), fill_key, wanted=wanted, pin=pin)
+        reservation = Reservation(file, slot, layout.file_bytes(block), wanted=wanted, pin=pin)
         partial = self.store.create_partial(file)
         try:
             self.store.write(partial, layout.beginning(block), layout.MAGIC_BYTES)
-            evicted = self._reserve(reservation, block.id, succeeds)
+            evicted = self._reserve(reservation, block.id)
         except BaseException:
             self._undo(partial, file)
             self.index.release(reservation)
@@ -165,7 +163,7 @@ class BlockDirectory:
 
     def reserve(self, reservation: Reservation) -> Evicted:
         """Set room aside for what is no fill, others giving way; StoreUnavailable when there is none."""
-        evicted = self._reserve(reservation, None, None)
+        evicted = self._reserve(reservation, None)
         assert evicted is not None  # noqa: S101 - only a fill can come too late
         return evicted
 
@@ -212,16 +210,13 @@ class BlockDirectory:
         partial.close()
         self.store.unlink(file)
 
-    def _reserve(self, reservation: Reservation, block_id: bytes | None, succeeds: FillHolder | None) -> Evicted | None:
+    def _reserve(self, reservation: Reservation, block_id: bytes | None) -> Evicted | None:
         tally = _Tally()
         capacity = self._capacity_for(reservation)
         while True:
-            step = self.index.reserve(reservation, capacity, day=self._day(), block_id=block_id, succeeds=succeeds)
+            step = self.index.reserve(reservation, capacity, day=self._day(), block_id=block_id)
             if step is None:
                 return None
-            if succeeds is not None:
-                self._bury(succeeds)
-                succeeds = None
             tally.add(step)
             if self._settle(step):
                 return tally.evicted(self.index)
@@ -242,11 +237,6 @@ class BlockDirectory:
     def _held_bytes(self) -> int:
         usage = self.index.usage()
         return usage.used_bytes + usage.reserved_bytes + usage.unsurveyed_bytes
-
-    def _bury(self, dead: FillHolder) -> None:
-        """Remove the file of a dead leader, whose room is ours now."""
-        self.store.unlink_of(dead.worker, dead.file)
-        self.index.forget_doomed([dead.file])
 
     def _settle(self, step: Step) -> bool:
         self.unlink_doomed([record.file for record in step.doomed])

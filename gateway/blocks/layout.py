@@ -152,6 +152,11 @@ def file_name(block_id: bytes, nonce: str) -> str:
     return f"{block_id.hex()}-{nonce}"
 
 
+def nonce_of(file: str) -> int:
+    """Which writing of a block a file name is of."""
+    return int(file.rpartition("-")[2], 16)
+
+
 def beginning(block: Block, alignment_bytes: int = ALIGNMENT_BYTES) -> bytes:
     """What stands in the header between the magic, at MAGIC_BYTES, and the checksums: whose bytes the file holds."""
     bucket, key, etag = _identity(block)

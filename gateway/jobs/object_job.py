@@ -3,7 +3,7 @@
     listing or manifest ─▶ list on disk ─▶ pieces of at most a block ─▶ blocks.fetch, up to PIECES_AT_ONCE
 
 Yields to whoever waits for bytes now: while the workers fill blocks for readers, only PIECES_WHILE_BUSY are fetched at
-once. What a reader fetches at the same time is fetched once for both (blocks/filling/shared_fills.py).
+once. What a reader fetches at the same time is fetched once for both (blocks/filling/single_flight.py).
 """
 
 from __future__ import annotations

@@ -83,7 +83,10 @@ async def _keep_up(handover: Handover, lent: Holders, tried: asyncio.Event) -> N
         await _while_closed(handover, tried)
         try:
             async with upkeep(
-                handover.settings, instance_id=handover.instance_id, bandwidth=handover.bandwidth
+                handover.settings,
+                instance_id=handover.instance_id,
+                bandwidth=handover.bandwidth,
+                shared_directory=handover.metrics_directory,
             ) as kept:
                 _lend(lent, kept)
                 tried.set()

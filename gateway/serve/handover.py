@@ -11,9 +11,15 @@ from pathlib import Path
 import orjson
 
 from gateway.config import Settings, settings_from_json, settings_to_json
+from gateway.heartbeats import BACKGROUND_PROCESS
 
 BACKGROUND = "background"
 """The background process's name; workers are `worker0`, `worker1`, …"""
+
+
+def process_number(name: str) -> int:
+    """The number of the process with this name, by which it is known in shared memory."""
+    return BACKGROUND_PROCESS if name == BACKGROUND else int(name.removeprefix("worker"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,11 @@ class Handover:
     metrics_directory: Path
     bandwidth: int | None = None
     closed: str | None = None
+
+    @property
+    def heartbeats(self) -> Path:
+        """The file of heartbeats that all processes share."""
+        return self.metrics_directory / "heartbeats"
 
     def to_line(self) -> bytes:
         document = {

@@ -1,4 +1,4 @@
-"""Keeps one child running: starts it, starts it again when it ends unasked, stops it when told."""
+"""Keeps one child running: starts it, starts it again when it ends unasked or hangs, stops it when told."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ from gateway.serve.child_process import ChildProcess, ChildSpec, describe_exit, 
 STEADY_SECONDS = 30.0
 """A child that lived this long was well: its death begins a new row."""
 
+HANG_LOOKS = 30
+HANG_LOOK_SECONDS = 1.0
+"""A child whose event loop has not turned at so many looks in a row is killed. Looks are counted, not time: a machine
+that stands still as a whole stops the supervisor, too."""
+
 _log = structlog.get_logger("forebay.serve")
 
 
 class Keeper:
-    """One child's place. `changed` is called after every change of `state`.
+    """One child's place. `changed` is called after every change of `state`; `heartbeat` gives its last time stamp.
 
     `unusable` is called when a child that is started again finds that the disk under the cache directory fails.
     """
@@ -32,12 +37,14 @@ class Keeper:
         spec: ChildSpec,
         orders: Callable[[], bytes],
         metrics_directory: Path,
+        heartbeat: Callable[[], int],
         changed: Callable[[], None],
         unusable: Callable[[str], None],
     ) -> None:
         self._spec = spec
         self._orders = orders
         self._metrics_directory = metrics_directory
+        self._heartbeat = heartbeat
         self._changed = changed
         self._unusable = unusable
         self._child: ChildProcess | None = None
@@ -132,13 +139,27 @@ class Keeper:
     async def _wait_for_end(self) -> None:
         if self._child is None:
             return
-        process_id, status = self._child.process_id, await self._child.ended()
+        watching = asyncio.create_task(self._end_when_hung(self._child), name="hang watch")
+        try:
+            process_id, status = self._child.process_id, await self._child.ended()
+        finally:
+            watching.cancel()
         self._child = None
         self._ready = False
         metric_kinds.forget_process(self._metrics_directory, self.name)
         if not self._stopping.is_set() and not self._renewing:
             _log.error("a process ended unasked", name=self.name, process_id=process_id, how=describe_exit(status))
         self._changed()
+
+    async def _end_when_hung(self, child: ChildProcess) -> None:
+        """Kill a child that lives and does not turn: whoever waits for what it holds goes on."""
+        unchanged, stamp = 0, self._heartbeat()
+        while unchanged < HANG_LOOKS:
+            await asyncio.sleep(HANG_LOOK_SECONDS)
+            before, stamp = stamp, self._heartbeat()
+            unchanged = unchanged + 1 if stamp == before else 0
+        _log.error("a process hangs and is killed", name=self.name, process_id=child.process_id)
+        child.signal(signal.SIGKILL)
 
     async def _rest(self, seconds: float) -> None:
         try:

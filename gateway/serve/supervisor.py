@@ -24,11 +24,12 @@ from gateway.config import Settings
 from gateway.config.checks import own_address_problem
 from gateway.control.state import GatewayState
 from gateway.errors import StartupError
+from gateway.heartbeats import Heartbeats
 from gateway.metering import make_shared_bandwidth
 from gateway.serve import listeners
 from gateway.serve.child_process import ChildSpec
 from gateway.serve.claim import claim, report_closed
-from gateway.serve.handover import BACKGROUND, Handover
+from gateway.serve.handover import BACKGROUND, Handover, process_number
 from gateway.serve.keeper import Keeper
 from gateway.serve.metrics_directory import make_metrics_directory, remove_metrics_directory
 from gateway.serve.preparation import raise_descriptor_limit
@@ -48,6 +49,7 @@ class Ground:
     admin_listeners: list[socket]
     lock: int | None
     state: GatewayState
+    heartbeats: Heartbeats
 
 
 def serve(settings: Settings, child_module: str = CHILD_MODULE) -> int:
@@ -77,7 +79,9 @@ def _prepare(settings: Settings, undo: ExitStack) -> Ground:
     if bandwidth is not None:
         undo.callback(os.close, bandwidth)
     handover = Handover(settings, secrets.token_hex(8), metrics_directory, bandwidth, closed)
-    return Ground(handover, s3, admin, lock, _first_state(handover))
+    heartbeats = Heartbeats(handover.heartbeats)
+    undo.callback(heartbeats.close)
+    return Ground(handover, s3, admin, lock, _first_state(handover), heartbeats)
 
 
 def _worker_names(settings: Settings) -> list[str]:
@@ -134,7 +138,15 @@ class _Supervisor:
             line = replace(self._ground.handover, closed=self._closed).to_line()
             return line + self._state().to_line() if spec.name == BACKGROUND else line
 
-        return Keeper(spec, orders, self._ground.handover.metrics_directory, self._publish, self._close)
+        number = process_number(spec.name)
+        return Keeper(
+            spec,
+            orders,
+            self._ground.handover.metrics_directory,
+            lambda: self._ground.heartbeats.stamp(number),
+            self._publish,
+            self._close,
+        )
 
     @property
     def _keepers(self) -> list[Keeper]:

@@ -14,9 +14,10 @@ async def serve_s3(orders: Orders) -> None:
     settings = handover.settings
     async with s3_application(
         settings,
-        worker=orders.slot,
+        worker=orders.number,
         instance_id=handover.instance_id,
         bandwidth=handover.bandwidth,
+        shared_directory=handover.metrics_directory,
         closed=handover.closed is not None,
     ) as app:
         server = S3Server(app, sockets=orders.listeners, limits=_limits(settings.server), tls=_tls(settings.server))

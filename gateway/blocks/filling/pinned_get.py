@@ -7,7 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 from gateway.blocks.filling.body_checks import BodyCheck
-from gateway.blocks.filling.first_answer import FirstAnswer
+from gateway.blocks.filling.unpinned_get import UnpinnedResponse
 from gateway.clock import Clock
 from gateway.errors import OriginAnswered, OriginBodyError, OriginError
 from gateway.objects import ByteRange, ObjectVersion
@@ -43,7 +43,7 @@ class PinnedGet:
     _check: BodyCheck | None = field(default=None)
     _unpinned: bool = False
 
-    def begin_with(self, answer: FirstAnswer | None) -> None:
+    def begin_with(self, answer: UnpinnedResponse | None) -> None:
         """Have the first answer be one that has come already, if it fits; it was judged when it came."""
         self._response = answer.take(self.range) if answer is not None else None
         self._unpinned = self._response is not None

@@ -11,6 +11,7 @@ a process killed between two of them leaves accounts that add up, and files that
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,9 @@ MAP_BYTES = 64 * 1024**3
 """Address space, not disk: room for more than 100 million blocks."""
 
 TOUCHES_PER_TRANSACTION = 64
+
+STALLED_SECONDS = 2.0
+"""Transactions take milliseconds: who has waited so long for the write lock waits for a process that is stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ class BlockIndex:
     def __init__(self, directory: Path, worker: int) -> None:
         self.worker = worker
         self.accesses = AccessLog()
+        self._waits_since: float | None = None
         self._environment = lmdb.open(
             str(directory), map_size=MAP_BYTES, max_dbs=TABLES_MAX, max_readers=1024, sync=False, mode=0o600
         )
@@ -69,6 +74,12 @@ class BlockIndex:
         if sync:
             self._environment.sync(True)
         self._environment.close()
+
+    @property
+    def stalled(self) -> bool:
+        """Whether another process keeps this one from writing. Any thread."""
+        since = self._waits_since
+        return since is not None and time.monotonic() - since > STALLED_SECONDS
 
     # Reads: microseconds, no lock.
 
@@ -303,13 +314,17 @@ class BlockIndex:
 
     @contextmanager
     def _write(self) -> Iterator[Ledger]:
+        self._waits_since = time.monotonic()
         try:
             with self._environment.begin(write=True) as transaction:
+                self._waits_since = None
                 ledger = Ledger(transaction, self._tables, self.worker)
                 yield ledger
                 ledger.close()
         except lmdb.Error as error:
             raise StoreUnavailable(f"the block index cannot be written: {error}") from error
+        finally:
+            self._waits_since = None
 
 
 def _fits(ledger: Ledger, reservation: Reservation, capacity: Capacity) -> bool:

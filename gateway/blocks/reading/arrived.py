@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.blocks import layout
-from gateway.blocks.filling.first_answer import FirstAnswer
+from gateway.blocks.filling.unpinned_get import UnpinnedResponse
 from gateway.blocks.reading.reading_tools import ReadingTools
 from gateway.objects import ByteRange, ObjectVersion
 
@@ -23,7 +23,7 @@ def arrived(
     byte_range: ByteRange,
     slot: str,
     headers: Mapping[str, str],
-    answer: FirstAnswer,
+    answer: UnpinnedResponse,
 ) -> memoryview | None:
     """The bytes of a range, and their block's fill begun that lacks nothing but the disk; None: open a reader."""
     size_bytes, settings = version.size_bytes, tools.settings
@@ -32,7 +32,7 @@ def arrived(
     if not (settings.keeps(slot, size_bytes) and tools.isolation.readable):
         return None
     block = layout.block_at(version, 0, size_bytes)
-    content = tools.fills.start_at_once(block, slot, headers, answer)
+    content = tools.fetches.start_inline(block, slot, headers, answer)
     if content is None:
         return None
     tools.observer.miss_bytes(slot, byte_range.length)

@@ -40,7 +40,7 @@ async def _published(tools: ReadingTools, version: ObjectVersion, piece: ByteRan
     """
     kept = True
     for block in layout.blocks_of(version, piece, tools.settings.block_size_of(slot)):
-        if (fill := tools.fills.join(block, _NO_HEADERS)) is not None:
+        if (fill := tools.fetches.join(block, _NO_HEADERS)) is not None:
             try:
                 await fill.over()
             finally:

@@ -60,5 +60,5 @@ class GoingOn:
         tools, wanted = self._tools, self._wanted
         obtainable_bytes = tools.directory.capacity.obtainable_bytes(wanted.slot)
         window_max = window_blocks_max(tools.settings.readahead_bytes, wanted.block_size_bytes, obtainable_bytes)
-        index, fills = tools.directory.index, tools.fills
-        return Readahead(index, fills, tools.looks, tools.ahead_marks, wanted, window_max, self._fetched)
+        index, fills = tools.directory.index, tools.fetches
+        return Readahead(index, fills, tools.unpinned_gets, tools.ahead_marks, wanted, window_max, self._fetched)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.blocks import layout
-from gateway.blocks.filling.coalescing import Fills
+from gateway.blocks.filling.single_flight import SingleFlight
 from gateway.blocks.index.index import BlockIndex
 from gateway.blocks.layout import Block
 from gateway.blocks.reading.wanted import Wanted
@@ -54,7 +54,7 @@ class Patches:
     """Those of one reader's range, in blocks that `are_used` for. Those that it has fetched ahead go to `fetched`."""
 
     index: BlockIndex
-    fills: Fills
+    fetches: SingleFlight
     wanted: Wanted
     fetched: set[bytes]
     _judged: bytes = b""
@@ -105,13 +105,13 @@ class Patches:
             other = self._patch(number)
             if other.offset > patch.offset and self.index.lookup(other.id) is None:
                 self.fetched.add(other.id)
-                self.fills.start_ahead(other, self.wanted.slot, self.wanted.headers, self.wanted)
+                self.fetches.start_ahead(other, self.wanted.slot, self.wanted.headers, self.wanted)
 
     def _present(self, numbers: range) -> list[bool]:
         return self.index.present(self._patch(number).id for number in numbers)
 
     def _is_coming(self, block: Block) -> bool:
-        return self.index.lookup(block.id) is not None or self.fills.has(block, self.wanted.headers)
+        return self.index.lookup(block.id) is not None or self.fetches.has(block, self.wanted.headers)
 
     def _patch(self, number: int) -> Block:
         return layout.block_at(self.wanted.version, number, PATCH_BYTES, self.wanted.ids)

@@ -5,7 +5,7 @@ range the window is as long as the run before it: the blocks in a row that are i
 read them, over which connection and worker. So clients that read an object in parts, one after another or many at once,
 have the next ones on their way, and random reads, which have no run before them, cause none. Nor do readers that find
 what they want, unless it was fetched ahead. A window is never more than a quarter of what the object's slot can have on
-disk, and nothing is begun ahead while others need the room (coalescing.py).
+disk, and nothing is begun ahead while others need the room (single_flight.py).
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from gateway.blocks.filling.coalescing import Fills
-from gateway.blocks.filling.first_looks import FirstLooks
-from gateway.blocks.filling.shared_fills import fill_key
+from gateway.blocks.filling.single_flight import SingleFlight
+from gateway.blocks.filling.unpinned_get import UnpinnedGets
 from gateway.blocks.index.index import BlockIndex
 from gateway.blocks.reading.wanted import Wanted
 
@@ -72,8 +71,8 @@ class Readahead:
     """
 
     index: BlockIndex
-    fills: Fills
-    looks: FirstLooks
+    fetches: SingleFlight
+    unpinned_gets: UnpinnedGets
     marks: AheadMarks
     wanted: Wanted
     window_max: int
@@ -102,9 +101,9 @@ class Readahead:
         wanted, block = self.wanted, self.wanted.block(number)
         if self.index.lookup(block.id) is not None:
             return True
-        if self.looks.pending(block.version.key, block.offset, wanted.headers):
+        if self.unpinned_gets.pending(block.version.key, block.offset, wanted.headers):
             return True
-        if not self.fills.start_ahead(block, wanted.slot, wanted.headers, wanted):
+        if not self.fetches.start_ahead(block, wanted.slot, wanted.headers, wanted):
             return False
         if number < wanted.numbers.stop:
             self.fetched.add(block.id)
@@ -137,6 +136,4 @@ class Readahead:
 
     def _is_coming(self, number: int) -> bool:
         block, headers = self.wanted.block(number), self.wanted.headers
-        if self.index.lookup(block.id) is not None or self.fills.has(block, headers):
-            return True
-        return self.index.holder(fill_key(block, headers)) is not None
+        return self.index.lookup(block.id) is not None or self.fetches.is_anywhere(block, headers)

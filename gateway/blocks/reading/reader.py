@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.blocks.filling.coalescing import FillLanded, FillUnneeded
-from gateway.blocks.filling.first_answer import FirstAnswer
+from gateway.blocks.filling.inflight_fetch import BlockPublished, MovedToFile
+from gateway.blocks.filling.unpinned_get import UnpinnedResponse
 from gateway.blocks.reading.going_on import GoingOn
 from gateway.blocks.reading.reading_tools import ReadingTools
 from gateway.blocks.reading.source_opening import Outcome, SourceOpener
@@ -39,7 +39,7 @@ class RangeReader:
         slot: str,
         headers: Mapping[str, str],
         purpose: Purpose = Purpose.LIVE,
-        answer: FirstAnswer | None = None,
+        answer: UnpinnedResponse | None = None,
     ) -> None:
         self.outcome: Outcome = "miss"
         block_size, too_large = tools.settings.block_size_of(slot), not tools.settings.keeps(slot, version.size_bytes)
@@ -140,7 +140,7 @@ class RangeReader:
         while True:
             try:
                 piece = await self._read(position)
-            except FillUnneeded:
+            except BlockPublished:
                 await self.aclose()
             except StoreUnavailable as error:
                 await self._open_origin(position, error)
@@ -156,7 +156,7 @@ class RangeReader:
             if isinstance(source, BlockSource) and source.from_device:
                 self._ahead.comes_from_device(source.stop)
             return piece
-        except FillLanded as landed:
+        except MovedToFile as landed:
             await self._go_on_in_file(landed)
             return None
         except BlockDamaged:
@@ -182,7 +182,7 @@ class RangeReader:
         self._source = source = await self._opener.open_origin(position, why)
         return source
 
-    async def _go_on_in_file(self, landed: FillLanded) -> None:
+    async def _go_on_in_file(self, landed: MovedToFile) -> None:
         """Read the rest of a small block, that was in memory, like any other; it is the same use of it."""
         fill = self._source
         assert isinstance(fill, FillSource)  # noqa: S101 - no other source raises it

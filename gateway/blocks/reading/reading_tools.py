@@ -8,8 +8,8 @@ from gateway.blocks.directory import BlockDirectory
 from gateway.blocks.files.open_files import OpenFiles
 from gateway.blocks.files.residency import Residency
 from gateway.blocks.files.threads import DiskThreads
-from gateway.blocks.filling.coalescing import Fills
-from gateway.blocks.filling.first_looks import FirstLooks
+from gateway.blocks.filling.single_flight import SingleFlight
+from gateway.blocks.filling.unpinned_get import UnpinnedGets
 from gateway.blocks.index.access_log import AccessLog
 from gateway.blocks.observer import CacheObserver
 from gateway.blocks.reading.readahead import AheadMarks
@@ -26,8 +26,8 @@ class ReadingTools:
     settings: BlockSettings
     directory: BlockDirectory
     origin: Origin
-    fills: Fills
-    looks: FirstLooks
+    fetches: SingleFlight
+    unpinned_gets: UnpinnedGets
     threads: DiskThreads
     residency: Residency
     ahead_marks: AheadMarks

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from gateway.blocks.files.block_file import BlockLease
-from gateway.blocks.filling.coalescing import FillUnneeded
+from gateway.blocks.filling.inflight_fetch import BlockPublished
 from gateway.blocks.filling.pinned_get import PinnedGet
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.reading.patches import Patches, are_used
@@ -105,7 +105,7 @@ class SourceOpener:
             raise self._tools.isolation.refuse_reading()
 
     def _arrived(self, block: Block) -> bool:
-        if self._tools.fills.all_arrived(block, self._wanted.headers):
+        if self._tools.fetches.all_arrived(block, self._wanted.headers):
             return True
         return self._may_be_patched() and self._all_patches().hold(block)
 
@@ -118,7 +118,7 @@ class SourceOpener:
     def _patch_of(self, block: Block, position: int) -> tuple[Block, Extent | None]:
         """A patch of a block that is not here, where it is to be read from one; else the block."""
         tools = self._tools
-        if tools.fills.has(block, self._wanted.headers):
+        if tools.fetches.has(block, self._wanted.headers):
             return block, None
         patch = self._all_patches().at(position, block)
         if patch is None:
@@ -128,7 +128,7 @@ class SourceOpener:
 
     def _all_patches(self) -> Patches:
         if self._patches is None:
-            self._patches = Patches(self._tools.directory.index, self._tools.fills, self._wanted, self.fetched)
+            self._patches = Patches(self._tools.directory.index, self._tools.fetches, self._wanted, self.fetched)
         return self._patches
 
     # Files and fills
@@ -159,16 +159,18 @@ class SourceOpener:
         tools, wanted = self._tools, self._wanted
         if wanted.too_large:
             raise NotKept("size", "the object is larger than those that the slot keeps")
-        fill = tools.fills.join(block, wanted.headers)
+        fill = tools.fetches.join(block, wanted.headers)
         if fill is None:
-            if not self._looks_first and await tools.looks.settled(wanted.version.key, block.offset, wanted.headers):
+            if not self._looks_first and await tools.unpinned_gets.settled(
+                wanted.version.key, block.offset, wanted.headers
+            ):
                 return None
-            fill = tools.fills.start(block, wanted.slot, wanted.headers, wanted, wanted.purpose, wanted.answer)
+            fill = tools.fetches.start(block, wanted.slot, wanted.headers, wanted, wanted.purpose, wanted.answer)
         elif fill.started_by is not wanted:
             tools.observer.coalesced(wanted.slot)
         try:
             await fill.begun()
-        except FillUnneeded:
+        except BlockPublished:
             fill.leave()
             return None
         except BaseException:

@@ -12,7 +12,7 @@ from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.files.residency import Residency
 from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.files.verification import read_verified
-from gateway.blocks.filling.coalescing import Fill, FillLanded
+from gateway.blocks.filling.inflight_fetch import InflightFetch, MovedToFile
 from gateway.blocks.filling.pinned_get import PinnedGet
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.reading.ahead_verification import AheadVerifier
@@ -122,12 +122,12 @@ class BlockSource:
 
 
 class FillSource:
-    """A block that is being filled: its bytes as they arrive. Raises what makes the fill fail, and FillLanded.
+    """A block that is being filled: its bytes as they arrive. Raises what makes the fill fail, and MovedToFile.
 
     One that another reader began, and whose bytes have all arrived, counts as cached.
     """
 
-    def __init__(self, fill: Fill, residency: Residency, threads: DiskThreads, *, reader: object) -> None:
+    def __init__(self, fill: InflightFetch, residency: Residency, threads: DiskThreads, *, reader: object) -> None:
         self.cached = fill.all_arrived and fill.started_by is not reader
         self.stop = fill.block.offset + fill.block.length
         self.block = fill.block
@@ -143,7 +143,7 @@ class FillSource:
         if fill.content is not None:
             return LentBytes(fill.content[position : position + count])
         if fill.moved_to is not None:
-            raise FillLanded(fill.moved_to, fill.file)
+            raise MovedToFile(fill.moved_to, fill.file)
         if fill.unwritten_from is not None and position >= fill.unwritten_from:
             file, offset = _GrowingFile(fill, self._residency, self._threads), fill.extent.offset + position
             if file.intact(offset, count):
@@ -163,7 +163,7 @@ class _GrowingFile:
 
     __slots__ = ("_extent", "_file", "_residency", "_threads")
 
-    def __init__(self, fill: Fill, residency: Residency, threads: DiskThreads) -> None:
+    def __init__(self, fill: InflightFetch, residency: Residency, threads: DiskThreads) -> None:
         self._file = fill.file  # the fill's own lease: its files stay open as long as it has readers
         self._extent = fill.extent
         self._residency = residency

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gateway.blocks import layout
-from gateway.blocks.filling.first_answer import FirstAnswer
+from gateway.blocks.filling.unpinned_get import UnpinnedResponse
 from gateway.blocks.layout import Block
 from gateway.objects import ByteRange, ObjectVersion
 from gateway.origin.client import Purpose
@@ -31,7 +31,7 @@ class Wanted:
     slot: str
     headers: Mapping[str, str]
     purpose: Purpose
-    answer: FirstAnswer | None
+    answer: UnpinnedResponse | None
     block_size_bytes: int
     too_large: bool
     ids: hashlib.blake2b = field(init=False)

@@ -14,14 +14,14 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import lmdb
 
 from gateway.blocks.directory import BlockDirectory, Evicted
 from gateway.blocks.files.store import DIRECTORIES, DIRECTORY_MODE, BlockStore
-from gateway.blocks.filling.claims import Claims
+from gateway.blocks.filling.fetch_locks import FetchLocks
 from gateway.blocks.index import survey_marks
 from gateway.blocks.index.index import BlockIndex
 from gateway.blocks.index.pins import Pins
@@ -31,6 +31,7 @@ from gateway.blocks.upkeep import leftovers
 from gateway.blocks.upkeep.slots import SlotLocks
 from gateway.durable import sync_directory, write_durably
 from gateway.errors import BlockError, StartupError, StoreUnavailable, opening_failure
+from gateway.heartbeats import Heartbeats
 
 FORMAT = b"forebay blocks 5\n"
 _FORMATS_BEFORE = tuple(b"forebay blocks %d\n" % number for number in range(1, 5))
@@ -42,21 +43,30 @@ class OpenDirectory:
     """A cache directory that this process has open as worker slot `worker`."""
 
     def __init__(
-        self, blocks: BlockDirectory, claims: Claims, slots: SlotLocks, path: Path, evicted: Evicted, worker: int
+        self,
+        blocks: BlockDirectory,
+        heartbeats: Heartbeats,
+        locks: FetchLocks,
+        slots: SlotLocks,
+        path: Path,
+        evicted: Evicted,
+        worker: int,
     ) -> None:
         self.blocks = blocks
-        self.claims = claims
+        self.heartbeats = heartbeats
+        self.locks = locks
         self.evicted_at_open = evicted
         self._slots = slots
         self._path = path
-        self._worker = worker
+        self.worker = worker
 
     def close(self) -> None:
         """Leave nothing of this slot behind; the last process to close makes the index durable and says so."""
         with self._slots.opening():
-            leftovers.clear_up(self.blocks, self._worker)
-            self.claims.forget(self._worker)
-            self.claims.close()
+            leftovers.clear_up(self.blocks, self.worker)
+            self.locks.forget(self.worker)
+            self.locks.close()
+            self.heartbeats.close()
             alone = self._slots.alone()
             self.blocks.index.close(sync=alone)
             if alone:
@@ -65,7 +75,8 @@ class OpenDirectory:
 
     def let_go(self) -> None:
         """Close what is open, and leave the directory as it is: for a disk that takes nothing any more."""
-        self.claims.close()
+        self.locks.close()
+        self.heartbeats.close()
         self.blocks.index.close()
         self._slots.give_back_own()
 
@@ -98,28 +109,40 @@ def _open(settings: BlockSettings, worker: int, now: Callable[[], float]) -> Ope
             index = _open_index(settings, store, slots, worker)
             capacity = capacity_of(settings.capacity_bytes, settings.slots, settings.daily_writes_bytes)
             blocks = BlockDirectory(store, index, capacity, Pins(index, path / "PINS"), now)
-            return _clear_up(blocks, slots, path, worker)
+            return _clear_up(blocks, slots, settings, worker)
         except BaseException:
             slots.give_back_own()
             raise
 
 
-def _clear_up(blocks: BlockDirectory, slots: SlotLocks, path: Path, worker: int) -> OpenDirectory:
+def _clear_up(blocks: BlockDirectory, slots: SlotLocks, settings: BlockSettings, worker: int) -> OpenDirectory:
     """Forget what dead processes had begun, then fit what is there into the capacity: it may have been lowered."""
-    claims: Claims | None = None
-    try:
+    with ExitStack() as undo:
+        undo.callback(blocks.index.close)
         blocks.index.follow(blocks.capacity)
         blocks.pins.recover()
-        claims = Claims(path, worker)
+        shared = _shared_directory(settings)
+        heartbeats = Heartbeats(shared / "heartbeats")
+        undo.callback(heartbeats.close)
+        heartbeats.beat(worker)
+        locks = FetchLocks(shared, worker, heartbeats)
+        undo.callback(locks.close)
         for slot in (worker, *slots.dead_slots()):
             leftovers.clear_up(blocks, slot)
-            claims.forget(slot)
-        return OpenDirectory(blocks, claims, slots, path, blocks.shrink(), worker)
-    except BaseException:
-        if claims is not None:
-            claims.close()
-        blocks.index.close()
-        raise
+            locks.forget(slot)
+        opened = OpenDirectory(blocks, heartbeats, locks, slots, settings.directory, blocks.shrink(), worker)
+        undo.pop_all()
+        return opened
+
+
+def _shared_directory(settings: BlockSettings) -> Path:
+    """Where the files lie that all processes have in memory. Those of an earlier version lie in `directory`."""
+    (settings.directory / "claims").unlink(missing_ok=True)
+    for bell in (settings.directory / "slots").glob("*.bell"):
+        bell.unlink(missing_ok=True)
+    shared = settings.shared_directory or settings.directory / "shared"
+    shared.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+    return shared
 
 
 def _refuse_other_formats(path: Path) -> None:

@@ -55,6 +55,7 @@ class Upkeep:
                 await tools.threads.index(index.touch)
             except StoreUnavailable:
                 tools.observer.store_unavailable()
+                return
 
     def _look_at_rights(self) -> None:
         if self._rights_of_others is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.blocks.filling import packer
+from gateway.blocks.filling import group_commit_writer
 from gateway.clock import SystemClock
 from gateway.objects import ByteRange, ObjectKey
 from gateway.origin.client import Direction
@@ -135,13 +135,13 @@ def test_where_memory_has_no_room_the_fill_waits_for_it(tmp_path: Path, monkeypa
     """What lies in memory stays bounded: the second of two objects takes the ordinary way, and is as good."""
 
     async def scenario() -> None:
-        monkeypatch.setattr(packer, "GATHERING_SECONDS", 0.05)
+        monkeypatch.setattr(group_commit_writer, "GATHERING_SECONDS", 0.05)
         async with gateway(tmp_path) as one:
             one.origin.put("bucket", "l", CONTENT)
-            one.blocks._packer._held_bytes_max = len(CONTENT) + 1
+            one.blocks._writer._held_bytes_max = len(CONTENT) + 1
             answers = await asyncio.gather(*(call(one.app, "GET", f"/bucket/{key}") for key in "kl"))
             assert [answer.body for answer in answers] == [CONTENT] * 2
-            assert one.blocks._packer.held_bytes <= 2 * len(CONTENT)
+            assert one.blocks._writer.held_bytes <= 2 * len(CONTENT)
             await settled(one)
             assert one.blocks.usage().blocks == 2
             assert one.origin.count(GET) == 2

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks.files.watching import FileWatcher
-from gateway.blocks.filling.claims import Claims, place_of_look
-from gateway.blocks.filling.first_looks import FirstLook, FirstLooks
+from gateway.blocks.filling.fetch_locks import lock_of_place
+from gateway.blocks.filling.unpinned_get import UnpinnedGet, UnpinnedGets
 from gateway.blocks.layout import object_id
 from gateway.objects import ObjectKey
+from tests.blocks.filling.test_fetch_locks import processes
 
 KEY = ObjectKey("bucket", "k")
 OTHERS = [
@@ -24,20 +25,16 @@ OTHERS = [
 
 
 @contextmanager
-def two_workers(directory: Path) -> Iterator[tuple[FirstLooks, FirstLooks]]:
-    (directory / "slots").mkdir(parents=True)
+def two_workers(directory: Path) -> Iterator[tuple[UnpinnedGets, UnpinnedGets]]:
     watcher = FileWatcher()
-    one, other = Claims(directory, 0), Claims(directory, 1)
-    try:
-        yield FirstLooks(one, watcher, asyncio.Semaphore(8)), FirstLooks(other, watcher, asyncio.Semaphore(8))
-    finally:
-        watcher.close()
-        other.close()
-        one.close()
+    with processes(directory) as opened:
+        one, other = opened.locks
+        yield UnpinnedGets(one, watcher, asyncio.Semaphore(8)), UnpinnedGets(other, watcher, asyncio.Semaphore(8))
+    watcher.close()
 
 
 @contextmanager
-def looking(looks: FirstLooks, key: ObjectKey, offset: int, headers: dict[str, str]) -> Iterator[FirstLook | None]:
+def looking(looks: UnpinnedGets, key: ObjectKey, offset: int, headers: dict[str, str]) -> Iterator[UnpinnedGet | None]:
     """A first look, where one is to be had, while this lasts."""
     look = looks.begin(object_id(key), offset, headers)
     with look or nullcontext():
@@ -112,19 +109,17 @@ def test_nobody_waits_for_the_dead(tmp_path: Path) -> None:
     """A dead process's look is over, though its claim still stands."""
 
     async def scenario() -> None:
-        directory = tmp_path / "c"
-        (directory / "slots").mkdir(parents=True)
         watcher = FileWatcher()
-        dead, living = Claims(directory, 0), Claims(directory, 1)
-        looks = FirstLooks(living, watcher, asyncio.Semaphore(8))
-        assert dead.claim(place_of_look(object_id(KEY), 0, {})) == 0
-        waiting = asyncio.create_task(looks.settled(KEY, 0, {}))
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        dead.close()
-        assert await waiting is False
-        assert looks.pending(KEY, 0, {})
+        with processes(tmp_path) as opened:
+            dead, living = opened.locks
+            looks = UnpinnedGets(living, watcher, asyncio.Semaphore(8))
+            assert dead.take(lock_of_place(object_id(KEY), 0, {})) == 0
+            waiting = asyncio.create_task(looks.settled(KEY, 0, {}))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            dead.close()
+            assert await waiting is False
+            assert looks.pending(KEY, 0, {})
         watcher.close()
-        living.close()
 
     asyncio.run(scenario())

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.blocks.files.store import BlockStore
 from gateway.blocks.files.verification import ChunkChecksums
-from gateway.blocks.filling.adoption import OfferedFile, describe
+from gateway.blocks.filling.hard_link_ingest import OfferedFile, describe
 from gateway.blocks.settings import BlockSettings
 from gateway.blocks.upkeep.opening import open_directory
 from gateway.errors import StoreUnavailable
@@ -204,7 +204,7 @@ def test_a_process_killed_while_it_adopts_leaves_nothing(
         with pytest.raises(BaseException):  # noqa: B017 - whatever a dead process would have raised
             opened.blocks.adopt(adoption)
     monkeypatch.undo()
-    opened.claims.close()
+    opened.locks.close()
     opened._slots.give_back_own()
     assert len(block_files(tmp_path / "c")) == (1 if step == "commit" else 0)
     again = open_directory(settings, 0)

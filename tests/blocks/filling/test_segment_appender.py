@@ -22,7 +22,7 @@ from gateway.blocks.files import segments
 from gateway.blocks.files.segments import RECORDS_MAX, SmallBlock
 from gateway.blocks.files.store import BlockStore
 from gateway.blocks.files.verification import read_verified
-from gateway.blocks.filling.packing import SegmentAppender
+from gateway.blocks.filling.segment_appender import SegmentAppender
 from gateway.blocks.layout import Block
 from gateway.blocks.settings import BlockSettings
 from gateway.blocks.upkeep.opening import OpenDirectory, open_directory
@@ -54,7 +54,7 @@ def opened_at(directory: Path, capacity_bytes: int = CAPACITY, worker: int = 0) 
 def kill(opened: OpenDirectory) -> None:
     """Close what the kernel would, and nothing more."""
     opened.blocks.index.close()
-    opened.claims.close()
+    opened.locks.close()
     opened._slots.give_back_own()
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from gateway.blocks.files.segments import SmallBlock
 from gateway.blocks.files.threads import DiskThreads
-from gateway.blocks.filling.packing import Appended, SegmentAppender
+from gateway.blocks.filling.segment_appender import Appended, SegmentAppender
 from gateway.blocks.observer import CacheObserver
 from gateway.clock import Clock
 from gateway.errors import NotKept, StoreUnavailable
@@ -25,13 +26,15 @@ BATCH_BYTES = 4 * 1024 * 1024
 BATCH_BLOCKS = 256
 """One transaction of about a millisecond."""
 
+_LOOK_SECONDS = 0.5
+
 HELD_BYTES_MAX = 32 * 1024 * 1024
 """Of small blocks in memory, all that one process has: what comes in 30 ms at 1 GB/s, and is written meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A small block to be kept on a slot's account; `landed` says in the end whether it is.
+    """A small block to be kept on a slot's account; `persisted` says in the end whether it is.
 
     `wanted` is of records.Reservation.
     """
@@ -40,10 +43,10 @@ class Waiting:
     slot: str
     wanted: bool
     started: float
-    landed: asyncio.Future[bool]
+    persisted: asyncio.Future[bool]
 
 
-class Packer:
+class GroupCommitWriter:
     """What one process writes of small objects. Event loop only."""
 
     def __init__(
@@ -69,10 +72,17 @@ class Packer:
         return not self.held_bytes or self.held_bytes + count <= self._held_bytes_max
 
     async def take_room(self, count: int) -> None:
-        """Wait for room in memory for a block of so many bytes, and take it; `put` or `give_back` must follow."""
+        """Wait for room in memory for a block of so many bytes, and take it; `put` or `give_back` must follow.
+
+        StoreUnavailable when another process keeps the index from being written.
+        """
         while not self.has_room(count):
+            if self._threads.stalled():
+                raise StoreUnavailable("memory is full of blocks that another process keeps from being written")
             self._eased.clear()
-            await self._eased.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._eased.wait()
         self.hold(count)
 
     def hold(self, count: int) -> None:
@@ -85,12 +95,12 @@ class Packer:
         self._eased.set()
 
     def put(self, small: SmallBlock, slot: str, started: float, *, wanted: bool = False) -> asyncio.Future[bool]:
-        """Have a block written, in good time, for which room was taken; that is given back when it has landed."""
+        """Have a block written, in good time, for which room was taken; that is given back when it has persisted."""
         waiting = Waiting(small, slot, wanted, started, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if self._pumping is None:
             self._pumping = asyncio.create_task(self._pump(), name="small object writer")
-        return waiting.landed
+        return waiting.persisted
 
     async def drain(self) -> None:
         """Wait until nothing waits."""
@@ -137,7 +147,9 @@ class Packer:
         while batch:
             blocks = [waiting.small for waiting in batch]
             try:
-                appended = await self._threads.index(self._appender.append, batch[0].slot, blocks, batch[0].wanted)
+                appended = await self._threads.index_later(
+                    self._appender.append, batch[0].slot, blocks, batch[0].wanted
+                )
             except StoreUnavailable as error:
                 self._not_kept(batch, error.reason if isinstance(error, NotKept) else "disk")
                 return
@@ -152,16 +164,16 @@ class Packer:
         now = self._clock.monotonic()
         for waiting in batch:
             self._observer.fill_finished(waiting.slot, now - waiting.started, waiting.small.block.length)
-        self._landed(batch, kept=True)
+        self._settle(batch, kept=True)
 
     def _not_kept(self, batch: Sequence[Waiting], reason: str = "disk") -> None:
         for waiting in batch:
             self._observer.fill_failed(waiting.slot)
         self._observer.not_kept(batch[0].slot, reason, len(batch))
-        self._landed(batch, kept=False)
+        self._settle(batch, kept=False)
 
-    def _landed(self, batch: Sequence[Waiting], *, kept: bool) -> None:
+    def _settle(self, batch: Sequence[Waiting], *, kept: bool) -> None:
         for waiting in batch:
             self.give_back(waiting.small.block.length)
-            if not waiting.landed.done():
-                waiting.landed.set_result(kept)
+            if not waiting.persisted.done():
+                waiting.persisted.set_result(kept)

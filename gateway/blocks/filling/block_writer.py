@@ -1,4 +1,4 @@
-"""The file of one fill, written from front to back."""
+"""The file of one large block, written from front to back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOLIO_BYTES_MAX = 2 * 1024 * 1024
 
 
 @dataclass(slots=True)
-class FillWriter:
+class BlockWriter:
     """Writes what comes. `checksums` are of the bytes that were given to be written. `write` and `publish` block.
 
     The kernel counts a whole folio (of up to FOLIO_BYTES_MAX) as changed when one byte of it was written. So that a

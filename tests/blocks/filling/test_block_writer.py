@@ -13,22 +13,21 @@ from hypothesis import strategies as st
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.files.verification import read_verified
-from gateway.blocks.filling.fill_writer import FillWriter
-from gateway.blocks.filling.shared_fills import OwnFill, fill_key, lead_or_find
+from gateway.blocks.filling.block_writer import BlockWriter
 from gateway.blocks.layout import block_at
 from gateway.objects import ObjectVersion
 from tests.support.blocks import BLOCK, block_files, content_of, make_origin, open_cache, stored
 
 
-def writer_of(cache: BlockCache, version: ObjectVersion) -> FillWriter:
+def writer_of(cache: BlockCache, version: ObjectVersion) -> BlockWriter:
     """Of the version's first block."""
     block, directory = block_at(version, 0, BLOCK), cache._tools.directory
-    own = lead_or_find(directory, block, "default", fill_key(block, {}), None)
-    assert isinstance(own, OwnFill)
-    return FillWriter(directory, own.filled)
+    begun = directory.begin(block, "default")
+    assert begun is not None
+    return BlockWriter(directory, begun[0])
 
 
-def play(directory: Path, use: Callable[[FillWriter, bytes], None]) -> None:
+def play(directory: Path, use: Callable[[BlockWriter, bytes], None]) -> None:
     async def scenario() -> None:
         origin = make_origin()
         version = stored(origin, "a", BLOCK)
@@ -46,7 +45,7 @@ def test_the_file_holds_what_was_given(tmp_path_factory: pytest.TempPathFactory,
     """Whatever the pieces; the checksums of complete chunks are there as soon as they are written."""
     directory = tmp_path_factory.mktemp("cache") / "c"
 
-    def use(writer: FillWriter, content: bytes) -> None:
+    def use(writer: BlockWriter, content: bytes) -> None:
         for start, stop in zip([0, *sorted(cuts)], [*sorted(cuts), BLOCK], strict=True):
             writer.write(writer.filled.file, content[start:stop])
             assert writer.checksums.complete_bytes <= stop

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gateway.blocks.filling.packer import HELD_BYTES_MAX
+from gateway.blocks.filling.group_commit_writer import HELD_BYTES_MAX
 from gateway.objects import FileSpan
 from gateway.origin.client import Purpose
 from gateway.policy.prefixes import Prefix
@@ -275,14 +275,14 @@ def test_what_waits_for_the_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.
             await until(lambda: standing.is_set() and origin.count() >= asked)
             for _ in range(1000):  # whatever could go on without the disk goes on
                 await asyncio.sleep(0)
-            assert HELD_BYTES_MAX - MIB <= cache._packer.held_bytes <= HELD_BYTES_MAX
+            assert HELD_BYTES_MAX - MIB <= cache._writer.held_bytes <= HELD_BYTES_MAX
             assert origin.count() == asked
             assert not all(reader.done() for reader in reading)
             go.set()
             for reader, version in zip(reading, versions, strict=True):
                 assert await reader == content_of(origin, version)
             await cache.settle()
-            assert (cache.usage().blocks, cache._packer.held_bytes) == (len(versions), 0)
+            assert (cache.usage().blocks, cache._writer.held_bytes) == (len(versions), 0)
 
     asyncio.run(scenario())
 
