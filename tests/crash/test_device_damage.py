@@ -16,7 +16,7 @@ import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,10 +72,7 @@ def gateway_on(directory: Path, origin: StrictOrigin, group: MemoryGroup) -> Ite
         "cache": {"directory": str(directory), "capacity": str(CAPACITY_BYTES), "packed_size": "128KiB"},
         "slots": slots,
     }
-    gateway = GatewayProcess(config, directory=directory)
-    with ExitStack() as stack:
-        with group.entered():
-            stack.enter_context(gateway)
+    with GatewayProcess(config, directory=directory, before_exec=group.join) as gateway:
         yield gateway
 
 

@@ -52,10 +52,18 @@ class Client:
 
     async def ask(self, wanted: Wanted) -> None:
         """Send the request, and read the head of the answer."""
+        await self.say(wanted)
+        await self.hear(wanted)
+
+    async def say(self, wanted: Wanted) -> None:
+        """Send the request."""
         connection = await self._connected()
         some = "" if wanted.is_whole else f"Range: bytes={wanted.first}-{wanted.stop - 1}\r\n"
         request = f"GET {wanted.target} HTTP/1.1\r\nHost: {self._address[0]}:{self._address[1]}\r\n{some}\r\n"
         await asyncio.get_running_loop().sock_sendall(connection, request.encode())
+
+    async def hear(self, wanted: Wanted) -> None:
+        """Read the head of the answer to what was said."""
         received = b""
         while b"\r\n\r\n" not in received:
             piece = await self._receive(65_536)
@@ -105,7 +113,7 @@ class Client:
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
-            self._socket = None
+            self._socket, self._rest = None, b""
 
     async def _piece(self, count: int) -> bytes:
         piece, self._rest = self._rest[:count], self._rest[count:]

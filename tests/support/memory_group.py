@@ -21,32 +21,19 @@ RECLAIM_SECONDS = 0.1
 
 
 class MemoryGroup:
-    """What is started within `entered` belongs to it, with the files that it reads and writes first."""
+    """Who joins belongs to it, with the children and with what they read and write of files before others do."""
 
     def __init__(self) -> None:
         self._is_v1 = (_V1 / "cgroup.procs").exists()
-        self._before = _own_group() if self._is_v1 else None
-        parent = self._before or _V2
+        parent = _own_group() if self._is_v1 else _V2
         if not self._is_v1:
-            with suppress(OSError):  # mostly it is there already; if it cannot be had, `reclaim` has no file
-                (parent / "cgroup.subtree_control").write_text("+memory")
-            self._before = _own_group()
+            (parent / "cgroup.subtree_control").write_text("+memory")
         self._path = parent / f"forebay-test-{uuid.uuid4().hex[:12]}"
         self._path.mkdir()
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Processes started in the block belong to the group."""
-        assert self._before is not None
-        _move_here(self._path)
-        try:
-            yield
-        finally:
-            _move_here(self._before)
-
     def join(self) -> None:
-        """For a child between fork and exec."""
-        _move_here(self._path)
+        """For a child, between fork and exec."""
+        (self._path / "cgroup.procs").write_text(str(os.getpid()))
 
     def reclaim(self) -> None:
         """Take all memory away that can be: every clean page of a file, mapped or not."""
@@ -70,14 +57,7 @@ def memory_group() -> Iterator[MemoryGroup]:
 
 
 def _own_group() -> Path:
-    """Of this process: hierarchy `memory` of version 1, else the one of version 2."""
+    """Of this process, in the hierarchy `memory` of version 1."""
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     fields = [line.split(":", 2) for line in lines]
-    for _, controllers, path in fields:
-        if "memory" in controllers.split(","):
-            return Path(f"{_V1}{path}")
-    return next(Path(f"{_V2}{path}") for number, _, path in fields if number == "0")
-
-
-def _move_here(group: Path) -> None:
-    (group / "cgroup.procs").write_text(str(os.getpid()))
+    return next(Path(f"{_V1}{path}") for _, controllers, path in fields if "memory" in controllers.split(","))
