@@ -30,22 +30,22 @@ from gateway.metadata.listing.dirty_keys import OwnWrite
 from gateway.metadata.listing.index import AuthoritativeEntry, Found, ListingIndex, NeedsLookup
 from gateway.metadata.listing.pages import END, ListRequest, key_successor, prefix_end
 from gateway.metadata.listing.ranges import Batch, Bound, QueryStamp
-from gateway.metadata.listing.records import form_of, numbered, pack, unpack
+from gateway.metadata.listing.records import numbered, pack, template_of, unpack
 from gateway.metadata.observer import SilentCatalogObserver
 from gateway.metadata.opening import OpenCatalog, open_directory
 from gateway.origin.memory.origin import MemoryOrigin
 from gateway.policy.slots import Slots
-from gateway.s3.list_result import EntryForm, ListedEntry, ListedPage
+from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
 from tests.support.manual_clock import ManualClock
 
 ROOT = Path(__file__).resolve().parents[3]
-STANDARD = EntryForm("", None, "<StorageClass>STANDARD</StorageClass>")
-GLACIER = EntryForm("", None, "<StorageClass>GLACIER</StorageClass>")
+STANDARD = EntryTemplate("", None, "<StorageClass>STANDARD</StorageClass>")
+GLACIER = EntryTemplate("", None, "<StorageClass>GLACIER</StorageClass>")
 FOR_EVER = Bound(math.inf, math.inf)
 
 
-def entry(key: bytes, size_bytes: int = 1, form: EntryForm = STANDARD) -> ListedEntry:
-    return ListedEntry(key, "2026-01-01T00:00:00.000Z", f'"{size_bytes:032x}"', size_bytes, form)
+def entry(key: bytes, size_bytes: int = 1, template: EntryTemplate = STANDARD) -> ListedEntry:
+    return ListedEntry(key, "2026-01-01T00:00:00.000Z", f'"{size_bytes:032x}"', size_bytes, template)
 
 
 def page(*entries: ListedEntry) -> ListedPage:
@@ -282,15 +282,15 @@ def test_the_truth_may_be_of_a_kind_that_is_not_known_yet(tmp_path: Path) -> Non
     """A process that has just started merges it with records whose forms it has not read."""
 
     async def learn(one: Bench) -> None:
-        await one.learn(entry(b"a", form=STANDARD), entry(b"b", form=GLACIER))
+        await one.learn(entry(b"a", template=STANDARD), entry(b"b", template=GLACIER))
         await one.index.begin_write("b", ["c"])
 
     async def merge(one: Bench) -> None:
-        other = EntryForm("", None, "<StorageClass>OTHER</StorageClass>")
-        found = one.find(c=entry(b"c", form=other))
+        other = EntryTemplate("", None, "<StorageClass>OTHER</StorageClass>")
+        found = one.find(c=entry(b"c", template=other))
         assert isinstance(found, Found)
-        forms = [found.forms[int.from_bytes(record[6:8], "little")] for _, record in found.page.keys]
-        assert forms == [STANDARD, GLACIER, other]
+        templates = [found.templates[int.from_bytes(record[6:8], "little")] for _, record in found.page.keys]
+        assert templates == [STANDARD, GLACIER, other]
 
     play(tmp_path / "c", learn)
     play(tmp_path / "c", merge)
@@ -302,7 +302,7 @@ def test_owners_are_asked_for_when_they_are_not_known(tmp_path: Path) -> None:
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a"))
         assert one.index.find("b", ListRequest(), FOR_EVER, with_owner=True) is None
-        await one.learn(entry(b"a", form=EntryForm("", "<Owner/>", "")))
+        await one.learn(entry(b"a", template=EntryTemplate("", "<Owner/>", "")))
         assert isinstance(one.index.find("b", ListRequest(), FOR_EVER, with_owner=True), Found)
 
     play(tmp_path / "c", scenario)
@@ -747,13 +747,13 @@ def test_a_form_that_has_changed_is_no_change_of_the_object(tmp_path: Path) -> N
         assert changed == []
         found = one.find()
         assert isinstance(found, Found)
-        assert {found.forms[int.from_bytes(record[6:8], "little")] for _, record in found.page.keys} == {GLACIER}
+        assert {found.templates[int.from_bytes(record[6:8], "little")] for _, record in found.page.keys} == {GLACIER}
 
     play(tmp_path, scenario)
 
 
-def restored_until(number: int) -> EntryForm:
-    return EntryForm("", None, f"<RestoreStatus><RestoreExpiryDate>{number}</RestoreExpiryDate></RestoreStatus>")
+def restored_until(number: int) -> EntryTemplate:
+    return EntryTemplate("", None, f"<RestoreStatus><RestoreExpiryDate>{number}</RestoreExpiryDate></RestoreStatus>")
 
 
 @pytest.mark.parametrize("count", [5000, 70_000])
@@ -763,10 +763,10 @@ def test_any_number_of_forms_is_kept(tmp_path: Path, count: int) -> None:
 
     async def land(one: Bench, first: int) -> list[bytes]:
         some = entries[first : first + 1000]
-        listed, forms = numbered(some)
+        listed, templates = numbered(some)
         start = b"" if first == 0 else key_successor(entries[first - 1].key)
         stop = END if first + 1000 >= count else key_successor(some[-1].key)
-        return await one.index.land(Batch("b", start, stop, listed, forms, one.index.asked("b"), math.inf))
+        return await one.index.land(Batch("b", start, stop, listed, templates, one.index.asked("b"), math.inf))
 
     async def scenario(one: Bench) -> None:
         for first in range(0, count, 1000):
@@ -776,7 +776,7 @@ def test_any_number_of_forms_is_kept(tmp_path: Path, count: int) -> None:
         while True:
             found = one.find(ListRequest(after=after))
             assert isinstance(found, Found)
-            listed += [unpack(key, record, found.forms) for key, record in found.page.keys]
+            listed += [unpack(key, record, found.templates) for key, record in found.page.keys]
             if not found.page.is_truncated:
                 break
             after = found.page.last
@@ -787,15 +787,15 @@ def test_any_number_of_forms_is_kept(tmp_path: Path, count: int) -> None:
         await one.index.end_write(own)
         found = one.find(ListRequest(b"00000"), **{"000000": entry(b"000000", 1, restored_until(count))})
         assert isinstance(found, Found)
-        assert found.forms[form_of(found.page.keys[0][1])] == restored_until(count)
+        assert found.templates[template_of(found.page.keys[0][1])] == restored_until(count)
 
     async def odd(one: Bench) -> None:
         strange = ListedEntry(b"~", "yesterday", "no digest", 7, restored_until(count + 1))
         await one.learn(strange, wanted=ListRequest(b"~"))
         assert one.index.entry("b", "~", FOR_EVER) == strange
         changed = ListedEntry(b"~", "today", "no digest", 7, restored_until(count + 2))
-        listed, forms = numbered([changed])
-        batch = Batch("b", b"~", END, listed, forms, one.index.asked("b"), 0.0)
+        listed, templates = numbered([changed])
+        batch = Batch("b", b"~", END, listed, templates, one.index.asked("b"), 0.0)
         assert await one.index.land(batch) == [b"~"]
 
     play(tmp_path / "c", scenario)
