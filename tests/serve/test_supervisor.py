@@ -20,7 +20,7 @@ SERVE = """
 import sys
 from pathlib import Path
 from gateway.config import CacheSettings, AdminSettings, OriginSettings, ServerSettings, Settings
-from gateway.serve import keeper
+from gateway.serve import child_monitor
 from gateway.serve.supervisor import serve
 exec(sys.argv[2])
 settings = Settings(
@@ -89,7 +89,7 @@ def test_a_child_that_keeps_dying_is_started_again_and_again(tmp_path: Path) -> 
 
 def test_a_child_that_hangs_is_killed_and_started_again(tmp_path: Path) -> None:
     """It lives, and does not turn: the supervisor says so, ends it, and the gateway lives on with the next one."""
-    with supervised(tmp_path, "worker0 hangs", "keeper.HANG_LOOK_SECONDS = 0.05") as process:
+    with supervised(tmp_path, "worker0 hangs", "child_monitor.HANG_LOOK_SECONDS = 0.05") as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("forebay: S3 on ")
         while (tmp_path / "starts-worker0").stat().st_size < 2:

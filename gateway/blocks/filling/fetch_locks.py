@@ -56,8 +56,11 @@ _AWAITED = 1 << 63
 UNKNOWN, FETCHED = 0, 1
 """Versions of no block: it is being found out; it is known, and its bytes are being fetched under this lock."""
 
-LOCK_SECONDS_MAX = 0.02
-"""Longer than any process is busy with a set, unless it is stopped there."""
+LOCK_SECONDS_MAX = 0.1
+"""Longer than any process is busy with a set, waiting for a processor included, unless it is stopped there."""
+
+_STUCK_SECONDS = 1.0
+"""So long after that, a set is tried once and not waited for: the event loop has better things to do."""
 
 HOLDER_SECONDS_MAX = 5.0
 """A lock is not waited for any longer, though its holder turns: the origin, or a disk, keeps it waiting. The same is
@@ -117,6 +120,7 @@ class FetchLocks:
         self._mutex = threading.Lock()
         self._held: set[LockKey] = set()
         self._unreleased: set[LockKey] = set()
+        self._stuck: dict[int, float] = {}
         self._table = _open_table(directory / "fetch-locks")
         self._map = mmap.mmap(self._table, FILE_BYTES)
         self._words = memoryview(self._map).cast("Q")
@@ -347,18 +351,29 @@ class FetchLocks:
 
     def _lock(self, number: int) -> bool:
         self._mutex.acquire()
-        deadline = 0.0
-        while True:
-            try:
-                fcntl.lockf(self._table, fcntl.LOCK_EX | fcntl.LOCK_NB, _SET_BYTES, number * _SET_BYTES)
-                return True
-            except OSError:
-                now = time.monotonic()
-                deadline = deadline or now + LOCK_SECONDS_MAX
-                if now > deadline:
-                    self._mutex.release()
-                    return False
-                os.sched_yield()
+        if self._try_lock(number) or self._lock_in_time(number):
+            return True
+        self._mutex.release()
+        return False
+
+    def _lock_in_time(self, number: int) -> bool:
+        began = time.monotonic()
+        if self._stuck.get(number, 0.0) > began:
+            return False
+        while not self._try_lock(number):
+            if time.monotonic() > began + LOCK_SECONDS_MAX:
+                self._stuck[number] = time.monotonic() + _STUCK_SECONDS
+                return False
+            time.sleep(LOCK_SECONDS_MAX / 1000)
+        self._stuck.pop(number, None)
+        return True
+
+    def _try_lock(self, number: int) -> bool:
+        try:
+            fcntl.lockf(self._table, fcntl.LOCK_EX | fcntl.LOCK_NB, _SET_BYTES, number * _SET_BYTES)
+            return True
+        except OSError:
+            return False
 
     def _unlock(self, number: int) -> None:
         fcntl.lockf(self._table, fcntl.LOCK_UN, _SET_BYTES, number * _SET_BYTES)

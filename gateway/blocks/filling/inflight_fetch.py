@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TypeAlias
 
 from gateway.blocks.files.block_file import BlockLease
@@ -66,15 +66,15 @@ class InflightFetch:
         self.content: memoryview | None = None
         self.persisted: asyncio.Future[bool] | None = None
         self.kept = True
-        self.moved_to: Extent | None = None
         self.unwritten_from: int | None = None
+        self.moved_to: Extent | None = None
         self._checksums = ChunkChecksums(block.length)
         self._files: list[BlockLease] = []
         self._begun = False
         self._failure: BaseException | None = None
         self._users = 0
         self._running = True
-        self._changed = asyncio.Event()
+        self._waiters: list[asyncio.Future[None]] = []
 
     @property
     def all_arrived(self) -> bool:
@@ -111,23 +111,33 @@ class InflightFetch:
 
     async def begun(self) -> None:
         """Wait until the origin's answer has proved good; raises what made the fetch fail."""
-        await self._wait(lambda: self._begun)
+        while not self._begun:
+            await self._changed()
 
     async def beyond(self, position: int) -> int:
         """Wait until more than `position` bytes can be read; returns how many. Raises what made the fetch fail."""
-        await self._wait(lambda: self.available > position)
+        while self.available <= position:
+            await self._changed()
         return self.available
 
     async def over(self) -> None:
         """Wait until it runs no more: its block is published, unless it failed."""
         while self._running:
-            await self._changed.wait()
+            await self._next_change()
 
-    async def _wait(self, satisfied: Callable[[], bool]) -> None:
-        while not satisfied():
-            if self._failure is not None:
-                raise self._failure.with_traceback(None)
-            await self._changed.wait()
+    def _changed(self) -> asyncio.Future[None]:
+        """To be awaited: something changes. Raises what made the fetch fail."""
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+        return self._next_change()
+
+    def _next_change(self) -> asyncio.Future[None]:
+        """One for each who waits: who is cancelled while he waits takes his own along, and no other."""
+        waiter = asyncio.get_running_loop().create_future()
+        if len(self._waiters) > 2 * self._users:  # of readers that have left
+            self._waiters = [one for one in self._waiters if not one.done()]
+        self._waiters.append(waiter)
+        return waiter
 
     # For the task that fetches.
 
@@ -137,23 +147,24 @@ class InflightFetch:
         self._notify()
 
     def advance(self, file: BlockLease, checksums: ChunkChecksums, unwritten_from: int | None = None) -> None:
-        """So much is written to a file, with the checksums of its complete chunks.
+        """So much is written to a file, with the checksums of its complete chunks; `unwritten_from` is of this file.
 
         A file that was begun anew first comes to where readers are. Files of before stay open: readers may be sending
         from them.
         """
-        if checksums.complete_bytes <= self.available:
+        complete_bytes = checksums.complete_bytes
+        if complete_bytes <= self.available:
             return
         if not self._files or self._files[-1].file is not file.file:
             self._files.append(file.share())
         self._checksums, self.unwritten_from = checksums, unwritten_from
-        self.available = checksums.complete_bytes
-        self.begin()
+        self.available, self._begun = complete_bytes, True
+        self._notify()
 
     def give(self, content: memoryview, available: int) -> None:
         """So much of a small block is here."""
-        self.content, self.available = content, available
-        self.begin()
+        self.content, self.available, self._begun = content, available, True
+        self._notify()
 
     def move(self, file: BlockLease, extent: Extent) -> None:
         """The small block lies in a file: that is held for those who still read it, whatever becomes of the block."""
@@ -167,8 +178,10 @@ class InflightFetch:
         self._close_if_unused()
 
     def _notify(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _close_if_unused(self) -> None:
         if self._users == 0 and not self._running:

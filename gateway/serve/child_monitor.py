@@ -26,7 +26,7 @@ that stands still as a whole stops the supervisor, too."""
 _log = structlog.get_logger("forebay.serve")
 
 
-class Keeper:
+class ChildMonitor:
     """One child's place. `changed` is called after every change of `state`; `heartbeat` gives its last time stamp.
 
     `unusable` is called when a child that is started again finds that the disk under the cache directory fails.
@@ -50,7 +50,7 @@ class Keeper:
         self._child: ChildProcess | None = None
         self._ready = False
         self._restarts = 0
-        self._renewing = False
+        self._restarting = False
         self._stopping = asyncio.Event()
 
     @property
@@ -74,10 +74,10 @@ class Keeper:
             except StoreUnavailable as error:
                 self._unusable(str(error))
             except StartupError:
-                if not self._renewing:
+                if not self._restarting:
                     raise
             await self._wait_for_end()
-            self._renewing = False
+            self._restarting = False
 
     async def keep(self) -> None:
         """After `start`: until stopped, wait for the child's end and start it again. Returns when it is gone."""
@@ -87,7 +87,7 @@ class Keeper:
             await self._wait_for_end()
             if self._stopping.is_set():
                 return
-            if self._renewing:
+            if self._restarting:
                 began = -STEADY_SECONDS
             deaths_in_a_row = 1 if time.monotonic() - began > STEADY_SECONDS else deaths_in_a_row + 1
             await self._rest(restart_delay_seconds(deaths_in_a_row))
@@ -101,9 +101,9 @@ class Keeper:
         if self._child is not None:
             self._child.signal(number)
 
-    def renew(self) -> None:
+    def restart(self) -> None:
         """Have the child end in good order, and start it again with the orders of then."""
-        self._renewing = True
+        self._restarting = True
         if self._child is not None:
             self._child.signal(signal.SIGTERM)
 
@@ -122,10 +122,10 @@ class Keeper:
         self._changed()
 
     async def _start_again(self) -> None:
-        if not self._renewing:
+        if not self._restarting:
             self._restarts += 1
             metrics.WORKER_RESTARTS.add(1, self.name)
-        self._renewing = False
+        self._restarting = False
         try:
             await self._start()
         except StoreUnavailable as error:
@@ -147,7 +147,7 @@ class Keeper:
         self._child = None
         self._ready = False
         metric_kinds.forget_process(self._metrics_directory, self.name)
-        if not self._stopping.is_set() and not self._renewing:
+        if not self._stopping.is_set() and not self._restarting:
             _log.error("a process ended unasked", name=self.name, process_id=process_id, how=describe_exit(status))
         self._changed()
 
