@@ -10,8 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from gateway.errors import StoreUnavailable
 from gateway.metadata import catalog as catalog_module
 from gateway.metadata.catalog import Catalog
+from gateway.metadata.environment import NEW_ENGINE, OLD_ENGINE
 from gateway.metadata.listing import dirty_keys, store
 from gateway.metadata.listing import index as index_module
 from gateway.metadata.listing.dirty_keys import OwnWrite
@@ -37,6 +38,7 @@ from gateway.origin.memory.origin import MemoryOrigin
 from gateway.policy.slots import Slots
 from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
 from tests.support.manual_clock import ManualClock
+from tests.support.stopped_process import stopped_writer
 
 ROOT = Path(__file__).resolve().parents[3]
 STANDARD = EntryTemplate("", None, "<StorageClass>STANDARD</StorageClass>")
@@ -454,37 +456,13 @@ def test_known_keys_stay_dirty_where_they_are_few(tmp_path: Path) -> None:
     play(tmp_path / "c", scenario)
 
 
-STOPS = """
-import os, signal, sys
-from pathlib import Path
-from gateway.metadata.opening import open_directory
-catalog = open_directory(Path(sys.argv[1]), "origin")
-part = getattr(catalog, sys.argv[2])
-with part._environment.begin(write=True):
-    os.kill(os.getpid(), signal.SIGSTOP)
-catalog.close()
-"""
-
-
-@contextmanager
-def stopped_in_a_transaction(directory: Path, part: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Another process that has the directory open is stopped while it writes to an environment."""
-    process = subprocess.Popen([sys.executable, "-c", STOPS, str(directory), part], cwd=ROOT)
-    try:
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
 def test_a_process_that_is_stopped_holds_up_no_write_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each own write is visible at once; the first waits a little, the others do not. Then all is as before."""
     monkeypatch.setattr(index_module, "NOTE_SECONDS_MAX", 0.2)
 
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a"))
-        with stopped_in_a_transaction(tmp_path / "c", "dirty") as stopped:
+        with stopped_writer(tmp_path / "c" / "dirty", engine=NEW_ENGINE) as stopped:
             started = time.monotonic()
             for _ in range(100):
                 own = await one.index.begin_write("b", ["a"])
@@ -512,7 +490,7 @@ def test_a_process_that_is_stopped_holds_up_no_page(tmp_path: Path, monkeypatch:
 
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a"))
-        with stopped_in_a_transaction(tmp_path / "c", "listing"):
+        with stopped_writer(tmp_path / "c" / "listing", engine=NEW_ENGINE):
             started = time.monotonic()
             for _ in range(10):
                 await one.learn(entry(b"a"), entry(b"b"))
@@ -525,9 +503,9 @@ def test_a_process_that_is_stopped_holds_up_no_page(tmp_path: Path, monkeypatch:
     play(tmp_path / "c", scenario)
 
 
-@pytest.mark.parametrize("part", ["store", "listing", "dirty"])
+@pytest.mark.parametrize(("part", "engine"), [("index", OLD_ENGINE), ("listing", NEW_ENGINE), ("dirty", NEW_ENGINE)])
 def test_a_start_does_not_wait_for_ever_for_a_stopped_process(
-    tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, part: str, engine: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It fails in time, as with a disk that fails."""
     monkeypatch.setattr(catalog_module, "OPENING_SECONDS_MAX", 0.5)
@@ -541,7 +519,7 @@ def test_a_start_does_not_wait_for_ever_for_a_stopped_process(
         await catalog.close()
 
     asyncio.run(start())
-    with stopped_in_a_transaction(tmp_path / "c", part), pytest.raises(StoreUnavailable):
+    with stopped_writer(tmp_path / "c" / part, engine=engine), pytest.raises(StoreUnavailable):
         asyncio.run(start())
 
 
