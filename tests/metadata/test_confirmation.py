@@ -43,7 +43,7 @@ def test_the_same_etag_size_and_second_confirm(fraction: str) -> None:
         {"size_bytes": 6},
         {"modified": "2026-01-01T00:00:01.000Z"},
         {"modified": "2026-01-01T00:00:00.000+01:00"},
-        {"form": EntryTemplate("", None, "<StorageClass>STANDARD_IA</StorageClass>")},
+        {"template": EntryTemplate("", None, "<StorageClass>STANDARD_IA</StorageClass>")},
     ],
 )
 def test_whatever_differs_does_not(other: dict[str, Any]) -> None:
