@@ -36,7 +36,6 @@ from gateway.metadata.listing.records import (
     pack_template,
     plain,
     template_of,
-    templates_of,
     unpack_template,
     with_own_template,
     with_template,
@@ -388,20 +387,17 @@ class ListingStore:
         self, transaction: lmdb.Transaction, templates: Sequence[EntryTemplate], listed: list[Listed]
     ) -> list[Listed]:
         """With the index's numbers in place of those into `templates`, or with the template itself."""
-        needed = templates_of(listed)
-        numbers = {local: self._template_number(transaction, templates[local]) for local in needed}
-        if all(local == number for local, number in numbers.items()):
+        numbers = [self._template_number(transaction, template) for template in templates]
+        if numbers == list(range(len(numbers))):
             return listed
-        return [
-            (
-                key,
-                with_own_template(record, templates[template_of(record)])
-                if number == OWN_TEMPLATE
-                else with_template(record, number),
-            )
-            for key, record in listed
-            for number in (numbers[template_of(record)],)
-        ]
+        ours = []
+        for key, record in listed:
+            local = template_of(record)
+            if numbers[local] == OWN_TEMPLATE:
+                ours.append((key, with_own_template(record, templates[local])))
+            else:
+                ours.append((key, with_template(record, numbers[local])))
+        return ours
 
     def _template_number(self, transaction: lmdb.Transaction, template: EntryTemplate) -> int:
         known = self._template_numbers.get(template)
