@@ -27,7 +27,7 @@ from gateway.metadata.listing.ranges import Batch, Bound
 from gateway.metadata.listing.records import contents_xml, encoded, pack
 from gateway.metadata.observer import SilentCatalogObserver
 from gateway.metadata.opening import open_directory
-from gateway.s3.list_result import EntryForm, ListedEntry
+from gateway.s3.list_result import EntryTemplate, ListedEntry
 from loadtests.harness import command, machine
 from loadtests.harness.boto_lister import BotoLister, Canned
 from loadtests.harness.command import Options, progress
@@ -50,7 +50,7 @@ _BOTO_TURNS = 4
 _PREFIXES = 1000
 _MAP_BYTES = 2**37
 _RECORD = struct.Struct("<IHHQ16s")
-_FORM = EntryForm("", None, "<StorageClass>STANDARD</StorageClass>")
+_TEMPLATE = EntryTemplate("", None, "<StorageClass>STANDARD</StorageClass>")
 
 
 def test(options: Options) -> Report:
@@ -188,14 +188,14 @@ async def _build(index: ListingIndex, keys: int) -> None:
             listed = [_listed(number, one, keys) for one in range(first, min(first + PAGE_KEYS, keys))]
             is_last = number == _PREFIXES - 1 and first + PAGE_KEYS >= keys
             stop = END if is_last else key_successor(listed[-1][0])
-            await index.land(Batch(BUCKET, place, stop, listed, [_FORM], index.asked(BUCKET), 1e9))
+            await index.land(Batch(BUCKET, place, stop, listed, [_TEMPLATE], index.asked(BUCKET), 1e9))
             place = stop
 
 
 def _listed(number: int, one: int, keys: int) -> tuple[bytes, bytes]:
     key = b"class-%05d/image-of-the-training-set-%012d.JPEG" % (number, one)
     etag = f'"{number * keys + one:032x}"'
-    return key, pack(ListedEntry(key, "2026-01-01T00:00:00.000Z", etag, one, _FORM), 0)
+    return key, pack(ListedEntry(key, "2026-01-01T00:00:00.000Z", etag, one, _TEMPLATE), 0)
 
 
 def _rolled_up(index: ListingIndex) -> float:
@@ -204,7 +204,7 @@ def _rolled_up(index: ListingIndex) -> float:
     found = index.find(BUCKET, ListRequest(delimiter=b"/"), Bound(1e9, 1e9), with_owner=False)
     if not isinstance(found, Found) or len(found.page.prefixes) != _PREFIXES:
         raise RuntimeError("the index does not give the page that it must know")
-    contents_xml(found.page.keys, found.forms, url=True, owner=False)
+    contents_xml(found.page.keys, found.templates, url=True, owner=False)
     for prefix in found.page.prefixes:
         encoded(prefix, url=True)
     return (time.perf_counter() - started) * 1e3

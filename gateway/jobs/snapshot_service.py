@@ -173,10 +173,10 @@ class SnapshotService:
     async def _lines(self, name: str) -> AsyncGenerator[bytes, None]:
         snapshot = await steadily(self._store.open, name)
         try:
-            forms, start = snapshot.data.forms, b""
-            yield header_line(snapshot.manifest, forms)
+            templates, start = snapshot.data.templates, b""
+            yield header_line(snapshot.manifest, templates)
             while part := await steadily(snapshot.data.part, start, END):
-                yield await asyncio.to_thread(object_lines, part, forms)
+                yield await asyncio.to_thread(object_lines, part, templates)
                 start = key_successor(part[-1].key)
         finally:
             snapshot.close()

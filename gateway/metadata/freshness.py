@@ -15,7 +15,7 @@ from gateway.metadata.head import ObjectHead
 from gateway.metadata.listing.records import date_text
 from gateway.policy.slots import Slot
 from gateway.s3.http_dates import parse_http_date
-from gateway.s3.list_result import EntryForm, ListedEntry
+from gateway.s3.list_result import EntryTemplate, ListedEntry
 
 
 class Freshness(Enum):
@@ -104,7 +104,7 @@ def is_confirmed(head: ObjectHead, listed: ListedEntry) -> bool:
     if not is_version(head, listed.modified, listed.etag, listed.size_bytes):
         return False
     storage_class = head.headers.get("x-amz-storage-class", "STANDARD")
-    if storage_class != _storage_class(listed.form) or storage_class in _MAY_BE_RESTORED:
+    if storage_class != _storage_class(listed.template) or storage_class in _MAY_BE_RESTORED:
         return False
     return all(name.startswith(_WRITTEN_WITH_THE_OBJECT) for name in head.headers if name.startswith("x-amz-"))
 
@@ -117,6 +117,6 @@ def is_version(head: ObjectHead, modified: str, etag: str, size_bytes: int) -> b
 
 
 @lru_cache(maxsize=1024)
-def _storage_class(form: EntryForm) -> str:
-    found = _STORAGE_CLASS.search(form.after_size)
+def _storage_class(template: EntryTemplate) -> str:
+    found = _STORAGE_CLASS.search(template.after_size)
     return found[1] if found is not None else "STANDARD"

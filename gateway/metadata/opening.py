@@ -47,6 +47,9 @@ ENVIRONMENTS = ("index", "listing", "dirty")
 OPENING_SECONDS_MAX = 60.0
 """Another process opens in milliseconds, and drops everything in seconds. One that hangs is ended sooner."""
 
+CLOSING_SECONDS_MAX = 10.0
+"""Who cannot close it in order leaves it as it is."""
+
 _OPENING_PAUSE_SECONDS = 0.01
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -85,7 +88,7 @@ class OpenCatalog:
 
     def close(self) -> None:
         """The last process to close makes everything durable and says so. Blocks."""
-        with _opening(self._path):
+        with _opening(self._path, CLOSING_SECONDS_MAX):
             alone = _locked(self._users)
             self._files.close(sync=alone)
             if alone:
@@ -100,7 +103,7 @@ def open_directory(path: Path, origin: str, *, size_bytes_max: int = SIZE_BYTES_
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _opening(path):
+        with _opening(path, OPENING_SECONDS_MAX):
             return _open(path, origin.encode(), size_bytes_max)
     except (OSError, lmdb.Error) as error:
         raise opening_failure(f"the catalog {path}", error) from error
@@ -196,11 +199,11 @@ def _drop(path: Path, users: int) -> None:
 
 
 @contextmanager
-def _opening(path: Path) -> Iterator[None]:
+def _opening(path: Path, seconds_max: float) -> Iterator[None]:
     """Alone among the processes that open or close the directory; BlockingIOError when one stays at it for too long."""
     descriptor = os.open(path / "opening.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        give_up_at = time.monotonic() + OPENING_SECONDS_MAX
+        give_up_at = time.monotonic() + seconds_max
         while not _locked(descriptor):
             if time.monotonic() > give_up_at:
                 raise BlockingIOError(errno.EAGAIN, "another process does not finish opening or closing it")

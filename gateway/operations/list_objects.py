@@ -234,7 +234,7 @@ def list_reply(listing: Listing, found: Found, outcome: ListOutcome) -> Reply:
     body = list_document(
         listing.bucket,
         query,
-        contents_xml(page.keys, found.forms, url=url, owner=query.with_owner),
+        contents_xml(page.keys, found.templates, url=url, owner=query.with_owner),
         [encoded(prefix, url=url) for prefix in page.prefixes],
         count=len(page.keys) + len(page.prefixes),
         following=ListPlace(page.last, page.last_is_prefix) if page.is_truncated else None,

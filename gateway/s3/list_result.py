@@ -23,7 +23,7 @@ PAGE_SIZE_BYTES_MAX = 16 * 1024**2
 _ELEMENTS_MAX = 64 * 1024
 
 
-class EntryForm(NamedTuple):
+class EntryTemplate(NamedTuple):
     """What `<Contents>` says besides key, date, ETag and size, as XML; the same for most objects of a bucket.
 
     `before_size` stands between ETag and size (checksums), `after_size` behind the owner (storage class). `owner` is
@@ -42,7 +42,7 @@ class ListedEntry(NamedTuple):
     modified: str
     etag: str
     size_bytes: int
-    form: EntryForm
+    template: EntryTemplate
 
 
 class ListedPage(NamedTuple):
@@ -90,21 +90,21 @@ def _quick_entries(body: bytes, *, with_owner: bool) -> tuple[list[ListedEntry],
             return [], body
         key, modified, etag, before, size, after = found.groups()
         plain_etag = etag.replace(b"&quot;", b'"').replace(b"&#34;", b'"')
-        form = form_of_parts(before, after, with_owner)
-        if b"&" in plain_etag or form is None:
+        template = template_of_parts(before, after, with_owner)
+        if b"&" in plain_etag or template is None:
             return [], body
         entries.append(
-            ListedEntry(_key(key.decode("latin-1")), modified.decode("latin-1"), _text(plain_etag), int(size), form)
+            ListedEntry(_key(key.decode("latin-1")), modified.decode("latin-1"), _text(plain_etag), int(size), template)
         )
         place = found.end()
     return entries, body[:start] + body[place:]
 
 
 @lru_cache(maxsize=4096)
-def form_of_parts(before: bytes, after: bytes, with_owner: bool) -> EntryForm | None:
-    """The form of an entry that says this between ETag and size, and this behind; None: it cannot be read so."""
+def template_of_parts(before: bytes, after: bytes, with_owner: bool) -> EntryTemplate | None:
+    """The template of an entry that says this between ETag and size, and this behind; None: it cannot be read so."""
     root = parse_bounded(b"<x>" + before + b"<Size/>" + after + b"</x>", _ELEMENTS_MAX)
-    return None if root is None else _form(root, with_owner=with_owner)
+    return None if root is None else _template(root, with_owner=with_owner)
 
 
 def _text(raw: bytes) -> str:
@@ -121,11 +121,11 @@ def _entry(node: Element, *, with_owner: bool) -> ListedEntry:
         fields.get("LastModified", "").strip(),
         fields.get("ETag", "").strip(),
         int(size),
-        _form(node, with_owner=with_owner),
+        _template(node, with_owner=with_owner),
     )
 
 
-def _form(node: Element, *, with_owner: bool) -> EntryForm:
+def _template(node: Element, *, with_owner: bool) -> EntryTemplate:
     before, owner, after = "", "" if with_owner else None, ""
     for child in node:
         name = local_name(child)
@@ -135,22 +135,22 @@ def _form(node: Element, *, with_owner: bool) -> EntryForm:
             before += _xml(child)
         elif name not in ("Key", "LastModified", "ETag", "Size"):
             after += _xml(child)
-    return EntryForm(before, owner, after)
+    return EntryTemplate(before, owner, after)
 
 
-def checked_form(parts: object) -> EntryForm:
-    """A form out of a document of somebody else's: `[before_size, owner, after_size]`, XML as `_form` writes it.
+def checked_template(parts: object) -> EntryTemplate:
+    """A template out of somebody else's document: `[before_size, owner, after_size]`, XML as `_template` writes it.
 
     ValueError for anything else: it goes into answers as it is.
     """
     if not isinstance(parts, list) or len(parts) != 3 or not all(isinstance(part, str) for part in parts):
-        raise ValueError("a form must be a list of three texts")
+        raise ValueError("a template must be a list of three texts")
     before, owner, after = parts
     root = parse_bounded(f"<x>{before}<Size/>{owner}{after}</x>".encode(), _ELEMENTS_MAX)
-    form = EntryForm(before, owner, after)
-    if root is None or _form(root, with_owner=True) != form:
-        raise ValueError("a form must be of XML elements as listings have them")
-    return form
+    template = EntryTemplate(before, owner, after)
+    if root is None or _template(root, with_owner=True) != template:
+        raise ValueError("a template must be of XML elements as listings have them")
+    return template
 
 
 def _xml(node: Element) -> str:

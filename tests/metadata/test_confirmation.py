@@ -9,9 +9,9 @@ import pytest
 from gateway.metadata.freshness import is_confirmed, is_settled
 from gateway.metadata.head import object_head
 from gateway.objects import ObjectKey
-from gateway.s3.list_result import EntryForm, ListedEntry
+from gateway.s3.list_result import EntryTemplate, ListedEntry
 
-STANDARD = EntryForm("", None, "<StorageClass>STANDARD</StorageClass>")
+STANDARD = EntryTemplate("", None, "<StorageClass>STANDARD</StorageClass>")
 LISTED = ListedEntry(b"k", "2026-01-01T00:00:00.000Z", '"e"', 5, STANDARD)
 HEADERS = {
     "etag": '"e"',
@@ -43,7 +43,7 @@ def test_the_same_etag_size_and_second_confirm(fraction: str) -> None:
         {"size_bytes": 6},
         {"modified": "2026-01-01T00:00:01.000Z"},
         {"modified": "2026-01-01T00:00:00.000+01:00"},
-        {"form": EntryForm("", None, "<StorageClass>STANDARD_IA</StorageClass>")},
+        {"template": EntryTemplate("", None, "<StorageClass>STANDARD_IA</StorageClass>")},
     ],
 )
 def test_whatever_differs_does_not(other: dict[str, Any]) -> None:
@@ -53,7 +53,7 @@ def test_whatever_differs_does_not(other: dict[str, Any]) -> None:
 
 def test_an_entry_without_storage_class_is_standard() -> None:
     """As some servers list; HEAD leaves STANDARD out."""
-    assert confirmed(LISTED._replace(form=EntryForm("", None, "")))
+    assert confirmed(LISTED._replace(template=EntryTemplate("", None, "")))
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,13 @@ def test_what_changes_without_a_write_is_not_confirmed(name: str) -> None:
 @pytest.mark.parametrize("storage_class", ["GLACIER", "DEEP_ARCHIVE", "INTELLIGENT_TIERING"])
 def test_what_may_be_restored_is_not_confirmed(storage_class: str) -> None:
     """Its state comes and goes, and HEAD tells it."""
-    listed = LISTED._replace(form=EntryForm("", None, f"<StorageClass>{storage_class}</StorageClass>"))
+    listed = LISTED._replace(template=EntryTemplate("", None, f"<StorageClass>{storage_class}</StorageClass>"))
     assert not confirmed(listed, x_amz_storage_class=storage_class)
 
 
 def test_another_storage_class_is_confirmed_by_itself() -> None:
     """The listing says it, too."""
-    listed = LISTED._replace(form=EntryForm("", None, "<StorageClass>STANDARD_IA</StorageClass>"))
+    listed = LISTED._replace(template=EntryTemplate("", None, "<StorageClass>STANDARD_IA</StorageClass>"))
     assert confirmed(listed, x_amz_storage_class="STANDARD_IA")
     assert not confirmed(LISTED, x_amz_storage_class="STANDARD_IA")
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import OriginBodyError
-from gateway.s3.list_result import EntryForm, ListedEntry, parse_listed_page
+from gateway.s3.list_result import EntryTemplate, ListedEntry, parse_listed_page
 from gateway.s3.xml_writer import encode_list_key
 
 PAGE = (
@@ -17,7 +17,7 @@ PAGE = (
 DATE = "<LastModified>2026-01-01T00:00:00.000Z</LastModified>"
 TAIL = "<StorageClass>GLACIER</StorageClass>"
 CONTENTS = f"<Contents><Key>a+b%2Fc%26</Key>{DATE}<ETag>&quot;e&quot;</ETag><Size>5</Size>{TAIL}</Contents>"
-ENTRY = ListedEntry(b"a b/c&", "2026-01-01T00:00:00.000Z", '"e"', 5, EntryForm("", None, TAIL))
+ENTRY = ListedEntry(b"a b/c&", "2026-01-01T00:00:00.000Z", '"e"', 5, EntryTemplate("", None, TAIL))
 
 
 def page(truncated: str = "false", more: str = CONTENTS) -> bytes:
@@ -49,8 +49,8 @@ def test_what_else_is_said_of_an_object_is_kept() -> None:
     entry = f"<Contents><Key>k</Key>{DATE}<ETag>e</ETag>{checksum}<Size>1</Size>{owner}{TAIL}{more}</Contents>"
     for with_owner in (False, True):
         (found,) = parse_listed_page(page(more=entry), with_owner=with_owner).entries
-        assert found.form == EntryForm(checksum, owner, TAIL + more)
-    assert parse_listed_page(page(), with_owner=True).entries[0].form.owner == "", "asked, and none given"
+        assert found.template == EntryTemplate(checksum, owner, TAIL + more)
+    assert parse_listed_page(page(), with_owner=True).entries[0].template.owner == "", "asked, and none given"
 
 
 KEY = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)

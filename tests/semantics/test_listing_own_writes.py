@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from gateway.edge.asgi import S3App
+from gateway.metadata.environment import NEW_ENGINE
+from gateway.metadata.listing import index as listing_index
 from gateway.metadata.listing.dirty_keys import PAGE_SECONDS_MAX
 from gateway.operations.list_objects import TRUTHS_MAX
 from gateway.origin.client import OriginRequest, OriginResponse
@@ -32,6 +34,7 @@ from tests.support.listing_scenarios import (
     write,
 )
 from tests.support.manual_clock import ManualClock
+from tests.support.stopped_process import stopped_writer
 
 
 @pytest.mark.parametrize("change", ["a write begins", "a write ends", "the bucket changes", "time passes"])
@@ -100,6 +103,36 @@ def test_2_1_own_writes_are_listed_at_once_on_every_worker(
             before = gateway.origin.count()
             await ask(gateway)
             assert gateway.origin.count() == before, "the write is settled: the index knows"
+
+    play(tmp_path, scenario, IMMUTABLE)
+
+
+@pytest.mark.parametrize(("method", "target", "headers", "body"), OWN_WRITES)
+def test_2_1_own_writes_are_listed_at_once_while_a_process_is_stopped(
+    tmp_path: Path,
+    method: str,
+    target: str,
+    headers: dict[str, str],
+    body: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """2.1 Though the process holds the lock that notes own writes: they are answered, and every worker lists them."""
+    monkeypatch.setattr(listing_index, "NOTE_SECONDS_MAX", 0.1)
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        gateway.origin.put("bucket", "source", b"source")
+        gateway.origin.put("bucket", "k", b"old")
+        if "delete" in target:
+            headers["content-md5"] = md5_of(body)
+        async with another_worker(gateway, clock) as other:
+            await check(gateway, gateway.app, other)
+            with stopped_writer(tmp_path / "catalog" / "dirty", engine=NEW_ENGINE):
+                for _ in range(2):
+                    await clock.advance(1.0)
+                    answer = await call(gateway.app, method, target, headers, body, sign=False)
+                    assert answer.status in (200, 204)
+                    await check(gateway, other, gateway.app)
+            await check(gateway, other, gateway.app)
 
     play(tmp_path, scenario, IMMUTABLE)
 

@@ -12,16 +12,16 @@ from gateway.jobs.snapshot_job import SnapshotJob
 from gateway.metadata.snapshots.manifest import Manifest
 from gateway.metadata.snapshots.staging import Origins, Staging
 from gateway.metadata.snapshots.store import SnapshotStore
-from gateway.s3.list_result import EntryForm, ListedEntry
+from gateway.s3.list_result import EntryTemplate, ListedEntry
 from tests.support.gateway_app import GatewayApp
 
-FORM = EntryForm("", "", "<StorageClass>STANDARD</StorageClass>")
+TEMPLATE = EntryTemplate("", "", "<StorageClass>STANDARD</StorageClass>")
 DATE = "2026-01-02T03:04:05.000Z"
 
 
-def entry(key: str, content: bytes = b"", form: EntryForm = FORM) -> ListedEntry:
+def entry(key: str, content: bytes = b"", template: EntryTemplate = TEMPLATE) -> ListedEntry:
     """What a listing says of an object of that content."""
-    return ListedEntry(key.encode(), DATE, f'"{hashlib.md5(content).hexdigest()}"', len(content), form)
+    return ListedEntry(key.encode(), DATE, f'"{hashlib.md5(content).hexdigest()}"', len(content), template)
 
 
 def make(store: SnapshotStore, name: str, objects: Mapping[str, bytes], prefix: str = "s3://bucket/") -> Manifest:

@@ -161,7 +161,7 @@ class Crawl:
             crawl_range.start,
             stop,
             page.listed[:end],
-            page.forms,
+            page.templates,
             asked,
             self._plan.merge_seconds,
         )
@@ -198,7 +198,7 @@ async def _drop_changed(catalog: Catalog, blocks: BlockCache, batch: Batch, chan
         key = ObjectKey(batch.bucket, raw.decode())
         record = listed.get(raw)
         if record is not None:
-            entry = unpack(raw, record, batch.forms)
+            entry = unpack(raw, record, batch.templates)
             if catalog.has_learned(ObjectVersion(key, entry.etag, entry.size_bytes)):
                 continue
         catalog.forget(key)

@@ -175,5 +175,5 @@ class InventoryStart:
                 while start < part.stop:
                     listed = await self._in_thread(objects.read, start, part.stop, _LANDED_AT_ONCE)
                     stop = key_successor(listed[-1][0]) if len(listed) == _LANDED_AT_ONCE else part.stop
-                    await self._index.land(Batch(bucket, start, stop, listed, objects.forms, asked, math.inf))
+                    await self._index.land(Batch(bucket, start, stop, listed, objects.templates, asked, math.inf))
                     start = stop

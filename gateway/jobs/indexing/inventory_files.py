@@ -20,7 +20,7 @@ from urllib.parse import unquote_plus
 import orjson
 
 from gateway.errors import ForebayError
-from gateway.s3.list_result import EntryForm, ListedEntry
+from gateway.s3.list_result import EntryTemplate, ListedEntry
 from gateway.s3.xml_writer import escape
 
 FileFormat = Literal["CSV", "ORC", "Parquet"]
@@ -149,7 +149,7 @@ def _objects(columns: Columns) -> list[ListedEntry]:
     count = len(columns["key"])
     latest, markers = columns.get("is_latest", [True] * count), columns.get("is_delete_marker", [False] * count)
     classes = columns.get("storage_class", [""] * count)
-    forms = {one: _form(str(one or "")) for one in set(classes)}
+    templates = {one: _template(str(one or "")) for one in set(classes)}
     rows = zip(
         columns["key"],
         columns["last_modified_date"],
@@ -161,14 +161,14 @@ def _objects(columns: Columns) -> list[ListedEntry]:
         strict=True,
     )
     return [
-        ListedEntry(str(key).encode(), _date(modified), f'"{str(etag).strip(chr(34))}"', int(size), forms[storage])
+        ListedEntry(str(key).encode(), _date(modified), f'"{str(etag).strip(chr(34))}"', int(size), templates[storage])
         for key, modified, etag, size, storage, is_latest, is_marker in rows
         if str(is_latest).lower() == "true" and str(is_marker or False).lower() == "false"
     ]
 
 
-def _form(storage_class: str) -> EntryForm:
-    return EntryForm("", None, f"<StorageClass>{escape(storage_class)}</StorageClass>" if storage_class else "")
+def _template(storage_class: str) -> EntryTemplate:
+    return EntryTemplate("", None, f"<StorageClass>{escape(storage_class)}</StorageClass>" if storage_class else "")
 
 
 def _file(fields: dict[str, Any]) -> InventoryFile:

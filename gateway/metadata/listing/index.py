@@ -19,19 +19,19 @@ from gateway.metadata.listing.dirty_keys import DirtyKeys, Overlaid, OwnWrite, W
 from gateway.metadata.listing.pages import END, ListRequest, Page, Record, SortedKeys, key_successor, take
 from gateway.metadata.listing.ranges import Batch, Bound, Interval, QueryStamp, answerable, covered_ranges, known_until
 from gateway.metadata.listing.records import (
-    OWN_FORM,
-    form_of,
-    forms_of,
+    OWN_TEMPLATE,
     numbered,
     numbered_here,
     pack,
+    template_of,
+    templates_of,
     unpack,
 )
 from gateway.metadata.listing.store import ListingStore, View, touching
 from gateway.metadata.observer import CatalogObserver
 from gateway.metadata.opening import OpenCatalog
 from gateway.policy.slots import Slots
-from gateway.s3.list_result import EntryForm, ListedEntry, ListedPage
+from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -199,10 +199,10 @@ class AuthoritativeEntry:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A page. Records give their forms by places in `forms`."""
+    """A page. Records number `templates`."""
 
     page: Page
-    forms: Sequence[EntryForm]
+    templates: Sequence[EntryTemplate]
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +266,7 @@ class ListingIndex:
                 else:
                     found = _merged(store, view, wanted, until, written, truths or {})
             if isinstance(found, Found):
-                return _with_forms(store, found, with_owner=with_owner)
+                return _with_templates(store, found, with_owner=with_owner)
             return found
         except (lmdb.Error, IndexError, ValueError):
             return None
@@ -286,10 +286,10 @@ class ListingIndex:
                 found = view.read(encoded, key_successor(encoded), 1)
             if not found:
                 return None
-            if form_of(found[0][1]) == OWN_FORM:
-                found, forms = numbered_here(found, ())
-                return unpack(*found[0], forms)
-            return unpack(*found[0], store.forms((form_of(found[0][1]),)))
+            if template_of(found[0][1]) == OWN_TEMPLATE:
+                found, templates = numbered_here(found, ())
+                return unpack(*found[0], templates)
+            return unpack(*found[0], store.templates((template_of(found[0][1]),)))
         except (lmdb.Error, IndexError, ValueError):
             return None
 
@@ -311,12 +311,12 @@ class ListingIndex:
         """The origin has answered this to `wanted`; it is kept in the background."""
         if self._writer is None:
             return
-        listed, forms = numbered(page.entries)
+        listed, templates = numbered(page.entries)
         keys = SortedKeys(listed)
         told = covered_ranges(wanted, [key for key, _ in listed], page.prefixes, is_last=page.next_token is None)
         self._writer.add(
             [
-                Batch(bucket, start, stop, keys.read(start, stop, len(listed)), forms, asked, merge_seconds)
+                Batch(bucket, start, stop, keys.read(start, stop, len(listed)), templates, asked, merge_seconds)
                 for start, stop in told
             ]
         )
@@ -325,8 +325,8 @@ class ListingIndex:
         """The same of a single key."""
         if self._writer is None:
             return
-        listed, forms = numbered([] if truth.entry is None else [truth.entry])
-        self._writer.add([Batch(bucket, key, key_successor(key), listed, forms, asked, 0.0)], is_truth=True)
+        listed, templates = numbered([] if truth.entry is None else [truth.entry])
+        self._writer.add([Batch(bucket, key, key_successor(key), listed, templates, asked, 0.0)], is_truth=True)
 
     async def land(self, batch: Batch) -> list[bytes]:
         """Keep all that the origin has in a range, now; gives the keys that the index knew otherwise, or not at all.
@@ -420,31 +420,31 @@ def _merged(
     truths: Mapping[bytes, AuthoritativeEntry],
 ) -> Found | NeedsLookup | None:
     """With the truth of keys that were written in the place of the index's word."""
-    forms = store.all_forms() if truths else []
+    templates = store.all_templates() if truths else []
     known: dict[bytes, Record | None] = {}
     for key, truth in truths.items():
         known[key] = None
         if truth.entry is not None:
-            known[key] = pack(truth.entry, len(forms))
-            forms.append(truth.entry.form)
+            known[key] = pack(truth.entry, len(templates))
+            templates.append(truth.entry.template)
     keys = Overlaid(view, written, known)
     page = take(keys, wanted, until)
     if page is None or keys.is_unknown:
         return None
     needed = keys.needed(wanted, page)
-    return NeedsLookup(needed) if needed else Found(page, forms)
+    return NeedsLookup(needed) if needed else Found(page, templates)
 
 
-def _with_forms(store: ListingStore, found: Found, *, with_owner: bool) -> Found | None:
-    """With the forms of all records; None where owners are wanted and not known."""
-    numbers = forms_of(found.page.keys)
-    forms = found.forms or store.forms(numbers - {OWN_FORM})
-    if OWN_FORM in numbers:
-        found.page.keys, forms = numbered_here(found.page.keys, forms)
-        numbers = forms_of(found.page.keys)
-    if with_owner and any(forms[number].owner is None for number in numbers):
+def _with_templates(store: ListingStore, found: Found, *, with_owner: bool) -> Found | None:
+    """With the templates of all records; None where owners are wanted and not known."""
+    numbers = templates_of(found.page.keys)
+    templates = found.templates or store.templates(numbers - {OWN_TEMPLATE})
+    if OWN_TEMPLATE in numbers:
+        found.page.keys, templates = numbered_here(found.page.keys, templates)
+        numbers = templates_of(found.page.keys)
+    if with_owner and any(templates[number].owner is None for number in numbers):
         return None
-    return Found(found.page, forms)
+    return Found(found.page, templates)
 
 
 def _begin(dirty: DirtyKeys, write: OwnWrite, clock: Clock) -> None:

@@ -18,7 +18,7 @@ from urllib.parse import unquote_to_bytes
 from gateway.errors import OriginBodyError
 from gateway.metadata.listing.pages import END, Listed
 from gateway.metadata.listing.records import FIXED, PARTS_SHIFT, numbered, parsed_seconds
-from gateway.s3.list_result import EntryForm, form_of_parts, parse_listed_page
+from gateway.s3.list_result import EntryTemplate, parse_listed_page, template_of_parts
 
 _ENTRY = re.compile(
     rb"<Contents><Key>([^<&]+)</Key><LastModified>([0-9-]{10}T[0-9:]{5}):([0-5][0-9])\.([0-9]{3})Z</LastModified>"
@@ -32,13 +32,13 @@ _BEGIN, _END, _BETWEEN = b"<Contents><Key>", b"</Contents>", b"</Contents><Conte
 
 @dataclass(frozen=True, slots=True)
 class PackedPage:
-    """Keys in order with their records, whose forms are places in `forms`. `next_token` None: it is the last page.
+    """Keys in order with their records, which number `templates`. `next_token` None: it is the last page.
 
     `is_cut`: there are keys at or behind the place at which it was to be cut.
     """
 
     listed: list[Listed]
-    forms: Sequence[EntryForm]
+    templates: Sequence[EntryTemplate]
     next_token: str | None
     is_cut: bool = False
 
@@ -68,11 +68,11 @@ def _quick(body: bytes, stop: bytes) -> PackedPage | None:
     read = _entries(body, start, cut)
     if read is None or page.entries:
         return None
-    listed, forms = read
+    listed, templates = read
     keys = [key for key, _ in listed]
     if not all(map(lt, keys, islice(keys, 1, None))):
         raise OriginBodyError("the origin does not list keys in the order of their bytes")
-    return PackedPage(listed, forms, page.next_token, is_cut=cut < end)
+    return PackedPage(listed, templates, page.next_token, is_cut=cut < end)
 
 
 def _place_of(stop: bytes, body: bytes, low: int, high: int) -> int:
@@ -95,21 +95,21 @@ def _key_at(body: bytes, offset: int) -> bytes:
     return unquote_to_bytes(body[first : body.find(b"<", first)].replace(b"+", b" "))
 
 
-def _entries(body: bytes, start: int, end: int) -> tuple[list[Listed], list[EntryForm]] | None:
+def _entries(body: bytes, start: int, end: int) -> tuple[list[Listed], list[EntryTemplate]] | None:
     found = _ENTRY.findall(body, start, end)
     if len(found) != body.count(_BEGIN, start, end) or body.count(_BETWEEN, start, end) != len(found) - 1:
         return None
     raw, minute, second, fraction, digests, parts, before, size, after = zip(*found, strict=True)
     keys, minutes = _keys(raw), _minutes(set(minute))
     numbers = {both: number for number, both in enumerate(dict.fromkeys(zip(before, after, strict=True)))}
-    forms = [form for one in numbers if (form := _form(*one)) is not None]
-    if keys is None or minutes is None or len(forms) < len(numbers):
+    templates = [template for one in numbers if (template := _template(*one)) is not None]
+    if keys is None or minutes is None or len(templates) < len(numbers):
         return None
     seconds = map(add, map(minutes.__getitem__, minute), map(int, second))
-    kinds = repeat(0) if len(forms) == 1 else map(numbers.__getitem__, zip(before, after, strict=True))
+    kinds = repeat(0) if len(templates) == 1 else map(numbers.__getitem__, zip(before, after, strict=True))
     sizes = [int(one) | int(many or 0) << PARTS_SHIFT for one, many in zip(size, parts, strict=True)]
     records = map(FIXED.pack, seconds, map(int, fraction), kinds, sizes, map(unhexlify, digests))
-    return list(zip(keys, records, strict=True)), forms
+    return list(zip(keys, records, strict=True)), templates
 
 
 def _keys(raw: Sequence[bytes]) -> Sequence[bytes] | None:
@@ -139,5 +139,5 @@ def _minute(text: bytes) -> int | None:
 
 
 @lru_cache(maxsize=4096)
-def _form(before: bytes, after: bytes) -> EntryForm | None:
-    return form_of_parts(before, after, with_owner=True)
+def _template(before: bytes, after: bytes) -> EntryTemplate | None:
+    return template_of_parts(before, after, with_owner=True)

@@ -14,7 +14,7 @@ from itertools import pairwise
 from gateway.metadata.entries import ObservedAt
 from gateway.metadata.listing.pages import END, Listed, ListRequest, key_successor, prefix_end
 from gateway.policy.slots import Slot, Slots
-from gateway.s3.list_result import EntryForm
+from gateway.s3.list_result import EntryTemplate
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class QueryStamp:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """All that there is in [start, stop) of a bucket, in order. Records give their forms by places in `forms`.
+    """All that there is in [start, stop) of a bucket, in order. Records number `templates`.
 
     Neighbours in time up to `merge_seconds` apart may become one.
     """
@@ -183,7 +183,7 @@ class Batch:
     start: bytes
     stop: bytes
     listed: Sequence[Listed]
-    forms: Sequence[EntryForm]
+    templates: Sequence[EntryTemplate]
     asked: QueryStamp
     merge_seconds: float
 

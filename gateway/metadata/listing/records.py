@@ -1,6 +1,6 @@
 """What the index keeps of an object, packed, unpacked, and as the `<Contents>` of a listing. Pure.
 
-u32 seconds · u16 milliseconds · u16 number of the form · u48 size · u16 parts · 16 bytes MD5 · what else there is
+u32 seconds · u16 milliseconds · u16 number of the template · u48 size · u16 parts · 16 bytes MD5 · what else there is
 
 docs/on-disk-format.md is the reference.
 """
@@ -18,17 +18,17 @@ from urllib.parse import quote_from_bytes
 import orjson
 
 from gateway.metadata.listing.pages import Listed
-from gateway.s3.list_result import EntryForm, ListedEntry
+from gateway.s3.list_result import EntryTemplate, ListedEntry
 from gateway.s3.xml_writer import encode_list_key, escape
 
 FIXED = struct.Struct("<IHHQ16s")
 SIZE_MASK = 2**48 - 1
 PARTS_SHIFT = 48
 
-OWN_FORM = 2**16 - 1
-"""In place of the number of a form that has none: it stands in the record, behind the fixed part."""
+OWN_TEMPLATE = 2**16 - 1
+"""In place of the number of a template that has none: it stands in the record, behind the fixed part."""
 
-_FORM_AT = 6
+_TEMPLATE_AT = 6
 _OWN_LENGTH_BYTES = 4
 _MD5_ETAG = re.compile(r'"([0-9a-f]{32})(?:-([1-9][0-9]{0,3}|10000))?"')
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)", re.ASCII)
@@ -37,21 +37,21 @@ _SECONDS_MAX = 2**32 - 1
 _NO_DIGEST = bytes(16)
 
 
-def pack(entry: ListedEntry, form: int) -> bytes:
-    """The record of an entry whose form has that number."""
+def pack(entry: ListedEntry, template: int) -> bytes:
+    """The record of an entry whose template has that number."""
     seconds, milliseconds = _parsed_date(entry.modified)
     etag = _MD5_ETAG.fullmatch(entry.etag)
     if seconds is None or etag is None:
         odd = f"{entry.modified}\n{entry.etag}".encode()
-        return FIXED.pack(0, 0, form, entry.size_bytes, _NO_DIGEST) + odd
+        return FIXED.pack(0, 0, template, entry.size_bytes, _NO_DIGEST) + odd
     size_and_parts = entry.size_bytes | int(etag[2] or 0) << PARTS_SHIFT
-    return FIXED.pack(seconds, milliseconds, form, size_and_parts, bytes.fromhex(etag[1]))
+    return FIXED.pack(seconds, milliseconds, template, size_and_parts, bytes.fromhex(etag[1]))
 
 
-def unpack(key: bytes, record: bytes, forms: Sequence[EntryForm]) -> ListedEntry:
-    """What was packed; IndexError when the record names a form that is not there."""
+def unpack(key: bytes, record: bytes, templates: Sequence[EntryTemplate]) -> ListedEntry:
+    """What was packed; IndexError when the record names a template that is not there."""
     modified, etag, size_bytes = version_of(record)
-    return ListedEntry(key, modified, etag, size_bytes, forms[form_of(record)])
+    return ListedEntry(key, modified, etag, size_bytes, templates[template_of(record)])
 
 
 def version_of(record: bytes) -> tuple[str, str, int]:
@@ -81,57 +81,59 @@ def modified_of(record: bytes) -> str:
     return f"{date_text(seconds)}.{milliseconds:03}Z"
 
 
-def with_form(record: bytes, form: int) -> bytes:
-    """The record, its form's number replaced."""
-    return record[:_FORM_AT] + form.to_bytes(2, "little") + record[_FORM_AT + 2 :]
+def with_template(record: bytes, template: int) -> bytes:
+    """The record, its template's number replaced."""
+    return record[:_TEMPLATE_AT] + template.to_bytes(2, "little") + record[_TEMPLATE_AT + 2 :]
 
 
-def without_form(record: bytes) -> bytes:
+def without_template(record: bytes) -> bytes:
     """What is said of this object alone."""
     record = plain(record)
-    return record[:_FORM_AT] + record[_FORM_AT + 2 :]
+    return record[:_TEMPLATE_AT] + record[_TEMPLATE_AT + 2 :]
 
 
-def with_own_form(record: bytes, form: EntryForm) -> bytes:
-    """The record with its form in it, for one that has no number."""
-    packed = pack_form(form)
+def with_own_template(record: bytes, template: EntryTemplate) -> bytes:
+    """The record with its template in it, for one that has no number."""
+    packed = pack_template(template)
     own = len(packed).to_bytes(_OWN_LENGTH_BYTES, "little") + packed
-    return with_form(record[: FIXED.size], OWN_FORM) + own + record[FIXED.size :]
+    return with_template(record[: FIXED.size], OWN_TEMPLATE) + own + record[FIXED.size :]
 
 
 def plain(record: bytes) -> bytes:
-    """The record without a form in it."""
-    if form_of(record) != OWN_FORM:
+    """The record without a template in it."""
+    if template_of(record) != OWN_TEMPLATE:
         return record
-    return record[: FIXED.size] + record[_own_form_end(record) :]
+    return record[: FIXED.size] + record[_own_template_end(record) :]
 
 
-def own_form(record: bytes) -> EntryForm:
-    """The form in a record of the form OWN_FORM; ValueError when there is none."""
-    return unpack_form(record[FIXED.size + _OWN_LENGTH_BYTES : _own_form_end(record)])
+def own_template(record: bytes) -> EntryTemplate:
+    """The template in a record of the template OWN_TEMPLATE; ValueError when there is none."""
+    return unpack_template(record[FIXED.size + _OWN_LENGTH_BYTES : _own_template_end(record)])
 
 
 def numbered_here(
-    listed: Sequence[tuple[bytes, bytes]], forms: Sequence[EntryForm]
-) -> tuple[list[tuple[bytes, bytes]], list[EntryForm]]:
-    """With numbers for the forms that are in records, behind those that there are; for a page."""
-    numbers: dict[EntryForm, int] = {}
+    listed: Sequence[tuple[bytes, bytes]], templates: Sequence[EntryTemplate]
+) -> tuple[list[tuple[bytes, bytes]], list[EntryTemplate]]:
+    """With numbers for the templates that are in records, behind those that there are; for a page."""
+    numbers: dict[EntryTemplate, int] = {}
     found = list(listed)
     for index, (key, record) in enumerate(found):
-        if form_of(record) == OWN_FORM:
-            number = numbers.setdefault(own_form(record), len(forms) + len(numbers))
-            found[index] = key, with_form(plain(record), number)
-    return found, [*forms, *numbers]
+        if template_of(record) == OWN_TEMPLATE:
+            number = numbers.setdefault(own_template(record), len(templates) + len(numbers))
+            found[index] = key, with_template(plain(record), number)
+    return found, [*templates, *numbers]
 
 
-def form_of(record: bytes) -> int:
-    """The number of the record's form."""
-    return int.from_bytes(record[_FORM_AT : _FORM_AT + 2], "little")
+def template_of(record: bytes) -> int:
+    """The number of the record's template."""
+    return int.from_bytes(record[_TEMPLATE_AT : _TEMPLATE_AT + 2], "little")
 
 
-def forms_of(listed: Iterable[tuple[bytes, bytes]]) -> set[int]:
-    """The numbers of all forms that records name."""
-    return {int.from_bytes(number, "little") for number in {record[_FORM_AT : _FORM_AT + 2] for _, record in listed}}
+def templates_of(listed: Iterable[tuple[bytes, bytes]]) -> set[int]:
+    """The numbers of all templates that records name."""
+    return {
+        int.from_bytes(number, "little") for number in {record[_TEMPLATE_AT : _TEMPLATE_AT + 2] for _, record in listed}
+    }
 
 
 def odd_date_and_etag(record: bytes) -> tuple[str, str]:
@@ -140,29 +142,29 @@ def odd_date_and_etag(record: bytes) -> tuple[str, str]:
     return date, etag
 
 
-def _own_form_end(record: bytes) -> int:
+def _own_template_end(record: bytes) -> int:
     length = int.from_bytes(record[FIXED.size : FIXED.size + _OWN_LENGTH_BYTES], "little")
     return FIXED.size + _OWN_LENGTH_BYTES + length
 
 
-def pack_form(form: EntryForm) -> bytes:
-    """A form as it lies in the index."""
-    return orjson.dumps(list(form))
+def pack_template(template: EntryTemplate) -> bytes:
+    """A template as it lies in the index."""
+    return orjson.dumps(list(template))
 
 
-def unpack_form(packed: bytes) -> EntryForm:
-    """ValueError when these bytes are no form."""
+def unpack_template(packed: bytes) -> EntryTemplate:
+    """ValueError when these bytes are no template."""
     parts = orjson.loads(packed)
     if not isinstance(parts, list) or len(parts) != 3:
-        raise ValueError("not a form of entries")
-    return EntryForm(*parts)
+        raise ValueError("not a template of entries")
+    return EntryTemplate(*parts)
 
 
-def numbered(entries: Sequence[ListedEntry]) -> tuple[list[tuple[bytes, bytes]], list[EntryForm]]:
-    """Keys and records with numbers into the list of forms that comes along, before the index has given any."""
-    forms: dict[EntryForm, int] = {}
-    listed = [(entry.key, pack(entry, forms.setdefault(entry.form, len(forms)))) for entry in entries]
-    return listed, list(forms)
+def numbered(entries: Sequence[ListedEntry]) -> tuple[list[tuple[bytes, bytes]], list[EntryTemplate]]:
+    """Keys and records with numbers into the list of templates that comes along, before the index has given any."""
+    templates: dict[EntryTemplate, int] = {}
+    listed = [(entry.key, pack(entry, templates.setdefault(entry.template, len(templates)))) for entry in entries]
+    return listed, list(templates)
 
 
 def date_text(seconds: int) -> str:
@@ -203,9 +205,9 @@ _UNRESERVED = bytes(range(48, 58)) + bytes(range(65, 91)) + bytes(range(97, 123)
 _NEEDS_NO_XML = bytes(code for code in range(32, 127) if code not in b'&<>"')
 
 
-def contents_xml(listed: Sequence[Listed], forms: Sequence[EntryForm], *, url: bool, owner: bool) -> str:
-    """All of them; `forms` by number. IndexError when a record names a form that is not there."""
-    ends = [_end(form, owner=owner) for form in forms]
+def contents_xml(listed: Sequence[Listed], templates: Sequence[EntryTemplate], *, url: bool, owner: bool) -> str:
+    """All of them; `templates` by number. IndexError when a record names a template that is not there."""
+    ends = [_end(template, owner=owner) for template in templates]
     unpack, fixed_bytes, minute = FIXED.unpack_from, FIXED.size, minute_text
     pieces = []
     for text, (_, record) in zip(_key_texts([key for key, _ in listed], url=url), listed, strict=True):
@@ -240,8 +242,8 @@ def _odd(text: str, record: bytes, before: str, size_bytes: int, after: str) -> 
     )
 
 
-def _end(form: EntryForm, *, owner: bool) -> tuple[str, str]:
-    return form.before_size, ((form.owner or "") if owner else "") + form.after_size
+def _end(template: EntryTemplate, *, owner: bool) -> tuple[str, str]:
+    return template.before_size, ((template.owner or "") if owner else "") + template.after_size
 
 
 def _key_texts(keys: list[bytes], *, url: bool) -> list[str]:

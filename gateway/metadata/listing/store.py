@@ -2,7 +2,7 @@
 
     entries  bucket number, key → record (records.py)
     ranges   bucket number, start → stop, and when it was learned (ranges.py)
-    forms    number → what records say in common
+    templates    number → what records say in common
     buckets  name → number
 
 Unsynced while in use, as the catalog is: an unclean boot drops everything (opening.py). What is here can always be
@@ -32,18 +32,17 @@ from gateway.metadata.listing.dirty_keys import PAGE_SECONDS_MAX, DirtyKeys, Wri
 from gateway.metadata.listing.pages import END, Listed, key_successor
 from gateway.metadata.listing.ranges import Batch, Interval, including, is_known_better, without
 from gateway.metadata.listing.records import (
-    OWN_FORM,
-    form_of,
-    forms_of,
-    pack_form,
+    OWN_TEMPLATE,
+    pack_template,
     plain,
-    unpack_form,
-    with_form,
-    with_own_form,
-    without_form,
+    template_of,
+    unpack_template,
+    with_own_template,
+    with_template,
+    without_template,
 )
 from gateway.objects import ObjectKey
-from gateway.s3.list_result import EntryForm
+from gateway.s3.list_result import EntryTemplate
 
 NUMBER_BYTES = 4
 """Of a bucket's number, in front of each place."""
@@ -123,7 +122,7 @@ SIZE_BYTES_MAX = 32 * 1024**3
 LANDED_PER_TRANSACTION = 512
 """Half a millisecond, or one and a half on a slow machine."""
 
-FORMS_MAX = 4096
+TEMPLATES_MAX = 4096
 """Forms with a number. Entries of any other have it in their record: larger, and no end."""
 
 UNKNOWN_BOOT = 0
@@ -167,16 +166,16 @@ class ListingStore:
         self._swept = b""
         self._sweeps = 0
         self._numbers: dict[str, bytes] = {}
-        self._forms_lock = Lock()
-        self._forms: list[EntryForm] = []
-        self._form_numbers: dict[EntryForm, int] = {}
+        self._templates_lock = Lock()
+        self._templates: list[EntryTemplate] = []
+        self._template_numbers: dict[EntryTemplate, int] = {}
         self._environment, tables = open_environment(
             directory,
-            (b"entries", b"ranges", b"forms", b"buckets"),
+            (b"entries", b"ranges", b"templates", b"buckets"),
             map_bytes=size_bytes_max * _MAP_BYTES_OVER_SIZE,
             engine=NEW_ENGINE,
         )
-        self._entries, self._ranges, self._forms_table, self._buckets = tables
+        self._entries, self._ranges, self._templates_table, self._buckets = tables
 
     @contextmanager
     def view(self, bucket: str) -> Iterator[View | None]:
@@ -185,19 +184,19 @@ class ListingStore:
             number = self._number(transaction, bucket)
             yield None if number is None else View(transaction, self._entries, self._ranges, number)
 
-    def forms(self, numbers: Iterable[int]) -> list[EntryForm]:
+    def templates(self, numbers: Iterable[int]) -> list[EntryTemplate]:
         """Forms by number, as far as these are needed; IndexError when one is not there."""
         highest = max(numbers, default=-1)
-        if highest >= len(self._forms):
-            self._know_forms()
-        if highest >= len(self._forms):
-            raise IndexError("a record of the listing index names a form that is not there")
-        return self._forms
+        if highest >= len(self._templates):
+            self._know_templates()
+        if highest >= len(self._templates):
+            raise IndexError("a record of the listing index names a template that is not there")
+        return self._templates
 
-    def all_forms(self) -> list[EntryForm]:
-        """Every form that there is now, by number."""
-        self._know_forms()
-        return list(self._forms)
+    def all_templates(self) -> list[EntryTemplate]:
+        """Every template that there is now, by number."""
+        self._know_templates()
+        return list(self._templates)
 
     def land(self, batches: Sequence[Batch], seconds: float) -> tuple[list[Batch], list[bytes]]:
         """Keep the beginning of what the origin has said. Blocks for about a millisecond.
@@ -209,7 +208,7 @@ class ListingStore:
         is the time now. Raises lmdb.Error when the disk cannot take it.
         """
         landed, changed, work = list[Batch](), list[bytes](), 0
-        self._know_forms()
+        self._know_templates()
         with self._environment.begin(write=True) as transaction:
             left = deque(batch for batch in batches if self._may_be_kept(batch))
             if self._size_bytes(transaction) >= self._size_bytes_max:
@@ -232,7 +231,7 @@ class ListingStore:
 
         A batch is of one key, and has one entry or none. Blocks; raises lmdb.Error.
         """
-        self._know_forms()
+        self._know_templates()
         with self._environment.begin(write=True) as transaction:
             kept = [batch for batch in batches if self._may_be_kept(batch)]
             for batch in kept:
@@ -331,7 +330,7 @@ class ListingStore:
         for listed in (known, told):
             if len(listed) == LANDED_PER_TRANSACTION:
                 reach = min(reach, key_successor(listed[-1][0]))
-        told = self._with_our_forms(transaction, batch.forms, told)
+        told = self._with_our_templates(transaction, batch.templates, told)
         if known == told:
             return reach, []
         new = {key: record for key, record in told if key < reach}
@@ -344,7 +343,7 @@ class ListingStore:
         for key in sorted(old.keys() | new.keys()):
             if key in kept or old.get(key) == new.get(key):
                 continue
-            if key in old and (key not in new or without_form(old[key]) != without_form(new[key])):
+            if key in old and (key not in new or without_template(old[key]) != without_template(new[key])):
                 changed.append(key)
                 now = new.get(key)
                 self._told(ObjectKey(batch.bucket, key.decode()), None if now is None else plain(now))
@@ -384,45 +383,47 @@ class ListingStore:
             self._numbers[bucket] = number
         return number
 
-    def _with_our_forms(
-        self, transaction: lmdb.Transaction, forms: Sequence[EntryForm], listed: list[Listed]
+    def _with_our_templates(
+        self, transaction: lmdb.Transaction, templates: Sequence[EntryTemplate], listed: list[Listed]
     ) -> list[Listed]:
-        """With the index's numbers in place of those into `forms`, or with the form itself where there are no more."""
-        needed = forms_of(listed)
-        numbers = {local: self._form_number(transaction, forms[local]) for local in needed}
-        if all(local == number for local, number in numbers.items()):
+        """With the index's numbers in place of those into `templates`, or with the template itself."""
+        numbers = [self._template_number(transaction, template) for template in templates]
+        if numbers == list(range(len(numbers))):
             return listed
-        return [
-            (key, with_own_form(record, forms[form_of(record)]) if number == OWN_FORM else with_form(record, number))
-            for key, record in listed
-            for number in (numbers[form_of(record)],)
-        ]
+        ours = []
+        for key, record in listed:
+            local = template_of(record)
+            if numbers[local] == OWN_TEMPLATE:
+                ours.append((key, with_own_template(record, templates[local])))
+            else:
+                ours.append((key, with_template(record, numbers[local])))
+        return ours
 
-    def _form_number(self, transaction: lmdb.Transaction, form: EntryForm) -> int:
-        known = self._form_numbers.get(form)
+    def _template_number(self, transaction: lmdb.Transaction, template: EntryTemplate) -> int:
+        known = self._template_numbers.get(template)
         if known is not None:
             return known
-        packed, known_count = pack_form(form), len(self._forms)
-        rows: Cursor = transaction.cursor(db=self._forms_table)
-        if rows.set_range(_form_key(known_count)):  # what this transaction may take back is not remembered
+        packed, known_count = pack_template(template), len(self._templates)
+        rows: Cursor = transaction.cursor(db=self._templates_table)
+        if rows.set_range(_template_key(known_count)):  # what this transaction may take back is not remembered
             for row_key, other in rows:
                 if other == packed:
                     return int.from_bytes(row_key, "big")
-        count = int(transaction.stat(self._forms_table)["entries"])
-        if count >= FORMS_MAX:
-            return OWN_FORM
-        transaction.put(_form_key(count), packed, db=self._forms_table)
+        count = int(transaction.stat(self._templates_table)["entries"])
+        if count >= TEMPLATES_MAX:
+            return OWN_TEMPLATE
+        transaction.put(_template_key(count), packed, db=self._templates_table)
         return count
 
-    def _know_forms(self) -> None:
+    def _know_templates(self) -> None:
         """Read those that have come since; they never go."""
-        with self._forms_lock, self._environment.begin() as transaction:
-            rows: Cursor = transaction.cursor(db=self._forms_table)
-            if rows.set_range(_form_key(len(self._forms))):
+        with self._templates_lock, self._environment.begin() as transaction:
+            rows: Cursor = transaction.cursor(db=self._templates_table)
+            if rows.set_range(_template_key(len(self._templates))):
                 for _, packed in rows:
-                    form = unpack_form(packed)
-                    self._form_numbers.setdefault(form, len(self._forms))
-                    self._forms.append(form)
+                    template = unpack_template(packed)
+                    self._template_numbers.setdefault(template, len(self._templates))
+                    self._templates.append(template)
 
     def _size_bytes(self, transaction: lmdb.Transaction) -> int:
         table = transaction.stat(self._entries)
@@ -443,7 +444,7 @@ class ListingStore:
             rewrite(transaction, self._ranges, number, around, without(around, start, stop))
 
 
-def _form_key(number: int) -> bytes:
+def _template_key(number: int) -> bytes:
     return number.to_bytes(2, "big")
 
 

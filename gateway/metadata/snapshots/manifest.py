@@ -77,7 +77,7 @@ class Manifest:
 def pack(manifest: Manifest) -> bytes:
     """What is written to disk."""
     layout = manifest.layout
-    data = {"size_bytes": layout.size_bytes, "root": list(layout.root), "forms": list(layout.forms)}
+    data = {"size_bytes": layout.size_bytes, "root": list(layout.root), "forms": list(layout.templates)}
     document = orjson.dumps(asdict(manifest) | {"layout": data}, option=orjson.OPT_INDENT_2) + b"\n"
     return f"{_MAGIC} {FORMAT_VERSION} {checksums.crc32c(document):08x}\n".encode() + document
 

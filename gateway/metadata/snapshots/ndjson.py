@@ -16,7 +16,7 @@ from gateway.errors import ForebayError
 from gateway.metadata.snapshots.manifest import Manifest
 from gateway.policy.prefixes import Prefix
 from gateway.s3.http_dates import format_iso_date, parse_iso_date
-from gateway.s3.list_result import EntryForm, ListedEntry, checked_form
+from gateway.s3.list_result import EntryTemplate, ListedEntry, checked_template
 
 VERSION = 1
 LINE_BYTES_MAX = 64 * 1024
@@ -24,7 +24,7 @@ HEADER_BYTES_MAX = 16 * 2**20
 _KEY_BYTES_MAX = 1024
 _ETAG_CHARACTERS_MAX = 1024
 _SIZE_BYTES_MAX = 2**48 - 1
-_USUAL = EntryForm("", "", "<StorageClass>STANDARD</StorageClass>")
+_USUAL = EntryTemplate("", "", "<StorageClass>STANDARD</StorageClass>")
 _OF_HEADER = frozenset(
     {"snapshot", "name", "prefix", "origin", "objects", "bytes", "started_at", "ended_at", "digest", "forms"}
 )
@@ -45,28 +45,28 @@ class Header:
     ended_at: float | None
     objects: int | None
     digest: str | None
-    forms: Sequence[EntryForm]
+    templates: Sequence[EntryTemplate]
 
 
-def header_line(manifest: Manifest, forms: Sequence[EntryForm]) -> bytes:
+def header_line(manifest: Manifest, templates: Sequence[EntryTemplate]) -> bytes:
     """The first line of an export; `forms` are what objects' lines give by number, none of them the first."""
-    return _line({"snapshot": VERSION, **manifest.document(), "forms": [list(form) for form in forms]})
+    return _line({"snapshot": VERSION, **manifest.document(), "forms": [list(template) for template in templates]})
 
 
-def object_lines(entries: Sequence[ListedEntry], forms: Sequence[EntryForm]) -> bytes:
+def object_lines(entries: Sequence[ListedEntry], templates: Sequence[EntryTemplate]) -> bytes:
     """The lines of some objects."""
-    numbers = {form: number for number, form in enumerate(forms)}
-    return b"".join([_object_line(entry, numbers[entry.form]) for entry in entries])
+    numbers = {template: number for number, template in enumerate(templates)}
+    return b"".join([_object_line(entry, numbers[entry.template]) for entry in entries])
 
 
-def _object_line(entry: ListedEntry, form: int) -> bytes:
+def _object_line(entry: ListedEntry, template: int) -> bytes:
     document: dict[str, Any] = {
         "key": entry.key.decode(),
         "etag": entry.etag,
         "size": entry.size_bytes,
         "last_modified": entry.modified,
     }
-    return _line(document | ({"form": form} if form else {}))
+    return _line(document | ({"form": template} if template else {}))
 
 
 def _line(document: Any) -> bytes:
@@ -138,7 +138,7 @@ def _header(document: dict[str, Any]) -> Header:
         _optional(document, "ended_at", (int, float)),
         _optional(document, "objects", int),
         _optional(document, "digest", str),
-        [checked_form(form) for form in _optional(document, "forms", list) or []] or [_USUAL],
+        [checked_template(template) for template in _optional(document, "forms", list) or []] or [_USUAL],
     )
 
 
@@ -156,10 +156,10 @@ def _entry(document: dict[str, Any], header: Header, usual_date: str) -> ListedE
     modified = document.get("last_modified", usual_date)
     if not isinstance(modified, str) or parse_iso_date(modified) is None:
         raise ValueError('"last_modified" must be a date such as "2026-01-02T03:04:05.000Z"')
-    form = document.get("form", 0)
-    if type(form) is not int or not 0 <= form < len(header.forms):
+    template = document.get("form", 0)
+    if type(template) is not int or not 0 <= template < len(header.templates):
         raise ValueError('"form" must be the number of one of the first line\'s "forms"')
-    return ListedEntry(key.encode(), modified, etag, size_bytes, header.forms[form])
+    return ListedEntry(key.encode(), modified, etag, size_bytes, header.templates[template])
 
 
 def _is_header_value(text: str) -> bool:

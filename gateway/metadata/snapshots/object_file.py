@@ -22,8 +22,8 @@ from awscrt import checksums
 
 from gateway.errors import SnapshotUnusable, StoreUnavailable
 from gateway.metadata.listing.pages import Listed
-from gateway.metadata.listing.records import pack_form, unpack, unpack_form
-from gateway.s3.list_result import EntryForm, ListedEntry
+from gateway.metadata.listing.records import pack_template, unpack, unpack_template
+from gateway.s3.list_result import EntryTemplate, ListedEntry
 
 READ_AT_ONCE = 1024
 """Objects read or written together: a few milliseconds."""
@@ -58,7 +58,7 @@ class Layout(NamedTuple):
 
     size_bytes: int
     root: Extent
-    forms: Extent
+    templates: Extent
 
 
 class _Leaf:
@@ -123,7 +123,7 @@ class ObjectFile:
         try:
             if os.fstat(self._file.fileno()).st_size != layout.size_bytes:
                 raise SnapshotUnusable("its data is not whole")
-            self.forms = _unpack_forms(self._read(layout.forms))
+            self.templates = _unpack_templates(self._read(layout.templates))
             self._root = layout.root
             self._node(self._root)
         except BaseException:
@@ -141,7 +141,7 @@ class ObjectFile:
     def entry(self, key: bytes, record: bytes) -> ListedEntry:
         """A record, unpacked; SnapshotUnusable when it is none."""
         try:
-            return unpack(key, record, self.forms)
+            return unpack(key, record, self.templates)
         except (IndexError, ValueError, struct.error) as error:
             raise SnapshotUnusable(f"a snapshot's record is damaged: {error}") from error
 
@@ -234,8 +234,8 @@ class ObjectFileWriter:
         for key, record in rows:
             self._append(0, key, record)
 
-    def finish(self, forms: Sequence[EntryForm]) -> Layout:
-        """Write what is left, and the forms that records name by their numbers."""
+    def finish(self, templates: Sequence[EntryTemplate]) -> Layout:
+        """Write what is left, and the templates that records name by their numbers."""
         level = 0
         while level < len(self._levels) - 1:
             if self._levels[level]:
@@ -244,8 +244,8 @@ class ObjectFileWriter:
         top = self._levels[level]
         is_root_there = level > 0 and len(top) == 1
         root = Extent(*_EXTENT.unpack(top[0][1])) if is_root_there else self._write(_pack(level, top))
-        packed = b"\n".join(pack_form(form) for form in forms)
-        return Layout(size_bytes=self._offset + len(packed), root=root, forms=self._write(packed))
+        packed = b"\n".join(pack_template(template) for template in templates)
+        return Layout(size_bytes=self._offset + len(packed), root=root, templates=self._write(packed))
 
     def _append(self, level: int, key: bytes, value: bytes) -> None:
         if level == len(self._levels):
@@ -276,5 +276,5 @@ def _pack(level: int, rows: Sequence[Listed]) -> bytes:
     return b"".join([head, keys, differing, *values])
 
 
-def _unpack_forms(packed: bytes) -> list[EntryForm]:
-    return [unpack_form(line) for line in packed.split(b"\n")] if packed else []
+def _unpack_templates(packed: bytes) -> list[EntryTemplate]:
+    return [unpack_template(line) for line in packed.split(b"\n")] if packed else []

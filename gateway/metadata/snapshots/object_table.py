@@ -1,7 +1,7 @@
 """Objects on their way into the order of their keys, in an LMDB environment of their own that one process uses.
 
     entries  key → record (listing/records.py)
-    forms    number → what records say in common
+    templates    number → what records say in common
 
 Nothing is durable about it: a process that is killed can be gone on with, a machine that is not.
 """
@@ -16,11 +16,11 @@ import lmdb
 
 from gateway.errors import SnapshotError
 from gateway.metadata.listing.pages import Listed
-from gateway.metadata.listing.records import pack, pack_form, unpack_form
+from gateway.metadata.listing.records import pack, pack_template, unpack_template
 from gateway.metadata.listing.store import Cursor, Table
-from gateway.s3.list_result import EntryForm, ListedEntry
+from gateway.s3.list_result import EntryTemplate, ListedEntry
 
-FORMS_MAX = 2**16
+TEMPLATES_MAX = 2**16
 
 _MAP_BYTES = 256 * 2**30
 """Address space, and no memory: a thousand million objects and more."""
@@ -43,13 +43,13 @@ class ObjectTable:
         )
         try:
             self._entries: Table = self._environment.open_db(b"entries")
-            self._forms: Table = self._environment.open_db(b"forms")
+            self._templates: Table = self._environment.open_db(b"forms")
             with self._environment.begin() as transaction:
-                self.forms = [unpack_form(packed) for _, packed in transaction.cursor(db=self._forms)]
+                self.templates = [unpack_template(packed) for _, packed in transaction.cursor(db=self._templates)]
         except BaseException:
             self._environment.close()
             raise
-        self._numbers = {form: number for number, form in enumerate(self.forms)}
+        self._numbers = {template: number for number, template in enumerate(self.templates)}
 
     def close(self) -> None:
         """Nobody may use it any more."""
@@ -98,15 +98,17 @@ class ObjectTable:
             return bytes(cursor.key()) if cursor.last() else None
 
     def _rows(self, transaction: lmdb.Transaction, entries: Sequence[ListedEntry]) -> list[Listed]:
-        return [(entry.key, pack(entry, self._number(transaction, entry.form))) for entry in entries]
+        return [(entry.key, pack(entry, self._number(transaction, entry.template))) for entry in entries]
 
-    def _number(self, transaction: lmdb.Transaction, form: EntryForm) -> int:
-        number = self._numbers.get(form)
+    def _number(self, transaction: lmdb.Transaction, template: EntryTemplate) -> int:
+        number = self._numbers.get(template)
         if number is None:
-            number = len(self.forms)
-            if number >= FORMS_MAX:
-                raise SnapshotError(f"the objects are of more than {FORMS_MAX} kinds (owner, storage class, checksums)")
-            transaction.put(number.to_bytes(2, "big"), pack_form(form), db=self._forms)
-            self.forms.append(form)
-            self._numbers[form] = number
+            number = len(self.templates)
+            if number >= TEMPLATES_MAX:
+                raise SnapshotError(
+                    f"the objects are of more than {TEMPLATES_MAX} kinds (owner, storage class, checksums)"
+                )
+            transaction.put(number.to_bytes(2, "big"), pack_template(template), db=self._templates)
+            self.templates.append(template)
+            self._numbers[template] = number
         return number

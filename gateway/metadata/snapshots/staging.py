@@ -147,7 +147,7 @@ class Staging:
                 digest.update(b"".join([b"%b\0%b\0%d\n" % (key, etag.encode(), size) for key, etag, size in versions]))
                 objects += len(rows)
                 size_bytes += sum(size for _, _, size in versions)
-            layout = writer.finish(self._table.forms)
+            layout = writer.finish(self._table.templates)
             file.flush()
             os.fsync(file.fileno())
         return objects, size_bytes, digest.hexdigest(), layout

@@ -37,7 +37,7 @@ from gateway.operations.reply import Answer, Reply
 from gateway.policy.slots import Slot
 from gateway.s3.http_dates import format_iso_date
 from gateway.s3.list_query import list_query
-from gateway.s3.list_result import EntryForm, ListedEntry
+from gateway.s3.list_result import EntryTemplate, ListedEntry
 from gateway.s3.list_token import decode_token
 from gateway.s3.multipart_checksums import upload_checksum_type
 from gateway.s3.requests import Operation
@@ -106,11 +106,13 @@ async def _merged(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
     sources = _Sources(listing, buffer, slots)
     merging = Merging(listing.wanted, sources.look, sources.ask, pending_entry)
     page = await merging.page()
-    forms = merging.forms
-    if query.with_owner and any(form.owner is None for form in forms):
-        owner = next((form.owner for form in forms if form.owner), None) or await _owner(listing)
-        forms = [form if form.owner is not None else form._replace(owner=owner) for form in forms]
-    return list_reply(listing, Found(page, forms), sources.outcome)
+    templates = merging.templates
+    if query.with_owner and any(template.owner is None for template in templates):
+        owner = next((template.owner for template in templates if template.owner), None) or await _owner(listing)
+        templates = [
+            template if template.owner is not None else template._replace(owner=owner) for template in templates
+        ]
+    return list_reply(listing, Found(page, templates), sources.outcome)
 
 
 @dataclass(slots=True)
@@ -163,7 +165,7 @@ async def _owner(listing: Listing) -> str:
         page = await origin_page(listing, ListRequest(limit=1))
     except OriginError:
         return ""
-    return (page.entries[0].form.owner or "") if page.entries else ""
+    return (page.entries[0].template.owner or "") if page.entries else ""
 
 
 def pending_entry(pending: PendingObject) -> ListedEntry:
@@ -173,8 +175,8 @@ def pending_entry(pending: PendingObject) -> ListedEntry:
     """
     modified = format_iso_date(pending.acknowledged_at).removesuffix("Z") + ".000Z"
     storage_class = element("StorageClass", pending.fixed.headers.get("x-amz-storage-class", "STANDARD"))
-    form = EntryForm(_checksum(pending), None, storage_class)
-    return ListedEntry(pending.key.key.encode(), modified, pending.etag, pending.size_bytes, form)
+    template = EntryTemplate(_checksum(pending), None, storage_class)
+    return ListedEntry(pending.key.key.encode(), modified, pending.etag, pending.size_bytes, template)
 
 
 def _checksum(pending: PendingObject) -> str:

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from gateway.metadata.listing.index import Found
 from gateway.metadata.listing.pages import Listed, ListRequest, Page
-from gateway.metadata.listing.records import form_of, pack, with_form
+from gateway.metadata.listing.records import pack, template_of, with_template
 from gateway.operations.absorbing.pending_rows import Fate, PendingRow, PendingRows
 from gateway.s3.list_query import PAGE_KEYS_MAX
-from gateway.s3.list_result import EntryForm, ListedEntry
+from gateway.s3.list_result import EntryTemplate, ListedEntry
 from gateway.s3.list_token import ListPlace
 from gateway.writeback.journal.records import PendingObject
 
@@ -31,7 +31,7 @@ ROWS_AT_LEAST = 128
 class Merging:
     """The page that grows, from the places where one of its two sources ends to the next.
 
-    Entries of pending objects have an owner of None until somebody gives them another (`forms`).
+    Entries of pending objects have an owner of None until somebody gives them another (`templates`).
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class Merging:
         self._look = look
         self._ask = ask
         self._entry = entry
-        self._numbers: dict[EntryForm, int] = {}
+        self._numbers: dict[EntryTemplate, int] = {}
         self._page = Page()
 
     @property
-    def forms(self) -> list[EntryForm]:
+    def templates(self) -> list[EntryTemplate]:
         """By the numbers that the page's records have."""
         return list(self._numbers)
 
@@ -83,8 +83,8 @@ class Merging:
             if row.fate is Fate.LISTED:
                 self._add_key(self._pending(row.pending))
         elif record is not None:
-            number = self._number(found.forms[form_of(record)])
-            self._add_key((name, with_form(record, number)))
+            number = self._number(found.templates[template_of(record)])
+            self._add_key((name, with_template(record, number)))
         elif row is None or row.fate is Fate.LISTED or await self._is_anything(name):
             self._add_prefix(name)
 
@@ -95,10 +95,10 @@ class Merging:
 
     def _pending(self, pending: PendingObject) -> Listed:
         entry = self._entry(pending)
-        return entry.key, pack(entry, self._number(entry.form))
+        return entry.key, pack(entry, self._number(entry.template))
 
-    def _number(self, form: EntryForm) -> int:
-        return self._numbers.setdefault(form, len(self._numbers))
+    def _number(self, template: EntryTemplate) -> int:
+        return self._numbers.setdefault(template, len(self._numbers))
 
     def _add_key(self, listed: Listed) -> None:
         page = self._page

@@ -11,7 +11,7 @@ from gateway.errors import OriginBodyError, SnapshotUnusable, StoreUnavailable
 from gateway.metadata.listing.index import Found
 from gateway.metadata.listing.pages import Keys, Listed, ListRequest, Page, take
 from gateway.metadata.listing.ranges import Bound
-from gateway.metadata.listing.records import form_of, forms_of, pack, with_form
+from gateway.metadata.listing.records import pack, template_of, templates_of, with_template
 from gateway.metadata.snapshots.registry import OpenSnapshot, unusable
 from gateway.operations.exchange import Exchange
 from gateway.operations.frozen.mixing import Mixing
@@ -22,7 +22,7 @@ from gateway.operations.reply import Answer, Reply
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.list_query import ListQuery, list_query
-from gateway.s3.list_result import EntryForm, ListedEntry, ListedPage
+from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
 
 _COSTS_NOTHING = frozenset({"x-amz-request-payer"})
 _EMPTY_PAGES_MAX = 100
@@ -86,33 +86,33 @@ def _of_one(frozen: _Frozen, shelved: Sequence[OpenSnapshot]) -> Found:
             page = take(keys, wanted, wanted.stop)
             if page is None:
                 raise SnapshotUnusable("a page could not be taken from it")
-        check_forms(page.keys, snapshot.data.forms)
+        check_templates(page.keys, snapshot.data.templates)
     except (StoreUnavailable, SnapshotUnusable) as error:
         raise unusable(shelved[0].manifest.name, error) from error
-    return Found(page, snapshot.data.forms)
+    return Found(page, snapshot.data.templates)
 
 
-def check_forms(listed: Sequence[Listed], forms: Sequence[EntryForm]) -> None:
-    """SnapshotUnusable when a record names a form that is not there."""
-    if max(forms_of(listed), default=-1) >= len(forms):
-        raise SnapshotUnusable("a record names a form that is not there")
+def check_templates(listed: Sequence[Listed], templates: Sequence[EntryTemplate]) -> None:
+    """SnapshotUnusable when a record names a template that is not there."""
+    if max(templates_of(listed), default=-1) >= len(templates):
+        raise SnapshotUnusable("a record names a template that is not there")
 
 
 async def _mixed(frozen: _Frozen, shelved: Sequence[OpenSnapshot]) -> tuple[Found, ListOutcome]:
     """Of several snapshots, or of what is frozen and what is not."""
-    listing, forms = frozen.listing, list[EntryForm]()
+    listing, templates = frozen.listing, list[EntryTemplate]()
     with ExitStack() as stack:
         readers = {}
         for slot, one in zip(frozen.slots, shelved, strict=True):
             stack.enter_context(listing.exchange.services.snapshots.holding(one))
-            readers[slot.name] = _Renumbering(one, len(forms)).read
-            forms += one.snapshot.data.forms
-        numbers = {form: number for number, form in enumerate(forms)}
+            readers[slot.name] = _Renumbering(one, len(templates)).read
+            templates += one.snapshot.data.templates
+        numbers = {template: number for number, template in enumerate(templates)}
 
         def numbered(entry: ListedEntry) -> Listed:
-            number = numbers.setdefault(entry.form, len(forms))
-            if number == len(forms):
-                forms.append(entry.form)
+            number = numbers.setdefault(entry.template, len(templates))
+            if number == len(templates):
+                templates.append(entry.template)
             return entry.key, pack(entry, number)
 
         async def ask(place: bytes, wanted: ListRequest) -> ListedPage:
@@ -120,11 +120,11 @@ async def _mixed(frozen: _Frozen, shelved: Sequence[OpenSnapshot]) -> tuple[Foun
 
         page = await Mixing(listing.wanted, ask, readers, numbered).fill(frozen.parts)
     outcome: ListOutcome = "partial" if any(part.slot is None for part in frozen.parts) else "hit"
-    return Found(page, forms), outcome
+    return Found(page, templates), outcome
 
 
 class _Renumbering:
-    """A snapshot's keys, the numbers of their forms counted on from `first`."""
+    """A snapshot's keys, the numbers of their templates counted on from `first`."""
 
     def __init__(self, shelved: OpenSnapshot, first: int) -> None:
         self._shelved = shelved
@@ -136,10 +136,10 @@ class _Renumbering:
         try:
             with data.keys() as keys:
                 found = _read(keys, start, stop, count)
-            check_forms(found, data.forms)
+            check_templates(found, data.templates)
         except (StoreUnavailable, SnapshotUnusable) as error:
             raise unusable(self._shelved.manifest.name, error) from error
-        return [(key, with_form(record, self._first + form_of(record))) for key, record in found]
+        return [(key, with_template(record, self._first + template_of(record))) for key, record in found]
 
 
 def _read(keys: Keys, start: bytes, stop: bytes, count: int) -> list[Listed]:

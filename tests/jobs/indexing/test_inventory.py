@@ -32,7 +32,7 @@ from gateway.origin.memory import MemoryOrigin
 from gateway.origin.memory.faults import Hold, on
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
-from gateway.s3.list_result import EntryForm, ListedEntry
+from gateway.s3.list_result import EntryTemplate, ListedEntry
 from gateway.s3.requests import Operation
 from tests.support.blocks import BUCKET, make_origin
 from tests.support.indexing import TTL, IndexBench, SmallPages, fill, index_bench, lists
@@ -89,8 +89,8 @@ def parsed(tmp_path: Path, content: bytes, document: bytes) -> list[ListedEntry]
 
 
 def entry(key: str, etag: str, size_bytes: int, storage_class: str, modified: str = DATE) -> ListedEntry:
-    form = EntryForm("", None, f"<StorageClass>{storage_class}</StorageClass>")
-    return ListedEntry(key.encode(), modified, f'"{etag}"', size_bytes, form)
+    template = EntryTemplate("", None, f"<StorageClass>{storage_class}</StorageClass>")
+    return ListedEntry(key.encode(), modified, f'"{etag}"', size_bytes, template)
 
 
 def test_csv_rows_are_read(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_objects_come_out_in_order(entries: list[ListedEntry], at_once: int) -> 
         try:
             for start in range(0, len(entries), at_once):
                 objects.add_missing(entries[start : start + at_once])
-            found = [unpack(*row, objects.forms) for row in objects.read(b"", b"\xff", len(entries) + 1)]
+            found = [unpack(*row, objects.templates) for row in objects.read(b"", b"\xff", len(entries) + 1)]
         finally:
             objects.close()
     assert [one.key for one in found] == sorted({one.key for one in entries})

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -24,28 +24,30 @@ from hypothesis import strategies as st
 from gateway.errors import StoreUnavailable
 from gateway.metadata import catalog as catalog_module
 from gateway.metadata.catalog import Catalog
+from gateway.metadata.environment import NEW_ENGINE, OLD_ENGINE
 from gateway.metadata.listing import dirty_keys, store
 from gateway.metadata.listing import index as index_module
 from gateway.metadata.listing.dirty_keys import OwnWrite
 from gateway.metadata.listing.index import AuthoritativeEntry, Found, ListingIndex, NeedsLookup
 from gateway.metadata.listing.pages import END, ListRequest, key_successor, prefix_end
 from gateway.metadata.listing.ranges import Batch, Bound, QueryStamp
-from gateway.metadata.listing.records import form_of, numbered, pack, unpack
+from gateway.metadata.listing.records import numbered, pack, template_of, unpack
 from gateway.metadata.observer import SilentCatalogObserver
 from gateway.metadata.opening import OpenCatalog, open_directory
 from gateway.origin.memory.origin import MemoryOrigin
 from gateway.policy.slots import Slots
-from gateway.s3.list_result import EntryForm, ListedEntry, ListedPage
+from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
 from tests.support.manual_clock import ManualClock
+from tests.support.stopped_process import stopped_writer
 
 ROOT = Path(__file__).resolve().parents[3]
-STANDARD = EntryForm("", None, "<StorageClass>STANDARD</StorageClass>")
-GLACIER = EntryForm("", None, "<StorageClass>GLACIER</StorageClass>")
+STANDARD = EntryTemplate("", None, "<StorageClass>STANDARD</StorageClass>")
+GLACIER = EntryTemplate("", None, "<StorageClass>GLACIER</StorageClass>")
 FOR_EVER = Bound(math.inf, math.inf)
 
 
-def entry(key: bytes, size_bytes: int = 1, form: EntryForm = STANDARD) -> ListedEntry:
-    return ListedEntry(key, "2026-01-01T00:00:00.000Z", f'"{size_bytes:032x}"', size_bytes, form)
+def entry(key: bytes, size_bytes: int = 1, template: EntryTemplate = STANDARD) -> ListedEntry:
+    return ListedEntry(key, "2026-01-01T00:00:00.000Z", f'"{size_bytes:032x}"', size_bytes, template)
 
 
 def page(*entries: ListedEntry) -> ListedPage:
@@ -282,15 +284,15 @@ def test_the_truth_may_be_of_a_kind_that_is_not_known_yet(tmp_path: Path) -> Non
     """A process that has just started merges it with records whose forms it has not read."""
 
     async def learn(one: Bench) -> None:
-        await one.learn(entry(b"a", form=STANDARD), entry(b"b", form=GLACIER))
+        await one.learn(entry(b"a", template=STANDARD), entry(b"b", template=GLACIER))
         await one.index.begin_write("b", ["c"])
 
     async def merge(one: Bench) -> None:
-        other = EntryForm("", None, "<StorageClass>OTHER</StorageClass>")
-        found = one.find(c=entry(b"c", form=other))
+        other = EntryTemplate("", None, "<StorageClass>OTHER</StorageClass>")
+        found = one.find(c=entry(b"c", template=other))
         assert isinstance(found, Found)
-        forms = [found.forms[int.from_bytes(record[6:8], "little")] for _, record in found.page.keys]
-        assert forms == [STANDARD, GLACIER, other]
+        templates = [found.templates[int.from_bytes(record[6:8], "little")] for _, record in found.page.keys]
+        assert templates == [STANDARD, GLACIER, other]
 
     play(tmp_path / "c", learn)
     play(tmp_path / "c", merge)
@@ -302,7 +304,7 @@ def test_owners_are_asked_for_when_they_are_not_known(tmp_path: Path) -> None:
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a"))
         assert one.index.find("b", ListRequest(), FOR_EVER, with_owner=True) is None
-        await one.learn(entry(b"a", form=EntryForm("", "<Owner/>", "")))
+        await one.learn(entry(b"a", template=EntryTemplate("", "<Owner/>", "")))
         assert isinstance(one.index.find("b", ListRequest(), FOR_EVER, with_owner=True), Found)
 
     play(tmp_path / "c", scenario)
@@ -454,37 +456,13 @@ def test_known_keys_stay_dirty_where_they_are_few(tmp_path: Path) -> None:
     play(tmp_path / "c", scenario)
 
 
-STOPS = """
-import os, signal, sys
-from pathlib import Path
-from gateway.metadata.opening import open_directory
-catalog = open_directory(Path(sys.argv[1]), "origin")
-part = getattr(catalog, sys.argv[2])
-with part._environment.begin(write=True):
-    os.kill(os.getpid(), signal.SIGSTOP)
-catalog.close()
-"""
-
-
-@contextmanager
-def stopped_in_a_transaction(directory: Path, part: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Another process that has the directory open is stopped while it writes to an environment."""
-    process = subprocess.Popen([sys.executable, "-c", STOPS, str(directory), part], cwd=ROOT)
-    try:
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
 def test_a_process_that_is_stopped_holds_up_no_write_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each own write is visible at once; the first waits a little, the others do not. Then all is as before."""
     monkeypatch.setattr(index_module, "NOTE_SECONDS_MAX", 0.2)
 
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a"))
-        with stopped_in_a_transaction(tmp_path / "c", "dirty") as stopped:
+        with stopped_writer(tmp_path / "c" / "dirty", engine=NEW_ENGINE) as stopped:
             started = time.monotonic()
             for _ in range(100):
                 own = await one.index.begin_write("b", ["a"])
@@ -512,7 +490,7 @@ def test_a_process_that_is_stopped_holds_up_no_page(tmp_path: Path, monkeypatch:
 
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a"))
-        with stopped_in_a_transaction(tmp_path / "c", "listing"):
+        with stopped_writer(tmp_path / "c" / "listing", engine=NEW_ENGINE):
             started = time.monotonic()
             for _ in range(10):
                 await one.learn(entry(b"a"), entry(b"b"))
@@ -525,9 +503,9 @@ def test_a_process_that_is_stopped_holds_up_no_page(tmp_path: Path, monkeypatch:
     play(tmp_path / "c", scenario)
 
 
-@pytest.mark.parametrize("part", ["store", "listing", "dirty"])
+@pytest.mark.parametrize(("part", "engine"), [("index", OLD_ENGINE), ("listing", NEW_ENGINE), ("dirty", NEW_ENGINE)])
 def test_a_start_does_not_wait_for_ever_for_a_stopped_process(
-    tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, part: str, engine: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It fails in time, as with a disk that fails."""
     monkeypatch.setattr(catalog_module, "OPENING_SECONDS_MAX", 0.5)
@@ -541,7 +519,7 @@ def test_a_start_does_not_wait_for_ever_for_a_stopped_process(
         await catalog.close()
 
     asyncio.run(start())
-    with stopped_in_a_transaction(tmp_path / "c", part), pytest.raises(StoreUnavailable):
+    with stopped_writer(tmp_path / "c" / part, engine=engine), pytest.raises(StoreUnavailable):
         asyncio.run(start())
 
 
@@ -747,13 +725,13 @@ def test_a_form_that_has_changed_is_no_change_of_the_object(tmp_path: Path) -> N
         assert changed == []
         found = one.find()
         assert isinstance(found, Found)
-        assert {found.forms[int.from_bytes(record[6:8], "little")] for _, record in found.page.keys} == {GLACIER}
+        assert {found.templates[int.from_bytes(record[6:8], "little")] for _, record in found.page.keys} == {GLACIER}
 
     play(tmp_path, scenario)
 
 
-def restored_until(number: int) -> EntryForm:
-    return EntryForm("", None, f"<RestoreStatus><RestoreExpiryDate>{number}</RestoreExpiryDate></RestoreStatus>")
+def restored_until(number: int) -> EntryTemplate:
+    return EntryTemplate("", None, f"<RestoreStatus><RestoreExpiryDate>{number}</RestoreExpiryDate></RestoreStatus>")
 
 
 @pytest.mark.parametrize("count", [5000, 70_000])
@@ -763,10 +741,10 @@ def test_any_number_of_forms_is_kept(tmp_path: Path, count: int) -> None:
 
     async def land(one: Bench, first: int) -> list[bytes]:
         some = entries[first : first + 1000]
-        listed, forms = numbered(some)
+        listed, templates = numbered(some)
         start = b"" if first == 0 else key_successor(entries[first - 1].key)
         stop = END if first + 1000 >= count else key_successor(some[-1].key)
-        return await one.index.land(Batch("b", start, stop, listed, forms, one.index.asked("b"), math.inf))
+        return await one.index.land(Batch("b", start, stop, listed, templates, one.index.asked("b"), math.inf))
 
     async def scenario(one: Bench) -> None:
         for first in range(0, count, 1000):
@@ -776,7 +754,7 @@ def test_any_number_of_forms_is_kept(tmp_path: Path, count: int) -> None:
         while True:
             found = one.find(ListRequest(after=after))
             assert isinstance(found, Found)
-            listed += [unpack(key, record, found.forms) for key, record in found.page.keys]
+            listed += [unpack(key, record, found.templates) for key, record in found.page.keys]
             if not found.page.is_truncated:
                 break
             after = found.page.last
@@ -787,15 +765,15 @@ def test_any_number_of_forms_is_kept(tmp_path: Path, count: int) -> None:
         await one.index.end_write(own)
         found = one.find(ListRequest(b"00000"), **{"000000": entry(b"000000", 1, restored_until(count))})
         assert isinstance(found, Found)
-        assert found.forms[form_of(found.page.keys[0][1])] == restored_until(count)
+        assert found.templates[template_of(found.page.keys[0][1])] == restored_until(count)
 
     async def odd(one: Bench) -> None:
         strange = ListedEntry(b"~", "yesterday", "no digest", 7, restored_until(count + 1))
         await one.learn(strange, wanted=ListRequest(b"~"))
         assert one.index.entry("b", "~", FOR_EVER) == strange
         changed = ListedEntry(b"~", "today", "no digest", 7, restored_until(count + 2))
-        listed, forms = numbered([changed])
-        batch = Batch("b", b"~", END, listed, forms, one.index.asked("b"), 0.0)
+        listed, templates = numbered([changed])
+        batch = Batch("b", b"~", END, listed, templates, one.index.asked("b"), 0.0)
         assert await one.index.land(batch) == [b"~"]
 
     play(tmp_path / "c", scenario)

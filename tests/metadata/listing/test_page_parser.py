@@ -54,7 +54,7 @@ def test_a_page_packed_at_once_is_the_same(
     page = parse_listed_page(body, with_owner=True)
     before = [entry for entry in page.entries if entry.key < stop]
     found = packed_page(body, stop)
-    assert (found.listed, list(found.forms)) == numbered(before)
+    assert (found.listed, list(found.templates)) == numbered(before)
     assert (found.next_token, found.is_cut) == (page.next_token, len(before) < len(page.entries))
 
 

@@ -12,11 +12,11 @@ from gateway.metadata.listing.records import (
     date_text,
     numbered,
     pack,
-    pack_form,
+    pack_template,
     unpack,
-    unpack_form,
+    unpack_template,
 )
-from gateway.s3.list_result import EntryForm, ListedEntry, parse_listed_page
+from gateway.s3.list_result import EntryTemplate, ListedEntry, parse_listed_page
 from tests.support import listing_model as model
 
 DATES = st.one_of(
@@ -45,15 +45,15 @@ ETAGS = st.one_of(
     st.sampled_from(["", '""', '"<&>"', f'"{"0" * 32}-0"', f'"{"0" * 32}-01"', f'"{"0" * 32}-10001"', f'"{"0" * 33}"']),
 )
 CHECKSUM = "<ChecksumAlgorithm>CRC32</ChecksumAlgorithm>"
-FORMS = st.builds(
-    EntryForm,
+TEMPLATES = st.builds(
+    EntryTemplate,
     st.sampled_from(["", CHECKSUM]),
     st.sampled_from(["", "<Owner><ID>a&amp;b</ID></Owner>"]),
     st.sampled_from(["", "<StorageClass>STANDARD</StorageClass>", "<StorageClass>GLACIER</StorageClass><X>é</X>"]),
 )
 SIZES = st.integers(0, 2**48 - 1)
 ENTRIES = st.lists(
-    st.builds(ListedEntry, model.KEY.map(str.encode), DATES, ETAGS, SIZES, FORMS),
+    st.builds(ListedEntry, model.KEY.map(str.encode), DATES, ETAGS, SIZES, TEMPLATES),
     max_size=8,
     unique_by=lambda entry: entry.key,
 ).map(lambda entries: sorted(entries, key=lambda entry: entry.key))
@@ -62,18 +62,18 @@ ENTRIES = st.lists(
 @given(ENTRIES)
 def test_what_is_listed_from_records_is_what_was_packed(entries: list[ListedEntry]) -> None:
     """Read from the gateway's own answer by whoever reads the origin's: every field, to the letter."""
-    listed, forms = numbered(entries)
-    contents = contents_xml(listed, forms, url=True, owner=True)
+    listed, templates = numbered(entries)
+    contents = contents_xml(listed, templates, url=True, owner=True)
     document = f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>"
     assert parse_listed_page(document.encode(), with_owner=True).entries == entries
-    assert [unpack(key, record, forms) for key, record in listed] == entries
+    assert [unpack(key, record, templates) for key, record in listed] == entries
 
 
 @given(ENTRIES)
 def test_owners_are_shown_to_those_who_asked(entries: list[ListedEntry]) -> None:
     """And to nobody else."""
-    listed, forms = numbered(entries)
-    assert "<Owner>" not in contents_xml(listed, forms, url=True, owner=False)
+    listed, templates = numbered(entries)
+    assert "<Owner>" not in contents_xml(listed, templates, url=True, owner=False)
 
 
 @pytest.mark.parametrize(
@@ -89,28 +89,28 @@ def test_owners_are_shown_to_those_who_asked(entries: list[ListedEntry]) -> None
 )
 def test_keys_are_escaped_where_they_are_not_encoded(key: bytes, text: str) -> None:
     """Alone, and among others that need none."""
-    form = EntryForm("", None, "")
+    template = EntryTemplate("", None, "")
     for keys in ([key], [b"0", key], [key, b"z"]):
-        listed = [(one, pack(ListedEntry(one, "", "", 0, form), 0)) for one in keys]
-        assert f"<Key>{text}</Key>" in contents_xml(listed, [form], url=False, owner=False)
-        assert contents_xml(listed, [form], url=False, owner=False).count("<Key>") == len(keys)
+        listed = [(one, pack(ListedEntry(one, "", "", 0, template), 0)) for one in keys]
+        assert f"<Key>{text}</Key>" in contents_xml(listed, [template], url=False, owner=False)
+        assert contents_xml(listed, [template], url=False, owner=False).count("<Key>") == len(keys)
 
 
 def test_most_records_are_as_short_as_they_can_be() -> None:
     """32 bytes, single parts and several, so that ten million keys take about a gigabyte."""
     for etag in (f'"{"a" * 32}"', f'"{"a" * 32}-10000"'):
-        entry = ListedEntry(b"k", "2026-01-01T00:00:00.123Z", etag, 5 * 2**40, EntryForm("", None, ""))
+        entry = ListedEntry(b"k", "2026-01-01T00:00:00.123Z", etag, 5 * 2**40, EntryTemplate("", None, ""))
         assert len(pack(entry, 7)) == FIXED.size == 32
 
 
-@given(st.builds(EntryForm, st.text(), st.none() | st.text(), st.text()))
-def test_forms_survive(form: EntryForm) -> None:
+@given(st.builds(EntryTemplate, st.text(), st.none() | st.text(), st.text()))
+def test_forms_survive(template: EntryTemplate) -> None:
     """What everybody may say of an object, and whether the owner was asked for."""
-    assert unpack_form(pack_form(form)) == form
+    assert unpack_template(pack_template(template)) == template
 
 
 @pytest.mark.parametrize("packed", [b"", b"{}", b"[1]", b"null"])
 def test_what_is_no_form_is_refused(packed: bytes) -> None:
     """A damaged index is a miss."""
     with pytest.raises(ValueError):
-        unpack_form(packed)
+        unpack_template(packed)

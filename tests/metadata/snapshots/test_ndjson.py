@@ -16,27 +16,27 @@ from gateway.metadata.snapshots.ndjson import (
     object_lines,
 )
 from gateway.metadata.snapshots.object_file import Extent, Layout
-from gateway.s3.list_result import EntryForm, ListedEntry
+from gateway.s3.list_result import EntryTemplate, ListedEntry
 from tests.support import listing_model as model
-from tests.support.snapshots import DATE, FORM, entry
+from tests.support.snapshots import DATE, TEMPLATE, entry
 
 LAYOUT = Layout(0, Extent(0, 0, 0), Extent(0, 0, 0))
 MANIFEST = Manifest("1" * 32, "v1", "s3://bucket/", "https://origin", 1.5, 2.5, 0, 0, "d" * 64, LAYOUT)
-OWNED = EntryForm(
+OWNED = EntryTemplate(
     "<ChecksumAlgorithm>CRC32</ChecksumAlgorithm>",
     "<Owner><ID>a&amp;b</ID></Owner>",
     "<StorageClass>GLACIER</StorageClass><RestoreStatus><IsRestoreInProgress>true</IsRestoreInProgress></RestoreStatus>",
 )
-PLAIN = EntryForm("", "", "")
+PLAIN = EntryTemplate("", "", "")
 ENTRIES = st.lists(
     st.builds(
-        lambda key, etag, size_bytes, form: ListedEntry(key.encode(), DATE, etag, size_bytes, form),
+        lambda key, etag, size_bytes, template: ListedEntry(key.encode(), DATE, etag, size_bytes, template),
         model.KEY,
         st.sampled_from(
             ['"d41d8cd98f00b204e9800998ecf8427e"', '"d41d8cd98f00b204e9800998ecf8427e-12"', 'W/"x"', "bare"]
         ),
         st.integers(0, 2**48 - 1),
-        st.sampled_from([FORM, OWNED, PLAIN]),
+        st.sampled_from([TEMPLATE, OWNED, PLAIN]),
     ),
     max_size=6,
 )
@@ -52,8 +52,8 @@ def read(*pieces: bytes) -> list[ListedEntry]:
 @given(ENTRIES, st.integers(1, 300))
 def test_what_goes_out_comes_in(entries: list[ListedEntry], piece_bytes: int) -> None:
     """To the letter, whatever way the pieces cut it."""
-    forms = [OWNED, FORM, PLAIN]
-    content = header_line(MANIFEST, forms) + object_lines(entries, forms)
+    templates = [OWNED, TEMPLATE, PLAIN]
+    content = header_line(MANIFEST, templates) + object_lines(entries, templates)
     assert read(*(content[at : at + piece_bytes] for at in range(0, len(content), piece_bytes))) == entries
     assert read(content.rstrip(b"\n")) == entries
 
@@ -61,7 +61,7 @@ def test_what_goes_out_comes_in(entries: list[ListedEntry], piece_bytes: int) ->
 def test_the_first_line_says_what_it_is() -> None:
     """Prefix, origin, times, and what is to be compared."""
     reader = LineReader()
-    assert list(reader.feed(header_line(MANIFEST, [FORM]))) == []
+    assert list(reader.feed(header_line(MANIFEST, [TEMPLATE]))) == []
     header = reader.header
     assert header is not None
     assert (str(header.prefix), header.origin, header.started_at, header.ended_at) == (
@@ -79,7 +79,7 @@ def test_lines_can_be_written_by_hand() -> None:
         b'{"snapshot": 1, "prefix": "s3://b/p", "ended_at": 86400}\n\n{"key": "p1", "etag": "\\"e\\"", "size": 3}\n'
     )
     (found,) = read(content)
-    assert found == ListedEntry(b"p1", "1970-01-02T00:00:00.000Z", '"e"', 3, FORM)
+    assert found == ListedEntry(b"p1", "1970-01-02T00:00:00.000Z", '"e"', 3, TEMPLATE)
 
 
 HEADER = b'{"snapshot": 1, "prefix": "s3://bucket/p"}\n'
@@ -144,6 +144,6 @@ def test_a_line_without_end_takes_no_memory() -> None:
 
 def test_an_object_of_a_form_out_of_the_ordinary_is_told_as_it_was() -> None:
     """Only the first form goes without saying."""
-    lines = object_lines([entry("a"), entry("b", form=OWNED)], [FORM, OWNED]).splitlines()
+    lines = object_lines([entry("a"), entry("b", template=OWNED)], [TEMPLATE, OWNED]).splitlines()
     assert "form" not in orjson.loads(lines[0])
     assert orjson.loads(lines[1])["form"] == 1

@@ -17,17 +17,17 @@ from gateway.errors import SnapshotUnusable
 from gateway.metadata.listing.pages import Listed
 from gateway.metadata.snapshots import object_file
 from gateway.metadata.snapshots.object_file import BRANCHES_KEPT, Layout, ObjectFile, ObjectFileWriter
-from gateway.s3.list_result import EntryForm
+from gateway.s3.list_result import EntryTemplate
 from tests.support.listing_model import KEY
 
-FORMS = [EntryForm("", None, f"<StorageClass>{name}</StorageClass>") for name in ("STANDARD", "GLACIER")]
+TEMPLATES = [EntryTemplate("", None, f"<StorageClass>{name}</StorageClass>") for name in ("STANDARD", "GLACIER")]
 
 
-def write(path: Path, rows: Sequence[Listed], forms: Sequence[EntryForm] = ()) -> Layout:
+def write(path: Path, rows: Sequence[Listed], templates: Sequence[EntryTemplate] = ()) -> Layout:
     with path.open("wb") as file:
         writer = ObjectFileWriter(file)
         writer.add(rows)
-        return writer.finish(forms)
+        return writer.finish(templates)
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def opened(rows: Sequence[Listed], node_bytes: int) -> Iterator[ObjectFile]:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
         patch.setattr(object_file, "NODE_BYTES", node_bytes)
         path = Path(directory) / "file"
-        file = ObjectFile(path, write(path, rows, FORMS))
+        file = ObjectFile(path, write(path, rows, TEMPLATES))
         try:
             yield file
         finally:
@@ -53,7 +53,7 @@ def test_what_was_written_is_found(
     """By key and by range, however deep the tree is; nothing else is."""
     rows = [(key, record + key) for key in keys]
     with opened(rows, node_bytes) as file:
-        assert file.forms == FORMS
+        assert file.templates == TEMPLATES
         for key, value in rows:
             assert file.record(key) == value
             assert file.record(key + b"\0") is None
@@ -95,7 +95,7 @@ def test_opening_costs_the_same_whatever_the_size(tmp_path: Path, monkeypatch: p
     costs = []
     for count in (1000, 300_000):
         path = tmp_path / f"{count}"
-        layout = write(path, rows_of(count), FORMS)
+        layout = write(path, rows_of(count), TEMPLATES)
         reads = Reads(monkeypatch)
         tracemalloc.start()
         file = ObjectFile(path, layout)
@@ -129,7 +129,7 @@ def test_every_byte_that_is_read_is_verified(tmp_path: Path) -> None:
     """Whichever byte is flipped: some key is refused or all are as they were; none is missing or another."""
     rows = rows_of(400)
     path = tmp_path / "file"
-    layout = write(path, rows, FORMS)
+    layout = write(path, rows, TEMPLATES)
     content = path.read_bytes()
     for place in [*range(0, len(content), 97), *range(len(content) - 30, len(content))]:
         harmed = bytearray(content)

@@ -16,7 +16,7 @@ from gateway.metadata.listing.records import numbered, unpack
 from gateway.operations.absorbing.listing import pending_entry
 from gateway.operations.absorbing.merging import Merging
 from gateway.operations.absorbing.pending_rows import Fate, PendingRows, pending_rows
-from gateway.s3.list_result import EntryForm, ListedEntry
+from gateway.s3.list_result import EntryTemplate, ListedEntry
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.schema import prepare
 from tests.support import listing_model as model
@@ -32,7 +32,7 @@ WANTED = st.builds(
 WRITES = st.dictionaries(model.KEY, st.booleans(), max_size=30)
 """Pending keys; False is a tombstone."""
 
-FORM = EntryForm("", None, "<StorageClass>STANDARD</StorageClass>")
+TEMPLATE = EntryTemplate("", None, "<StorageClass>STANDARD</StorageClass>")
 
 
 class Bucket:
@@ -71,12 +71,12 @@ class Bucket:
         return found
 
     async def ask(self, wanted: ListRequest) -> Found:
-        entries = [ListedEntry(one.encode(), said, '"e"', 1, FORM) for one, said in sorted(self.origin.items())]
-        listed, forms = numbered(sorted(entries))
+        entries = [ListedEntry(one.encode(), said, '"e"', 1, TEMPLATE) for one, said in sorted(self.origin.items())]
+        listed, templates = numbered(sorted(entries))
         page = take(SortedKeys(listed), wanted, END)
         assert page is not None
         self.flush_some()
-        return Found(page, forms)
+        return Found(page, templates)
 
 
 @contextmanager
@@ -122,14 +122,14 @@ def test_a_pending_object_takes_the_place_of_the_origins() -> None:
         bucket = Bucket(book, {"a", "b", "c"}, {"b": True, "c": False, "d": True}, iter(()))
         merging = Merging(ListRequest(limit=10), bucket.look, bucket.ask, pending_entry)
         page = asyncio.run(merging.page())
-        said = [unpack(name, record, merging.forms) for name, record in page.keys]
+        said = [unpack(name, record, merging.templates) for name, record in page.keys]
         assert [(one.key, one.modified) for one in said] == [
             (b"a", "at the origin"),
             (b"b", "1970-01-01T00:01:39.000Z"),
             (b"d", "1970-01-01T00:01:39.000Z"),
         ]
         assert (said[1].etag, said[1].size_bytes) == (pending(key("b"), "b").etag, 1)
-        assert [one.form for one in said] == [FORM, FORM, FORM]
+        assert [one.template for one in said] == [TEMPLATE, TEMPLATE, TEMPLATE]
 
 
 def test_common_prefixes_are_skipped_and_not_read() -> None:

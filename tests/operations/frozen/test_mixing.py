@@ -15,7 +15,7 @@ from gateway.operations.frozen.mixing import Mixing
 from gateway.operations.frozen.places import before, parts
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
-from gateway.s3.list_result import EntryForm, ListedEntry, ListedPage
+from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
 from tests.support import listing_model as model
 
 WANTED = st.builds(
@@ -27,7 +27,7 @@ WANTED = st.builds(
 )
 KEYS = model.KEYS.map(lambda keys: {key.encode() for key in keys})
 SLOTS = st.dictionaries(model.TEXT, st.booleans(), max_size=3)
-FORM = EntryForm("", "", "")
+TEMPLATE = EntryTemplate("", "", "")
 
 
 def slots_of(prefixes: dict[str, bool]) -> Slots:
@@ -46,7 +46,7 @@ def s3_page(keys: set[bytes], place: bytes, wanted: ListRequest) -> ListedPage:
     """As S3 answers who asks with `start-after`, less what lies before the place."""
     asked = replace(wanted, after=before(place).encode() if place > wanted.prefix else b"")
     listed, prefixes, truncated = model.page(keys, asked)
-    entries = [ListedEntry(key, "", "", 0, FORM) for key in listed if key >= place]
+    entries = [ListedEntry(key, "", "", 0, TEMPLATE) for key in listed if key >= place]
     token = "more" if truncated else None
     last = max([*listed, *prefixes], default=b"")
     if truncated and last < place:
