@@ -16,8 +16,7 @@ from gateway.blocks.filling.single_flight import Fetchers, SingleFlight
 from gateway.blocks.filling.small_block_fetch import SmallBlockFetcher
 from gateway.blocks.filling.unpinned_get import UnpinnedGets
 from gateway.blocks.observer import CacheObserver
-from gateway.blocks.reading.readahead import AheadMarks
-from gateway.blocks.reading.reading_tools import ReadingTools
+from gateway.blocks.reading.sources import AheadMarks, ReadDependencies
 from gateway.blocks.settings import BlockSettings
 from gateway.blocks.trouble.isolation import Isolation
 from gateway.blocks.trouble.probe import DirectoryProbe
@@ -30,11 +29,10 @@ from gateway.origin.client import Origin
 class Parts:
     """What a cache must see to itself, and what its readers share."""
 
-    tools: ReadingTools
+    tools: ReadDependencies
     opened: OpenDirectory
     watcher: FileWatcher
     writer: GroupCommitWriter
-    probe: DirectoryProbe
 
 
 def assemble(
@@ -50,7 +48,7 @@ def assemble(
     blocks, locks, retries = opened.blocks, opened.locks, settings.fill_retries
     blocks.on_unlink = open_files.drop
     writer = GroupCommitWriter(SegmentAppender(blocks), threads, clock, observer)
-    probe = DirectoryProbe(blocks, threads, clock, observer, settings.block_size_bytes)
+    probe = DirectoryProbe(blocks, threads, observer, settings.block_size_bytes)
     isolation = Isolation(settings.directory, probe, clock, observer)
     threads.on_error = isolation.note
     threads.stalled = lambda: blocks.index.stalled
@@ -64,7 +62,7 @@ def assemble(
         isolation,
         observer,
     )
-    tools = ReadingTools(
+    tools = ReadDependencies(
         settings,
         blocks,
         origin,
@@ -79,4 +77,4 @@ def assemble(
         clock,
         observer,
     )
-    return Parts(tools, opened, watcher, writer, probe)
+    return Parts(tools, opened, watcher, writer)

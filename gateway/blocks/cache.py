@@ -20,10 +20,9 @@ from gateway.blocks.filling.hard_link_ingest import OfferedFile, describe
 from gateway.blocks.filling.unpinned_get import UnpinnedGet, UnpinnedResponse
 from gateway.blocks.index.index import Usage
 from gateway.blocks.observer import CacheObserver
-from gateway.blocks.reading import fetching, patches
-from gateway.blocks.reading.arrived import arrived
+from gateway.blocks.reading import reader, sub_blocks
+from gateway.blocks.reading.fast_path import WarmSpan, arrived, warm_span
 from gateway.blocks.reading.reader import RangeReader
-from gateway.blocks.reading.warm import WarmSpan, warm_span
 from gateway.blocks.settings import BlockSettings
 from gateway.blocks.trouble.isolation import Isolation
 from gateway.blocks.upkeep.opening import open_directory
@@ -48,7 +47,7 @@ class BlockCache:
         self._writer = parts.writer
         self._watcher = parts.watcher
         self._opened = parts.opened
-        self._upkeep = Upkeep(parts.tools, parts.probe)
+        self._upkeep = Upkeep(parts.tools)
         self._keeping_up = asyncio.create_task(self._upkeep.go_on(), name="block index upkeep")
         self._beating = asyncio.create_task(parts.opened.heartbeats.beat_on(parts.opened.worker), name="heartbeat")
 
@@ -124,7 +123,7 @@ class BlockCache:
 
     def first_fetched(self, first: int, last: int | None, slot: str) -> ByteRange:
         """What a read of bytes `first` to `last` (None: the end) begins with where nothing is known of the object."""
-        return patches.first_fetched(first, last, self._tools.settings.block_size_of(slot))
+        return sub_blocks.first_fetched(first, last, self._tools.settings.block_size_of(slot))
 
     def first_look(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> UnpinnedGet | None:
         """The right to ask the origin for version and bytes at once, to be entered (unpinned_get.py).
@@ -150,7 +149,7 @@ class BlockCache:
 
         Raises as `open_range` and its reader do. False: the directory could not take it, and nothing was read on.
         """
-        return await fetching.fetch(self._tools, version, piece, slot, purpose)
+        return await reader.fetch(self._tools, version, piece, slot, purpose)
 
     def others_fill(self) -> bool:
         """Whether other processes fill blocks now: for readers, then, who wait for them."""

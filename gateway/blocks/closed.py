@@ -10,8 +10,7 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.filling.pinned_get import PinnedGet
 from gateway.blocks.filling.unpinned_get import UnpinnedResponse
 from gateway.blocks.observer import CacheObserver
-from gateway.blocks.reading.reader import RangeReader
-from gateway.blocks.reading.source_opening import Outcome
+from gateway.blocks.reading.reader import Outcome, RangeReader
 from gateway.blocks.reading.sources import OriginSource
 from gateway.clock import Clock
 from gateway.objects import BodyStream, ByteRange, ObjectKey, ObjectVersion

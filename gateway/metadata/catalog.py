@@ -221,7 +221,7 @@ class Catalog:
         return self._store.lookup(key) if self._store is not None else None
 
     def _entry(self, key: ObjectKey, *, with_checksums: bool) -> Entry | None:
-        entry = self._lookup(key)
+        entry = self._store.lookup(key) if self._store is not None else None
         if entry is not None and entry.head is not None and with_checksums and not entry.with_checksums:
             return None
         return entry

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -24,16 +24,17 @@ class DiskThread:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._works: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._changed = threading.Condition()
+        self._works: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_closing = False
+        self._submitted = 0
+        self._done = 0
         self._begun_seconds: float | None = None
 
     @property
     def waiting(self) -> int:
         """How much is not done yet."""
-        return len(self._works) + (self._begun_seconds is not None)
+        return self._submitted - self._done
 
     def is_stuck(self, seconds: float) -> bool:
         """Whether what it does now has taken longer than that."""
@@ -42,13 +43,12 @@ class DiskThread:
 
     def submit(self, work: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> asyncio.Future[R]:
         """Have it done behind everything submitted before. Who does not look at the result need not."""
+        if self._is_closing:
+            raise RuntimeError("the thread is being closed")
         done: Future[R] = Future()
         done.set_running_or_notify_cancel()  # nobody can take it back any more
-        with self._changed:
-            if self._is_closing:
-                raise RuntimeError("the thread is being closed")
-            self._works.append((done, partial(work, *arguments, **keywords)))
-            self._changed.notify()
+        self._submitted += 1
+        self._works.put((done, partial(work, *arguments, **keywords)))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
@@ -67,38 +67,37 @@ class DiskThread:
 
     async def close(self, seconds_max: float) -> bool:
         """Do what is left, and end; False when that takes longer."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify()
+        self._is_closing = True
+        self._works.put(None)
         thread = self._thread
         if thread is not None:
             await asyncio.to_thread(thread.join, seconds_max)
         return thread is None or not thread.is_alive()
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._begun_seconds = None
-                while not self._works:
-                    if self._is_closing:
-                        return
-                    self._changed.wait()
-                done, work = self._works.popleft()
-                self._begun_seconds = time.monotonic()
+        while (following := self._works.get()) is not None:
+            done, work = following
+            self._begun_seconds = time.monotonic()
             try:
-                done.set_result(work())
+                result = work()
             except BaseException as error:  # noqa: BLE001 - whoever waits for it gets it
+                self._ended()
                 done.set_exception(error)
-            del done, work
+            else:
+                self._ended()
+                done.set_result(result)
+                del result
+            del following, done, work
+
+    def _ended(self) -> None:
+        self._begun_seconds = None
+        self._done += 1
 
 
 async def in_time(result: asyncio.Future[R], seconds_max: float) -> R:
-    """The result, which goes on without us; TimeoutError when it is not there in time."""
-    if not result.done():
-        await asyncio.wait((result,), timeout=seconds_max)
-    if not result.done():
-        raise TimeoutError
-    return result.result()
+    """The result; TimeoutError when it is not there in time. The work goes on, whoever leaves."""
+    async with asyncio.timeout(seconds_max):
+        return await result
 
 
 def _looked_at(result: asyncio.Future[Any]) -> None:

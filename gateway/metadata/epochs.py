@@ -22,7 +22,7 @@ from functools import lru_cache
 from itertools import count
 from pathlib import Path
 
-from awscrt import checksums
+from awscrt.checksums import crc64nvme
 
 from gateway.metadata.entries import ObservedAt, catalog_key
 from gateway.objects import ObjectKey
@@ -70,20 +70,23 @@ class InvalidationEpochs:
 
     def of_key(self, record_key: bytes) -> tuple[int, int]:
         """The key's own two numbers; `record_key` is its catalog key."""
-        digest = checksums.crc64nvme(record_key)
+        digest = crc64nvme(record_key)
         cells = self._cells
         return cells[_FIRST_KEY + (digest & _ROW_MASK)], cells[_SECOND_KEY + (digest >> _ROW_BITS & _ROW_MASK)]
 
     def is_current(self, observed: ObservedAt, bucket: str, record_key: bytes) -> bool:
         """Whether nothing was written since the moment `observed` that could have changed what was seen of the key."""
-        if observed.epoch != self._cells[_bucket_cell(bucket)]:
+        cells, (first, second) = self._cells, observed.cells
+        if observed.epoch != cells[_bucket_cell(bucket)]:
             return False
-        first, second = self.of_key(record_key)
-        return first == observed.cells[0] or second == observed.cells[1]
+        digest: int = crc64nvme(record_key)
+        if cells[_FIRST_KEY + (digest & _ROW_MASK)] == first:
+            return True
+        return bool(cells[_SECOND_KEY + (digest >> _ROW_BITS & _ROW_MASK)] == second)
 
     def change_key(self, key: ObjectKey) -> None:
         """The key is being written, or was."""
-        digest, number = checksums.crc64nvme(catalog_key(key)), next(self._numbers)
+        digest, number = crc64nvme(catalog_key(key)), next(self._numbers)
         self._cells[_FIRST_KEY + (digest & _ROW_MASK)] = number
         self._cells[_SECOND_KEY + (digest >> _ROW_BITS & _ROW_MASK)] = number
 

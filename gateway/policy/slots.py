@@ -39,7 +39,7 @@ class Slot:
     capacity_bytes: int = 0
     capacity_limit_bytes: int | None = None
     block_size_bytes: int | None = None
-    eviction: Literal["epoch", "s3-fifo", "lru"] = "epoch"
+    eviction: Literal["epoch", "lru"] = "epoch"
     kept_object_bytes_max: int | None = None
     snapshot: str = ""
     write: Literal["through", "back"] = "through"

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -64,8 +64,8 @@ class GatewayProcess:
         requests go to gateway.s3_url
 
     `config` is laid over ports 0, a small cache in `directory` (a temporary one unless given, which leaving removes)
-    and ORIGIN_KEYS. Leaving stops the gateway and asserts that no process of it is left; when the block raised, the
-    gateway's log goes to standard error, which pytest shows.
+    and ORIGIN_KEYS. `before_exec` runs in the supervisor before it is one. Leaving stops the gateway and asserts that
+    no process of it is left; when the block raised, the gateway's log goes to standard error, which pytest shows.
     """
 
     def __init__(
@@ -74,7 +74,9 @@ class GatewayProcess:
         *,
         directory: Path | None = None,
         environment: Mapping[str, str] | None = None,
+        before_exec: Callable[[], None] | None = None,
     ) -> None:
+        self._before_exec = before_exec
         self._temporary = tempfile.TemporaryDirectory(prefix="forebay-test-")
         base = Path(self._temporary.name)
         self.directory = directory or base / "cache"
@@ -117,6 +119,7 @@ class GatewayProcess:
                 text=True,
                 cwd=_REPOSITORY,
                 env=self._environment,
+                preexec_fn=self._before_exec,
             )
         line = self._first_line(self._process)
         match = _READY.fullmatch(line)

@@ -17,7 +17,6 @@ from gateway.blocks import layout
 from gateway.blocks.directory import BlockDirectory, Evicted
 from gateway.blocks.files import segments
 from gateway.blocks.files.segments import RECORDS_MAX, SEGMENT_BYTES_MAX, Placed, SmallBlock
-from gateway.blocks.index.pins import number_of
 from gateway.blocks.index.records import Reservation
 from gateway.errors import StoreUnavailable
 
@@ -82,8 +81,7 @@ class SegmentAppender:
 
         StoreUnavailable when there is no room for them on the slot's account, or the disk takes nothing.
         """
-        pins = self.directory.pins.all()
-        numbers = [number_of(pins, small.block.version.key) for small in blocks] if pins else [0] * len(blocks)
+        numbers = self.directory.pins.of_each(small.block.version.key for small in blocks)
         alike = _Alike(slot, wanted, numbers[0])
         blocks = blocks[: sum(1 for _ in takewhile(lambda number: number == alike.pin, numbers))]
         for _ in range(_ROUNDS_MAX):
@@ -107,7 +105,9 @@ class SegmentAppender:
         """None when the segment was evicted; then, and when this fails, nothing is appended to it any more."""
         placed = segments.place(segment.file, segment.size_bytes, blocks)
         taken_bytes = layout.in_pages(placed.stop) - layout.in_pages(segment.size_bytes)
-        reservation = Reservation(segment.file, alike.slot, taken_bytes, wanted=alike.wanted, pin=alike.pin)
+        reservation = Reservation(
+            segment.file, alike.slot, taken_bytes, wanted=alike.wanted, pin=alike.pin, blocks=len(blocks)
+        )
         evicted = self.directory.reserve(reservation)
         try:
             kept = self._write(alike, segment, placed, reservation)
@@ -117,15 +117,14 @@ class SegmentAppender:
         return Appended(len(blocks), evicted) if kept else None
 
     def _write(self, alike: _Alike, segment: _Segment, placed: Placed, reservation: Reservation) -> bool:
-        index = self.directory.index
-        if not self.directory.store.append(segment.file, placed.buffers, segment.size_bytes, new=segment.new):
-            index.release(reservation)
+        directory = self.directory
+        if not directory.store.append(segment.file, placed.buffers, segment.size_bytes, new=segment.new):
+            directory.index.release(reservation)
             return False
-        if not segment.new and not index.extend(reservation, placed.blocks):
+        if not segment.new and not directory.extend(reservation, placed.blocks):
             return False
-        if segment.new and not index.commit(reservation, placed.blocks, self.directory.capacity):
-            self.directory.unlink_doomed([segment.file])  # other processes have just kept every one of the blocks
-            return True
+        if segment.new and not directory.commit(reservation, placed.blocks):
+            return True  # other processes have just kept every one of the blocks
         segment.size_bytes = placed.stop
         segment.records += len(placed.blocks)
         self._open[alike] = segment
@@ -134,7 +133,6 @@ class SegmentAppender:
     def _give_up(self, segment: _Segment, reservation: Reservation) -> None:
         """After a failed write: what has come of it is counted."""
         if segment.new:
-            self.directory.store.unlink(segment.file)
-            self.directory.index.release(reservation)
+            self.directory.discard(reservation)
         else:
             self.directory.count_appended(segment.file)

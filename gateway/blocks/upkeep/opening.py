@@ -1,6 +1,6 @@
 """Opening and closing the cache directory: its format, what crashes have left, and whether the index can be believed.
 
-    FORMAT   "forebay blocks 5": any other content is refused, never misread; 1 to 4 become 5 when nobody has it open
+    FORMAT   "forebay blocks 6": any other content is refused, never misread; 1 to 5 become 6 when nobody has it open
     PINS     the prefixes whose blocks stay (pins.py)
     BOOT     the kernel's boot id when the index was last opened or begun anew
     CLEAN    there while no process has the directory open and the index is synced to disk
@@ -22,19 +22,18 @@ import lmdb
 from gateway.blocks.directory import BlockDirectory, Evicted
 from gateway.blocks.files.store import DIRECTORIES, DIRECTORY_MODE, BlockStore
 from gateway.blocks.filling.fetch_locks import FetchLocks
-from gateway.blocks.index import survey_marks
 from gateway.blocks.index.index import BlockIndex
 from gateway.blocks.index.pins import Pins
 from gateway.blocks.index.shares import capacity_of, fingerprint_of
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.upkeep import leftovers
+from gateway.blocks.upkeep import crash_recovery, survey
 from gateway.blocks.upkeep.slots import SlotLocks
 from gateway.durable import sync_directory, write_durably
 from gateway.errors import BlockError, StartupError, StoreUnavailable, opening_failure
 from gateway.heartbeats import Heartbeats
 
-FORMAT = b"forebay blocks 5\n"
-_FORMATS_BEFORE = tuple(b"forebay blocks %d\n" % number for number in range(1, 5))
+FORMAT = b"forebay blocks 6\n"
+_FORMATS_BEFORE = tuple(b"forebay blocks %d\n" % number for number in range(1, 6))
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _BEFORE_FORMAT = {"FORMAT.new", "slots"}
 
@@ -63,7 +62,7 @@ class OpenDirectory:
     def close(self) -> None:
         """Leave nothing of this slot behind; the last process to close makes the index durable and says so."""
         with self._slots.opening():
-            leftovers.clear_up(self.blocks, self.worker)
+            crash_recovery.clear_up(self.blocks, self.worker)
             self.locks.forget(self.worker)
             self.locks.close()
             self.heartbeats.close()
@@ -128,7 +127,7 @@ def _clear_up(blocks: BlockDirectory, slots: SlotLocks, settings: BlockSettings,
         locks = FetchLocks(shared, worker, heartbeats)
         undo.callback(locks.close)
         for slot in (worker, *slots.dead_slots()):
-            leftovers.clear_up(blocks, slot)
+            crash_recovery.clear_up(blocks, slot)
             locks.forget(slot)
         opened = OpenDirectory(blocks, heartbeats, locks, slots, settings.directory, blocks.shrink(), worker)
         undo.pop_all()
@@ -171,7 +170,7 @@ def _write_format(path: Path) -> None:
 
 
 def _bring_up_to_date(path: Path, slots: SlotLocks) -> None:
-    """The files of versions 1 to 4 are read as they are; their index, which was another, is dropped."""
+    """The files of versions 1 to 5 are read as they are; their index, which was another, is dropped."""
     if _read(path / "FORMAT") == FORMAT:
         return
     if not slots.alone():
@@ -187,38 +186,40 @@ def _open_index(settings: BlockSettings, store: BlockStore, slots: SlotLocks, wo
     believable = _read(path / "BOOT") == boot or (path / "CLEAN").exists()
     (path / "CLEAN").unlink(missing_ok=True)
     sync_directory(path)
-    index = _try_open(path / "index", worker) if believable else None
+    index = _try_open(settings, worker) if believable else None
     if index is None:
         if not slots.alone():
             raise StartupError(f"the index of {path} cannot be read while other processes use it: stop them first")
-        index = _begin_anew(path, store, fingerprint, worker)
-    elif not survey_marks.slots_are(index, fingerprint):
+        index = _begin_anew(settings, store, fingerprint, worker)
+    elif not survey.slots_are(index, fingerprint):
         _move_between_slots(index, slots, fingerprint)
     if _read(path / "BOOT") != boot:
         write_durably(path / "BOOT", boot)
     return index
 
 
-def _try_open(directory: Path, worker: int) -> BlockIndex | None:
+def _try_open(settings: BlockSettings, worker: int) -> BlockIndex | None:
     """None where LMDB itself says that the files are not an index; an absent directory is an absent index."""
+    directory = settings.directory / "index"
     if not (directory / "data.mdb").exists():
         return None
     try:
-        return BlockIndex(directory, worker)
+        return BlockIndex(directory, worker, settings.index_bytes_max)
     except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError):
         return None
 
 
-def _begin_anew(path: Path, store: BlockStore, fingerprint: bytes, worker: int) -> BlockIndex:
-    """An empty index, and a survey of all that lies there: only its size is looked at now."""
+def _begin_anew(settings: BlockSettings, store: BlockStore, fingerprint: bytes, worker: int) -> BlockIndex:
+    """An empty index, to be built from all that lies there: only its size is looked at now."""
+    path = settings.directory
     shutil.rmtree(path / "index", ignore_errors=True)
     (path / "BOOT").unlink(missing_ok=True)  # a beginning that is killed half-way is begun again
     (path / "index").mkdir(mode=DIRECTORY_MODE)
     store.clean_all_slots()
     unknown_bytes = {number: store.bytes_on_disk(number) for number in range(DIRECTORIES)}
-    index = BlockIndex(path / "index", worker)
-    # Ticks begin after every file's time, by which the survey orders what it finds.
-    survey_marks.begin_survey(index, fingerprint, _not_empty(unknown_bytes), first_tick=time.time_ns())
+    index = BlockIndex(path / "index", worker, settings.index_bytes_max)
+    # The sequence begins after every file's time, by which the survey orders what it finds.
+    survey.begin_survey(index, fingerprint, _not_empty(unknown_bytes), first_sequence=time.time_ns())
     return index
 
 
@@ -231,7 +232,7 @@ def _move_between_slots(index: BlockIndex, slots: SlotLocks, fingerprint: bytes)
     if not slots.alone():
         index.close()
         raise StartupError("other processes use the cache directory with other slots: stop them first")
-    survey_marks.begin_survey(index, fingerprint, dict.fromkeys(range(DIRECTORIES), 0))
+    survey.begin_survey(index, fingerprint, dict.fromkeys(range(DIRECTORIES), 0))
 
 
 def _read(path: Path) -> bytes | None:

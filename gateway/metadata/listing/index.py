@@ -286,10 +286,10 @@ class ListingIndex:
                 found = view.read(encoded, key_successor(encoded), 1)
             if not found:
                 return None
-            number = form_of(found[0][1])
-            forms = [] if number == OWN_FORM else store.forms([number])
-            (record,), forms = numbered_here(found, forms)
-            return unpack(*record, forms)
+            if form_of(found[0][1]) == OWN_FORM:
+                found, forms = numbered_here(found, ())
+                return unpack(*found[0], forms)
+            return unpack(*found[0], store.forms((form_of(found[0][1]),)))
         except (lmdb.Error, IndexError, ValueError):
             return None
 

@@ -129,6 +129,9 @@ FORMS_MAX = 4096
 UNKNOWN_BOOT = 0
 """That of what an S3 Inventory tells: older than all own writes, and believed where nothing is known of them."""
 
+_SWEEPS_IN_PEACE = 8
+"""With few dirty keys every so many sweeps do."""
+
 _PART_WORK = 8
 """What a batch costs besides its keys, in keys."""
 
@@ -162,6 +165,7 @@ class ListingStore:
         self._dirty = dirty
         self._size_bytes_max = size_bytes_max
         self._swept = b""
+        self._sweeps = 0
         self._numbers: dict[str, bytes] = {}
         self._forms_lock = Lock()
         self._forms: list[EntryForm] = []
@@ -257,6 +261,9 @@ class ListingStore:
         what lies between them. `seconds` is the time now. Blocks for a few milliseconds; raises lmdb.Error.
         """
         crowd, latest = self._dirty.crowd(), self._dirty.now() - dirty_keys.DIRTY_KEYS_MAX // 4
+        self._sweeps += 1
+        if crowd <= 0.5 and self._sweeps % _SWEEPS_IN_PEACE:
+            return
 
         def is_old(one: WrittenKey) -> bool:
             return seconds - one.seconds > PAGE_SECONDS_MAX or (crowd > 0.5 and one.number <= latest)

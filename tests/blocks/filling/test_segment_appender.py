@@ -301,7 +301,9 @@ def test_blocks_of_an_open_segment_are_read_while_it_grows(tmp_path: Path) -> No
 def test_segments_end_at_their_bounds(tmp_path: Path) -> None:
     """Neither more records than one transaction should enter, nor more bytes than a part of the cache."""
     opened = opened_at(tmp_path / "c", 256 * MIB)
-    append_all(SegmentAppender(opened.blocks), "default", [small(f"t{number}", 10) for number in range(600)])
+    append_all(
+        SegmentAppender(opened.blocks), "default", [small(f"t{number}", 10) for number in range(2 * RECORDS_MAX + 88)]
+    )
     assert sorted(file.blocks for file in opened.blocks.index.files()) == sorted([RECORDS_MAX, RECORDS_MAX, 88])
     append_all(SegmentAppender(opened.blocks), "default", [small(f"k{number}", 100 * KIB) for number in range(25)])
     large = [file for file in opened.blocks.index.files() if file.blocks < 30]

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.blocks import layout
 from gateway.blocks.directory import Evicted, FillFile
-from gateway.blocks.index.room import VICTIMS_PER_TRANSACTION
+from gateway.blocks.index.eviction import VICTIMS_PER_TRANSACTION
 from gateway.blocks.index.shares import SlotUsage
 from gateway.blocks.layout import Block
 from gateway.blocks.settings import BlockSettings

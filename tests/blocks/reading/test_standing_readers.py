@@ -221,7 +221,7 @@ def test_whoever_has_left_holds_nothing(tmp_path: Path) -> None:
         version = stored(origin, "k", MIB)
         async with open_cache(tmp_path / "c", origin, **SMALL) as cache:
             reader = await cache.open_range(version, whole(version))
-            fill = cache._tools.fetches.join(layout.block_at(version, 0, MIB, layout.block_ids(version)), {})
+            fill = cache._tools.fetches.join(layout.block_at(version, 0, MIB, layout.BlockIds(version)), {})
             assert fill is not None
             fill.leave()
             await reader.aclose()

@@ -247,11 +247,13 @@ def test_a_page_on_its_way_does_not_undo_a_settled_write(tmp_path: Path) -> None
         await one.index.end_write(own)
         one.index.learn_truth("b", b"a", AuthoritativeEntry(None), one.index.asked("b"))
         await one.index.settle()
-        one.opened.listing.sweep(one.clock.monotonic())
+        for _ in range(8):
+            one.opened.listing.sweep(one.clock.monotonic())
         await one.learn(entry(b"a", 1), asked=asked)
         assert one.keys() == []
         await one.clock.advance(dirty_keys.PAGE_SECONDS_MAX + 1)
-        one.opened.listing.sweep(one.clock.monotonic())
+        for _ in range(8):
+            one.opened.listing.sweep(one.clock.monotonic())
         assert not one.opened.dirty.not_told("b", b"a", b"b", 0, one.clock.monotonic()), "the clean key is gone"
         await one.learn(entry(b"a", 1), asked=asked)
         assert one.keys() == []
@@ -445,7 +447,7 @@ def test_known_keys_stay_dirty_where_they_are_few(tmp_path: Path) -> None:
         await one.learn(entry(b"a"))
         own = await one.index.begin_write("b", ["a"])
         await one.index.end_write(own)
-        for _ in range(3):
+        for _ in range(16):
             one.opened.listing.sweep(1e6)
         assert one.keys() == NeedsLookup([b"a"])
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.blocks.index.keeping.book import Eviction, Queue
-from gateway.blocks.index.keeping.policies import PASSING_PART
+from gateway.blocks.index.policies import PASSING_PART, Eviction, Queue
 from tests.support.slot_simulation import BLOCK_BYTES, SlotSimulation, data_set, shuffled_epochs
 
 CAPACITY = 400
@@ -95,29 +94,6 @@ def test_a_scan_between_epochs_costs_nothing(scanned: int) -> None:
     epochs(simulation, blocks, 3, seed=1)
     assert simulation.read_all(data_set("scan", scanned)) == 0.0
     assert min(epochs(simulation, blocks, 2, seed=2)) >= GOOD
-
-
-def test_scans_leave_a_hot_set_alone() -> None:
-    """s3-fifo: scan after scan, each larger than the slot, and what was read twice before still hits; not so lru."""
-    hot = data_set("hot", CAPACITY // 2)
-    found: dict[Eviction, list[float]] = {}
-    for eviction in (Eviction.S3_FIFO, Eviction.LRU):
-        simulation, generator = SlotSimulation(eviction, CAPACITY), random.Random(1)
-        simulation.read_all(generator.choices(hot, k=4 * CAPACITY))
-        found[eviction] = []
-        for number in range(5):
-            simulation.read_all(data_set(f"scan{number}", 2 * CAPACITY))
-            found[eviction].append(simulation.read_all(generator.sample(hot, len(hot))))
-    assert min(found[Eviction.S3_FIFO]) >= 0.95
-    assert max(found[Eviction.LRU]) == 0.0
-
-
-def test_a_hot_set_behind_its_first_queue_comes_in_by_being_asked_again() -> None:
-    """s3-fifo: a set larger than the small queue, in a slot full of other things, is there from the third time on."""
-    simulation, blocks = SlotSimulation(Eviction.S3_FIFO, CAPACITY), data_set("new", CAPACITY // 2)
-    generator = random.Random(1)
-    simulation.read_all(generator.choices(data_set("old", CAPACITY), k=5 * CAPACITY))
-    assert epochs(simulation, blocks, 4, seed=1)[2:] == pytest.approx([1.0, 1.0], abs=0.05)
 
 
 @pytest.mark.parametrize("exponent", [0.7, 1.0])

@@ -15,7 +15,7 @@ from gateway.blocks.files.residency import Residency
 from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.files.verification import ChunkChecksums
 from gateway.blocks.layout import CHUNK_BYTES, Extent
-from gateway.blocks.reading.ahead_verification import AheadVerifier
+from gateway.blocks.reading.sources import PieceVerifier
 from gateway.errors import BlockDamaged
 from tests.support.blocks import drop_page_cache
 
@@ -37,7 +37,7 @@ class Bench:
         self.file = lease_of(os.open(path, os.O_RDONLY))
         self.threads = DiskThreads(2)
         self.extent = Extent("f", 0, LENGTH, bytes(checksums.packed))
-        self.verifier = AheadVerifier(self.file, self.extent, Residency(), self.threads)
+        self.verifier = PieceVerifier(self.file, self.extent, Residency(), self.threads)
 
     def intact(self, position: int, count: int) -> bool:
         return self.file.file.intact(self.extent, position, count)

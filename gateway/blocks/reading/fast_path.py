@@ -1,16 +1,17 @@
-"""The short way to bytes that are here: in one block, indexed, verified and in memory. Nothing is waited for.
+"""The short ways to bytes for which nobody has to wait. Whatever else there may be to do is the range reader's.
 
-Whatever else there may be to do, a fill, a look at the disk, the next blocks of a reader that goes on, is the range
-reader's (reader.py).
-"""
+A range that lies in one block, indexed, verified and in memory, is given as it lies. A small object of which nothing
+was known is given from memory when its first response has brought all of it, while it goes to disk."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gateway.blocks import layout
 from gateway.blocks.files.block_file import BlockLease
+from gateway.blocks.filling.unpinned_get import UnpinnedResponse
 from gateway.blocks.layout import Extent
-from gateway.blocks.reading.reading_tools import ReadingTools
-from gateway.blocks.reading.sources import restored
+from gateway.blocks.reading.sources import ReadDependencies, restored
 from gateway.errors import StoreUnavailable
 from gateway.objects import ByteRange, FileSpan, HeldSpan, ObjectVersion
 
@@ -22,7 +23,7 @@ class WarmSpan(HeldSpan):
 
     def __init__(
         self,
-        tools: ReadingTools,
+        tools: ReadDependencies,
         extent: Extent,
         file: BlockLease,
         position: int,
@@ -67,7 +68,7 @@ class WarmSpan(HeldSpan):
         (observer.hit_bytes if self._cached else observer.miss_bytes)(self._slot, self.span.count)
 
 
-def warm_span(tools: ReadingTools, version: ObjectVersion, byte_range: ByteRange, slot: str) -> WarmSpan | None:
+def warm_span(tools: ReadDependencies, version: ObjectVersion, byte_range: ByteRange, slot: str) -> WarmSpan | None:
     """The bytes of a range, if they can be sent at once; None: open a reader."""
     size_bytes, first = tools.settings.block_size_of(slot), byte_range.first
     number = first // size_bytes
@@ -91,3 +92,29 @@ def warm_span(tools: ReadingTools, version: ObjectVersion, byte_range: ByteRange
         return None
     tools.accesses.note(extent.file)
     return WarmSpan(tools, extent, file, position, byte_range.length, slot)
+
+
+GIVEN_BYTES_MAX = 128 * 1024
+"""What the client's socket does not take of them is copied, for every client that reads slowly."""
+
+
+def arrived(
+    tools: ReadDependencies,
+    version: ObjectVersion,
+    byte_range: ByteRange,
+    slot: str,
+    headers: Mapping[str, str],
+    answer: UnpinnedResponse,
+) -> memoryview | None:
+    """The bytes of a range, and their block's fill begun that lacks nothing but the disk; None: open a reader."""
+    size_bytes, settings = version.size_bytes, tools.settings
+    if answer.range.length != size_bytes or size_bytes > min(GIVEN_BYTES_MAX, settings.block_size_of(slot)):
+        return None
+    if not (settings.keeps(slot, size_bytes) and tools.isolation.readable):
+        return None
+    block = layout.block_at(version, 0, size_bytes)
+    content = tools.fetches.start_inline(block, slot, headers, answer)
+    if content is None:
+        return None
+    tools.observer.miss_bytes(slot, byte_range.length)
+    return content[byte_range.first : byte_range.stop]

@@ -6,7 +6,7 @@ began**. What was used since then is about to be read again; what was not has mi
 epoch is, so this holds for scans in order, for data sets read in turn, and for jobs of different speed.
 
 Time is counted in bytes read in the slot (`position`). Blocks that come back are hits, and misses that are remembered
-(ghosts.py): so a slot that holds a tenth of a data set learns from the other nine.
+(`IndexTransaction.recall`): so a slot that holds a tenth of a data set learns from the other nine.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Window:
 
 
 @dataclass(slots=True)
-class Returns:
+class ReuseDistance:
     """What came back of late, in the present window and the one before.
 
     `last_at` is where the latest return was, `until` says how long returns count for anything.
@@ -103,4 +103,4 @@ class Returns:
         return cls(current, previous, *_ENDS.unpack_from(packed, 2 * _WINDOW.size))
 
 
-RETURNS_BYTES = 2 * _WINDOW.size + _ENDS.size
+REUSE_DISTANCE_BYTES = 2 * _WINDOW.size + _ENDS.size

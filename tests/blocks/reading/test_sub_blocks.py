@@ -1,4 +1,4 @@
-"""Patches: a few bytes of a large block cost little of the origin, until the touches are many or follow each other."""
+"""Sub-blocks: a few bytes of a large block cost the origin little, unless the touches are many or in a row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.blocks.reading.patches import PATCH_BYTES, first_fetched
+from gateway.blocks.reading.sub_blocks import SUB_BLOCK_BYTES, first_fetched
 from gateway.objects import ByteRange
 from gateway.origin.client import Purpose
 from gateway.origin.memory import MemoryOrigin
@@ -27,7 +27,7 @@ from tests.support.blocks import (
 )
 
 BLOCK = 4 * MIB
-PATCHES = BLOCK // PATCH_BYTES
+PATCHES = BLOCK // SUB_BLOCK_BYTES
 
 
 def fetched_bytes(origin: MemoryOrigin) -> int:
@@ -66,20 +66,20 @@ def test_a_random_touch_costs_little(tmp_path: Path, seed: int) -> None:
 
 
 def test_a_read_over_several_patches_is_fetched_at_once(tmp_path: Path) -> None:
-    """Its patches are all on their way when the first one is; together they are what was asked for."""
+    """Its sub-blocks are all on their way when the first one is; together they are what was asked for."""
 
     async def scenario() -> None:
         origin, observer = make_origin(), CountingObserver()
         version = stored(origin, "a", 4 * BLOCK)
-        wanted = span(BLOCK + 7 * PATCH_BYTES - 5, 2 * PATCH_BYTES)
+        wanted = span(BLOCK + 7 * SUB_BLOCK_BYTES - 5, 2 * SUB_BLOCK_BYTES)
         async with open_cache(tmp_path / "c", origin, block_size_bytes=BLOCK, observer=observer) as cache:
             reader = await cache.open_range(version, wanted)
             assert reader.outcome == "miss"
             assert await take(reader) == content_of(origin, version, wanted)
             await cache.settle()
-            assert fetched_bytes(origin) == 3 * PATCH_BYTES
+            assert fetched_bytes(origin) == 3 * SUB_BLOCK_BYTES
             assert observer.hits == 0
-            longer = span(wanted.first, wanted.length + PATCH_BYTES)
+            longer = span(wanted.first, wanted.length + SUB_BLOCK_BYTES)
             reader = await cache.open_range(version, longer)
             assert reader.outcome == "partial"
             assert await take(reader) == content_of(origin, version, longer)
@@ -88,18 +88,18 @@ def test_a_read_over_several_patches_is_fetched_at_once(tmp_path: Path) -> None:
 
 
 def test_touches_that_grow_dense_bring_the_block(tmp_path: Path) -> None:
-    """When a quarter of a block is there in patches, the next touch fills it, and all of it is a hit from then on."""
+    """When a quarter of a block is there in sub-blocks, the next touch fetches it, and all of it is a hit then."""
 
     async def scenario() -> None:
         origin = make_origin()
         version = stored(origin, "a", 4 * BLOCK)
-        touches = [span(BLOCK + number * PATCH_BYTES, KIB) for number in range(2, PATCHES, 3)]
+        touches = [span(BLOCK + number * SUB_BLOCK_BYTES, KIB) for number in range(2, PATCHES, 3)]
         random.Random(1).shuffle(touches)
         async with open_cache(tmp_path / "c", origin, block_size_bytes=BLOCK) as cache:
             for touch in touches:
                 await read(cache, version, touch)
                 await cache.settle()
-            assert fetched_bytes(origin) == PATCHES // 4 * PATCH_BYTES + BLOCK
+            assert fetched_bytes(origin) == PATCHES // 4 * SUB_BLOCK_BYTES + BLOCK
             reader = await cache.open_range(version, span(BLOCK, BLOCK))
             assert reader.outcome == "hit"
             assert await take(reader) == content_of(origin, version, span(BLOCK, BLOCK))
@@ -118,7 +118,7 @@ def test_small_reads_one_after_another_bring_blocks(tmp_path: Path) -> None:
                 piece = span(first, 64 * KIB)
                 assert await read(cache, version, piece) == content_of(origin, version, piece)
                 await cache.settle()
-            assert fetched_bytes(origin) == version.size_bytes + 2 * PATCH_BYTES
+            assert fetched_bytes(origin) == version.size_bytes + 2 * SUB_BLOCK_BYTES
             assert origin.count() == 6 + 2
 
     asyncio.run(scenario())
@@ -140,12 +140,12 @@ def test_who_wants_much_of_a_block_gets_the_block(tmp_path: Path, skipped: int, 
 
 
 def test_a_range_deep_in_a_block_does_not_wait_for_what_lies_before_it(tmp_path: Path) -> None:
-    """Its patches are asked for, all at once, and nothing before them."""
+    """Its sub-blocks are asked for, all at once, and nothing before them."""
 
     async def scenario() -> None:
         origin = make_origin()
         version = stored(origin, "a", 4 * BLOCK)
-        wanted = span(BLOCK + 20 * PATCH_BYTES, 9 * PATCH_BYTES)
+        wanted = span(BLOCK + 20 * SUB_BLOCK_BYTES, 9 * SUB_BLOCK_BYTES)
         released = asyncio.Event()
         origin.inject(lambda call: call.purpose is Purpose.READAHEAD, Hold(released), times=None)
         async with open_cache(tmp_path / "c", origin, block_size_bytes=BLOCK) as cache:
@@ -175,7 +175,7 @@ def test_a_block_on_its_way_is_shared_by_small_reads(tmp_path: Path) -> None:
 
 
 def test_warming_up_brings_whole_blocks(tmp_path: Path) -> None:
-    """What patches hold of a block does not make it warm."""
+    """What sub-blocks hold of a block does not make it warm."""
 
     async def scenario() -> None:
         origin = make_origin()
@@ -189,7 +189,7 @@ def test_warming_up_brings_whole_blocks(tmp_path: Path) -> None:
 
 
 def test_random_ranges_of_any_size_are_right(tmp_path: Path) -> None:
-    """Patches, blocks and fills in any mixture give exactly the object's bytes."""
+    """Sub-blocks, blocks and fills in any mixture give exactly the object's bytes."""
     rng = random.Random(7)
 
     async def scenario() -> None:
@@ -212,10 +212,10 @@ def test_random_ranges_of_any_size_are_right(tmp_path: Path) -> None:
 
 
 def test_a_first_look_is_a_patch_only_where_little_is_asked() -> None:
-    """The whole object, a range to the end and large ranges begin with a block; small blocks have no patches."""
+    """The whole object, a range to the end and large ranges begin with a block; small blocks have no sub-blocks."""
     block = 8 * MIB
     assert first_fetched(0, None, block) == span(0, block)
-    assert first_fetched(block + 300 * KIB, block + 301 * KIB, block) == span(block + 256 * KIB, PATCH_BYTES)
+    assert first_fetched(block + 300 * KIB, block + 301 * KIB, block) == span(block + 256 * KIB, SUB_BLOCK_BYTES)
     assert first_fetched(block + 5, block + MIB + 4, block) == span(block, block)
-    assert first_fetched(block + 6 * MIB, block + 7 * MIB, block) == span(block + 6 * MIB, PATCH_BYTES)
+    assert first_fetched(block + 6 * MIB, block + 7 * MIB, block) == span(block + 6 * MIB, SUB_BLOCK_BYTES)
     assert first_fetched(70 * KIB, 71 * KIB, 64 * KIB) == span(64 * KIB, 64 * KIB)
