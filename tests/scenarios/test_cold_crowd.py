@@ -131,7 +131,7 @@ def _size_bytes(path: Path) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_5_3_killed_workers_cost_the_others_of_a_crowd_nothing(running: tuple[GatewayProcess, StrictOrigin]) -> None:
-    """Leading workers killed while the crowd reads: all others are answered rightly, and only lost blocks cross again."""
+    """Leading workers killed while the crowd reads: all others are answered rightly, only lost blocks cross again."""
     gateway, origin = running
     rng, kills = random.Random(SEED), 2
     with ThreadPoolExecutor(CLIENTS) as pool:
