@@ -1,8 +1,8 @@
 """Files and index changed together, in the order that survives a kill between any two steps.
 
-    a fill       partial file, locked → reserve (index) → rename → commit (index) → unlock
+    a fetch      partial file → reserve (index) → rename → commit (index)
     an adoption  reserve → link → commit
-    an addition  reserve → append → extend (packing.py)
+    an addition  reserve → append → extend (segment_appender.py)
     a removal    take out of the index, the unlink pending → unlink → no longer pending
 
 So a file without a block, or longer than it is counted, is named by a reservation or a pending unlink, or lies in the
@@ -154,17 +154,7 @@ class BlockDirectory:
         self.store.publish(file)
         extent = Extent(file, filled.data_offset, block.length, checksums)
         record = BlockRecord(block.id, layout.object_id(block.version.key), extent)
-        committed = self.commit(filled.reservation, [record]) > 0
-        self.store.unlock(opened)
-        return extent if committed else None
-
-    def abandon(self, opened: BlockLease, reservation: Reservation) -> None:
-        """Remove what a failed fill has written to its file, give its room back, and let others try."""
-        try:
-            self.discard(reservation)
-        finally:
-            self.store.unlock(opened)
-            self.store.wake_watchers(opened)
+        return extent if self.commit(filled.reservation, [record]) else None
 
     def discard(self, reservation: Reservation) -> None:
         """Remove the file of a reservation that comes to nothing, as far as there is one, and give the room back."""

@@ -15,8 +15,8 @@ from gateway.control.holders import Holders
 from gateway.control.scrub import ScrubHolder
 from gateway.control.state import CURRENT
 from gateway.errors import ForebayError
-from gateway.serve.handover import Handover
-from gateway.serve.orders import Orders
+from gateway.serve.child_config import ChildConfig
+from gateway.serve.child_context import ChildContext
 
 _GRACE_SECONDS = 5
 _PAUSE_SECONDS = 30
@@ -34,22 +34,22 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve_background(orders: Orders) -> None:
+async def serve_background(context: ChildContext) -> None:
     """Serve the admin port, and keep up the cache directory, until told to stop."""
-    handover = orders.handover
-    lent = Holders(scrub=ScrubHolder(handover.settings.cache.scrub_period_seconds))
+    config = context.config
+    lent = Holders(scrub=ScrubHolder(config.settings.cache.scrub_period_seconds))
     tried = asyncio.Event()
-    keeping_up = asyncio.create_task(_keep_up(handover, lent, tried), name="upkeep")
+    keeping_up = asyncio.create_task(_keep_up(config, lent, tried), name="upkeep")
     try:
-        await _serve_admin(orders, lent, tried)
+        await _serve_admin(context, lent, tried)
     finally:
         keeping_up.cancel()
         await asyncio.gather(keeping_up, return_exceptions=True)
 
 
-async def _serve_admin(orders: Orders, lent: Holders, tried: asyncio.Event) -> None:
+async def _serve_admin(context: ChildContext, lent: Holders, tried: asyncio.Event) -> None:
     """Ready once it was tried to open the cache directory: so commands that come with the first line find it open."""
-    app = control_app(orders.handover.settings, CURRENT, orders.handover.metrics_directory, lent)
+    app = control_app(context.config.settings, CURRENT, context.config.metrics_directory, lent)
     server = _Server(
         uvicorn.Config(
             app,
@@ -61,32 +61,32 @@ async def _serve_admin(orders: Orders, lent: Holders, tried: asyncio.Event) -> N
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
     )
-    serving = asyncio.create_task(server.serve(orders.listeners))
+    serving = asyncio.create_task(server.serve(context.listeners))
     with suppress(TimeoutError):
         async with asyncio.timeout(_OPENING_SECONDS_MAX):
             await tried.wait()
-    orders.ready()
-    stopping = asyncio.create_task(orders.stop.wait())
+    context.ready()
+    stopping = asyncio.create_task(context.stop.wait())
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True
     stopping.cancel()
     await serving
 
 
-async def _keep_up(handover: Handover, lent: Holders, tried: asyncio.Event) -> None:
+async def _keep_up(config: ChildConfig, lent: Holders, tried: asyncio.Event) -> None:
     """Flush what is pending, survey the blocks where that is needed, scrub them, keep up indexes, and do jobs.
 
     What fails is tried again: the workers serve meanwhile. `tried` is set after the first attempt to begin.
     """
     told = ""
     while True:
-        await _while_closed(handover, tried)
+        await _while_closed(config, tried)
         try:
             async with upkeep(
-                handover.settings,
-                instance_id=handover.instance_id,
-                bandwidth=handover.bandwidth,
-                shared_directory=handover.metrics_directory,
+                config.settings,
+                instance_id=config.instance_id,
+                bandwidth=config.bandwidth,
+                shared_directory=config.metrics_directory,
             ) as kept:
                 _lend(lent, kept)
                 tried.set()
@@ -137,9 +137,9 @@ def _take_back(lent: Holders) -> None:
     lent.scrub.follow(None)
 
 
-async def _while_closed(handover: Handover, tried: asyncio.Event) -> None:
+async def _while_closed(config: ChildConfig, tried: asyncio.Event) -> None:
     """For good: where there is no cache directory, none is opened before the gateway is started again."""
     state = CURRENT.state
-    if handover.closed is not None or (state is not None and state.closed is not None):
+    if config.closed is not None or (state is not None and state.closed is not None):
         tried.set()
         await asyncio.Event().wait()

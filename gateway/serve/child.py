@@ -1,4 +1,4 @@
-"""The first thing a child process does: take its orders, set up logs and metrics, then become what it is to be.
+"""The first thing a child process does: read its configuration, set up logs and metrics, then become what it is to be.
 
     argv: NAME REPORT_DESCRIPTOR LISTENER_DESCRIPTOR...
 
@@ -23,8 +23,8 @@ from gateway.errors import ForebayError, StoreUnavailable
 from gateway.heartbeats import Heartbeats
 from gateway.logs import configure_logs
 from gateway.serve import parent_death_pipe
-from gateway.serve.handover import BACKGROUND, Handover, process_number
-from gateway.serve.orders import Orders, Work
+from gateway.serve.child_config import BACKGROUND, ChildConfig, process_number
+from gateway.serve.child_context import ChildContext, Work
 
 _log = structlog.get_logger("forebay.serve")
 
@@ -33,14 +33,14 @@ def main(arguments: Sequence[str], work: Work | None = None) -> None:
     """Run as the child that `arguments` name; `work` replaces what its name stands for."""
     name, report = arguments[0], int(arguments[1])
     listeners = [socket.socket(fileno=int(descriptor)) for descriptor in arguments[2:]]
-    orders = parent_death_pipe.lines()
-    handover = Handover.from_line(next(orders))
-    configure_logs(handover.settings.logging.level, handover.settings.logging.format, name)
+    lines = parent_death_pipe.lines()
+    config = ChildConfig.from_line(next(lines))
+    configure_logs(config.settings.logging.level, config.settings.logging.format, name)
     obey = _states() if name == BACKGROUND else _ignore
-    parent_death_pipe.hold(orders, obey)
+    parent_death_pipe.hold(lines, obey)
     try:
-        _count_into(handover, name)
-        asyncio.run(_run(name, handover, listeners, report, work or _work_of(name)))
+        _count_into(config, name)
+        asyncio.run(_run(name, config, listeners, report, work or _work_of(name)))
     except StoreUnavailable as error:
         _report(report, f"unusable {error}")
         sys.exit(1)
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str], work: Work | None = None) -> None:
 
 
 def _ignore(_line: bytes) -> None:
-    """Workers are told nothing more than their handover."""
+    """Workers are told nothing more than their configuration."""
 
 
 def _states() -> Callable[[bytes], None]:
@@ -60,9 +60,9 @@ def _states() -> Callable[[bytes], None]:
     return CURRENT.take
 
 
-def _count_into(handover: Handover, name: str) -> None:
+def _count_into(config: ChildConfig, name: str) -> None:
     try:
-        metric_kinds.share(handover.metrics_directory, name)
+        metric_kinds.share(config.metrics_directory, name)
     except OSError as error:
         metric_kinds.unshare()
         _log.error("metrics of this process are not exported", error=str(error))
@@ -79,14 +79,14 @@ def _work_of(name: str) -> Work:
     return serve_s3
 
 
-async def _run(name: str, handover: Handover, listeners: list[socket.socket], report: int, work: Work) -> None:
+async def _run(name: str, config: ChildConfig, listeners: list[socket.socket], report: int, work: Work) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
     gc.freeze()  # what was imported lives for ever and need not be looked at again
-    async with Heartbeats(handover.heartbeats).beating(process_number(name)):
-        await work(Orders(name, handover, listeners, stop, ready=lambda: _report(report, "ready")))
+    async with Heartbeats(config.heartbeats).beating(process_number(name)):
+        await work(ChildContext(name, config, listeners, stop, ready=lambda: _report(report, "ready")))
 
 
 def _report(descriptor: int, message: str) -> None:

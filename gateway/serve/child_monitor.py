@@ -35,14 +35,14 @@ class ChildMonitor:
     def __init__(
         self,
         spec: ChildSpec,
-        orders: Callable[[], bytes],
+        config_lines: Callable[[], bytes],
         metrics_directory: Path,
         heartbeat: Callable[[], int],
         changed: Callable[[], None],
         unusable: Callable[[str], None],
     ) -> None:
         self._spec = spec
-        self._orders = orders
+        self._config_lines = config_lines
         self._metrics_directory = metrics_directory
         self._heartbeat = heartbeat
         self._changed = changed
@@ -102,7 +102,7 @@ class ChildMonitor:
             self._child.signal(number)
 
     def restart(self) -> None:
-        """Have the child end in good order, and start it again with the orders of then."""
+        """Have the child end in good order, and start it again with the configuration of then."""
         self._restarting = True
         if self._child is not None:
             self._child.signal(signal.SIGTERM)
@@ -113,7 +113,7 @@ class ChildMonitor:
             await self._child.ended()
 
     async def _start(self) -> None:
-        self._child = await ChildProcess.start(self._spec, self._orders())
+        self._child = await ChildProcess.start(self._spec, self._config_lines())
         self._changed()
         if self._stopping.is_set():
             self._child.signal(signal.SIGTERM)  # told to stop while it was being made

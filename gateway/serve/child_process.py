@@ -51,8 +51,8 @@ class ChildProcess:
         self._transport = transport
 
     @classmethod
-    async def start(cls, spec: ChildSpec, orders: bytes) -> ChildProcess:
-        """Spawn it and give it its orders. Raises OSError when no process can be made."""
+    async def start(cls, spec: ChildSpec, config_lines: bytes) -> ChildProcess:
+        """Spawn it and give it its configuration. Raises OSError when no process can be made."""
         reading, writing = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -69,7 +69,7 @@ class ChildProcess:
             os.close(writing)
         report, transport = await _reader(reading)
         child = cls(spec.name, process, report, transport)
-        child.tell(orders)
+        child.tell(config_lines)
         return child
 
     @property

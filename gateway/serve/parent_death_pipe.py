@@ -1,4 +1,4 @@
-"""Standard input of a child: its orders, and the proof that the supervisor lives."""
+"""Standard input of a child: its configuration, and the proof that the supervisor lives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def lines(descriptor: int = _STDIN) -> Iterator[bytes]:
         yield from complete
 
 
-def hold(orders: Iterator[bytes], obey: Callable[[bytes], None]) -> None:
+def hold(lines: Iterator[bytes], obey: Callable[[bytes], None]) -> None:
     """From a thread, hand every further line to `obey`; end this process at once when the supervisor is gone.
 
     The kernel ends it, too, where it is stopped then: no gateway could start on its cache directory.
@@ -30,7 +30,7 @@ def hold(orders: Iterator[bytes], obey: Callable[[bytes], None]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def follow() -> None:
-        for line in orders:
+        for line in lines:
             obey(line)
         os._exit(1)
 

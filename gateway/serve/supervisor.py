@@ -27,10 +27,10 @@ from gateway.errors import StartupError
 from gateway.heartbeats import Heartbeats
 from gateway.metering import make_shared_bandwidth
 from gateway.serve import listeners
+from gateway.serve.child_config import BACKGROUND, ChildConfig, process_number
 from gateway.serve.child_monitor import ChildMonitor
 from gateway.serve.child_process import ChildSpec
 from gateway.serve.claim import claim, report_closed
-from gateway.serve.handover import BACKGROUND, Handover, process_number
 from gateway.serve.metrics_directory import make_metrics_directory, remove_metrics_directory
 from gateway.serve.preparation import raise_descriptor_limit
 from gateway.serve.recovering import recover_buffer
@@ -44,7 +44,7 @@ _log = structlog.get_logger("forebay.serve")
 class ServerResources:
     """What was opened before any child is started."""
 
-    handover: Handover
+    config: ChildConfig
     s3_listeners: list[socket]
     admin_listeners: list[socket]
     lock: int | None
@@ -78,10 +78,10 @@ def _prepare(settings: Settings, undo: ExitStack) -> ServerResources:
     bandwidth = make_shared_bandwidth(settings, SystemClock())
     if bandwidth is not None:
         undo.callback(os.close, bandwidth)
-    handover = Handover(settings, secrets.token_hex(8), metrics_directory, bandwidth, closed)
-    heartbeats = Heartbeats(handover.heartbeats)
+    config = ChildConfig(settings, secrets.token_hex(8), metrics_directory, bandwidth, closed)
+    heartbeats = Heartbeats(config.heartbeats)
     undo.callback(heartbeats.close)
-    return ServerResources(handover, s3, admin, lock, _first_state(handover), heartbeats)
+    return ServerResources(config, s3, admin, lock, _first_state(config), heartbeats)
 
 
 def _worker_names(settings: Settings) -> list[str]:
@@ -102,17 +102,17 @@ def _with_ports(settings: Settings, s3_port: int, admin_port: int) -> Settings:
     return settings
 
 
-def _first_state(handover: Handover) -> GatewayState:
-    server, admin = handover.settings.server, handover.settings.admin
+def _first_state(config: ChildConfig) -> GatewayState:
+    server, admin = config.settings.server, config.settings.admin
     return GatewayState(
         version=__version__,
-        instance_id=handover.instance_id,
+        instance_id=config.instance_id,
         process_id=os.getpid(),
         started_at=time.time(),
         s3_url=listeners.url("https" if server.certificate_file else "http", server.host, server.port),
         admin_url=listeners.url("http", admin.host, admin.port),
-        directory=str(handover.settings.cache.directory),
-        closed=handover.closed,
+        directory=str(config.settings.cache.directory),
+        closed=config.closed,
         draining=False,
         processes=(),
     )
@@ -121,7 +121,7 @@ def _first_state(handover: Handover) -> GatewayState:
 class _Supervisor:
     def __init__(self, resources: ServerResources, child_module: str) -> None:
         self._resources = resources
-        self._closed = resources.handover.closed
+        self._closed = resources.config.closed
         self._draining = False
         self._signals = 0
         self._stop = asyncio.Event()
@@ -129,23 +129,23 @@ class _Supervisor:
         s3, admin = (
             tuple(one.fileno() for one in group) for group in (resources.s3_listeners, resources.admin_listeners)
         )
-        shared = tuple(one for one in (resources.lock, resources.handover.bandwidth) if one is not None)
+        shared = tuple(one for one in (resources.lock, resources.config.bandwidth) if one is not None)
         self._workers = [
             self._monitor(ChildSpec(name, s3, shared, child_module))
-            for name in _worker_names(resources.handover.settings)
+            for name in _worker_names(resources.config.settings)
         ]
         self._background = self._monitor(ChildSpec(BACKGROUND, admin, shared, child_module))
 
     def _monitor(self, spec: ChildSpec) -> ChildMonitor:
-        def orders() -> bytes:
-            line = replace(self._resources.handover, closed=self._closed).to_line()
+        def config_lines() -> bytes:
+            line = replace(self._resources.config, closed=self._closed).to_line()
             return line + self._state().to_line() if spec.name == BACKGROUND else line
 
         number = process_number(spec.name)
         return ChildMonitor(
             spec,
-            orders,
-            self._resources.handover.metrics_directory,
+            config_lines,
+            self._resources.config.metrics_directory,
             lambda: self._resources.heartbeats.stamp(number),
             self._publish,
             self._close,
@@ -170,7 +170,7 @@ class _Supervisor:
         """A worker cannot open the cache directory: all do without. None may remember what another cannot void."""
         if self._closed is None:
             self._closed = reason
-            report_closed(self._resources.handover.settings.cache.directory, reason)
+            report_closed(self._resources.config.settings.cache.directory, reason)
             for monitor in self._workers:
                 monitor.restart()
             self._publish()
@@ -227,7 +227,7 @@ class _Supervisor:
                 task.result()  # a monitor that fails leaves its child unkept: the gateway must not go on
 
     async def _drain(self, workers: list[asyncio.Task[None]], background: asyncio.Task[None]) -> int:
-        grace_seconds = self._resources.handover.settings.server.shutdown_grace_seconds
+        grace_seconds = self._resources.config.settings.server.shutdown_grace_seconds
         _log.info("stopping", grace_seconds=grace_seconds)
         self._draining = True
         self._publish()

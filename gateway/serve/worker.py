@@ -5,23 +5,23 @@ from __future__ import annotations
 from gateway.app import s3_application
 from gateway.config import ServerSettings
 from gateway.edge.server import S3Server, ServerLimits, TlsFiles
-from gateway.serve.orders import Orders
+from gateway.serve.child_context import ChildContext
 
 
-async def serve_s3(orders: Orders) -> None:
+async def serve_s3(context: ChildContext) -> None:
     """Serve S3 on the inherited sockets; when told to stop, answer what is in flight within the grace time."""
-    handover = orders.handover
-    settings = handover.settings
+    config = context.config
+    settings = config.settings
     async with s3_application(
         settings,
-        worker=orders.number,
-        instance_id=handover.instance_id,
-        bandwidth=handover.bandwidth,
-        shared_directory=handover.metrics_directory,
-        closed=handover.closed is not None,
+        worker=context.number,
+        instance_id=config.instance_id,
+        bandwidth=config.bandwidth,
+        shared_directory=config.metrics_directory,
+        closed=config.closed is not None,
     ) as app:
-        server = S3Server(app, sockets=orders.listeners, limits=_limits(settings.server), tls=_tls(settings.server))
-        await server.serve(orders.stop, grace_seconds=settings.server.shutdown_grace_seconds, on_ready=orders.ready)
+        server = S3Server(app, sockets=context.listeners, limits=_limits(settings.server), tls=_tls(settings.server))
+        await server.serve(context.stop, grace_seconds=settings.server.shutdown_grace_seconds, on_ready=context.ready)
 
 
 def _limits(server: ServerSettings) -> ServerLimits:

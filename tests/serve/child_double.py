@@ -10,7 +10,7 @@ import signal
 from collections.abc import Sequence
 
 from gateway.serve import child
-from gateway.serve.orders import Orders
+from gateway.serve.child_context import ChildContext
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -18,21 +18,21 @@ def main(arguments: Sequence[str]) -> None:
     child.main(arguments, _behave)
 
 
-async def _behave(orders: Orders) -> None:
-    directory = orders.handover.settings.cache.directory
+async def _behave(context: ChildContext) -> None:
+    directory = context.config.settings.cache.directory
     behaviours = dict(line.split() for line in (directory / "behaviour").read_text().splitlines())
-    what = behaviours.get(orders.name, "well")
-    with (directory / f"starts-{orders.name}").open("a") as starts:
+    what = behaviours.get(context.name, "well")
+    with (directory / f"starts-{context.name}").open("a") as starts:
         starts.write(".")
     if what == "dies-early":
         signal.raise_signal(signal.SIGKILL)
-    orders.ready()
+    context.ready()
     if what == "ignores-sigterm":
         asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         await asyncio.Event().wait()
-    if what == "hangs" and (directory / f"starts-{orders.name}").stat().st_size == 1:
+    if what == "hangs" and (directory / f"starts-{context.name}").stat().st_size == 1:
         signal.raise_signal(signal.SIGSTOP)
     if what == "dies-when-ready":
         signal.raise_signal(signal.SIGKILL)
-    await orders.stop.wait()
+    await context.stop.wait()

@@ -11,10 +11,8 @@ read a moment ago excepted.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -81,24 +79,14 @@ class BlockStore:
             )
 
     def create_partial(self, file: str) -> BlockLease:
-        """A new file, locked until `unlock`, or until the kernel closes it behind a killed process."""
+        """A new file."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             descriptor = os.open(self._partial / file, flags, FILE_MODE)
         except OSError as error:
             raise StoreUnavailable(f"a block file cannot be created: {error}") from error
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         return lease_of(descriptor)
-
-    def unlock(self, file: BlockLease) -> None:
-        """Say that nobody writes the file any more."""
-        fcntl.flock(file.descriptor, fcntl.LOCK_UN)
-
-    def wake_watchers(self, file: BlockLease) -> None:
-        """Have those who watch a file look at it: unlocking alone tells nobody."""
-        with suppress(OSError):  # a file system gone read-only: they look for themselves a little later
-            os.utime(file.descriptor)
 
     def open_of(self, worker: int, file: str) -> BlockLease | None:
         """A file that any slot fills, or has just published, for reading; None when there is none any more."""

@@ -145,8 +145,7 @@ class FetchLocks:
         `given_up` is a holder that is not waited for. Of the lock of a place, another one's lock of it for any version
         keeps all others out.
         """
-        if self._unreleased:
-            self.release_late()
+        self.release_late()
         if not self._lock(key.set):
             return None
         try:
@@ -183,6 +182,8 @@ class FetchLocks:
 
     def release_late(self) -> None:
         """Give back what could not be given back when it was due."""
+        if not self._unreleased:
+            return
         owed, self._unreleased = self._unreleased, set()
         self._unreleased.update(key for key in owed if not self._change(key, 0))
 

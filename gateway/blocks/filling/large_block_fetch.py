@@ -155,9 +155,7 @@ class LargeBlockFetcher:
 
     async def _abandon(self, filled: FillFile) -> None:
         """Have the file removed; readers do not wait for that where another process keeps the index locked."""
-        removing = asyncio.ensure_future(
-            self.threads.index_holding(filled.file, self.directory.abandon, filled.reservation)
-        )
+        removing = asyncio.ensure_future(self.threads.index_later(self.directory.discard, filled.reservation))
         removing.add_done_callback(self._abandoned)
         await asyncio.wait((removing,), timeout=ABANDON_SECONDS_MAX)
 
@@ -169,8 +167,8 @@ class LargeBlockFetcher:
     def _undo(self, begun: tuple[FillFile, Evicted] | None) -> None:
         """Of a fetch that did not wait until its file was there. Blocks."""
         if begun is not None:
-            with begun[0].file as file:
-                self.directory.abandon(file, begun[0].reservation)
+            begun[0].file.close()
+            self.directory.discard(begun[0].reservation)
 
     # Following another process
 

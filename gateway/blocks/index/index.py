@@ -208,11 +208,6 @@ class BlockIndex:
         with self.reading() as transaction:
             return transaction.file(file) is not None
 
-    def others_fill(self) -> bool:
-        """Whether other workers have reserved room for fills in progress."""
-        with self.reading() as transaction:
-            return any(holder.worker != self.worker for holder in transaction.reserved())
-
     def blocks(self) -> Iterator[BlockRecord]:
         """Every block, for checks and tests."""
         with self.reading() as transaction:

@@ -31,6 +31,7 @@ class Upkeep:
             self._report_usage()
             self._look_at_rights()
             await self._tools.clock.sleep(self._tools.settings.access_flush_seconds)
+            self._tools.unpinned_gets.locks.release_late()
             await self._drop_evicted()
             await self.flush_accesses()
             await self._retry_unlinks()

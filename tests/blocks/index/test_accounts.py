@@ -153,7 +153,7 @@ class Accounts(RuleBasedStateMachine):
     @rule(data=st.data())
     def abandon(self, data: st.DataObject) -> None:
         filled = self.fills.pop(data.draw(st.integers(0, len(self.fills) - 1)))
-        self.opened.blocks.abandon(filled.file, filled.reservation)
+        self.opened.blocks.discard(filled.reservation)
         filled.file.close()
 
     @precondition(lambda self: any(self.model.values()))
@@ -252,7 +252,7 @@ def test_room_is_made_in_transactions_of_bounded_size(tmp_path: Path) -> None:
     assert evicted.blocks == {"default": 196}
     assert VICTIMS_PER_TRANSACTION < 196
     assert len(block_files(tmp_path / "c")) == 4
-    opened.blocks.abandon(filled.file, filled.reservation)
+    opened.blocks.discard(filled.reservation)
     filled.file.close()
     opened.close()
 

@@ -7,15 +7,15 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from gateway.serve.handover import Handover, process_number
+from gateway.serve.child_config import ChildConfig, process_number
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class ChildContext:
     """What a process needs to do its work. `stop` is set by SIGTERM; `ready` is called once, when it serves."""
 
     name: str
-    handover: Handover
+    config: ChildConfig
     listeners: list[socket.socket]
     stop: asyncio.Event
     ready: Callable[[], None]
@@ -26,4 +26,4 @@ class Orders:
         return process_number(self.name)
 
 
-Work = Callable[[Orders], Awaitable[None]]
+Work = Callable[[ChildContext], Awaitable[None]]

@@ -23,7 +23,7 @@ def process_number(name: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Handover:
+class ChildConfig:
     """`settings` hold the ports really listened on; `instance_id` is one per serve, for the hop header.
 
     `bandwidth`: the descriptor, inherited by every process, of the memory in which they keep the ceilings; None: there
@@ -53,7 +53,7 @@ class Handover:
         return orjson.dumps(document) + b"\n"
 
     @classmethod
-    def from_line(cls, line: bytes) -> Handover:
+    def from_line(cls, line: bytes) -> ChildConfig:
         document = orjson.loads(line)
         return cls(
             settings=settings_from_json(orjson.dumps(document["settings"])),
