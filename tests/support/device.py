@@ -63,9 +63,7 @@ def _extents(descriptor: int) -> Iterator[tuple[int, int, int, int]]:
         if not count:
             return
         for number in range(count):
-            logical, physical, length, _, _, flags, *_ = _EXTENT.unpack_from(
-                buffer, _HEAD.size + number * _EXTENT.size
-            )
+            logical, physical, length, _, _, flags, *_ = _EXTENT.unpack_from(buffer, _HEAD.size + number * _EXTENT.size)
             yield logical, physical, length, flags
             if flags & _EXTENT_LAST:
                 return

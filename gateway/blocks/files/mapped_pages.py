@@ -124,6 +124,8 @@ class MappedPages:
             raise _error("mmap")
         self._address: int = address
         self._descriptor = descriptor
+        self._is_guarded = True
+        """Whether nothing is mapped by accident: with rights left over, neighbours might be."""
         # Else each page that is mapped has the device asked for its neighbours, too.
         _libc.madvise(address, self.size_bytes, _MADV_RANDOM)
 
@@ -133,7 +135,7 @@ class MappedPages:
 
     def present(self, offset: int, count: int) -> bool:
         """Whether all of the pages of a part have stayed in memory since they were mapped."""
-        if offset + count > self.size_bytes:
+        if offset + count > self.size_bytes or not self._is_guarded:
             return False
         return _page_table.all_present(*self._pages(offset, count))
 
@@ -146,13 +148,14 @@ class MappedPages:
         """Map whole pages, none of them mapped, and no others. Blocks while they come from the device. OSError."""
         start = self._address + offset
         os.posix_fadvise(self._descriptor, offset, count, os.POSIX_FADV_WILLNEED)
-        if _libc.mprotect(start, count, _PROT_READ):
-            raise _error("mprotect")
         try:
+            if _libc.mprotect(start, count, _PROT_READ):
+                raise _error("mprotect")
             if _libc.madvise(start, count, _MADV_POPULATE_READ):
                 raise _error("madvise")
-        finally:
-            _libc.mprotect(start, count, _PROT_NONE)
+        finally:  # a call that fails may have changed a part
+            if _libc.mprotect(start, count, _PROT_NONE):
+                self._is_guarded = False
 
     def _pages(self, offset: int, count: int) -> tuple[int, int]:
         first, last = offset // PAGE_BYTES, (offset + count - 1) // PAGE_BYTES

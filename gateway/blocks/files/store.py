@@ -89,7 +89,7 @@ class BlockStore:
             raise StoreUnavailable(f"a block file cannot be created: {error}") from error
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        return lease_of(descriptor)
+        return lease_of(descriptor, is_mappable=self._maps_files)
 
     def unlock(self, file: BlockLease) -> None:
         """Say that nobody writes the file any more."""
@@ -110,7 +110,7 @@ class BlockStore:
             except OSError as error:
                 raise StoreUnavailable(f"a fill's file cannot be opened: {error}") from error
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-            return lease_of(descriptor)
+            return lease_of(descriptor, is_mappable=self._maps_files)
         return None
 
     def write(self, file: BlockLease, content: bytes | bytearray | memoryview, offset: int) -> None:

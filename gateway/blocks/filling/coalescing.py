@@ -45,7 +45,7 @@ class Fill:
 
     They lie in `content`, of a small block; else in `file`. Whoever got it from `Fills` is a user of it until `leave`:
     the file stays open that long. What this process has written to it from `unwritten_from` on needs no verification as
-    long as it waits to be written to the device (fill_writer.py); None: nothing of it.
+    long as it waits to be written to the device (fill_writer.py): ask that first, for it may be less any time.
 
     A small block still goes to disk when all is here: when `landed` is done; `kept` says whether the disk took it. Then
     it may `move` to its file, so that slow readers do not keep it in memory.
@@ -71,7 +71,7 @@ class Fill:
         self.content: memoryview | None = None
         self.landed: asyncio.Future[bool] | None = None
         self.kept = True
-        self.unwritten_from: int | None = None
+        self.unwritten_from: Callable[[], int] = lambda: self.block.length
         self.moved_to: Extent | None = None
         self._checksums = ChunkChecksums(block.length)
         self._files: list[BlockLease] = []

@@ -92,6 +92,7 @@ class BlockFiller:
         try:
             await self._inherit(fill, writer)
             fill.attach(filled.file, writer.checksums)
+            fill.unwritten_from = lambda: writer.unwritten_from
             if not writer.checksums.complete:
                 await self._fetch(fill, writer)
             await self._publish(writer)
@@ -130,7 +131,6 @@ class BlockFiller:
         async with aclosing(get.pieces(landing)) as pieces:
             async for piece in pieces:
                 await self.threads.disk_holding(writer.filled.file, writer.write, piece)
-                fill.unwritten_from = writer.unwritten_from
                 fill.advance()
                 landing.enough_bytes = _worth_writing(fill)
         self.buffers.give_back(buffer)  # not after a failure: a thread may still be writing it
