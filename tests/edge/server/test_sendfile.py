@@ -130,6 +130,31 @@ def test_a_span_that_has_waited_is_checked_before_its_first_byte(line: Line) -> 
     assert pages.asked[0] == 0
 
 
+def test_a_connection_lost_when_bytes_were_found_missing_ends_the_sender(line: Line) -> None:
+    """They may be intact again when the sender goes on; the socket's number is a file's by then, perhaps."""
+
+    class LostMeanwhile(Pages):
+        def intact(self, offset: int, count: int) -> bool:
+            self.intact_checks -= 1
+            if not self.intact_checks:
+                asyncio.get_running_loop().call_soon(sender.abandon)
+            return self.intact_checks != 0
+
+    sender = line.sender(LostMeanwhile(2))
+
+    async def scenario() -> None:
+        assert not sender.push()
+        sending = asyncio.create_task(sender.send())
+        await asyncio.sleep(0)
+        sent_bytes = sender.sent_bytes
+        line.client.recv(SIZE_BYTES)
+        with pytest.raises(ClientDisconnected):
+            await sending
+        assert sender.sent_bytes == sent_bytes
+
+    asyncio.run(scenario())
+
+
 def test_a_span_behind_an_answer_that_is_still_queued_is_checked_before_its_first_byte(line: Line) -> None:
     """1.4 The head waits for the connection, too; the file gives other bytes by the time it is out."""
     line.path.write_bytes(bytes(SIZE_BYTES))
