@@ -49,29 +49,33 @@ class ChunkMarks:
     """A bit for each 64 KiB chunk of a file of large blocks, whose chunks follow each other without gaps."""
 
     def __init__(self) -> None:
-        self._chunks = 0
-        self._phase = 0
+        self._marks = 0, 0
+        """Where in the file chunks begin, modulo their size, and which of them are marked."""
 
     def covers(self, extent: Extent, position: int, count: int) -> bool:
-        wanted = self._mask(extent.offset + position, count)
-        return self._chunks & wanted == wanted and extent.offset % CHUNK_BYTES == self._phase
+        phase, chunks = self._marks
+        wanted = _mask(phase, extent.offset + position, count)
+        return chunks & wanted == wanted and extent.offset % CHUNK_BYTES == phase
 
     def add(self, extent: Extent, position: int, count: int) -> None:
-        if extent.offset % CHUNK_BYTES != self._phase:
-            self._chunks, self._phase = 0, extent.offset % CHUNK_BYTES
-        self._chunks |= self._mask(extent.offset + position, count)
+        phase, chunks = self._marks
+        if extent.offset % CHUNK_BYTES != phase:
+            phase, chunks = extent.offset % CHUNK_BYTES, 0
+        self._marks = phase, chunks | _mask(phase, extent.offset + position, count)
 
     def withdraw(self, offset: int, count: int) -> None:
-        self._chunks &= ~self._mask(max(offset, self._phase), count)
+        phase, chunks = self._marks
+        self._marks = phase, chunks & ~_mask(phase, max(offset, phase), count)
 
     def clear(self) -> None:
-        self._chunks = 0
+        self._marks = 0, 0
 
-    def _mask(self, offset: int, count: int) -> int:
-        """Of the chunks that bytes of the file lie in."""
-        first = max(0, offset - self._phase) // CHUNK_BYTES
-        last = max(0, offset - self._phase + count - 1) // CHUNK_BYTES
-        return ((1 << (last - first + 1)) - 1) << first
+
+def _mask(phase: int, offset: int, count: int) -> int:
+    """Of the chunks that bytes of the file lie in."""
+    first = max(0, offset - phase) // CHUNK_BYTES
+    last = max(0, offset - phase + count - 1) // CHUNK_BYTES
+    return ((1 << (last - first + 1)) - 1) << first
 
 
 class RecordMarks:
@@ -86,7 +90,8 @@ class RecordMarks:
 
     def covers(self, extent: Extent, position: int, count: int) -> bool:
         byte, bit = divmod(extent.offset // RECORD_UNIT_BYTES, 8)
-        return byte < len(self._begins) and bool(self._begins[byte] >> bit & 1)
+        begins = self._begins  # of which `clear` makes another
+        return byte < len(begins) and bool(begins[byte] >> bit & 1)
 
     def add(self, extent: Extent, position: int, count: int) -> None:
         if position or count < extent.length:

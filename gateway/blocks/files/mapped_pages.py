@@ -125,6 +125,8 @@ class MappedPages:
         if address in (None, _MAP_FAILED):
             raise _error("mmap")
         self._address: int = address
+        self._is_guarded = True
+        """Whether nothing is mapped by accident: with rights left over, neighbours might be."""
         # Else each page that is mapped has the device asked for its neighbours, too. Who knows that pages have to come
         # from the device tells it of all of them before.
         _libc.madvise(address, self.size_bytes, _MADV_RANDOM)
@@ -135,7 +137,7 @@ class MappedPages:
 
     def present(self, offset: int, count: int) -> bool:
         """Whether all of the pages of a part have stayed in memory since they were mapped."""
-        if offset + count > self.size_bytes:
+        if offset + count > self.size_bytes or not self._is_guarded:
             return False
         return _page_table.all_present(*self._pages(offset, count))
 
@@ -147,13 +149,14 @@ class MappedPages:
     def map(self, offset: int, count: int) -> None:
         """Map whole pages, none of them mapped, and no others. Blocks while they come from the device. OSError."""
         start = self._address + offset
-        if _libc.mprotect(start, count, _PROT_READ):
-            raise _error("mprotect")
         try:
+            if _libc.mprotect(start, count, _PROT_READ):
+                raise _error("mprotect")
             if _libc.madvise(start, count, _MADV_POPULATE_READ):
                 raise _error("madvise")
-        finally:
-            _libc.mprotect(start, count, _PROT_NONE)
+        finally:  # a call that fails may have changed a part
+            if _libc.mprotect(start, count, _PROT_NONE):
+                self._is_guarded = False
 
     def _pages(self, offset: int, count: int) -> tuple[int, int]:
         first, last = offset // PAGE_BYTES, (offset + count - 1) // PAGE_BYTES

@@ -86,7 +86,7 @@ class BlockStore:
         except OSError as error:
             raise StoreUnavailable(f"a block file cannot be created: {error}") from error
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        return lease_of(descriptor)
+        return lease_of(descriptor, is_mappable=self._maps_files)
 
     def open_of(self, worker: int, file: str) -> BlockLease | None:
         """A file that any slot fills, or has just published, for reading; None when there is none any more."""
@@ -98,7 +98,7 @@ class BlockStore:
             except OSError as error:
                 raise StoreUnavailable(f"a fill's file cannot be opened: {error}") from error
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-            return lease_of(descriptor)
+            return lease_of(descriptor, is_mappable=self._maps_files)
         return None
 
     def write(self, file: BlockLease, content: bytes | bytearray | memoryview, offset: int) -> None:

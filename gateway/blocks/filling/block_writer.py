@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 from gateway.blocks.directory import BlockDirectory, FillFile
 from gateway.blocks.files.block_file import BlockLease
+from gateway.blocks.files.mapped_pages import PAGE_BYTES
 from gateway.blocks.files.residency import Residency
 from gateway.blocks.files.verification import ChunkChecksums
 
-FOLIO_BYTES_MAX = 2 * 1024 * 1024
-"""The largest unit in which the kernel keeps a file's pages."""
+FOLIO_BYTES_MAX = min(PAGE_BYTES // 8, 2048) * PAGE_BYTES
+"""The largest unit in which the kernel keeps a file's pages: what one page of page table maps, 2 MiB of 4 KiB pages."""
 
 
 @dataclass(slots=True)
@@ -20,6 +21,8 @@ class BlockWriter:
     The kernel counts a whole folio (of up to FOLIO_BYTES_MAX) as changed when one byte of it was written. So that a
     folio waits to be written to the device shows that its bytes are those given only from `unwritten_from` on: from
     where on no folio had been written to the device, and may have come back from there, before more was written to it.
+    That is looked for before each write, wherever it writes: whoever asks whether bytes wait to be written, and then
+    whether they lie from there on, is right.
     """
 
     directory: BlockDirectory
@@ -44,11 +47,14 @@ class BlockWriter:
         self._written_bytes += len(content)
 
     def _look_back(self, file: BlockLease) -> None:
+        """At what shares a folio with the header, and at what was written last."""
         offset, stop = self.filled.data_offset, self.filled.data_offset + self._written_bytes
-        first = max(offset + self.unwritten_from, stop - FOLIO_BYTES_MAX)
-        if first < stop and not self._residency.unwritten(file.descriptor, first, stop - first):
-            self.unwritten_from = self._written_bytes
+        for begin, end in ((offset, min(FOLIO_BYTES_MAX, stop)), (stop - FOLIO_BYTES_MAX, stop)):
+            first = max(begin, offset + self.unwritten_from)
+            if first < end and not self._residency.unwritten(file.descriptor, first, end - first):
+                self.unwritten_from = self._written_bytes
 
     def publish(self, file: BlockLease) -> bool:
         """Finish the file; whether it is used, and not another process's with the same block."""
+        self._look_back(file)
         return self.directory.finish(self.filled, file, bytes(self.checksums.packed)) is not None

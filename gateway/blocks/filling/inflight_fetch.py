@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from gateway.blocks.files.block_file import BlockLease
@@ -40,7 +40,8 @@ class InflightFetch:
 
     They lie in `content`, of a small block; else in `file`. Whoever got it from `SingleFlight` is a user of it until
     `leave`: the file stays open that long. What this process has written to it from `unwritten_from` on needs no
-    verification as long as it waits to be written to the device (block_writer.py); None: nothing of it.
+    verification as long as it waits to be written to the device (block_writer.py): ask that first, for it may be less
+    any time.
 
     When all is here, a block still has to be published: then `persisted` is done, and `kept` says whether the disk took
     it. A small one may then `move` to its file, so that slow readers do not keep it in memory.
@@ -66,7 +67,7 @@ class InflightFetch:
         self.content: memoryview | None = None
         self.persisted: asyncio.Future[bool] | None = None
         self.kept = True
-        self.unwritten_from: int | None = None
+        self.unwritten_from: Callable[[], int] = self._nothing
         self.moved_to: Extent | None = None
         self._checksums = ChunkChecksums(block.length)
         self._files: list[BlockLease] = []
@@ -99,6 +100,10 @@ class InflightFetch:
     def is_abandoned(self) -> bool:
         """Nobody waits for it, and nobody is expected."""
         return self._users == 0 and self.purpose is Purpose.LIVE
+
+    def _nothing(self) -> int:
+        """From where on bytes need no verification where none do without."""
+        return self.block.length
 
     # For readers.
 
@@ -146,7 +151,9 @@ class InflightFetch:
         self._begun = True
         self._notify()
 
-    def advance(self, file: BlockLease, checksums: ChunkChecksums, unwritten_from: int | None = None) -> None:
+    def advance(
+        self, file: BlockLease, checksums: ChunkChecksums, unwritten_from: Callable[[], int] | None = None
+    ) -> None:
         """So much is written to a file, with the checksums of its complete chunks; `unwritten_from` is of this file.
 
         A file that was begun anew first comes to where readers are. Files of before stay open: readers may be sending
@@ -157,7 +164,7 @@ class InflightFetch:
             return
         if not self._files or self._files[-1].file is not file.file:
             self._files.append(file.share())
-        self._checksums, self.unwritten_from = checksums, unwritten_from
+        self._checksums, self.unwritten_from = checksums, unwritten_from or self._nothing
         self.available, self._begun = complete_bytes, True
         self._notify()
 

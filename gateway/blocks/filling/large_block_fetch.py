@@ -127,7 +127,7 @@ class LargeBlockFetcher:
         async with aclosing(get.pieces(landing)) as pieces:
             async for piece in pieces:
                 await self.threads.disk_holding(writer.filled.file, writer.write, piece)
-                fetch.advance(writer.filled.file, writer.checksums, writer.unwritten_from)
+                fetch.advance(writer.filled.file, writer.checksums, lambda: writer.unwritten_from)
                 landing.enough_bytes = _worth_writing(fetch)
         self.buffers.give_back(buffer)  # not after a failure: a thread may still be writing it
 

@@ -337,7 +337,7 @@ class FillSource:
             return LentBytes(fill.content[position : position + count])
         if fill.moved_to is not None:
             raise MovedToFile(fill.moved_to, fill.file)
-        if fill.unwritten_from is not None and position >= fill.unwritten_from:
+        if position >= fill.unwritten_from():
             file, offset = _GrowingFile(fill, self._residency, self._threads), fill.extent.offset + position
             if file.intact(offset, count):
                 return FileSpan(fill.file.descriptor, offset, count, file)
@@ -354,16 +354,18 @@ class FillSource:
 class _GrowingFile:
     """The file of a fill as `objects.SpanFile`: bytes that wait to be written to the device are those that came."""
 
-    __slots__ = ("_extent", "_file", "_residency", "_threads")
+    __slots__ = ("_extent", "_file", "_residency", "_threads", "_unwritten_from")
 
     def __init__(self, fill: InflightFetch, residency: Residency, threads: DiskThreads) -> None:
         self._file = fill.file  # the fill's own lease: its files stay open as long as it has readers
         self._extent = fill.extent
+        self._unwritten_from = fill.unwritten_from
         self._residency = residency
         self._threads = threads
 
     def intact(self, offset: int, count: int) -> bool:
-        return self._residency.unwritten(self._file.descriptor, offset, count)
+        waits = self._residency.unwritten(self._file.descriptor, offset, count)
+        return waits and offset - self._extent.offset >= self._unwritten_from()
 
     async def restore(self, offset: int, count: int) -> memoryview:
         position = offset - self._extent.offset

@@ -90,6 +90,8 @@ class S3Cycle(RequestResponseCycle):
         self._end_told = False
         self._waiting_since: float | None = None
         self._waited_seconds = 0.0
+        self._has_waited = False
+        """Whether the response has waited for the connection since it began, or since the last bytes of a file."""
 
     # The application
 
@@ -225,8 +227,8 @@ class S3Cycle(RequestResponseCycle):
         Raises ClientDisconnected when the client is gone, RuntimeError when the message is out of order or does not
         agree with the Content-Length.
         """
-        has_waited = self.flow.write_paused and not self.disconnected
-        if has_waited:
+        if self.flow.write_paused and not self.disconnected:
+            self._has_waited = True
             await self.flow.drain()
         kind = message["type"]
         if self.response_complete:
@@ -240,7 +242,8 @@ class S3Cycle(RequestResponseCycle):
         if kind == "http.response.body":
             self.writer.write_bytes(message.get("body", b""), more_body=more_body)
         elif kind == ZERO_COPY_EXTENSION:
-            await self._send_file(message, more_body=more_body, is_fresh=not has_waited)
+            is_fresh, self._has_waited = not self._has_waited, False
+            await self._send_file(message, more_body=more_body, is_fresh=is_fresh)
         elif kind == LENT_EXTENSION:
             more_body = True
             await self.writer.write_lent(message["bytes"])

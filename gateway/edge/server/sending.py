@@ -37,10 +37,10 @@ class Sender(ABC):
             if self.needs_bytes:
                 await self.fetch()
                 self.needs_bytes = False
-                if self._is_abandoned:
-                    raise gone()
             elif await self._push_when_writable():
                 return
+            if self._is_abandoned:
+                raise gone()
 
     async def _push_when_writable(self) -> bool:
         """Push until all is done, or bytes are needed; whether all is done."""

@@ -7,14 +7,15 @@ import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gateway.blocks.files import block_file
-from gateway.blocks.files.block_file import BlockFile, fingerprint
+from gateway.blocks.files import block_file, mapped_pages
+from gateway.blocks.files.block_file import BlockFile, ChunkMarks, RecordMarks, fingerprint
 from gateway.blocks.files.mapped_pages import PAGE_BYTES, MappedPages, is_supported
 from gateway.blocks.files.verification import ChunkChecksums
 from gateway.blocks.layout import CHUNK_BYTES, Extent
@@ -296,6 +297,64 @@ def test_records_side_by_side_leave_each_other_alone(tmp_path: Path) -> None:
         file.verify(extent, 0, extent.length)
     assert [extent.offset for extent in extents if not file.intact(extent, 0, extent.length)] == []
     file.end_lease()
+
+
+def test_records_that_are_forgotten_while_somebody_looks_are_not_marked() -> None:
+    """A thread that finds the file changed forgets them while the event loop asks."""
+    marks = RecordMarks()
+
+    class Forgotten(bytearray):
+        def __len__(self) -> int:
+            marks.clear()
+            return super().__len__()
+
+    marks.add(extent_of(b"x" * 100, 64), 0, 100)
+    marks._begins = Forgotten(marks._begins)
+    marks.covers(extent_of(b"x" * 100, 64), 0, 100)
+    assert not marks.covers(extent_of(b"x" * 100, 64), 0, 100)
+
+
+def test_chunks_that_begin_elsewhere_are_not_those_that_are_marked() -> None:
+    """An adopted file's blocks begin anywhere; marks of the one grid say nothing of another."""
+    marks, content = ChunkMarks(), bytes(2 * CHUNK_BYTES)
+    one, other = extent_of(content, 777), extent_of(content, 4096)
+    marks.add(one, 0, 2 * CHUNK_BYTES)
+    assert marks.covers(one, 0, 2 * CHUNK_BYTES)
+    assert not marks.covers(other, 0, 1)
+    marks.add(other, CHUNK_BYTES, CHUNK_BYTES)
+    assert not marks.covers(one, 0, 1)
+    assert not marks.covers(other, 0, 1)
+    assert marks.covers(other, CHUNK_BYTES, CHUNK_BYTES)
+
+
+class Refusing:
+    """The C library, in which a call to change rights fails: ENOMEM, where the system has no more areas to give."""
+
+    def __init__(self, real: Any, refused: int) -> None:
+        self._real = real
+        self._refused = refused
+        self.calls: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def mprotect(self, address: int, count: int, rights: int) -> int:
+        self.calls.append(rights)
+        return -1 if len(self.calls) == self._refused else int(self._real.mprotect(address, count, rights))
+
+
+@pytest.mark.parametrize("refused", [1, 2], ids=["rights to map", "no rights any more"])
+def test_where_rights_cannot_be_changed_nothing_is_intact(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    """With rights left over, the kernel might map pages that nobody checks: such a mapping proves nothing any more."""
+    library = Refusing(mapped_pages._libc, refused)
+    monkeypatch.setattr(mapped_pages, "_libc", library)
+    bench.file.verify(bench.extent, 0, CHUNK_BYTES)
+    assert not bench.intact(0, 1)
+    assert library.calls == [1, 0], "rights are given back, however little was changed"
+    bench.file.verify(bench.extent, CHUNK_BYTES, CHUNK_BYTES)
+    assert bench.intact(CHUNK_BYTES, 1) is (refused == 1)
 
 
 def test_a_fingerprint_tells_every_change(tmp_path: Path) -> None:

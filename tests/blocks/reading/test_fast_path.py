@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks.cache import BlockCache
+from gateway.blocks.files import mapped_pages
 from gateway.errors import BlockDamaged
 from gateway.objects import ByteRange, HeldSpan, ObjectVersion
 from tests.support.blocks import BLOCK, CountingObserver, content_of, make_origin, open_cache, read, stored, whole
@@ -29,6 +30,23 @@ async def warm_up(cache: BlockCache, version: ObjectVersion) -> None:
 
 def bytes_of(held: HeldSpan) -> bytes:
     return os.pread(held.span.descriptor, held.span.count, held.span.offset)
+
+
+def test_nothing_is_given_at_once_where_nobody_tells_what_stays_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither what this process has opened, nor what it has filled and kept open."""
+    monkeypatch.setattr(mapped_pages, "is_supported", lambda _: False)
+
+    async def scenario() -> None:
+        origin = make_origin()
+        version = stored(origin, "k", BLOCK)
+        async with open_cache(tmp_path / "c", origin) as cache:
+            await warm_up(cache, version)
+            assert span_of(cache, version) is None
+            assert await read(cache, version) == content_of(origin, version)
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("packed_bytes_max", [0, BLOCK])

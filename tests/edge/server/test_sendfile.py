@@ -7,12 +7,16 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gateway.edge.server.cycle import SPAN, ZERO_COPY_EXTENSION
 from gateway.edge.server.sendfile import FileSender
 from gateway.errors import BlockDamaged, ClientDisconnected
 from gateway.objects import FileSpan
+from tests.edge.server.apps import respond
+from tests.support.serving import request, serving
 
 SIZE_BYTES = 4 * 1024 * 1024
 CONTENT = os.urandom(SIZE_BYTES)
@@ -121,6 +125,58 @@ def test_a_span_that_has_waited_is_checked_before_its_first_byte(line: Line) -> 
         sending = asyncio.create_task(line.sender(pages, is_fresh=False).send())
         assert await line.read_all() == CONTENT
         await sending
+
+    asyncio.run(scenario())
+    assert pages.asked[0] == 0
+
+
+def test_a_connection_lost_when_bytes_were_found_missing_ends_the_sender(line: Line) -> None:
+    """They may be intact again when the sender goes on; the socket's number is a file's by then, perhaps."""
+
+    class LostMeanwhile(Pages):
+        def intact(self, offset: int, count: int) -> bool:
+            self.intact_checks -= 1
+            if not self.intact_checks:
+                asyncio.get_running_loop().call_soon(sender.abandon)
+            return self.intact_checks != 0
+
+    sender = line.sender(LostMeanwhile(2))
+
+    async def scenario() -> None:
+        assert not sender.push()
+        sending = asyncio.create_task(sender.send())
+        await asyncio.sleep(0)
+        sent_bytes = sender.sent_bytes
+        line.client.recv(SIZE_BYTES)
+        with pytest.raises(ClientDisconnected):
+            await sending
+        assert sender.sent_bytes == sent_bytes
+
+    asyncio.run(scenario())
+
+
+def test_a_span_behind_an_answer_that_is_still_queued_is_checked_before_its_first_byte(line: Line) -> None:
+    """1.4 The head waits for the connection, too; the file gives other bytes by the time it is out."""
+    line.path.write_bytes(bytes(SIZE_BYTES))
+    pages, waits = Pages(0, CONTENT), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/queued":
+            await respond(send, bytes(4 * SIZE_BYTES))
+            return
+        waits.set()
+        span = FileSpan(line.descriptor, 0, SIZE_BYTES, pages)
+        length = [(b"content-length", b"%d" % SIZE_BYTES)]
+        await send({"type": "http.response.start", "status": 200, "headers": length})
+        await send({"type": ZERO_COPY_EXTENSION, "file": line.descriptor, SPAN: span})
+
+    async def scenario() -> None:
+        async with serving(app) as served:
+            wire = await served.connect()
+            await wire.say(request("GET", "/queued") + request("GET", "/file"))
+            await waits.wait()
+            assert (await wire.answer()).body == bytes(4 * SIZE_BYTES)
+            assert (await wire.answer()).body == CONTENT
 
     asyncio.run(scenario())
     assert pages.asked[0] == 0
