@@ -14,8 +14,8 @@ from gateway.blocks.index import index as index_module
 from gateway.blocks.index.records import BlockRecord
 from gateway.blocks.index.transaction import IndexTransaction
 from gateway.blocks.index.written_bytes import WrittenBytes
+from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.upkeep.opening import OpenDirectory, open_directory
 from gateway.errors import NotKept, StoreUnavailable
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
