@@ -20,11 +20,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.index.shares import Capacity
+from gateway.blocks.index.capacity import Capacity
+from gateway.blocks.maintenance.index_rebuild import rebuild
+from gateway.blocks.maintenance.opening import open_directory
 from gateway.blocks.observer import SilentObserver
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.upkeep.opening import open_directory
-from gateway.blocks.upkeep.survey import survey
 from gateway.clock import SystemClock
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.memory import MemoryOrigin
@@ -114,7 +114,7 @@ def measure(directory: Path, blocks: int, size_bytes: int, packed_bytes_max: int
     (directory / "CLEAN").unlink()
     (directory / "BOOT").unlink()
     opened = open_directory(settings, 0)
-    surveying = wall_us(lambda: [None for _ in survey(opened.blocks, Slots())])
+    surveying = wall_us(lambda: [None for _ in rebuild(opened.blocks, Slots())])
     if opened.blocks.index.usage().blocks != blocks:
         raise RuntimeError("the survey has not found all blocks")
     opened.blocks.configured_capacity = Capacity(0)

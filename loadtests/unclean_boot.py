@@ -18,9 +18,9 @@ from pathlib import Path
 
 from gateway.blocks import layout
 from gateway.blocks.layout import Block
+from gateway.blocks.maintenance.index_rebuild import rebuild
+from gateway.blocks.maintenance.opening import open_directory
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.upkeep.opening import open_directory
-from gateway.blocks.upkeep.survey import survey
 from gateway.objects import ObjectKey, ObjectVersion
 from gateway.policy.slots import Slots
 
@@ -64,7 +64,7 @@ def main() -> None:
         with timed("open"):
             opened = open_directory(settings, 0)
         with timed("survey"):
-            for _ in survey(opened.blocks, Slots()):
+            for _ in rebuild(opened.blocks, Slots()):
                 pass
         found = opened.blocks.index.usage().blocks
         size_bytes = (settings.directory / "index" / "data.mdb").stat().st_size

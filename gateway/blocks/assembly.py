@@ -15,12 +15,11 @@ from gateway.blocks.filling.segment_appender import SegmentAppender
 from gateway.blocks.filling.single_flight import Fetchers, SingleFlight
 from gateway.blocks.filling.small_block_fetch import SmallBlockFetcher
 from gateway.blocks.filling.unpinned_get import UnpinnedGets
+from gateway.blocks.maintenance.disk_health import CircuitBreaker, DirectoryProbe
+from gateway.blocks.maintenance.opening import OpenDirectory
 from gateway.blocks.observer import CacheObserver
 from gateway.blocks.reading.sources import AheadMarks, ReadDependencies
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.trouble.isolation import Isolation
-from gateway.blocks.trouble.probe import DirectoryProbe
-from gateway.blocks.upkeep.opening import OpenDirectory
 from gateway.clock import Clock
 from gateway.origin.client import Origin
 
@@ -49,7 +48,7 @@ def assemble(
     blocks.on_unlink = open_files.drop
     writer = GroupCommitWriter(SegmentAppender(blocks), threads, clock, observer)
     probe = DirectoryProbe(blocks, threads, observer, settings.block_size_bytes)
-    isolation = Isolation(settings.directory, probe, clock, observer)
+    isolation = CircuitBreaker(settings.directory, probe, clock, observer)
     threads.on_error = isolation.note
     threads.stalled = lambda: blocks.index.stalled
     fetchers = Fetchers(

@@ -19,16 +19,16 @@ from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.filling.hard_link_ingest import OfferedFile, describe
 from gateway.blocks.filling.unpinned_get import UnpinnedGet, UnpinnedResponse
 from gateway.blocks.index.index import Usage
+from gateway.blocks.maintenance.disk_health import CircuitBreaker
+from gateway.blocks.maintenance.index_rebuild import rebuild
+from gateway.blocks.maintenance.maintenance import Maintenance
+from gateway.blocks.maintenance.opening import open_directory
+from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
 from gateway.blocks.observer import CacheObserver
 from gateway.blocks.reading import reader, sub_blocks
 from gateway.blocks.reading.fast_path import WarmSpan, arrived, warm_span
 from gateway.blocks.reading.reader import RangeReader
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.trouble.isolation import Isolation
-from gateway.blocks.upkeep.opening import open_directory
-from gateway.blocks.upkeep.scrubbing import Scrubber, ScrubSettings
-from gateway.blocks.upkeep.survey import survey
-from gateway.blocks.upkeep.upkeep import Upkeep
 from gateway.clock import Clock
 from gateway.errors import BlockError, StoreUnavailable
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
@@ -47,8 +47,8 @@ class BlockCache:
         self._writer = parts.writer
         self._watcher = parts.watcher
         self._opened = parts.opened
-        self._upkeep = Upkeep(parts.tools)
-        self._keeping_up = asyncio.create_task(self._upkeep.go_on(), name="block index upkeep")
+        self._maintenance = Maintenance(parts.tools)
+        self._keeping_up = asyncio.create_task(self._maintenance.go_on(), name="block cache maintenance")
         self._beating = asyncio.create_task(parts.opened.heartbeats.beat_on(parts.opened.worker), name="heartbeat")
 
     @classmethod
@@ -59,7 +59,7 @@ class BlockCache:
 
         StartupError when the directory has another format, holds something else, is in the wrong place or of wrong
         rights, or when a living process has the slot; StoreUnavailable when the disk fails. After an unclean boot,
-        blocks are misses until some process surveys them.
+        blocks are misses until some process has rebuilt the index.
         """
         threads = DiskThreads(settings.disk_threads)
         try:
@@ -211,7 +211,7 @@ class BlockCache:
 
     def keep_free(self, rights_of_others: Callable[[], int]) -> None:
         """Have fills leave room on the disk for so many bytes, asked again from time to time, on the event loop."""
-        self._upkeep.keep_free(rights_of_others)
+        self._maintenance.keep_free(rights_of_others)
 
     async def invalidate(self, key: ObjectKey) -> None:
         """Drop the blocks of every version of an object that was overwritten or deleted.
@@ -227,7 +227,7 @@ class BlockCache:
             tools.observer.store_unavailable()
 
     @property
-    def isolation(self) -> Isolation:
+    def isolation(self) -> CircuitBreaker:
         """What the directory may be used for now."""
         return self._tools.isolation
 
@@ -235,17 +235,17 @@ class BlockCache:
         """What all processes together have on disk and set aside."""
         return self._tools.directory.index.usage()
 
-    async def survey(self) -> None:
+    async def rebuild_index(self) -> None:
         """Find the blocks that the index does not know, where there may be any; one process does it for all."""
-        await self._in_steps(self._survey_steps())
+        await self._in_steps(self._rebuild_steps())
         await self._in_steps(self._tools.directory.pins.let_go())  # an unpinning may have been broken off
 
     async def _in_steps(self, steps: Iterator[None]) -> None:
         while await self._tools.threads.index_later(next, steps, _DONE) is not _DONE:
             pass
 
-    def _survey_steps(self) -> Iterator[None]:
-        return survey(self._tools.directory, self._tools.settings.slots)
+    def _rebuild_steps(self) -> Iterator[None]:
+        return rebuild(self._tools.directory, self._tools.settings.slots)
 
     def scrubber(self, settings: ScrubSettings) -> Scrubber:
         """What looks after the blocks that nobody reads; one process runs it for all, and ends it before `close`."""
@@ -272,7 +272,7 @@ class BlockCache:
 
     async def flush_accesses(self) -> None:
         """Tell the index which files were used, a short transaction at a time."""
-        await self._upkeep.flush_accesses()
+        await self._maintenance.flush_accesses()
 
     def _close_directory(self) -> None:
         self._tools.threads.shut_down()

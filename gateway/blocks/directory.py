@@ -25,12 +25,12 @@ from typing import TypeVar
 from gateway.blocks import layout
 from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.files.store import BlockStore
+from gateway.blocks.index.capacity import Capacity
 from gateway.blocks.index.eviction import Step
 from gateway.blocks.index.index import BlockIndex, IndexFull
-from gateway.blocks.index.kept_free import KeptFree
 from gateway.blocks.index.pins import Pins
 from gateway.blocks.index.records import BlockRecord, Reservation, WorkerFile
-from gateway.blocks.index.shares import Capacity
+from gateway.blocks.index.reserve import Reserve
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.observer import CacheObserver
 from gateway.errors import NotKept, StoreUnavailable
@@ -95,7 +95,7 @@ class BlockDirectory:
         self.pins = pins
         self.on_unlink: Callable[[str], None] = _nobody
         """Told of each file that is gone, on the thread that removed it: as long as it is open, it keeps its room."""
-        self.kept_free = KeptFree(store.free_bytes, lambda: index.totals().reserved_bytes)
+        self.reserve_of_others = Reserve(store.free_bytes, lambda: index.totals().reserved_bytes)
         self._lowered = capacity
         self._now = now
         self._evicted_blocks: Counter[int] = Counter()
@@ -300,7 +300,7 @@ class BlockDirectory:
     def _capacity_for(self, reservation: Reservation) -> Capacity:
         """What there is in all, less what others must find free."""
         try:
-            return self.kept_free.capacity_for(reservation.disk_bytes, self._taken_bytes, self.capacity)
+            return self.reserve_of_others.capacity_for(reservation.disk_bytes, self._taken_bytes, self.capacity)
         except OSError as error:
             raise StoreUnavailable(f"the room on the disk cannot be looked at: {error}") from error
 

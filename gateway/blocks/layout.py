@@ -33,6 +33,7 @@ ALIGNMENT_BYTES = 4096
 """The block's bytes begin at a multiple of this, so that they lie in whole pages of the page cache."""
 
 OBJECT_ID_BYTES = 16
+_BLOCK_PERSON = b"forebay block v2"
 
 FORMAT_VERSION = 1
 HEADER_BYTES_MAX = 1024 * 1024
@@ -78,29 +79,25 @@ def chunk_count(length: int) -> int:
 class BlockIds:
     """The ids of the blocks of one version: what they share is hashed once.
 
-    An id's last OBJECT_ID_BYTES are those of the object, the bytes before are a hash over everything.
+    An id's last OBJECT_ID_BYTES are those of the object; the bytes before are a hash over them and everything else.
     """
 
     __slots__ = ("_object_id", "_state")
 
     def __init__(self, version: ObjectVersion) -> None:
-        key = version.key
-        self._begin(_encode(key.bucket), _encode(key.key), _encode(version.etag), version.size_bytes)
+        self._begin(object_id(version.key), _encode(version.etag), version.size_bytes)
 
     @classmethod
     def of(cls, bucket: bytes, name: bytes, etag: bytes, object_bytes: int) -> BlockIds:
         """The same, from texts as they stand in a header."""
         ids = cls.__new__(cls)
-        ids._begin(bucket, name, etag, object_bytes)
+        ids._begin(_object_id(b"%b\0%b" % (bucket, name)), etag, object_bytes)
         return ids
 
-    def _begin(self, bucket: bytes, name: bytes, etag: bytes, object_bytes: int) -> None:
-        pack, size = _LENGTH.pack, len
-        hashed = b"".join(
-            (pack(size(bucket)), bucket, pack(size(name)), name, pack(size(etag)), etag, pack(object_bytes))
-        )
-        self._state = hashlib.blake2b(hashed, digest_size=16, person=b"forebay block v2")
-        self._object_id = _object_id(bucket, name)
+    def _begin(self, of_object: bytes, etag: bytes, object_bytes: int) -> None:
+        self._object_id = of_object
+        hashed = of_object + _LENGTH.pack(object_bytes) + etag
+        self._state = hashlib.blake2b(hashed, digest_size=16, person=_BLOCK_PERSON)
 
     def at(self, offset: int, length: int) -> bytes:
         state = self._state.copy()
@@ -110,11 +107,10 @@ class BlockIds:
 
 def object_id(key: ObjectKey) -> bytes:
     """What the ids of all blocks of all versions of an object end with."""
-    return _object_id(_encode(key.bucket), _encode(key.key))
+    return _object_id(_encode(f"{key.bucket}\0{key.key}"))
 
 
-def _object_id(bucket: bytes, name: bytes) -> bytes:
-    whole = b"%b\0%b" % (bucket, name)
+def _object_id(whole: bytes) -> bytes:
     return hashlib.blake2b(whole, digest_size=OBJECT_ID_BYTES, person=b"forebay object 1").digest()
 
 
@@ -127,8 +123,10 @@ def block_at(version: ObjectVersion, number: int, block_size_bytes: int, ids: Bl
 
 def block_id(version: ObjectVersion, number: int, block_size_bytes: int) -> bytes:
     """The id of block `number` of a version, without the block."""
-    offset = number * block_size_bytes
-    return BlockIds(version).at(offset, min(block_size_bytes, version.size_bytes - offset))
+    offset, size_bytes, of_object = number * block_size_bytes, version.size_bytes, object_id(version.key)
+    byte_range = _RANGE.pack(offset, min(block_size_bytes, size_bytes - offset))
+    hashed = of_object + _LENGTH.pack(size_bytes) + _encode(version.etag) + byte_range
+    return hashlib.blake2b(hashed, digest_size=16, person=_BLOCK_PERSON).digest() + of_object
 
 
 def block_numbers(byte_range: ByteRange, block_size_bytes: int) -> range:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from gateway.blocks.index.shares import SlotUsage
+from gateway.blocks.index.capacity import SlotUsage
 
 
 class CacheObserver(Protocol):

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class Pass(Protocol):
-    """One pass over all blocks (`blocks.scrub_record.ScrubPass`)."""
+    """One pass over all blocks (`blocks.maintenance.scrubber.ScrubPass`)."""
 
     @property
     def started_at(self) -> float: ...

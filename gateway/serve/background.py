@@ -117,7 +117,7 @@ async def _work(kept: Upkeep, lent: Holders) -> None:
 
 async def _care(kept: Upkeep, lent: Holders) -> None:
     await kept.snapshots.warn()
-    await kept.blocks.survey()
+    await kept.blocks.rebuild_index()
     lent.scrub.follow(kept.scrubber)
     await (kept.scrubber.run() if kept.scrubber is not None else asyncio.Event().wait())
 

@@ -96,3 +96,16 @@ def test_a_file_name_never_shows_the_key() -> None:
     """Names on disk are hexadecimal digits: no key becomes a path."""
     block = layout.block_at(ObjectVersion(ObjectKey("b", "../../etc/passwd\0"), '"e"', 1), 0, 65536)
     assert set(layout.file_name(block.id, "0123456789abcdef")) <= set("0123456789abcdef-")
+
+
+@given(blocks(), blocks())
+def test_an_id_is_the_same_however_it_is_come_by_and_says_which_object_it_is_of(one: Block, other: Block) -> None:
+    """From the version at once, from its blocks one by one, from a header; its end is shared by all of the object."""
+    for block in (one, other):
+        header = layout.pack_header(block, checksums_for(block))
+        assert layout.unpack_header(header)[0].id == block.id
+        assert layout.BlockIds(block.version).at(block.offset, block.length) == block.id
+        assert block.id[-layout.OBJECT_ID_BYTES :] == layout.object_id(block.version.key)
+    size = 64 * 1024
+    assert layout.block_id(one.version, 0, size) == layout.block_at(one.version, 0, size).id
+    assert (one.id == other.id) == (one == other)

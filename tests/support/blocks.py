@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from gateway.blocks.cache import BlockCache
+from gateway.blocks.index.capacity import SlotUsage
 from gateway.blocks.index.index import BlockIndex
-from gateway.blocks.index.shares import SlotUsage
 from gateway.blocks.observer import CacheObserver, SilentObserver
 from gateway.blocks.reading.reader import RangeReader
 from gateway.blocks.settings import BlockSettings

@@ -1,8 +1,8 @@
 """Making blocks of a file that came another way, a staged part for instance, by index alone: no byte is copied.
 
 The file gets a second name in the directory (a hard link), under which it is counted, evicted and unlinked; its first
-name can be removed at any time. It has no header, so a survey does not know its blocks again: after an unclean boot
-they are fetched from the origin like others. All of this blocks: it runs on a disk thread.
+name can be removed at any time. It has no header, so a rebuild of the index does not know its blocks again: after an
+unclean boot they are fetched from the origin like others. All of this blocks: it runs on a disk thread.
 """
 
 from __future__ import annotations

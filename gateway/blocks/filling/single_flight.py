@@ -25,8 +25,8 @@ from gateway.blocks.filling.large_block_fetch import LargeBlockFetcher
 from gateway.blocks.filling.small_block_fetch import SmallBlockFetcher
 from gateway.blocks.filling.unpinned_get import UnpinnedResponse
 from gateway.blocks.layout import Block, object_id
+from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.blocks.observer import CacheObserver
-from gateway.blocks.trouble.isolation import Isolation
 from gateway.errors import ForebayError, NotKept, StoreUnavailable
 from gateway.origin.client import Purpose
 
@@ -41,7 +41,7 @@ class Fetchers:
     directory: BlockDirectory
     locks: FetchLocks
     watcher: FileWatcher
-    isolation: Isolation
+    isolation: CircuitBreaker
     observer: CacheObserver
 
     def is_small(self, block: Block) -> bool:

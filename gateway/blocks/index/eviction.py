@@ -16,9 +16,9 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from gateway.blocks.index.capacity import Capacity
 from gateway.blocks.index.policies import POLICIES, Eviction, Queue, SlotAccount
 from gateway.blocks.index.records import FileRecord, Reservation
-from gateway.blocks.index.shares import Capacity
 from gateway.blocks.index.transaction import SWEPT_MAX, IndexTransaction
 
 VICTIMS_PER_TRANSACTION = 64

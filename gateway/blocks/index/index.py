@@ -23,10 +23,10 @@ import lmdb
 
 from gateway.blocks.index import records, tables
 from gateway.blocks.index.access_log import AccessLog
+from gateway.blocks.index.capacity import Capacity, SlotUsage
 from gateway.blocks.index.eviction import Holdings, Step, make_room, shed_blocks, shrink
 from gateway.blocks.index.policies import Queue
 from gateway.blocks.index.records import BlockRecord, FileRecord, Reservation, WorkerFile
-from gateway.blocks.index.shares import Capacity, SlotUsage
 from gateway.blocks.index.tables import TABLES_MAX, Tables
 from gateway.blocks.index.transaction import SWEPT_MAX, IndexTransaction, Totals
 from gateway.blocks.index.written_bytes import WrittenBytes

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import orjson
 
+from gateway.blocks.index.capacity import Capacity
 from gateway.blocks.index.index import BlockIndex
 from gateway.blocks.index.policies import Queue
-from gateway.blocks.index.shares import Capacity
 from gateway.blocks.index.transaction import IndexTransaction
 from gateway.durable import write_durably
 from gateway.errors import PinRefused, StoreUnavailable

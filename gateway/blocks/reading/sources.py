@@ -28,9 +28,9 @@ from gateway.blocks.filling.single_flight import SingleFlight
 from gateway.blocks.filling.unpinned_get import UnpinnedGets, UnpinnedResponse
 from gateway.blocks.index.access_log import AccessLog
 from gateway.blocks.layout import Block, Extent
+from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.blocks.observer import CacheObserver
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.trouble.isolation import Isolation
 from gateway.clock import Clock
 from gateway.objects import BodyPiece, ByteRange, FileSpan, LentBytes, ObjectVersion
 from gateway.origin.client import Origin, Purpose
@@ -77,7 +77,7 @@ class ReadDependencies:
     ahead_marks: AheadMarks
     accesses: AccessLog
     open_files: OpenFiles
-    isolation: Isolation
+    isolation: CircuitBreaker
     clock: Clock
     observer: CacheObserver
 

@@ -12,8 +12,8 @@ import pytest
 from gateway.blocks.files.store import BlockStore
 from gateway.blocks.files.verification import ChunkChecksums
 from gateway.blocks.filling.hard_link_ingest import OfferedFile, describe
+from gateway.blocks.maintenance.opening import open_directory
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.upkeep.opening import open_directory
 from gateway.errors import StoreUnavailable
 from gateway.objects import ByteRange, ObjectVersion
 from gateway.origin.memory import MemoryOrigin
@@ -205,7 +205,7 @@ def test_a_process_killed_while_it_adopts_leaves_nothing(
             opened.blocks.adopt(adoption)
     monkeypatch.undo()
     opened.locks.close()
-    opened._slots.give_back_own()
+    opened._locks_of_workers.give_back_own()
     assert len(block_files(tmp_path / "c")) == (1 if step == "commit" else 0)
     again = open_directory(settings, 0)
     usage = again.blocks.index.usage()

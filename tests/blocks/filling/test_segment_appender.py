@@ -24,9 +24,9 @@ from gateway.blocks.files.store import BlockStore
 from gateway.blocks.files.verification import read_verified
 from gateway.blocks.filling.segment_appender import SegmentAppender
 from gateway.blocks.layout import Block
+from gateway.blocks.maintenance.index_rebuild import rebuild
+from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.upkeep.opening import OpenDirectory, open_directory
-from gateway.blocks.upkeep.survey import survey
 from gateway.errors import BlockDamaged, StoreUnavailable
 from gateway.objects import ObjectKey, ObjectVersion
 from gateway.policy.prefixes import Prefix
@@ -55,7 +55,7 @@ def kill(opened: OpenDirectory) -> None:
     """Close what the kernel would, and nothing more."""
     opened.blocks.index.close()
     opened.locks.close()
-    opened._slots.give_back_own()
+    opened._locks_of_workers.give_back_own()
 
 
 def append_all(appender: SegmentAppender, slot: str, blocks: list[SmallBlock]) -> None:
@@ -93,7 +93,7 @@ def assert_exact(opened: OpenDirectory, directory: Path) -> None:
 
 
 def complete(opened: OpenDirectory) -> None:
-    for _ in survey(opened.blocks, SLOTS):
+    for _ in rebuild(opened.blocks, SLOTS):
         pass
 
 

@@ -131,7 +131,7 @@ def test_they_are_there_after_a_restart_and_after_an_unclean_boot(tmp_path: Path
                 (tmp_path / "c" / "CLEAN").unlink()
                 (tmp_path / "c" / "BOOT").write_text("another boot\n")
             async with open_cache(tmp_path / "c", origin, packed_bytes_max=PACKED) as cache:
-                await cache.survey()
+                await cache.rebuild_index()
                 for version in versions:
                     assert await read(cache, version) == content_of(origin, version)
         assert origin.count() == len(versions)

@@ -14,11 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.blocks import layout
 from gateway.blocks.directory import Evicted, FillFile
+from gateway.blocks.index.capacity import SlotUsage
 from gateway.blocks.index.eviction import VICTIMS_PER_TRANSACTION
-from gateway.blocks.index.shares import SlotUsage
 from gateway.blocks.layout import Block
+from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.upkeep.opening import OpenDirectory, open_directory
 from gateway.errors import StartupError, StoreUnavailable
 from gateway.objects import ObjectKey, ObjectVersion
 from gateway.policy.prefixes import Prefix
@@ -51,7 +51,7 @@ def kill(opened: OpenDirectory) -> None:
     """End as SIGKILL would: the kernel takes the lock back, nothing else happens."""
     opened.blocks.index.close()
     opened.locks.close()
-    opened._slots.give_back_own()
+    opened._locks_of_workers.give_back_own()
 
 
 SLOTS = Slots(

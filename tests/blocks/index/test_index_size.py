@@ -14,8 +14,8 @@ from gateway.blocks.index import index as index_module
 from gateway.blocks.index.records import BlockRecord
 from gateway.blocks.index.transaction import IndexTransaction
 from gateway.blocks.index.written_bytes import WrittenBytes
+from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.upkeep.opening import OpenDirectory, open_directory
 from gateway.errors import NotKept, StoreUnavailable
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
@@ -53,7 +53,7 @@ def test_an_index_at_its_limit_evicts_as_for_lack_of_room(tmp_path: Path, monkey
 
 def test_a_map_that_is_full_all_the_same_is_recovered_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MDB_MAP_FULL where blocks are entered: others go, these are kept, and what is counted is what is there."""
-    monkeypatch.setattr(index_module, "MAP_BYTES", MAP_BYTES // 2)
+    monkeypatch.setattr(index_module, "SHED_FROM", 0.0)
     opened = open_directory(BlockSettings(tmp_path / "c", 1024 * MIB, 64 * 1024), 0)
     appender, put_rows = SegmentAppender(opened.blocks), IndexTransaction.put_rows
 

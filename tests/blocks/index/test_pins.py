@@ -74,7 +74,7 @@ def test_5_5_pins_survive_a_restart_and_a_power_cut(tmp_path: Path, clean: bool)
             for name in ("CLEAN", "BOOT"):
                 (tmp_path / "c" / name).unlink(missing_ok=True)
         async with open_cache(tmp_path / "c", origin, capacity_bytes=8 * FILE) as cache:
-            await cache.survey()
+            await cache.rebuild_index()
             assert cache.pins() == [PINNED]
             assert cache.usage().slots["default"].pinned_bytes == 4 * FILE
             await read_all(cache, *others)
@@ -115,7 +115,7 @@ def test_an_unpinning_that_was_broken_off_is_carried_on(tmp_path: Path) -> None:
             assert cache._tools.directory.pins.remove(PINNED)
             assert cache.usage().slots["default"].pinned_bytes == 3 * FILE
         async with open_cache(tmp_path / "c", origin) as cache:
-            await cache.survey()
+            await cache.rebuild_index()
             assert cache.usage().slots["default"].pinned_bytes == 0
             assert await read_all(cache, *objects(origin, "pinned", 3)) == 3
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks.cache import BlockCache
+from gateway.blocks.maintenance.opening import open_directory
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.upkeep.opening import open_directory
 from gateway.errors import StartupError
 from gateway.objects import ObjectVersion
 from gateway.origin.memory import MemoryOrigin
@@ -138,7 +138,7 @@ def test_another_configuration_moves_blocks_to_their_new_slots(tmp_path: Path, l
         async with open_cache(tmp_path / "c", origin, slots=slots(limit_b=limit)) as cache:
             before = cache.usage()
             assert before.blocks == 6
-            await cache.survey()
+            await cache.rebuild_index()
             kept = 3 if limit is None else 2
             assert blocks_of(cache) == {"a": 3, "b": kept}
             assert cache.usage().used_bytes == (3 + kept) * FILE
@@ -158,13 +158,13 @@ def test_a_survey_that_is_broken_off_is_carried_on(tmp_path: Path) -> None:
         async with open_cache(tmp_path / "c", origin) as cache:
             await read_in(cache, "default", *objects(origin, "a", 20))
         async with open_cache(tmp_path / "c", origin, slots=slots()) as cache:
-            steps = cache._survey_steps()
+            steps = cache._rebuild_steps()
             for _ in range(9):
                 next(steps)
         async with open_cache(tmp_path / "c", origin, slots=slots()) as cache:
             moved = blocks_of(cache)
             assert 0 < moved["a"] < 20
-            await cache.survey()
+            await cache.rebuild_index()
             assert blocks_of(cache) == {"a": 20}
 
     asyncio.run(scenario())

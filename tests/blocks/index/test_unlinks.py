@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gateway.blocks.filling.segment_appender import SegmentAppender
+from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.upkeep.opening import OpenDirectory, open_directory
 from gateway.errors import StoreUnavailable
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
@@ -111,7 +111,7 @@ def test_what_a_killed_process_could_not_remove_is_removed_later(
         transaction.evict(file)
     opened.blocks.index.close()  # as SIGKILL would
     opened.locks.close()
-    opened._slots.give_back_own()
+    opened._locks_of_workers.give_back_own()
     with sticking(monkeypatch, stuck):
         opened = open_lru(directory, worker)
         assert opened.blocks.index.usage().pending_unlink_bytes == file.disk_bytes

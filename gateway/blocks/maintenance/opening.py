@@ -5,8 +5,8 @@
     BOOT     the kernel's boot id when the index was last opened or begun anew
     CLEAN    there while no process has the directory open and the index is synced to disk
 
-The index is not synced while it is in use, so one of another boot without CLEAN is dropped; a survey of the files'
-headers builds it anew while the cache is in use (survey.py). All of this blocks: it runs in a thread.
+The index is not synced while it is in use, so one of another boot without CLEAN is dropped; a rebuild from the files'
+headers builds it anew while the cache is in use (index_rebuild.py). All of this blocks: it runs in a thread.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import lmdb
 from gateway.blocks.directory import BlockDirectory, Evicted
 from gateway.blocks.files.store import DIRECTORIES, DIRECTORY_MODE, BlockStore
 from gateway.blocks.filling.fetch_locks import FetchLocks
+from gateway.blocks.index.capacity import capacity_of, fingerprint_of
 from gateway.blocks.index.index import BlockIndex
 from gateway.blocks.index.pins import Pins
-from gateway.blocks.index.shares import capacity_of, fingerprint_of
+from gateway.blocks.maintenance import crash_recovery, index_rebuild
+from gateway.blocks.maintenance.worker_locks import WorkerLocks
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.upkeep import crash_recovery, survey
-from gateway.blocks.upkeep.slots import SlotLocks
 from gateway.durable import sync_directory, write_durably
 from gateway.errors import BlockError, StartupError, StoreUnavailable, opening_failure
 from gateway.heartbeats import Heartbeats
@@ -46,7 +46,7 @@ class OpenDirectory:
         blocks: BlockDirectory,
         heartbeats: Heartbeats,
         locks: FetchLocks,
-        slots: SlotLocks,
+        slots: WorkerLocks,
         path: Path,
         evicted: Evicted,
         worker: int,
@@ -55,29 +55,29 @@ class OpenDirectory:
         self.heartbeats = heartbeats
         self.locks = locks
         self.evicted_at_open = evicted
-        self._slots = slots
+        self._locks_of_workers = slots
         self._path = path
         self.worker = worker
 
     def close(self) -> None:
         """Leave nothing of this slot behind; the last process to close makes the index durable and says so."""
-        with self._slots.opening():
+        with self._locks_of_workers.opening():
             crash_recovery.clear_up(self.blocks, self.worker)
             self.locks.forget(self.worker)
             self.locks.close()
             self.heartbeats.close()
-            alone = self._slots.alone()
+            alone = self._locks_of_workers.alone()
             self.blocks.index.close(sync=alone)
             if alone:
                 write_durably(self._path / "CLEAN", b"")
-            self._slots.give_back_own()
+            self._locks_of_workers.give_back_own()
 
     def let_go(self) -> None:
         """Close what is open, and leave the directory as it is: for a disk that takes nothing any more."""
         self.locks.close()
         self.heartbeats.close()
         self.blocks.index.close()
-        self._slots.give_back_own()
+        self._locks_of_workers.give_back_own()
 
 
 def open_directory(settings: BlockSettings, worker: int, now: Callable[[], float] = time.time) -> OpenDirectory:
@@ -95,7 +95,7 @@ def _open(settings: BlockSettings, worker: int, now: Callable[[], float]) -> Ope
     path = settings.directory
     path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
     _refuse_other_formats(path)
-    slots = SlotLocks(path, worker)
+    slots = WorkerLocks(path, worker)
     with slots.opening():
         _write_format(path)
         slots.take_own()
@@ -114,7 +114,7 @@ def _open(settings: BlockSettings, worker: int, now: Callable[[], float]) -> Ope
             raise
 
 
-def _clear_up(blocks: BlockDirectory, slots: SlotLocks, settings: BlockSettings, worker: int) -> OpenDirectory:
+def _clear_up(blocks: BlockDirectory, slots: WorkerLocks, settings: BlockSettings, worker: int) -> OpenDirectory:
     """Forget what dead processes had begun, then fit what is there into the capacity: it may have been lowered."""
     with ExitStack() as undo:
         undo.callback(blocks.index.close)
@@ -169,7 +169,7 @@ def _write_format(path: Path) -> None:
         write_durably(path / "FORMAT", FORMAT)
 
 
-def _bring_up_to_date(path: Path, slots: SlotLocks) -> None:
+def _bring_up_to_date(path: Path, slots: WorkerLocks) -> None:
     """The files of versions 1 to 5 are read as they are; their index, which was another, is dropped."""
     if _read(path / "FORMAT") == FORMAT:
         return
@@ -179,7 +179,7 @@ def _bring_up_to_date(path: Path, slots: SlotLocks) -> None:
     write_durably(path / "FORMAT", FORMAT)
 
 
-def _open_index(settings: BlockSettings, store: BlockStore, slots: SlotLocks, worker: int) -> BlockIndex:
+def _open_index(settings: BlockSettings, store: BlockStore, slots: WorkerLocks, worker: int) -> BlockIndex:
     """The index, begun anew where it cannot be believed; CLEAN is gone and BOOT is of now when this returns."""
     path, boot = settings.directory, BOOT_ID.read_bytes()
     fingerprint = fingerprint_of(settings.slots)
@@ -191,7 +191,7 @@ def _open_index(settings: BlockSettings, store: BlockStore, slots: SlotLocks, wo
         if not slots.alone():
             raise StartupError(f"the index of {path} cannot be read while other processes use it: stop them first")
         index = _begin_anew(settings, store, fingerprint, worker)
-    elif not survey.slots_are(index, fingerprint):
+    elif not index_rebuild.slots_are(index, fingerprint):
         _move_between_slots(index, slots, fingerprint)
     if _read(path / "BOOT") != boot:
         write_durably(path / "BOOT", boot)
@@ -218,8 +218,8 @@ def _begin_anew(settings: BlockSettings, store: BlockStore, fingerprint: bytes, 
     store.clean_all_slots()
     unknown_bytes = {number: store.bytes_on_disk(number) for number in range(DIRECTORIES)}
     index = BlockIndex(path / "index", worker, settings.index_bytes_max)
-    # The sequence begins after every file's time, by which the survey orders what it finds.
-    survey.begin_survey(index, fingerprint, _not_empty(unknown_bytes), first_sequence=time.time_ns())
+    # The sequence begins after every file's time, by which the rebuild orders what it finds.
+    index_rebuild.begin_rebuild(index, fingerprint, _not_empty(unknown_bytes), first_sequence=time.time_ns())
     return index
 
 
@@ -227,12 +227,12 @@ def _not_empty(unknown_bytes: Mapping[int, int]) -> dict[int, int]:
     return {number: count for number, count in unknown_bytes.items() if count}
 
 
-def _move_between_slots(index: BlockIndex, slots: SlotLocks, fingerprint: bytes) -> None:
-    """Have a survey put every file on the account that the slots of now give it."""
+def _move_between_slots(index: BlockIndex, slots: WorkerLocks, fingerprint: bytes) -> None:
+    """Have a rebuild put every file on the account that the slots of now give it."""
     if not slots.alone():
         index.close()
         raise StartupError("other processes use the cache directory with other slots: stop them first")
-    survey.begin_survey(index, fingerprint, dict.fromkeys(range(DIRECTORIES), 0))
+    index_rebuild.begin_rebuild(index, fingerprint, dict.fromkeys(range(DIRECTORIES), 0))
 
 
 def _read(path: Path) -> bytes | None:

@@ -14,8 +14,8 @@ import pytest
 
 from gateway.blocks.files.store import BALLAST_BYTES
 from gateway.blocks.index.index import Usage
+from gateway.blocks.maintenance.opening import FORMAT, open_directory
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.upkeep.opening import FORMAT, open_directory
 from gateway.errors import ConfigError, StartupError, StoreUnavailable
 from gateway.objects import ObjectVersion
 from gateway.origin.memory import MemoryOrigin
@@ -91,7 +91,7 @@ def test_after_an_unclean_boot_the_index_is_rebuilt_from_the_files(tmp_path: Pat
             unknown = cache.usage()
             assert (unknown.blocks, unknown.used_bytes, unknown.reserved_bytes) == (0, 0, 0)
             assert unknown.unsurveyed_bytes == on_disk(directory)
-            await cache.survey()
+            await cache.rebuild_index()
             after = cache.usage()
             assert after.unsurveyed_bytes == 0
             assert (after.blocks, after.reserved_bytes) == (before.blocks - 2, 0)
@@ -139,7 +139,7 @@ def test_the_cache_serves_and_fills_while_it_is_surveyed(tmp_path: Path) -> None
         (directory / "CLEAN").unlink()
         (directory / "BOOT").unlink()
         async with open_cache(directory, origin, capacity_bytes=capacity_bytes) as cache:
-            survey = asyncio.create_task(cache.survey())
+            survey = asyncio.create_task(cache.rebuild_index())
             for version in versions:
                 assert await read(cache, version) == content_of(origin, version)
             await cache.settle()
@@ -173,7 +173,7 @@ def test_a_rebuilt_index_keeps_the_order_in_which_files_were_written(tmp_path: P
         (directory / "CLEAN").unlink()
         (directory / "BOOT").unlink()
         async with open_cache(directory, origin) as cache:
-            await cache.survey()
+            await cache.rebuild_index()
         assert order_of(directory) == order
 
     asyncio.run(scenario())
@@ -227,7 +227,7 @@ def test_a_directory_of_an_earlier_version_is_taken_over(tmp_path: Path, older: 
         await fill(tmp_path / "c", origin, version)
         (tmp_path / "c" / "FORMAT").write_bytes(f"forebay blocks {older}\n".encode())
         async with open_cache(tmp_path / "c", origin) as cache:
-            await cache.survey()
+            await cache.rebuild_index()
         await assert_warm(tmp_path / "c", origin, version)
         assert (tmp_path / "c" / "FORMAT").read_bytes() == b"forebay blocks 6\n"
 

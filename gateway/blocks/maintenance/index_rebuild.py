@@ -27,17 +27,17 @@ _FINGERPRINT = b"slots"
 
 
 def slots_are(index: BlockIndex, fingerprint: bytes) -> bool:
-    """Whether files are on the accounts that slots with this fingerprint give them, or will be after a survey."""
+    """Whether files are on the accounts that slots with this fingerprint give them, or will be after a rebuild."""
     with index.reading() as transaction:
         return transaction.counter(_FINGERPRINT) == fingerprint
 
 
-def begin_survey(
+def begin_rebuild(
     index: BlockIndex, fingerprint: bytes, unknown_bytes: Mapping[int, int], first_sequence: int = 0
 ) -> None:
-    """Have directories surveyed; `unknown_bytes` says of each what lies in it beside what the index knows.
+    """Have directories gone through; `unknown_bytes` says of each what lies in it beside what the index knows.
 
-    One that waits for a survey already keeps what was said of it.
+    One that waits for a rebuild already keeps what was said of it.
     """
     with index.writing() as transaction:
         waiting = transaction.unindexed()
@@ -48,8 +48,8 @@ def begin_survey(
         transaction.begin_sequence_at(first_sequence)
 
 
-def survey(directory: BlockDirectory, slots: Slots) -> Iterator[None]:
-    """Survey what is marked for it, a step at a time: every `next` blocks for a few milliseconds.
+def rebuild(directory: BlockDirectory, slots: Slots) -> Iterator[None]:
+    """Go through what is marked for it, a step at a time: every `next` blocks for a few milliseconds.
 
     Ends when the index knows every file, each on the account of the slot that its key belongs to.
     """

@@ -11,7 +11,7 @@ from gateway.errors import ForebayError, StoreUnavailable
 UNLINKS_RETRIED_SECONDS = 60.0
 
 
-class Upkeep:
+class Maintenance:
     """Of one process's cache."""
 
     def __init__(self, tools: ReadDependencies) -> None:
@@ -71,7 +71,7 @@ class Upkeep:
     def _look_at_rights(self) -> None:
         if self._rights_of_others is not None:
             with suppress(ForebayError):  # told where it is written to; what was known last goes on
-                self._tools.directory.kept_free.size_bytes = self._rights_of_others()
+                self._tools.directory.reserve_of_others.size_bytes = self._rights_of_others()
 
     def _report_usage(self) -> None:
         tools = self._tools

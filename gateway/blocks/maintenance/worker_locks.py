@@ -12,7 +12,7 @@ from gateway.blocks.files.store import DIRECTORY_MODE, FILE_MODE
 from gateway.errors import StartupError
 
 
-class SlotLocks:
+class WorkerLocks:
     """The lock files of a directory: `slots/w<n>.lock` for each slot, `slots/opening.lock` for opening and closing."""
 
     def __init__(self, directory: Path, worker: int) -> None:

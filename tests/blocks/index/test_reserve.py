@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.blocks.index.kept_free import GIVEN_BACK_TIMES, LOOK_SECONDS, KeptFree
-from gateway.blocks.index.shares import Capacity
+from gateway.blocks.index.capacity import Capacity
+from gateway.blocks.index.reserve import GIVEN_BACK_TIMES, LOOK_SECONDS, Reserve
 from gateway.errors import BufferUnavailable
 from tests.support.blocks import BLOCK, BUCKET, MIB, block_files, content_of, make_origin, open_cache, read, stored
 
@@ -28,8 +28,8 @@ class Disk:
         self.looks += 1
         return self.free_bytes
 
-    def kept_free(self, size_bytes: int, promised_bytes: int = 0) -> KeptFree:
-        kept = KeptFree(self.look, lambda: promised_bytes, lambda: self.time)
+    def kept_free(self, size_bytes: int, promised_bytes: int = 0) -> Reserve:
+        kept = Reserve(self.look, lambda: promised_bytes, lambda: self.time)
         kept.size_bytes = size_bytes
         return kept
 
@@ -75,7 +75,7 @@ def test_the_cache_never_takes_what_others_have_a_right_to(tmp_path: Path) -> No
         origin.create_bucket(BUCKET)
         versions = [stored(origin, f"k{n}", BLOCK // 2, n) for n in range(60)]
         async with open_cache(tmp_path, origin) as cache:
-            cache._tools.directory.kept_free._free_bytes = lambda: disk_bytes - held_bytes()
+            cache._tools.directory.reserve_of_others._free_bytes = lambda: disk_bytes - held_bytes()
             cache.keep_free(lambda: rights[0])
             for version in versions[:30]:
                 assert await read(cache, version) == content_of(origin, version)
@@ -107,6 +107,6 @@ def test_rights_that_cannot_be_looked_at_stay_as_they_were(tmp_path: Path) -> No
         async with open_cache(tmp_path, make_origin()) as cache:
             cache.keep_free(lambda: MIB)
             cache.keep_free(unreadable)
-            assert cache._tools.directory.kept_free.size_bytes == MIB
+            assert cache._tools.directory.reserve_of_others.size_bytes == MIB
 
     asyncio.run(scenario())

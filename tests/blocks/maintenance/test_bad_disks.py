@@ -20,10 +20,9 @@ from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.files.troubles import Trouble
 from gateway.blocks.filling.segment_appender import SegmentAppender
 from gateway.blocks.index.index import GROW_SECONDS, LOWERED_SECONDS
+from gateway.blocks.maintenance.disk_health import FAILURES_MAX, DirectoryProbe
+from gateway.blocks.maintenance.opening import open_directory
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.trouble.isolation import FAILURES_MAX
-from gateway.blocks.trouble.probe import DirectoryProbe
-from gateway.blocks.upkeep.opening import open_directory
 from gateway.errors import StoreUnavailable
 from gateway.objects import ByteRange, ObjectVersion
 from tests.support.appending import append_all, small_blocks

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from gateway.blocks.index.shares import Capacity
+from gateway.blocks.index.capacity import Capacity
 
 LOOK_SECONDS = 0.05
 """What a look at the file system says holds so long; what was granted since is counted."""
@@ -18,7 +18,7 @@ GIVEN_BACK_TIMES = 2
 """Of what a fill brings, so much leaves at most where room is missing."""
 
 
-class KeptFree:
+class Reserve:
     """What one process's fills must leave free: `size_bytes`, kept up to date by whoever knows it. Index thread only.
 
     `free_bytes` says what the file system has, `promised_bytes` what fills in progress have not all written yet.

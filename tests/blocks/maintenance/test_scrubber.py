@@ -14,11 +14,16 @@ import pytest
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.files.residency import Residency
-from gateway.blocks.trouble.isolation import PAUSE_SECONDS
-from gateway.blocks.upkeep import scrub_record
-from gateway.blocks.upkeep.scrub_record import ScrubPass
-from gateway.blocks.upkeep.scrubbing import PASSED_OVER_BYTES, Scrubber, ScrubSettings
-from gateway.blocks.upkeep.scrubbing import PAUSE_SECONDS as SCRUBBER_PAUSE_SECONDS
+from gateway.blocks.maintenance.disk_health import PAUSE_SECONDS
+from gateway.blocks.maintenance.scrubber import (
+    PASSED_OVER_BYTES,
+    Scrubber,
+    ScrubPass,
+    ScrubSettings,
+    load_pass,
+    save_pass,
+)
+from gateway.blocks.maintenance.scrubber import PAUSE_SECONDS as SCRUBBER_PAUSE_SECONDS
 from gateway.objects import ObjectVersion
 from gateway.origin.memory import MemoryOrigin
 from tests.blocks.files.test_damage import Damage, flip_bit, truncate, zero_the_end
@@ -218,7 +223,7 @@ def test_one_pass_each_period(tmp_path: Path) -> None:
                 assert observer.scrub_passes == 1
                 clock.advance(PERIOD_SECONDS / 2)
                 await until(lambda: observer.scrub_passes == 2)
-            scrub_record.save(tmp_path / "scrub.json", ScrubPass(clock.now() + 1e9, clock.now() + 1e9))
+            save_pass(tmp_path / "scrub.json", ScrubPass(clock.now() + 1e9, clock.now() + 1e9))
             async with scrubbing(cache, tmp_path):
                 await until(lambda: clock.longest_sleep() > PERIOD_SECONDS / 2)
                 clock.advance(PERIOD_SECONDS)
@@ -231,9 +236,9 @@ def test_one_pass_each_period(tmp_path: Path) -> None:
 def test_a_place_that_makes_no_sense_is_a_new_pass(tmp_path: Path, content: bytes) -> None:
     """The file is harmed, or of another version: everything is looked at."""
     (tmp_path / "scrub.json").write_bytes(content)
-    assert scrub_record.load(tmp_path / "scrub.json") is None
-    scrub_record.save(tmp_path / "scrub.json", ScrubPass(5.0, None, "ab" * 32, 3, 4, 5))
-    assert scrub_record.load(tmp_path / "scrub.json") == ScrubPass(5.0, None, "ab" * 32, 3, 4, 5)
+    assert load_pass(tmp_path / "scrub.json") is None
+    save_pass(tmp_path / "scrub.json", ScrubPass(5.0, None, "ab" * 32, 3, 4, 5))
+    assert load_pass(tmp_path / "scrub.json") == ScrubPass(5.0, None, "ab" * 32, 3, 4, 5)
 
 
 def test_it_waits_while_the_disk_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
+
+import orjson
 
 from gateway.blocks.directory import BlockDirectory
 from gateway.blocks.files.residency import Residency
@@ -18,11 +21,10 @@ from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.files.verification import read_verified
 from gateway.blocks.index.records import BlockRecord
 from gateway.blocks.layout import CHUNK_BYTES
+from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.blocks.observer import CacheObserver
-from gateway.blocks.trouble.isolation import Isolation
-from gateway.blocks.upkeep import scrub_record
-from gateway.blocks.upkeep.scrub_record import ScrubPass
 from gateway.clock import Clock
+from gateway.durable import write_durably
 from gateway.errors import BlockDamaged, StoreUnavailable
 
 BLOCKS_AT_ONCE = 64
@@ -36,6 +38,47 @@ PAUSE_SECONDS = 10.0
 
 LEAD_SECONDS = 0.05
 """It may be so much ahead of its pace: below that, sleeping costs more than it spares."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubPass:
+    """One pass over all blocks, in the order of their keys in the index. Times are in seconds since 1970.
+
+    `after` is the id of the last block looked at, as hex; `ended_at` None while the pass is under way.
+    """
+
+    started_at: float
+    ended_at: float | None = None
+    after: str = ""
+    blocks: int = 0
+    read_bytes: int = 0
+    dropped_blocks: int = 0
+
+    @property
+    def part_done(self) -> float:
+        """From 0 to 1: ids are hashes, so that the id itself tells how far it is, by what blocks are sorted by."""
+        return 1.0 if self.ended_at is not None else int(self.after[32:40] or "0", 16) / 2**32
+
+
+def load_pass(path: Path) -> ScrubPass | None:
+    """The pass that was written down last; None when there is none that makes sense. Blocks."""
+    try:
+        document: Any = orjson.loads(path.read_bytes())
+        known = {field.name: document[field.name] for field in fields(ScrubPass)}
+        record = ScrubPass(**known)
+        bytes.fromhex(record.after)
+        record.started_at + (record.ended_at or 0.0) + record.blocks + record.read_bytes + record.dropped_blocks
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return record
+
+
+def save_pass(path: Path, record: ScrubPass) -> None:
+    """Write a pass down; StoreUnavailable when the disk does not take it. Blocks."""
+    try:
+        write_durably(path, orjson.dumps(asdict(record)))
+    except OSError as error:
+        raise StoreUnavailable(f"how far the scrubber has come cannot be written down: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +97,7 @@ class Scrubber:
     settings: ScrubSettings
     directory: BlockDirectory
     threads: DiskThreads
-    isolation: Isolation
+    isolation: CircuitBreaker
     clock: Clock
     observer: CacheObserver
     progress: ScrubPass | None = None
@@ -64,7 +107,7 @@ class Scrubber:
 
     async def run(self) -> None:
         """Pass after pass."""
-        self.progress = await self.threads.idle(scrub_record.load, self.settings.record)
+        self.progress = await self.threads.idle(load_pass, self.settings.record)
         try:
             while True:
                 await self._pass(await self._due())
@@ -166,6 +209,6 @@ class Scrubber:
         self._saved_at = self.clock.monotonic()
         if self.progress is not None and self.isolation.writable:
             try:
-                await self.threads.idle(scrub_record.save, self.settings.record, self.progress)
+                await self.threads.idle(save_pass, self.settings.record, self.progress)
             except StoreUnavailable:
                 return  # told to the isolation already; after a restart some blocks are read twice

@@ -11,13 +11,13 @@ import lmdb
 import pytest
 
 from gateway.blocks.files.troubles import Trouble, trouble_of
-from gateway.blocks.trouble.isolation import (
+from gateway.blocks.maintenance.disk_health import (
     FAILURES_MAX,
     FAILURES_SECONDS,
     PAUSE_SECONDS,
     PAUSE_SECONDS_MAX,
     STEADY_SECONDS,
-    Isolation,
+    CircuitBreaker,
 )
 from gateway.errors import BlockDamaged, StoreUnavailable, is_mistake
 from tests.support.blocks import CountingObserver, TestClock
@@ -74,7 +74,7 @@ class Patient:
         self.observer = CountingObserver()
         self.finds: Trouble | None = None
         self.probes = 0
-        self.isolation = Isolation(Path("/c"), self.probe, self.clock, self.observer)
+        self.isolation = CircuitBreaker(Path("/c"), self.probe, self.clock, self.observer)
 
     async def probe(self, trouble: Trouble) -> Trouble | None:
         self.probes += 1

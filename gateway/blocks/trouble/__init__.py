@@ -1,1 +1,0 @@
-"""A cache directory that refuses: left alone for a while, and tried again."""
