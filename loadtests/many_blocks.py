@@ -25,9 +25,9 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.files.segments import SmallBlock
 from gateway.blocks.filling.segment_appender import SegmentAppender
 from gateway.blocks.layout import block_at
+from gateway.blocks.maintenance.opening import open_directory
 from gateway.blocks.observer import SilentObserver
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.maintenance.opening import open_directory
 from gateway.clock import SystemClock
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.memory import MemoryOrigin
