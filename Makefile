@@ -54,7 +54,7 @@ check: $(STAMPS)/dev  ## linter, formatter, types
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 
-campaign: $(STAMPS)/test  ## long: generated tests, 100,000 pages of listings, staleness, then races, kills, harms, leavers with a new seed: make campaign SEED=1 repeats one
+campaign: $(STAMPS)/test  ## long: generated tests, 100,000 pages of listings, staleness, then races, kills, stops, harms, leavers with a new seed: make campaign SEED=1 repeats one
 	@echo "campaign: SEED=$(SEED), done so far: $$(ls $(DONE) 2>/dev/null | tr '\n' ' ')"
 	@mkdir -p $(DONE)
 	$(call part,generated,,-m "not clients and not torch" --hypothesis-seed=$(SEED))
@@ -64,6 +64,7 @@ campaign: $(STAMPS)/test  ## long: generated tests, 100,000 pages of listings, s
 	$(call part,staleness,FOREBAY_STALENESS_EXAMPLES=5000,--timeout=7200 --hypothesis-seed=$(SEED) tests/semantics/test_staleness_histories.py)
 	$(call part,races,FOREBAY_STEPS=50000 FOREBAY_SEED=$(SEED),tests/scenarios/test_races.py)
 	$(call part,kills,FOREBAY_KILLS=500 FOREBAY_KILL_SEED=$(SEED),tests/crash/test_kills.py)
+	$(call part,stops,FOREBAY_STOPS=500 FOREBAY_STOP_SEED=$(SEED),-s tests/crash/test_stops.py)
 	$(call part,harms,FOREBAY_HARMS=10000 FOREBAY_HARM_SEED=$(SEED),tests/crash/test_harms.py)
 	$(call part,device-damage,FOREBAY_DAMAGES=20000 FOREBAY_DAMAGE_SEED=$(SEED),-s tests/crash/test_device_damage.py)
 	$(call part,leavers,FOREBAY_LEAVERS=1000000 FOREBAY_LEAVER_SEED=$(SEED),-s tests/crash/test_leavers.py)

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from socket import socket
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.closed import Blocks, ClosedCache
@@ -20,24 +19,24 @@ from gateway.counting import WorkerMetrics
 from gateway.edge.asgi import S3App
 from gateway.edge.authentication import Authenticator
 from gateway.edge.keyring import ConfiguredKeyring, Key, Keyring, OriginKeyring
-from gateway.jobs.indexing.indexes import Indexes
-from gateway.jobs.indexing.keeping import IndexPlan
+from gateway.heartbeats import BACKGROUND_PROCESS
+from gateway.jobs.dependencies import JobDependencies
+from gateway.jobs.indexing.indexes import Indexes, IndexPlan
 from gateway.jobs.runner import Jobs
-from gateway.jobs.snapshots import SnapshotDesk
+from gateway.jobs.snapshot_service import SnapshotService
 from gateway.jobs.store import JobStore
-from gateway.jobs.tools import Tools
+from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS, disbelieve
-from gateway.metadata.small_answers import SmallAnswers
-from gateway.metadata.snapshots.library import Library
-from gateway.metadata.snapshots.shelf import NoShelf, Shelf
+from gateway.metadata.snapshots.registry import SnapshotRegistry
+from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.metering import origin_meter
 from gateway.operations.exchange import Services
 from gateway.operations.origin_events import OriginEvents
 from gateway.origin.credentials import ChainCredentials, KeyPair, OriginCredentials, StaticCredentials
-from gateway.origin.metered import MeteredOrigin
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
+from gateway.origin.traffic_meter import MeteredOrigin
 from gateway.policy.grants import Grant
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
@@ -46,9 +45,6 @@ from gateway.writeback.flushing.telling import Teller
 
 SNAPSHOTS = "snapshots"
 """Where in the cache directory they lie."""
-
-BACKGROUND_WORKER = 256
-"""The background process's worker slot in the cache directory: S3 workers have 0 to 255."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +59,14 @@ class _Node:
 
 
 @asynccontextmanager
-async def _node(settings: Settings, *, instance_id: str, lease_end: socket | None) -> AsyncIterator[_Node]:
+async def _node(settings: Settings, process: int, *, instance_id: str, bandwidth: int | None) -> AsyncIterator[_Node]:
     clock = SystemClock()
     metrics = WorkerMetrics(settings.cache.capacity_bytes)
     async with AsyncExitStack() as stack:
         credentials = _origin_credentials(settings, clock)
         await credentials.start()
         stack.push_async_callback(credentials.aclose)
-        meter = await stack.enter_async_context(origin_meter(settings, metrics, clock, lease_end))
+        meter = origin_meter(settings, metrics, clock, process=process, shared=bandwidth)
         s3_origin = S3Origin(
             _origin_settings(settings),
             credentials,
@@ -84,10 +80,16 @@ async def _node(settings: Settings, *, instance_id: str, lease_end: socket | Non
 
 
 @asynccontextmanager
-async def _directory(settings: Settings, node: _Node, worker: int) -> AsyncIterator[tuple[BlockCache, Catalog]]:
+async def _directory(
+    settings: Settings, node: _Node, worker: int, shared_directory: Path | None
+) -> AsyncIterator[tuple[BlockCache, Catalog]]:
     """What lies in the cache directory; StartupError when that is a mistake, StoreUnavailable when the disk fails."""
     blocks = await BlockCache.open(
-        _block_settings(settings, node.slots), node.origin, worker=worker, clock=node.clock, observer=node.metrics.cache
+        _block_settings(settings, node.slots, shared_directory),
+        node.origin,
+        worker=worker,
+        clock=node.clock,
+        observer=node.metrics.cache,
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(blocks.close)
@@ -108,26 +110,33 @@ async def _no_directory(node: _Node) -> AsyncIterator[tuple[Blocks, Catalog]]:
     """What there is without one."""
     yield (
         ClosedCache(node.origin, node.clock, node.metrics.cache),
-        Catalog.forgetful(node.origin, node.clock, node.metrics.catalog),
+        Catalog.switched_off(node.origin, node.clock, node.metrics.catalog),
     )
 
 
 @asynccontextmanager
 async def s3_application(
-    settings: Settings, *, worker: int, instance_id: str, lease_end: socket | None = None, closed: bool = False
+    settings: Settings,
+    *,
+    worker: int,
+    instance_id: str,
+    bandwidth: int | None = None,
+    shared_directory: Path | None = None,
+    closed: bool = False,
 ) -> AsyncIterator[S3App]:
     """The S3 port's application of worker slot `worker`, with everything behind it.
 
     `instance_id` is the same in all workers of one `forebay serve`. Works with the origin away: nothing is asked of it.
-    Over `lease_end` the worker's parts of bandwidth ceilings are leased. `closed`: the cache directory is not touched,
-    by any worker, and all is the origin's. Otherwise StoreUnavailable when the disk under it fails.
+    `bandwidth` is the memory in which all processes keep the ceilings (metering.py); in `shared_directory` lie files
+    that all of them have in memory (BlockSettings). `closed`: no worker touches the cache directory, and all is the
+    origin's. Otherwise StoreUnavailable when the disk under it fails.
     """
     async with (
-        _node(settings, instance_id=instance_id, lease_end=lease_end) as node,
-        _no_directory(node) if closed else _directory(settings, node, worker) as (blocks, catalog),
+        _node(settings, worker, instance_id=instance_id, bandwidth=bandwidth) as node,
+        _no_directory(node) if closed else _directory(settings, node, worker, shared_directory) as (blocks, catalog),
         nullcontext() if closed else opened_buffer(settings, worker, _bounding(node), blocks) as buffer,
     ):
-        answers = SmallAnswers(
+        answers = BucketMetadataCache(
             settings.cache.directory / "catalog" / ANSWERS,
             catalog.now_of_bucket,
             ttl_seconds=0 if closed else settings.cache.small_answers_ttl_seconds,
@@ -139,7 +148,7 @@ async def s3_application(
             allow_unsigned=settings.server.allow_unsigned,
             allow_signature_v2=settings.server.allow_signature_v2,
         )
-        shelf, library = await _shelf(settings, node, closed=closed)
+        snapshots, snapshot_store = await _snapshots(settings, node, closed=closed)
         services = Services(
             node.origin,
             catalog,
@@ -147,7 +156,7 @@ async def s3_application(
             blocks,
             node.slots,
             node.clock,
-            snapshots=shelf,
+            snapshots=snapshots,
             writeback=buffer,
             buffer_closed=closed and is_needed(settings),
         )
@@ -157,20 +166,19 @@ async def s3_application(
             )
         finally:
             await answers.close()
-            if isinstance(shelf, Shelf):
-                await shelf.close()
-            if library is not None:
-                await asyncio.to_thread(library.shut)
+            await snapshots.close()
+            if snapshot_store is not None:
+                snapshot_store.close()
 
 
-async def _shelf(settings: Settings, node: _Node, *, closed: bool) -> tuple[Shelf | NoShelf, Library | None]:
+async def _snapshots(settings: Settings, node: _Node, *, closed: bool) -> tuple[SnapshotRegistry, SnapshotStore | None]:
     """What freezes slots. What cannot be opened does not keep the worker from starting."""
     if closed or not node.slots.any_frozen:
-        return NoShelf(), None
-    library = await asyncio.to_thread(Library, settings.cache.directory / SNAPSHOTS)
-    shelf = Shelf(library, node.slots, node.clock, node.metrics.snapshots)
-    await shelf.refresh()
-    return shelf, library
+        return SnapshotRegistry.switched_off(), None
+    store = await asyncio.to_thread(SnapshotStore, settings.cache.directory / SNAPSHOTS)
+    registry = SnapshotRegistry(store, node.slots, node.clock, node.metrics.snapshots)
+    await registry.refresh()
+    return registry, store
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +190,7 @@ class Upkeep:
     indexes: Indexes
     blocks: BlockCache
     scrubber: Scrubber | None
-    snapshots: SnapshotDesk
+    snapshots: SnapshotService
     flushing: Flushing | None
 
     @property
@@ -192,42 +200,43 @@ class Upkeep:
 
 
 @asynccontextmanager
-async def upkeep(settings: Settings, *, instance_id: str, lease_end: socket | None = None) -> AsyncIterator[Upkeep]:
+async def upkeep(
+    settings: Settings, *, instance_id: str, bandwidth: int | None = None, shared_directory: Path | None = None
+) -> AsyncIterator[Upkeep]:
     """The background process's part: jobs go on while this lasts, and indexes are kept up.
 
     StartupError when the directory is a mistake, StoreUnavailable when the disk under it fails.
     """
     async with (
-        _node(settings, instance_id=instance_id, lease_end=lease_end) as node,
-        _directory(settings, node, BACKGROUND_WORKER) as (blocks, catalog),
-        opened_buffer(settings, BACKGROUND_WORKER, _bounding(node), blocks) as buffer,
+        _node(settings, BACKGROUND_PROCESS, instance_id=instance_id, bandwidth=bandwidth) as node,
+        _directory(settings, node, BACKGROUND_PROCESS, shared_directory) as (blocks, catalog),
+        opened_buffer(settings, BACKGROUND_PROCESS, _bounding(node), blocks) as buffer,
     ):
-        library = await asyncio.to_thread(Library, settings.cache.directory / SNAPSHOTS)
-        tools = Tools(
-            node.origin, catalog, blocks, node.slots, node.clock, library, origin_name=settings.origin.endpoint_url
+        snapshots = await asyncio.to_thread(SnapshotStore, settings.cache.directory / SNAPSHOTS)
+        tools = JobDependencies(
+            node.origin, catalog, blocks, node.slots, node.clock, snapshots, origin_name=settings.origin.endpoint_url
         )
         store = await asyncio.to_thread(JobStore, settings.cache.directory / "jobs")
         jobs = await Jobs.open(tools, store)
-        indexes = Indexes.open(tools, _index_plans(settings), node.metrics.indexes)
+        indexes = Indexes.open(tools, _index_plans(settings, store.scratch), node.metrics.indexes)
         try:
             events = OriginEvents(catalog, blocks, node.slots)
-            desk = SnapshotDesk(tools, jobs)
+            service = SnapshotService(tools, jobs)
             counters = node.metrics.writeback
             around = Surroundings(node.origin, catalog, blocks, node.slots, node.clock, Teller(counters), counters)
             async with flushing(settings, buffer, around) as flusher:
-                yield Upkeep(jobs, events, indexes, blocks, _scrubber(settings, blocks), desk, flusher)
+                yield Upkeep(jobs, events, indexes, blocks, _scrubber(settings, blocks), service, flusher)
         finally:
             await indexes.close()
             await jobs.close()
-            await asyncio.to_thread(library.shut)
+            snapshots.close()
 
 
 def _bounding(node: _Node) -> Bounding:
     return Bounding(node.slots, node.clock, node.metrics.writeback)
 
 
-def _index_plans(settings: Settings) -> list[IndexPlan]:
-    scratch = settings.cache.directory / "jobs" / "inventories"
+def _index_plans(settings: Settings, scratch: Path) -> list[IndexPlan]:
     return [
         IndexPlan(slot.name, slot.index_refresh_in_force_seconds, slot.index_listers, slot.index_inventory, scratch)
         for slot in settings.slots
@@ -271,7 +280,7 @@ def _origin_settings(settings: Settings) -> OriginSettings:
     )
 
 
-def _block_settings(settings: Settings, slots: Slots) -> BlockSettings:
+def _block_settings(settings: Settings, slots: Slots, shared_directory: Path | None) -> BlockSettings:
     cache = settings.cache
     return BlockSettings(
         directory=cache.directory / "blocks",
@@ -281,6 +290,7 @@ def _block_settings(settings: Settings, slots: Slots) -> BlockSettings:
         readahead_bytes=cache.readahead_bytes,
         slots=slots,
         daily_writes_bytes=cache.daily_writes_bytes,
+        shared_directory=shared_directory,
     )
 
 

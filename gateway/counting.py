@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from gateway.metrics import (
-    BANDWIDTH_LEASED,
     BANDWIDTH_WAIT_SECONDS,
     CACHE_CAPACITY_BYTES,
     CACHE_COALESCED,
@@ -154,14 +153,14 @@ class CatalogMetrics:
 
 
 class SnapshotMetrics:
-    """Counts the events of one process's frozen slots (the methods of `metadata.snapshots.shelf.SnapshotObserver`)."""
+    """Counts the events of one process's frozen slots (`metadata.snapshots.registry.SnapshotObserver`)."""
 
     def refused(self, slot: str, reason: str) -> None:
         SNAPSHOT_REFUSALS.add(1, slot, reason)
 
 
 class IndexMetrics:
-    """Counts what becomes of indexes (the methods of `jobs.indexing.progress.IndexObserver`)."""
+    """Counts what becomes of indexes (the methods of `jobs.indexing.status.IndexObserver`)."""
 
     def crawled(self, slot: str, keys: int) -> None:
         INDEX_CRAWLED_KEYS.add(keys, slot)
@@ -313,7 +312,3 @@ class WorkerMetrics:
     def origin_waited(self, direction: str, slot: str, seconds: float) -> None:
         """A piece of a body was held back."""
         BANDWIDTH_WAIT_SECONDS.add(seconds, direction, slot)
-
-    def bandwidth_leased(self, leased: bool) -> None:
-        """Whether leases are in force in this process."""
-        BANDWIDTH_LEASED.set(int(leased))

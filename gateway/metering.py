@@ -1,19 +1,42 @@
-"""From settings to ceilings, and to what each process of a gateway needs to keep them together."""
+"""From settings to ceilings on bandwidth, and to what each process of a gateway needs to keep them together."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from socket import socket
+from collections.abc import Iterator
 
 from gateway.clock import Clock
 from gateway.config import OriginSettings, Settings, SlotSettings
 from gateway.counting import WorkerMetrics
-from gateway.origin.metered import OriginMeter
+from gateway.errors import StartupError
+from gateway.origin.traffic_meter import OriginMeter
 from gateway.policy.bandwidth import Bandwidth, Ceiling
-from gateway.policy.lease_channel import LeaseHolder, LeaseServer, channel
-from gateway.policy.leases import Lessee, static_shares
+from gateway.policy.token_bucket import SharedBuckets, make_shared_memory
+
+
+def make_shared_bandwidth(settings: Settings, clock: Clock) -> int | None:
+    """A descriptor of the memory that all processes keep the ceilings in; None where there is no ceiling. OSError."""
+    ceilings = ceilings_of(settings)
+    return make_shared_memory(len(ceilings), _processes(settings), clock.monotonic()) if ceilings else None
+
+
+def origin_meter(
+    settings: Settings, metrics: WorkerMetrics, clock: Clock, *, process: int = 0, shared: int | None = None
+) -> OriginMeter:
+    """The meter of process number `process`; `shared` is what `make_shared_bandwidth` made.
+
+    Without `shared` this process is the only one. StartupError where it is of another version or configuration.
+    """
+    ceilings = ceilings_of(settings)
+    if not ceilings:
+        return OriginMeter(metrics)
+    buckets = None
+    if shared is not None:
+        processes = _processes(settings)
+        try:
+            buckets = SharedBuckets.attach(shared, len(ceilings), processes, min(process, processes - 1))
+        except ValueError as error:
+            raise StartupError(f"{error}: start the gateway again") from None
+    return OriginMeter(metrics, Bandwidth(ceilings, clock, buckets))
 
 
 def ceilings_of(settings: Settings) -> list[Ceiling]:
@@ -22,51 +45,13 @@ def ceilings_of(settings: Settings) -> list[Ceiling]:
     return [ceiling for group in (link, *slots) for ceiling in group]
 
 
+def _processes(settings: Settings) -> int:
+    """The workers, then the background process: its number is greater than that of any worker."""
+    return settings.server.workers + 1
+
+
 def _ceilings(slot: str | None, settings: OriginSettings | SlotSettings) -> Iterator[Ceiling]:
     if settings.read_bandwidth_bytes_per_second is not None:
         yield Ceiling("read", slot, settings.read_bandwidth_bytes_per_second)
     if settings.write_bandwidth_bytes_per_second is not None:
         yield Ceiling("write", slot, settings.write_bandwidth_bytes_per_second)
-
-
-@asynccontextmanager
-async def origin_meter(
-    settings: Settings, metrics: WorkerMetrics, clock: Clock, lease_end: socket | None
-) -> AsyncIterator[OriginMeter]:
-    """One process's meter. Leases come over `lease_end`, and nothing waits for them; without it, shares are static."""
-    ceilings = ceilings_of(settings)
-    if not ceilings:
-        yield OriginMeter(metrics)
-        return
-    rates = [one.bytes_per_second for one in ceilings]
-    holders = settings.server.workers + 1  # the background process is one too
-    if lease_end is None:
-        yield OriginMeter(metrics, Bandwidth(ceilings, static_shares(rates, holders), clock))
-        return
-    lessee = Lessee(rates, holders, clock.monotonic())
-    bandwidth = Bandwidth(ceilings, lessee.rates(clock.monotonic()), clock)
-    holding = asyncio.create_task(LeaseHolder(bandwidth, lessee, lease_end, clock, metrics.bandwidth_leased).run())
-    try:
-        yield OriginMeter(metrics, bandwidth)
-    finally:
-        holding.cancel()
-        await asyncio.wait((holding,))
-
-
-def lease_channel(settings: Settings) -> tuple[socket, socket] | None:
-    """A holder's end and the book's, to be made before both; None where there is nothing to ask for."""
-    return channel() if ceilings_of(settings) else None
-
-
-@contextmanager
-def lease_server(settings: Settings, ends: Mapping[str, socket], clock: Clock) -> Iterator[None]:
-    """While this lasts, the ceilings are dealt out to the holders whose channels end here."""
-    if not ends:
-        yield
-        return
-    server = LeaseServer([one.bytes_per_second for one in ceilings_of(settings)], ends, clock)
-    server.start()
-    try:
-        yield
-    finally:
-        server.stop()

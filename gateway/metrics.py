@@ -338,13 +338,6 @@ BANDWIDTH_WAIT_SECONDS = Counter(
     "Time that pieces of bodies were held back because a ceiling (read_bandwidth, write_bandwidth) was reached, summed "
     "over all that waited side by side. direction: read or write.",
 )
-BANDWIDTH_LEASED = Gauge(
-    "forebay_bandwidth_leased_workers",
-    "processes",
-    (),
-    "Workers whose parts of the ceilings the background process deals out now; the others keep to their static shares. "
-    "0 where no ceiling is set.",
-)
 
 WORKER_RESTARTS = Counter(
     "forebay_worker_restarts_total",

@@ -21,13 +21,10 @@ from urllib.parse import quote
 import lmdb
 
 from gateway.clock import SystemClock
-from gateway.metadata.listing.batches import Batch
-from gateway.metadata.listing.bounds import Bound
-from gateway.metadata.listing.contents import contents_xml, encoded
 from gateway.metadata.listing.index import Found, ListingIndex
-from gateway.metadata.listing.pages import Wanted
-from gateway.metadata.listing.places import END, behind
-from gateway.metadata.listing.records import pack
+from gateway.metadata.listing.pages import END, ListRequest, key_successor
+from gateway.metadata.listing.ranges import Batch, Bound
+from gateway.metadata.listing.records import contents_xml, encoded, pack
 from gateway.metadata.observer import SilentCatalogObserver
 from gateway.metadata.opening import open_directory
 from gateway.s3.list_result import EntryForm, ListedEntry
@@ -170,9 +167,7 @@ def _delimited(options: Options) -> list[Verdict]:
     with tempfile.TemporaryDirectory(prefix="forebay-load-") as directory:
         opened = open_directory(Path(directory) / "catalog", "origin")
         clock = SystemClock()
-        index = ListingIndex(
-            opened.listing, opened.marks, opened.generations, clock, opened.boot, SilentCatalogObserver()
-        )
+        index = ListingIndex(opened, opened.epochs, clock, SilentCatalogObserver())
         asyncio.run(_build(index, keys))
         size_bytes = opened.listing.statistics()["size_bytes"] / (_PREFIXES * keys)
         milliseconds = [_rolled_up(index) for _ in range(options.rounds)]
@@ -192,7 +187,7 @@ async def _build(index: ListingIndex, keys: int) -> None:
         for first in range(0, keys, PAGE_KEYS):
             listed = [_listed(number, one, keys) for one in range(first, min(first + PAGE_KEYS, keys))]
             is_last = number == _PREFIXES - 1 and first + PAGE_KEYS >= keys
-            stop = END if is_last else behind(listed[-1][0])
+            stop = END if is_last else key_successor(listed[-1][0])
             await index.land(Batch(BUCKET, place, stop, listed, [_FORM], index.asked(BUCKET), 1e9))
             place = stop
 
@@ -206,7 +201,7 @@ def _listed(number: int, one: int, keys: int) -> tuple[bytes, bytes]:
 def _rolled_up(index: ListingIndex) -> float:
     """Milliseconds for the page and its XML."""
     started = time.perf_counter()
-    found = index.find(BUCKET, Wanted(delimiter=b"/"), Bound(1e9, 1e9), with_owner=False)
+    found = index.find(BUCKET, ListRequest(delimiter=b"/"), Bound(1e9, 1e9), with_owner=False)
     if not isinstance(found, Found) or len(found.page.prefixes) != _PREFIXES:
         raise RuntimeError("the index does not give the page that it must know")
     contents_xml(found.page.keys, found.forms, url=True, owner=False)

@@ -117,7 +117,7 @@ def measure(directory: Path, blocks: int, size_bytes: int, packed_bytes_max: int
     surveying = wall_us(lambda: [None for _ in survey(opened.blocks, Slots())])
     if opened.blocks.index.usage().blocks != blocks:
         raise RuntimeError("the survey has not found all blocks")
-    opened.blocks.capacity = Capacity(0)
+    opened.blocks.configured_capacity = Capacity(0)
     evicting = cpu_us(opened.blocks.shrink)
     opened.close()
     return Costs(*(one / blocks for one in (fill, read, surveying, evicting, files, index_bytes)))

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from gateway.metadata import small_answers
+from gateway.metadata import bucket_metadata
+from gateway.metadata.listing import index as listing_index
 
 settings.register_profile("forebay", deadline=None, print_blob=True)
 settings.load_profile("forebay")
@@ -22,5 +23,6 @@ def patient_with_the_disk() -> Iterator[None]:
     Tests of a disk that is too slow say how slow that is.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(small_answers, "RECALL_SECONDS_MAX", 60.0)
+        patch.setattr(bucket_metadata, "RECALL_SECONDS_MAX", 60.0)
+        patch.setattr(listing_index, "NOTE_SECONDS_MAX", 60.0)
         yield

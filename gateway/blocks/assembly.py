@@ -9,18 +9,14 @@ from gateway.blocks.files.open_files import OpenFiles
 from gateway.blocks.files.residency import Residency
 from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.files.watching import FileWatcher
-from gateway.blocks.filling.coalescing import Fills
-from gateway.blocks.filling.fill import BlockFiller
-from gateway.blocks.filling.filling import Filler
-from gateway.blocks.filling.first_looks import FirstLooks
-from gateway.blocks.filling.following import Follower
-from gateway.blocks.filling.guarded_fills import GuardedFiller
-from gateway.blocks.filling.packer import Packer
-from gateway.blocks.filling.packing import SegmentAppender
-from gateway.blocks.filling.small_fills import SmallFiller
+from gateway.blocks.filling.group_commit_writer import GroupCommitWriter
+from gateway.blocks.filling.large_block_fetch import LargeBlockFetcher
+from gateway.blocks.filling.segment_appender import SegmentAppender
+from gateway.blocks.filling.single_flight import Fetchers, SingleFlight
+from gateway.blocks.filling.small_block_fetch import SmallBlockFetcher
+from gateway.blocks.filling.unpinned_get import UnpinnedGets
 from gateway.blocks.observer import CacheObserver
-from gateway.blocks.reading.readahead import AheadMarks
-from gateway.blocks.reading.reading_tools import ReadingTools
+from gateway.blocks.reading.sources import AheadMarks, ReadDependencies
 from gateway.blocks.settings import BlockSettings
 from gateway.blocks.trouble.isolation import Isolation
 from gateway.blocks.trouble.probe import DirectoryProbe
@@ -33,11 +29,10 @@ from gateway.origin.client import Origin
 class Parts:
     """What a cache must see to itself, and what its readers share."""
 
-    tools: ReadingTools
+    tools: ReadDependencies
     opened: OpenDirectory
     watcher: FileWatcher
-    packer: Packer
-    probe: DirectoryProbe
+    writer: GroupCommitWriter
 
 
 def assemble(
@@ -50,31 +45,36 @@ def assemble(
 ) -> Parts:
     """Everything that works on an open directory."""
     watcher, open_files = FileWatcher(), OpenFiles()
-    retries = settings.fill_retries
-    opened.blocks.on_unlink = open_files.drop
-    packer = Packer(SegmentAppender(opened.blocks), threads, clock, observer)
-    filler = Filler(
-        BlockFiller(opened.blocks, origin, threads, Follower(threads, watcher), open_files, clock, observer, retries),
-        SmallFiller(opened.blocks, open_files, opened.claims, packer, watcher, origin, clock, observer, retries),
-        settings.packed_bytes_max,
-    )
-    probe = DirectoryProbe(opened.blocks, threads, clock, observer, settings.block_size_bytes)
+    blocks, locks, retries = opened.blocks, opened.locks, settings.fill_retries
+    blocks.on_unlink = open_files.drop
+    writer = GroupCommitWriter(SegmentAppender(blocks), threads, clock, observer)
+    probe = DirectoryProbe(blocks, threads, observer, settings.block_size_bytes)
     isolation = Isolation(settings.directory, probe, clock, observer)
     threads.on_error = isolation.note
-    guarded = GuardedFiller(filler, isolation)
-    tools = ReadingTools(
+    threads.stalled = lambda: blocks.index.stalled
+    fetchers = Fetchers(
+        SmallBlockFetcher(blocks, open_files, writer, origin, clock, retries),
+        LargeBlockFetcher(blocks, locks, origin, threads, watcher, open_files, clock, observer, retries),
+        settings.packed_bytes_max,
+        blocks,
+        locks,
+        watcher,
+        isolation,
+        observer,
+    )
+    tools = ReadDependencies(
         settings,
-        opened.blocks,
+        blocks,
         origin,
-        Fills(guarded, settings.fills_max, guarded.at_once),
-        FirstLooks(opened.claims, watcher, asyncio.Semaphore(settings.fills_max)),
+        SingleFlight(fetchers, settings.fills_max),
+        UnpinnedGets(locks, watcher, asyncio.Semaphore(settings.fills_max)),
         threads,
         Residency(),
         AheadMarks(),
-        opened.blocks.index.accesses,
+        blocks.index.accesses,
         open_files,
         isolation,
         clock,
         observer,
     )
-    return Parts(tools, opened, watcher, packer, probe)
+    return Parts(tools, opened, watcher, writer)

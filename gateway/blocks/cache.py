@@ -16,15 +16,13 @@ import structlog
 from gateway.blocks import layout
 from gateway.blocks.assembly import Parts, assemble
 from gateway.blocks.files.threads import DiskThreads
-from gateway.blocks.filling.adoption import OfferedFile, describe
-from gateway.blocks.filling.first_answer import FirstAnswer
-from gateway.blocks.filling.first_looks import FirstLook
+from gateway.blocks.filling.hard_link_ingest import OfferedFile, describe
+from gateway.blocks.filling.unpinned_get import UnpinnedGet, UnpinnedResponse
 from gateway.blocks.index.index import Usage
 from gateway.blocks.observer import CacheObserver
-from gateway.blocks.reading import fetching, patches
-from gateway.blocks.reading.arrived import arrived
+from gateway.blocks.reading import reader, sub_blocks
+from gateway.blocks.reading.fast_path import WarmSpan, arrived, warm_span
 from gateway.blocks.reading.reader import RangeReader
-from gateway.blocks.reading.warm import WarmSpan, warm_span
 from gateway.blocks.settings import BlockSettings
 from gateway.blocks.trouble.isolation import Isolation
 from gateway.blocks.upkeep.opening import open_directory
@@ -46,11 +44,12 @@ class BlockCache:
 
     def __init__(self, parts: Parts) -> None:
         self._tools = parts.tools
-        self._packer = parts.packer
+        self._writer = parts.writer
         self._watcher = parts.watcher
         self._opened = parts.opened
-        self._upkeep = Upkeep(parts.tools, parts.probe)
+        self._upkeep = Upkeep(parts.tools)
         self._keeping_up = asyncio.create_task(self._upkeep.go_on(), name="block index upkeep")
+        self._beating = asyncio.create_task(parts.opened.heartbeats.beat_on(parts.opened.worker), name="heartbeat")
 
     @classmethod
     async def open(
@@ -64,7 +63,7 @@ class BlockCache:
         """
         threads = DiskThreads(settings.disk_threads)
         try:
-            opened = await threads.index(open_directory, settings, worker, clock.now)
+            opened = await threads.index_later(open_directory, settings, worker, clock.now)
         except BaseException:
             threads.shut_down()
             raise
@@ -78,7 +77,7 @@ class BlockCache:
         *,
         slot: str = "default",
         headers: Mapping[str, str] = _NO_HEADERS,
-        answer: FirstAnswer | None = None,
+        answer: UnpinnedResponse | None = None,
     ) -> RangeReader:
         """Begin to read a range, which must lie within the object.
 
@@ -106,7 +105,7 @@ class BlockCache:
         *,
         slot: str,
         headers: Mapping[str, str],
-        answer: FirstAnswer,
+        answer: UnpinnedResponse,
     ) -> memoryview | None:
         """The bytes of a range of a small object, where the first answer has brought all of it; else None: `open_range`
         is to be asked.
@@ -124,10 +123,10 @@ class BlockCache:
 
     def first_fetched(self, first: int, last: int | None, slot: str) -> ByteRange:
         """What a read of bytes `first` to `last` (None: the end) begins with where nothing is known of the object."""
-        return patches.first_fetched(first, last, self._tools.settings.block_size_of(slot))
+        return sub_blocks.first_fetched(first, last, self._tools.settings.block_size_of(slot))
 
-    def first_look(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> FirstLook | None:
-        """The right to ask the origin for version and bytes at once, to be entered (first_looks.py).
+    def first_look(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> UnpinnedGet | None:
+        """The right to ask the origin for version and bytes at once, to be entered (unpinned_get.py).
 
         None when somebody does, and when blocks of the object are here.
         """
@@ -136,7 +135,7 @@ class BlockCache:
             known = self._tools.directory.index.has_object(object_id)
         except StoreUnavailable:
             known = True
-        return None if known else self._tools.looks.begin(object_id, offset, headers)
+        return None if known else self._tools.unpinned_gets.begin(object_id, offset, headers)
 
     def pieces(self, version: ObjectVersion, slot: str) -> Iterator[ByteRange]:
         """The ranges of an object of a slot that lie in one block each: what `fetch` is best given."""
@@ -150,15 +149,11 @@ class BlockCache:
 
         Raises as `open_range` and its reader do. False: the directory could not take it, and nothing was read on.
         """
-        return await fetching.fetch(self._tools, version, piece, slot, purpose)
+        return await reader.fetch(self._tools, version, piece, slot, purpose)
 
     def others_fill(self) -> bool:
         """Whether other processes fill blocks now: for readers, then, who wait for them."""
-        try:
-            claimed = self._opened.claims.others_claim()
-            return claimed or (self._tools.isolation.readable and self._tools.directory.index.others_fill())
-        except StoreUnavailable:
-            return False
+        return self._opened.locks.others_fetch()
 
     def obtainable_bytes(self, slot: str) -> int:
         """What a slot can have at most beside its pins, when others need all that they are guaranteed."""
@@ -246,7 +241,7 @@ class BlockCache:
         await self._in_steps(self._tools.directory.pins.let_go())  # an unpinning may have been broken off
 
     async def _in_steps(self, steps: Iterator[None]) -> None:
-        while await self._tools.threads.index(next, steps, _DONE) is not _DONE:
+        while await self._tools.threads.index_later(next, steps, _DONE) is not _DONE:
             pass
 
     def _survey_steps(self) -> Iterator[None]:
@@ -259,18 +254,20 @@ class BlockCache:
 
     async def settle(self) -> None:
         """Wait until the fills now in progress have ended, well or badly."""
-        await self._tools.fills.settle()
+        await self._tools.fetches.settle()
 
     async def close(self) -> None:
         """Break off the fills, write down what was used, and leave the directory in order. Readers must be gone."""
         self._keeping_up.cancel()
         await asyncio.gather(self._keeping_up, return_exceptions=True)
         await self._tools.isolation.close()
-        await self._tools.fills.close()
-        await self._packer.drain()
+        await self._tools.fetches.close()
+        await self._writer.drain()
         self._tools.open_files.close()
         self._watcher.close()
         await self.flush_accesses()
+        self._beating.cancel()
+        await asyncio.gather(self._beating, return_exceptions=True)
         await asyncio.to_thread(self._close_directory)
 
     async def flush_accesses(self) -> None:

@@ -7,11 +7,10 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.filling.first_answer import FirstAnswer
 from gateway.blocks.filling.pinned_get import PinnedGet
+from gateway.blocks.filling.unpinned_get import UnpinnedResponse
 from gateway.blocks.observer import CacheObserver
-from gateway.blocks.reading.reader import RangeReader
-from gateway.blocks.reading.source_opening import Outcome
+from gateway.blocks.reading.reader import Outcome, RangeReader
 from gateway.blocks.reading.sources import OriginSource
 from gateway.clock import Clock
 from gateway.objects import BodyStream, ByteRange, ObjectKey, ObjectVersion
@@ -39,7 +38,7 @@ class ClosedCache:
         *,
         slot: str = "default",
         headers: Mapping[str, str] = _NO_HEADERS,
-        answer: FirstAnswer | None = None,
+        answer: UnpinnedResponse | None = None,
     ) -> OriginReader:
         """As `BlockCache.open_range`."""
         self._observer.store_unavailable()
@@ -66,7 +65,7 @@ class ClosedCache:
         *,
         slot: str,
         headers: Mapping[str, str],
-        answer: FirstAnswer,
+        answer: UnpinnedResponse,
     ) -> None:
         """There are no first answers."""
 

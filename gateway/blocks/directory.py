@@ -3,11 +3,12 @@
     a fill       partial file, locked → reserve (index) → rename → commit (index) → unlock
     an adoption  reserve → link → commit
     an addition  reserve → append → extend (packing.py)
-    a removal    drop from the index, the file doomed → unlink → forget the doomed
+    a removal    take out of the index, the unlink pending → unlink → no longer pending
 
-So a file without a block, or longer than it is counted, is named by `reserved` or `doomed`, or lies in the slot's own
-directory of partial files; and a block without a file never begins to exist (somebody else may remove one: the reader
-then drops the block). All of this blocks and belongs on the index thread.
+So a file without a block, or longer than it is counted, is named by a reservation or a pending unlink, or lies in the
+worker's own directory of partial files; and a block without a file never begins to exist (somebody else may remove one:
+the reader then drops the block). A file that cannot be unlinked stays counted, and is tried again until it is gone. All
+of this blocks and belongs on the index thread.
 """
 
 from __future__ import annotations
@@ -17,22 +18,33 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from gateway.blocks import layout
 from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.files.store import BlockStore
-from gateway.blocks.index.index import BlockIndex
+from gateway.blocks.index.eviction import Step
+from gateway.blocks.index.index import BlockIndex, IndexFull
 from gateway.blocks.index.kept_free import KeptFree
 from gateway.blocks.index.pins import Pins
-from gateway.blocks.index.records import BlockRecord, FillHolder, Reservation
-from gateway.blocks.index.room import Step
+from gateway.blocks.index.records import BlockRecord, Reservation, WorkerFile
 from gateway.blocks.index.shares import Capacity
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.observer import CacheObserver
 from gateway.errors import NotKept, StoreUnavailable
 
 _SECONDS_OF_A_DAY = 86_400
+
+_SHEDDINGS_MAX = 8
+"""So often are files evicted for one step, where the index's map is full."""
+
+T = TypeVar("T")
+
+
+def _nobody(_file: str) -> None:
+    """Where nobody has files open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,36 +91,49 @@ class BlockDirectory:
     ) -> None:
         self.store = store
         self.index = index
-        self.capacity = capacity
+        self.configured_capacity = capacity
         self.pins = pins
         self.on_unlink: Callable[[str], None] = _nobody
         """Told of each file that is gone, on the thread that removed it: as long as it is open, it keeps its room."""
-        self.kept_free = KeptFree(store.free_bytes, lambda: index.usage().reserved_bytes)
+        self.kept_free = KeptFree(store.free_bytes, lambda: index.totals().reserved_bytes)
+        self._lowered = capacity
         self._now = now
+        self._evicted_blocks: Counter[int] = Counter()
+        self._evicted_bytes: Counter[int] = Counter()
+        self._slot_names: dict[int, str] = {}
 
-    def begin(
-        self, block: Block, slot: str, fill_key: bytes, succeeds: FillHolder | None = None, *, wanted: bool = False
-    ) -> tuple[FillFile, Evicted] | None:
-        """Create a block's file, make room for it on a slot's account, and lead its fill.
+    @property
+    def capacity(self) -> Capacity:
+        """What all processes may use now: less than is configured while somebody else fills the disk."""
+        ceiling_bytes = self.index.ceiling_bytes(self._now())
+        if ceiling_bytes is None or ceiling_bytes >= self.configured_capacity.total_bytes:
+            return self.configured_capacity
+        if self._lowered.total_bytes != ceiling_bytes:
+            self._lowered = self.configured_capacity.lowered_to(ceiling_bytes)
+        return self._lowered
 
-        None when the block is there by now, or another process leads the fill. `succeeds` is a leader seen dead.
-        StoreUnavailable when there can be no file; NotKept when there is no room, or not for this.
+    def begin(self, block: Block, slot: str, *, wanted: bool = False) -> tuple[FillFile, Evicted] | None:
+        """Create a block's file, and make room for it on a slot's account.
+
+        None when the block is there by now. StoreUnavailable when there can be no file; NotKept when there is no room,
+        or not for this.
         """
         file = layout.file_name(block.id, secrets.token_hex(8))
         pin = self.pins.of(block.version.key)
-        reservation = Reservation(file, slot, layout.file_bytes(block), fill_key, wanted=wanted, pin=pin)
-        partial = self.store.create_partial(file)
+        reservation = Reservation(file, slot, layout.file_bytes(block), wanted=wanted, pin=pin)
+        opened = self.store.create_partial(file)
         try:
-            self.store.write(partial, layout.beginning(block), layout.MAGIC_BYTES)
-            evicted = self._reserve(reservation, block.id, succeeds)
+            self.store.write(opened, layout.beginning(block), layout.MAGIC_BYTES)
+            evicted = self._reserve(reservation, block.id)
         except BaseException:
-            self._undo(partial, file)
-            self.index.release(reservation)
+            opened.close()
+            self.discard(reservation)
             raise
         if evicted is None:
-            self._undo(partial, file)
+            opened.close()
+            self.discard(reservation)
             return None
-        return FillFile(block, reservation, partial, layout.data_offset(block)), evicted
+        return FillFile(block, reservation, opened, layout.data_offset(block)), evicted
 
     def record_checksums(self, file: BlockLease, block: Block, packed: bytearray, recorded_bytes: int) -> None:
         """Write what is new among the chunks' checksums: always before the bytes that complete these chunks.
@@ -129,21 +154,26 @@ class BlockDirectory:
         self.store.publish(file)
         extent = Extent(file, filled.data_offset, block.length, checksums)
         record = BlockRecord(block.id, layout.object_id(block.version.key), extent)
-        committed = self.index.commit(filled.reservation, [record], self.capacity) > 0
+        committed = self.commit(filled.reservation, [record]) > 0
         self.store.unlock(opened)
-        if committed:
-            return extent
-        self.unlink_doomed([file])
-        return None
+        return extent if committed else None
 
     def abandon(self, opened: BlockLease, reservation: Reservation) -> None:
         """Remove what a failed fill has written to its file, give its room back, and let others try."""
         try:
-            self.store.unlink(reservation.file)
-            self.index.release(reservation)
+            self.discard(reservation)
         finally:
             self.store.unlock(opened)
             self.store.wake_watchers(opened)
+
+    def discard(self, reservation: Reservation) -> None:
+        """Remove the file of a reservation that comes to nothing, as far as there is one, and give the room back."""
+        try:
+            self.store.unlink(reservation.file)
+        except StoreUnavailable:
+            self.index.release(reservation, left_bytes=reservation.disk_bytes)
+            raise
+        self.index.release(reservation)
 
     def adopt(self, adoption: Adoption) -> tuple[int, Evicted]:
         """Enter the blocks of a file that lies elsewhere, by a second name; how many, and what had to go for them.
@@ -154,126 +184,160 @@ class BlockDirectory:
         evicted = self.reserve(reservation)
         try:
             self.store.link(adoption.source, reservation.file)
-            entered = self.index.commit(reservation, adoption.blocks, self.capacity)
+            return self.commit(reservation, adoption.blocks), evicted
         except BaseException:
-            self.store.unlink(reservation.file)
-            self.index.release(reservation)
+            self.discard(reservation)
             raise
-        if not entered:
-            self.unlink_doomed([reservation.file])
-        return entered, evicted
 
     def reserve(self, reservation: Reservation) -> Evicted:
         """Set room aside for what is no fill, others giving way; StoreUnavailable when there is none."""
-        evicted = self._reserve(reservation, None, None)
+        evicted = self._reserve(reservation, None)
         assert evicted is not None  # noqa: S101 - only a fill can come too late
         return evicted
 
+    def commit(self, reservation: Reservation, blocks: Sequence[BlockRecord]) -> int:
+        """Enter the blocks of a reservation's file, which is in place; how many were new. The file goes if none was."""
+        entered = self._with_room_in_index(lambda: self.index.commit(reservation, blocks, self.capacity))
+        if not entered:
+            self.unlink({reservation.file: reservation.disk_bytes})
+        return entered
+
+    def extend(self, reservation: Reservation, blocks: Sequence[BlockRecord]) -> bool:
+        """Enter what was appended to a file; False when the file left the index meanwhile."""
+        return self._with_room_in_index(lambda: self.index.extend(reservation, blocks))
+
     def drop(self, block_id: bytes, file: str) -> bool:
         """Remove a block, if it still lies in `file`."""
-        return self._settle(self.index.drop(block_id, file))
+        return self._unlink_evicted(self.index.drop(block_id, file))
 
     def drop_object(self, object_id: bytes) -> None:
         """Remove every block of every version of an object."""
         done = False
         while not done:
-            done = self._settle(self.index.drop_object(object_id))
+            done = self._unlink_evicted(self.index.drop_object(object_id))
 
     def shrink(self) -> Evicted:
         """Evict down to the capacity and each slot's limit."""
-        tally = _Tally()
         while True:
             step = self.index.shrink(self.capacity)
-            tally.add(step)
-            if self._settle(step) or not step.doomed:
-                return tally.evicted(self.index)
+            if self._evict(step) or not step.evicted:
+                return self._take_evicted()
+
+    def give_back(self, bytes_min: int) -> Evicted:
+        """Hold less, as somebody else fills the disk: one process decides it for all, now and then."""
+        self.index.lower_ceiling(self._now(), bytes_min)
+        return self.shrink()
+
+    def try_index(self) -> None:
+        """Have the index take something; StoreUnavailable when it does not."""
+        self._with_room_in_index(self.index.try_writing)
 
     def count_appended(self, file: str) -> None:
         """Give back what this worker has reserved to append to a file, whatever part of it was written."""
         self.index.settle(self.index.worker, file, self.store.disk_bytes(file))
 
-    def unlink_doomed(self, files: Sequence[str]) -> None:
-        """Unlink what this worker has doomed."""
-        if files:
-            for file in files:
-                self.store.unlink(file)
-                self.on_unlink(file)
-            self.index.forget_doomed(files)
+    def unlink(self, sizes: Mapping[str, int]) -> None:
+        """Unlink files of these sizes, which this worker is to. StoreUnavailable where one cannot be."""
+        self.unlink_pending({WorkerFile(self.index.worker, file): size for file, size in sizes.items()})
+
+    def unlink_pending(self, sizes: Mapping[WorkerFile, int]) -> None:
+        """Unlink files that workers were to, or have begun to write.
+
+        StoreUnavailable where one cannot be: it is counted then, and stays pending.
+        """
+        gone: list[WorkerFile] = []
+        failed: dict[WorkerFile, int] = {}
+        first_error: StoreUnavailable | None = None
+        for holder, size_bytes in sizes.items():
+            try:
+                self.store.unlink_of(holder.worker, holder.file)
+                self.on_unlink(holder.file)
+                gone.append(holder)
+            except StoreUnavailable as error:
+                failed[holder] = size_bytes
+                first_error = first_error or error
+        if sizes:
+            self.index.end_unlinks(gone, failed)
+        if first_error is not None:
+            raise first_error
+
+    def retry_unlinks(self) -> None:
+        """Try again to unlink what could not be; StoreUnavailable while it still cannot."""
+        with self.index.reading() as transaction:
+            pending = transaction.pending_unlinks()
+        own = self.index.worker
+        self.unlink_pending({one: size for one, size in pending.items() if size or one.worker == own})
 
     def written_today_bytes(self) -> int:
-        """What fills were given room for since midnight UTC, in all processes."""
-        with self.index.reading() as ledger:
-            return ledger.written_bytes(self._day())
+        """What fills were given room for since midnight UTC, in all processes, and what the index took with that."""
+        return self.index.written_bytes(self._day())
 
     def _day(self) -> int:
         return int(self._now()) // _SECONDS_OF_A_DAY
 
-    def _undo(self, partial: BlockLease, file: str) -> None:
-        partial.close()
-        self.store.unlink(file)
-
-    def _reserve(self, reservation: Reservation, block_id: bytes | None, succeeds: FillHolder | None) -> Evicted | None:
-        tally = _Tally()
-        capacity = self._capacity_for(reservation)
+    def _reserve(self, reservation: Reservation, block_id: bytes | None) -> Evicted | None:
+        reserve = partial(self.index.reserve, reservation, self._capacity_for(reservation), block_id=block_id)
         while True:
-            step = self.index.reserve(reservation, capacity, day=self._day(), block_id=block_id, succeeds=succeeds)
+            step = self._with_room_in_index(partial(reserve, day=self._day()))
             if step is None:
                 return None
-            if succeeds is not None:
-                self._bury(succeeds)
-                succeeds = None
-            tally.add(step)
-            if self._settle(step):
-                return tally.evicted(self.index)
-            if not step.doomed:
+            try:
+                if self._evict(step):
+                    return self._take_evicted()
+            except BaseException:
+                if step.done:
+                    self.index.release(reservation)
+                raise
+            if not step.evicted:
                 raise NotKept(
                     "room",
                     f"no room for {reservation.disk_bytes} bytes of slot {reservation.slot}: "
                     "all there is is being filled, is pinned, or belongs to others",
                 )
 
+    def _with_room_in_index(self, step: Callable[[], T]) -> T:
+        """Take a step; where the index's map is full, files are evicted until it is done, or none is left."""
+        for _ in range(_SHEDDINGS_MAX):
+            try:
+                return step()
+            except IndexFull:
+                shed = self.index.shed(self.capacity)
+                self._evict(shed)
+                if not shed.evicted:
+                    raise
+        return step()
+
     def _capacity_for(self, reservation: Reservation) -> Capacity:
         """What there is in all, less what others must find free."""
         try:
-            return self.kept_free.capacity_for(reservation.disk_bytes, self._held_bytes, self.capacity)
+            return self.kept_free.capacity_for(reservation.disk_bytes, self._taken_bytes, self.capacity)
         except OSError as error:
             raise StoreUnavailable(f"the room on the disk cannot be looked at: {error}") from error
 
-    def _held_bytes(self) -> int:
-        usage = self.index.usage()
-        return usage.used_bytes + usage.reserved_bytes + usage.unsurveyed_bytes
+    def _taken_bytes(self) -> int:
+        return self.index.totals().taken_bytes
 
-    def _bury(self, dead: FillHolder) -> None:
-        """Remove the file of a dead leader, whose room is ours now."""
-        self.store.unlink_of(dead.worker, dead.file)
-        self.index.forget_doomed([dead.file])
+    def _evict(self, step: Step) -> bool:
+        """Count and unlink what had to go; whether the step is done."""
+        for file in step.evicted:
+            self._evicted_blocks[file.slot] += file.blocks
+            self._evicted_bytes[file.slot] += file.disk_bytes
+        return self._unlink_evicted(step)
 
-    def _settle(self, step: Step) -> bool:
-        self.unlink_doomed([record.file for record in step.doomed])
+    def _unlink_evicted(self, step: Step) -> bool:
+        self.unlink({file.file: file.disk_bytes for file in step.evicted})
         return step.done
 
-
-def _nobody(_file: str) -> None:
-    """Where nobody has files open."""
-
-
-class _Tally:
-    """Counts what goes, by the number of its slot."""
-
-    def __init__(self) -> None:
-        self._blocks: Counter[int] = Counter()
-        self._size_bytes: Counter[int] = Counter()
-
-    def add(self, step: Step) -> None:
-        for file in step.doomed:
-            self._blocks[file.slot] += file.blocks
-            self._size_bytes[file.slot] += file.disk_bytes
-
-    def evicted(self, index: BlockIndex) -> Evicted:
-        if not self._blocks:
+    def _take_evicted(self) -> Evicted:
+        """What had to go since this was called last."""
+        if not self._evicted_blocks:
             return Evicted()
-        names = index.slot_names()
+        blocks, size_bytes = self._evicted_blocks, self._evicted_bytes
+        self._evicted_blocks, self._evicted_bytes = Counter(), Counter()
+        if not blocks.keys() <= self._slot_names.keys():
+            self._slot_names = self.index.slot_names()
+        names = self._slot_names
         return Evicted(
-            {names[slot]: count for slot, count in self._blocks.items()},
-            {names[slot]: count for slot, count in self._size_bytes.items()},
+            {names[slot]: count for slot, count in blocks.items()},
+            {names[slot]: count for slot, count in size_bytes.items()},
         )

@@ -32,6 +32,8 @@ CHECKSUM_BYTES = 4
 ALIGNMENT_BYTES = 4096
 """The block's bytes begin at a multiple of this, so that they lie in whole pages of the page cache."""
 
+OBJECT_ID_BYTES = 16
+
 FORMAT_VERSION = 1
 HEADER_BYTES_MAX = 1024 * 1024
 
@@ -73,40 +75,60 @@ def chunk_count(length: int) -> int:
     return -(-length // CHUNK_BYTES)
 
 
-def block_ids(version: ObjectVersion) -> hashlib.blake2b:
-    """The hash state that every block id of a version starts from."""
-    key, size, pack = version.key, len, _LENGTH.pack
-    bucket, name, etag = _encode(key.bucket), _encode(key.key), _encode(version.etag)
-    hashed = b"".join(
-        (pack(size(bucket)), bucket, pack(size(name)), name, pack(size(etag)), etag, pack(version.size_bytes))
-    )
-    return hashlib.blake2b(hashed, digest_size=32, person=b"forebay block v1")
+class BlockIds:
+    """The ids of the blocks of one version: what they share is hashed once.
+
+    An id's last OBJECT_ID_BYTES are those of the object, the bytes before are a hash over everything.
+    """
+
+    __slots__ = ("_object_id", "_state")
+
+    def __init__(self, version: ObjectVersion) -> None:
+        key = version.key
+        self._begin(_encode(key.bucket), _encode(key.key), _encode(version.etag), version.size_bytes)
+
+    @classmethod
+    def of(cls, bucket: bytes, name: bytes, etag: bytes, object_bytes: int) -> BlockIds:
+        """The same, from texts as they stand in a header."""
+        ids = cls.__new__(cls)
+        ids._begin(bucket, name, etag, object_bytes)
+        return ids
+
+    def _begin(self, bucket: bytes, name: bytes, etag: bytes, object_bytes: int) -> None:
+        pack, size = _LENGTH.pack, len
+        hashed = b"".join(
+            (pack(size(bucket)), bucket, pack(size(name)), name, pack(size(etag)), etag, pack(object_bytes))
+        )
+        self._state = hashlib.blake2b(hashed, digest_size=16, person=b"forebay block v2")
+        self._object_id = _object_id(bucket, name)
+
+    def at(self, offset: int, length: int) -> bytes:
+        state = self._state.copy()
+        state.update(_RANGE.pack(offset, length))
+        return state.digest() + self._object_id
 
 
 def object_id(key: ObjectKey) -> bytes:
-    """What all blocks of all versions of an object share in the index: 16 bytes."""
-    state = hashlib.blake2b(_encode(key.bucket), digest_size=16, person=b"forebay object 1")
-    state.update(b"\0")
-    state.update(_encode(key.key))
-    return state.digest()
+    """What the ids of all blocks of all versions of an object end with."""
+    return _object_id(_encode(key.bucket), _encode(key.key))
 
 
-def block_at(version: ObjectVersion, number: int, block_size_bytes: int, ids: hashlib.blake2b | None = None) -> Block:
+def _object_id(bucket: bytes, name: bytes) -> bytes:
+    whole = b"%b\0%b" % (bucket, name)
+    return hashlib.blake2b(whole, digest_size=OBJECT_ID_BYTES, person=b"forebay object 1").digest()
+
+
+def block_at(version: ObjectVersion, number: int, block_size_bytes: int, ids: BlockIds | None = None) -> Block:
     """Block `number` of a version; `ids` saves hashing the version again for every block of it."""
     offset = number * block_size_bytes
     length = min(block_size_bytes, version.size_bytes - offset)
-    state = (ids or block_ids(version)).copy()
-    state.update(_LENGTH.pack(offset))
-    state.update(_LENGTH.pack(length))
-    return Block(state.digest(), version, offset, length)
+    return Block((ids or BlockIds(version)).at(offset, length), version, offset, length)
 
 
 def block_id(version: ObjectVersion, number: int, block_size_bytes: int) -> bytes:
     """The id of block `number` of a version, without the block."""
     offset = number * block_size_bytes
-    state = block_ids(version)
-    state.update(_RANGE.pack(offset, min(block_size_bytes, version.size_bytes - offset)))
-    return state.digest()
+    return BlockIds(version).at(offset, min(block_size_bytes, version.size_bytes - offset))
 
 
 def block_numbers(byte_range: ByteRange, block_size_bytes: int) -> range:
@@ -116,7 +138,7 @@ def block_numbers(byte_range: ByteRange, block_size_bytes: int) -> range:
 
 def blocks_of(version: ObjectVersion, byte_range: ByteRange, block_size_bytes: int) -> Iterator[Block]:
     """The blocks that hold a range, in order."""
-    ids = block_ids(version)
+    ids = BlockIds(version)
     for number in block_numbers(byte_range, block_size_bytes):
         yield block_at(version, number, block_size_bytes, ids)
 
@@ -150,6 +172,11 @@ def aligned(size_bytes: int, alignment_bytes: int) -> int:
 def file_name(block_id: bytes, nonce: str) -> str:
     """A name that no other file of the directory ever has: the block's id, and which writing of it this is."""
     return f"{block_id.hex()}-{nonce}"
+
+
+def nonce_of(file: str) -> int:
+    """Which writing of a block a file name is of."""
+    return int(file.rpartition("-")[2], 16)
 
 
 def beginning(block: Block, alignment_bytes: int = ALIGNMENT_BYTES) -> bytes:
@@ -192,27 +219,19 @@ def header_bytes(start: bytes, alignment_bytes: int = ALIGNMENT_BYTES) -> int:
 def unpack_header(header: bytes, alignment_bytes: int = ALIGNMENT_BYTES) -> tuple[Block, bytes]:
     """The block that a file says it holds, and its chunks' checksums; BlockDamaged when a byte of it is wrong."""
     start = header_bytes(header, alignment_bytes)
-    _, _, _, chunk_bytes, object_size, offset, length, *sizes = _FIXED.unpack_from(header)
-    position = _FIXED.size
-    table_bytes = chunk_count(length) * _CRC.size
-    end = position + sum(sizes) + table_bytes
+    _, _, _, chunk_bytes, object_size, offset, length, bucket_size, key_size, etag_size = _FIXED.unpack_from(header)
+    key_at = _FIXED.size + bucket_size
+    etag_at = key_at + key_size
+    table_at = etag_at + etag_size
+    end = table_at + chunk_count(length) * _CRC.size
     if chunk_bytes != CHUNK_BYTES or end + _CRC.size > min(start, len(header)):
         raise BlockDamaged("the header's lengths do not fit")
     if _CRC.unpack_from(header, end)[0] != checksums.crc32c(header[:end]):
         raise BlockDamaged("the header's checksum differs")
-    texts = []
-    for size in sizes:
-        texts.append(header[position : position + size].decode("utf-8", "surrogatepass"))
-        position += size
-    version = ObjectVersion(ObjectKey(texts[0], texts[1]), texts[2], object_size)
-    return _block(version, offset, length), header[position:end]
-
-
-def _block(version: ObjectVersion, offset: int, length: int) -> Block:
-    state = block_ids(version)
-    state.update(_LENGTH.pack(offset))
-    state.update(_LENGTH.pack(length))
-    return Block(state.digest(), version, offset, length)
+    bucket, key, etag = header[_FIXED.size : key_at], header[key_at:etag_at], header[etag_at:table_at]
+    version = ObjectVersion(ObjectKey(_decode(bucket), _decode(key)), _decode(etag), object_size)
+    block_id = BlockIds.of(bucket, key, etag, object_size).at(offset, length)
+    return Block(block_id, version, offset, length), header[table_at:end]
 
 
 def _identity(block: Block) -> tuple[bytes, bytes, bytes]:
@@ -222,3 +241,7 @@ def _identity(block: Block) -> tuple[bytes, bytes, bytes]:
 
 def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
+
+
+def _decode(text: bytes) -> str:
+    return text.decode("utf-8", "surrogatepass")

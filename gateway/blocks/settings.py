@@ -24,7 +24,9 @@ class BlockSettings:
     of one process that run at the same time; readahead takes at most two of three, so that a reader that waits for its
     first byte never queues behind bytes that nobody has asked for yet. Blocks of at most `packed_bytes_max`, short last
     ones and whole small objects among them, are packed together in segments; the others have a file of their own.
-    Fills write at most `daily_writes_bytes` a day (UTC), all processes together; None: as much as comes.
+    Fills write at most `daily_writes_bytes` a day (UTC), all processes together, what the index takes of the disk with
+    that included; None: as much as comes. The index takes `index_bytes_max` at most; None: what its map has room for.
+    Files that all processes have in memory lie in `shared_directory`; None: in `directory`.
     """
 
     directory: Path
@@ -38,6 +40,8 @@ class BlockSettings:
     slots: Slots = field(default_factory=Slots)
     packed_bytes_max: int = PACKED_BYTES_MAX
     daily_writes_bytes: int | None = None
+    index_bytes_max: int | None = None
+    shared_directory: Path | None = None
     _block_sizes: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     _kept_object_bytes_max: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 

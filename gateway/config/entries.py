@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, SecretStr, model_validator
 
 from gateway.config.fields import (
     BandwidthBytesPerSecond,
     DurationSeconds,
+    RetiredValue,
     S3ObjectUrl,
     S3Prefix,
     Section,
@@ -20,6 +21,12 @@ from gateway.config.fields import (
 
 BUFFER_BYTES_MIN = 8 * 2**20
 """One part of the usual size."""
+
+
+def _known_eviction(value: object) -> object:
+    if value == "s3-fifo":
+        raise RetiredValue("epoch or lru; s3-fifo is gone: use epoch, which keeps what is read again and scans out")
+    return value
 
 
 class CredentialSettings(Section):
@@ -129,7 +136,7 @@ class SlotSettings(Section):
     )
     index_inventory: S3ObjectUrl | None = setting(
         None,
-        "manifest.json of an S3 Inventory of the prefix, to begin the first crawl with. CSV; ORC and Parquet with "
+        "manifest.json of an S3 Inventory of the prefix, to begin the first crawl with. Needs "
         "`pip install 'forebay[inventory]'`.",
         allowed="s3://bucket/path/manifest.json; only with index = true",
     )
@@ -156,11 +163,11 @@ class SlotSettings(Section):
         ge=64 * 2**10,
         le=64 * 2**20,
     )
-    eviction: Literal["epoch", "s3-fifo", "lru"] = setting(
+    eviction: Annotated[Literal["epoch", "lru"], BeforeValidator(_known_eviction)] = setting(
         "epoch",
         "Which blocks leave first when room is needed. `epoch`: what is not about to be read again, as far as what is "
-        "read again tells. `s3-fifo`: what was read once only. `lru`: what was read longest ago.",
-        allowed="epoch, s3-fifo or lru",
+        "read again tells. `lru`: what was read longest ago.",
+        allowed="epoch or lru",
     )
     kept_object_bytes_max: SizeBytes | None = setting(
         None,

@@ -33,6 +33,10 @@ def host_name(value: str) -> str:
     return value
 
 
+class RetiredValue(ValueError):
+    """What was allowed once; the message says what to give instead."""
+
+
 def power_of_two(value: int) -> int:
     if value & (value - 1):
         raise ValueError("a power of two")

@@ -11,6 +11,7 @@ from typing import Annotated, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from gateway.config.fields import RetiredValue
 from gateway.config.settings import Settings
 from gateway.errors import ConfigError, ForebayError
 
@@ -54,7 +55,8 @@ def _problem(detail: ErrorDetails) -> ConfigError:
     if detail["type"] == "extra_forbidden":
         # Its value is not shown: a misspelt name may stand in front of a secret.
         return ConfigError(key, Hidden(), _unknown(detail["loc"]))
-    allowed = _allowed(detail["loc"]) or detail["msg"]
+    retired = detail.get("ctx", {}).get("error")
+    allowed = str(retired) if isinstance(retired, RetiredValue) else _allowed(detail["loc"]) or detail["msg"]
     if detail["type"] == "missing":
         return ConfigError(key, None, f"missing; {allowed}")
     return ConfigError(key, shown(key, detail["input"]), allowed)

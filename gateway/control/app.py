@@ -142,7 +142,7 @@ class _Control:
 
     async def _frozen(self) -> list[dict[str, Any]]:
         """The slots that are frozen; none while the cache directory is not open."""
-        return await self._lent.snapshots.desk.slots() if self._lent.snapshots.desk is not None else []
+        return await self._lent.snapshots.service.slots() if self._lent.snapshots.service is not None else []
 
     def _pins(self) -> list[str]:
         """The pinned prefixes; none while the cache directory is not open."""

@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from gateway.control.answers import content_type, json_answer, posted, problem
 from gateway.errors import PinRefused, StoreUnavailable
-from gateway.jobs.manifest import BadManifest
-from gateway.jobs.records import Job, JobKind, to_document
+from gateway.jobs.job import Job, JobKind, to_document
 from gateway.jobs.runner import Jobs, TooManyJobs
+from gateway.jobs.worklist import BadManifest
 from gateway.policy.prefixes import Prefix
 
 MANIFEST_TYPE = "application/vnd.forebay.manifest"

@@ -12,22 +12,22 @@ from starlette.responses import Response, StreamingResponse
 
 from gateway.control.answers import content_type, json_answer, posted, problem
 from gateway.errors import NoSuchSnapshot, SnapshotConflict, SnapshotError, StoreUnavailable
-from gateway.jobs.records import to_document
+from gateway.jobs.job import to_document
 from gateway.jobs.runner import TooManyJobs
-from gateway.jobs.snapshots import BadLine, SnapshotDesk
+from gateway.jobs.snapshot_service import BadLine, SnapshotService
 from gateway.policy.prefixes import Prefix
 
 LINES_TYPE = "application/vnd.forebay.snapshot"
 """JSON lines. No type that a web page may send to other sites without asking first."""
 
-_Endpoint: TypeAlias = Callable[["SnapshotsApi", SnapshotDesk, Request], Awaitable[Response]]
+_Endpoint: TypeAlias = Callable[["SnapshotsApi", SnapshotService, Request], Awaitable[Response]]
 
 
 class SnapshotsHolder:
-    """Where the background process puts its desk once the cache directory is open."""
+    """Where the background process puts its service once the cache directory is open."""
 
     def __init__(self) -> None:
-        self.desk: SnapshotDesk | None = None
+        self.service: SnapshotService | None = None
 
 
 def _answered(endpoint: _Endpoint) -> Callable[[SnapshotsApi, Request], Awaitable[Response]]:
@@ -35,10 +35,10 @@ def _answered(endpoint: _Endpoint) -> Callable[[SnapshotsApi, Request], Awaitabl
 
     @wraps(endpoint)
     async def answered(api: SnapshotsApi, request: Request) -> Response:
-        if api.holder.desk is None:
+        if api.holder.service is None:
             return problem(503, "the cache directory is not open yet")
         try:
-            return await endpoint(api, api.holder.desk, request)
+            return await endpoint(api, api.holder.service, request)
         except (BadLine, ValueError) as error:
             return problem(400, str(error))
         except NoSuchSnapshot as error:
@@ -62,46 +62,46 @@ class SnapshotsApi:
         self.holder = holder
 
     @_answered
-    async def list(self, desk: SnapshotDesk, _request: Request) -> Response:
+    async def list(self, service: SnapshotService, _request: Request) -> Response:
         """Every snapshot, by name."""
-        return json_answer({"snapshots": await desk.all()})
+        return json_answer({"snapshots": await service.all()})
 
     @_answered
-    async def create(self, desk: SnapshotDesk, request: Request) -> Response:
+    async def create(self, service: SnapshotService, request: Request) -> Response:
         """`{"name": "v1", "prefix": "s3://bucket/prefix"}`: freeze what is there now. 202 and the job."""
         if content_type(request) != "application/json":
             return problem(415, "Content-Type must be application/json")
         name, prefix = _name_and_prefix(await posted(request))
-        return json_answer(to_document(await desk.create(name, prefix)), 202)
+        return json_answer(to_document(await service.create(name, prefix)), 202)
 
     @_answered
-    async def show(self, desk: SnapshotDesk, request: Request) -> Response:
+    async def show(self, service: SnapshotService, request: Request) -> Response:
         """One snapshot."""
-        return json_answer(await desk.one(_name(request)))
+        return json_answer(await service.one(_name(request)))
 
     @_answered
-    async def put(self, desk: SnapshotDesk, request: Request) -> Response:
+    async def put(self, service: SnapshotService, request: Request) -> Response:
         """Make one of the lines that `objects` gives. 201 and the snapshot."""
         if content_type(request) != LINES_TYPE:
             return problem(415, f"Content-Type must be {LINES_TYPE}")
-        return json_answer(await desk.imported(_name(request), request.stream()), 201)
+        return json_answer(await service.imported(_name(request), request.stream()), 201)
 
     @_answered
-    async def delete(self, desk: SnapshotDesk, request: Request) -> Response:
+    async def delete(self, service: SnapshotService, request: Request) -> Response:
         """Delete one for good; with `?force=true` also one that freezes a slot."""
         name = _name(request)
-        await desk.delete(name, force=request.query_params.get("force") == "true")
+        await service.delete(name, force=request.query_params.get("force") == "true")
         return json_answer({"name": name})
 
     @_answered
-    async def objects(self, desk: SnapshotDesk, request: Request) -> Response:
+    async def objects(self, service: SnapshotService, request: Request) -> Response:
         """Its objects as JSON lines."""
-        return _lines(await desk.exported(_name(request)))
+        return _lines(await service.exported(_name(request)))
 
     @_answered
-    async def diff(self, desk: SnapshotDesk, request: Request) -> Response:
+    async def diff(self, service: SnapshotService, request: Request) -> Response:
         """What is different in the snapshot `with`, or without it at the origin now, as JSON lines."""
-        return _lines(await desk.compared(_name(request), request.query_params.get("with")))
+        return _lines(await service.compared(_name(request), request.query_params.get("with")))
 
 
 def _lines(pieces: AsyncGenerator[bytes, None]) -> Response:

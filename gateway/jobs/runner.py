@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
-from dataclasses import replace
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from typing import ParamSpec
 
 import structlog
 
 from gateway.errors import ForebayError, SnapshotConflict
-from gateway.jobs.manifest import ManifestLines
-from gateway.jobs.rate import Rate
-from gateway.jobs.records import Job, JobKind, JobState
-from gateway.jobs.snapshot_work import SnapshotWork, check_free
+from gateway.jobs.dependencies import JobDependencies
+from gateway.jobs.job import Job, JobKind, JobState
+from gateway.jobs.object_job import ObjectJob
+from gateway.jobs.snapshot_job import SnapshotJob, check_free
 from gateway.jobs.store import JobStore
-from gateway.jobs.tools import Tools
-from gateway.jobs.work import Work
-from gateway.jobs.worklist import Worklist
+from gateway.jobs.worklist import ManifestLines, Worklist
+
+P = ParamSpec("P")
 
 RUNNING_MAX = 16
 ENDED_KEPT = 100
 """The last of them can still be asked about."""
 
+RATE_SECONDS = 30.0
+"""Over so long it is said how fast a job goes."""
+
 _SAVE_SECONDS = 1.0
+_SAVE_SECONDS_MAX = 60.0
 _log = structlog.get_logger("forebay.jobs")
 
 
@@ -31,25 +37,71 @@ class TooManyJobs(ForebayError):
     """So many jobs are running that no further one is begun."""
 
 
-class Jobs:
-    """All jobs. Use `open`, and `close` at the end: what runs then goes on with the next `open`."""
+class Rate:
+    """Bytes done per second over the last RATE_SECONDS."""
 
-    def __init__(self, tools: Tools, store: JobStore) -> None:
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def note(self, now_seconds: float, bytes_done: int) -> None:
+        """So many bytes are done at a time of the monotonic clock."""
+        self._seen.append((now_seconds, bytes_done))
+        while len(self._seen) > 2 and self._seen[1][0] <= now_seconds - RATE_SECONDS:
+            self._seen.popleft()
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """None while nothing can be said."""
+        if len(self._seen) < 2:
+            return None
+        (begun, before), (now, after) = self._seen[0], self._seen[-1]
+        return max(0, after - before) / (now - begun) if now > begun else None
+
+    def seconds_left(self, bytes_left: int) -> float | None:
+        """At this rate; None while nothing can be said, and while nothing moves."""
+        rate = self.bytes_per_second
+        return bytes_left / rate if rate else None
+
+
+@dataclass(eq=False, slots=True)
+class _Run:
+    """A job that this process does. `doing` is cancelled to break it off; `following` stores how it ends.
+
+    `is_cancelled` tells a job that somebody has cancelled from one that breaks off with the process. `told` is set
+    once its end is shown and it was tried to store it.
+    """
+
+    work: ObjectJob | SnapshotJob
+    doing: asyncio.Task[None]
+    following: asyncio.Task[None] | None = None
+    waiting: asyncio.Task[None] | None = None
+    rate: Rate = field(default_factory=Rate)
+    is_cancelled: bool = False
+    told: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Jobs:
+    """All jobs. Use `open`, and `close` at the end: what runs then goes on with the next `open`.
+
+    Whatever goes wrong with a job, it ends in a state that is shown, and that is stored as soon as the disk takes it.
+    """
+
+    def __init__(self, tools: JobDependencies, store: JobStore) -> None:
         self._tools = tools
         self._store = store
         self._ended: dict[str, Job] = {}
-        self._works: dict[str, Work | SnapshotWork] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._rates: dict[str, Rate] = {}
+        self._runs: dict[str, _Run] = {}
+        self._is_closing = False
 
     @classmethod
-    async def open(cls, tools: Tools, store: JobStore) -> Jobs:
+    async def open(cls, tools: JobDependencies, store: JobStore) -> Jobs:
         """Carry on what was running when the last process ended."""
         jobs = cls(tools, store)
         found = await asyncio.to_thread(store.load)
-        if tools.library is not None:
-            running = {job.id for job in found if job.state is JobState.RUNNING}
-            await asyncio.to_thread(tools.library.sweep, running)
+        running = {job.id for job in found if job.state is JobState.RUNNING}
+        await _tried("the lists of ended jobs could not be removed", store.sweep, running)
+        if tools.snapshots is not None:
+            await asyncio.to_thread(tools.snapshots.sweep, running)
         for job in found:
             if job.state is JobState.RUNNING:
                 jobs._begin(replace(job, full=False))
@@ -59,29 +111,36 @@ class Jobs:
 
     def all(self) -> list[Job]:
         """Every job, the oldest first."""
-        running = (work.job for work in self._works.values())
-        return sorted([*self._ended.values(), *running], key=lambda job: (job.created_at, job.id))
+        return sorted([*self._ended.values(), *self._running()], key=lambda job: (job.created_at, job.id))
 
     def get(self, job_id: str) -> Job | None:
         """One job as it stands."""
-        work = self._works.get(job_id)
-        return work.job if work is not None else self._ended.get(job_id)
+        run = self._runs.get(job_id)
+        return run.work.job if run is not None else self._ended.get(job_id)
 
     def rate(self, job_id: str) -> Rate | None:
         """How fast a running job goes."""
-        return self._rates.get(job_id)
+        run = self._runs.get(job_id)
+        return run.rate if run is not None and job_id not in self._ended else None
 
     async def start(self, kind: JobKind, prefix: str) -> Job:
         """Begin a job about all keys under `prefix`; TooManyJobs, StoreUnavailable, PinRefused."""
         job = self._new(kind, prefix)
-        if kind is JobKind.PIN:
-            await self._tools.blocks.pin(prefix)
-        return await self._start(job)
+        if kind is not JobKind.PIN:
+            return await self._start(job)
+        was_pinned = prefix in self._tools.blocks.pins()
+        await self._tools.blocks.pin(prefix)
+        try:
+            return await self._start(job)
+        except BaseException:
+            if not was_pinned:
+                await self._tools.blocks.unpin(prefix)
+            raise
 
     async def start_snapshot(self, name: str, prefix: str) -> Job:
         """Begin to make a snapshot; SnapshotConflict where one of that name is there or being made, TooManyJobs."""
         await check_free(self._tools, name)
-        if any(work.job.name == name for work in self._works.values()):
+        if any(job.name == name for job in self._running()):
             raise SnapshotConflict(f"a snapshot {name!r} is being made")
         return await self._start(replace(self._new(JobKind.SNAPSHOT, prefix), name=name))
 
@@ -106,29 +165,37 @@ class Jobs:
                 count += await asyncio.to_thread(_take, worklist, list(lines.feed(piece)))
             count += await asyncio.to_thread(_take, worklist, list(lines.end()))
             await asyncio.to_thread(worklist.sync)
+            return await self._start(replace(job, objects_found=count, found_all=True))
         except BaseException:
-            await asyncio.to_thread(self._store.remove, job.id)
+            await _tried("what was left of a refused job could not be removed", self._store.remove, job.id)
             raise
-        return await self._start(replace(job, objects_found=count, found_all=True))
 
     async def cancel(self, job_id: str) -> Job | None:
         """End a job; what it has brought stays. None when there is none of that id."""
-        task = self._tasks.get(job_id)
-        if task is not None:
-            self._works[job_id].job = replace(self._works[job_id].job, state=JobState.CANCELLED)
-            task.cancel()
-            await asyncio.wait({task})
+        run = self._runs.get(job_id)
+        if run is not None:
+            if not run.doing.done():
+                run.is_cancelled = True
+                run.work.job = replace(run.work.job, state=JobState.CANCELLED)
+                run.doing.cancel()
+            await run.told.wait()
         return self.get(job_id)
 
     async def close(self) -> None:
         """Stop; running jobs stay so on disk."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._is_closing = True
+        runs = list(self._runs.values())
+        for run in runs:
+            run.doing.cancel()
+            if run.waiting is not None:
+                run.waiting.cancel()
+        await asyncio.gather(*(run.following for run in runs if run.following is not None), return_exceptions=True)
+
+    def _running(self) -> list[Job]:
+        return [run.work.job for job_id, run in self._runs.items() if job_id not in self._ended]
 
     def _new(self, kind: JobKind, prefix: str, *, manifest: bool = False) -> Job:
-        if len(self._works) >= RUNNING_MAX:
+        if len(self._runs) >= RUNNING_MAX:
             raise TooManyJobs(f"{RUNNING_MAX} jobs are running: wait for one, or cancel one")
         return Job(secrets.token_hex(6), kind, prefix, manifest, created_at=self._tools.clock.now())
 
@@ -139,66 +206,81 @@ class Jobs:
 
     def _begin(self, job: Job) -> None:
         work = self._work(job)
-        self._works[job.id], self._rates[job.id] = work, Rate()
-        self._tasks[job.id] = asyncio.create_task(self._run(work), name=f"job {job.id}")
+        run = self._runs[job.id] = _Run(work, asyncio.create_task(work.run(), name=f"job {job.id}"))
+        run.following = asyncio.create_task(self._follow(run), name=f"end of job {job.id}")
 
-    def _work(self, job: Job) -> Work | SnapshotWork:
+    def _work(self, job: Job) -> ObjectJob | SnapshotJob:
         if job.kind is JobKind.SNAPSHOT:
-            return SnapshotWork(self._tools, job)
-        return Work(self._tools, job, Worklist(self._store.objects(job.id)))
+            return SnapshotJob(self._tools, job)
+        return ObjectJob(self._tools, job, Worklist(self._store.objects(job.id)))
 
-    async def _run(self, work: Work | SnapshotWork) -> None:
-        saving = asyncio.create_task(self._save_for_ever(work), name="job saving")
-        state: JobState | None = JobState.DONE
-        try:
-            await work.run()
-            if work.job.objects_failed:
-                state = JobState.FAILED
-        except ForebayError as error:
-            work.job, state = work.job.failed_with(str(error)), JobState.FAILED
-        except asyncio.CancelledError:
-            state = JobState.CANCELLED if work.job.state is JobState.CANCELLED else None
-        except Exception as error:  # noqa: BLE001 - a job that fails must be seen to have failed
-            _log.error("a job failed", job=work.job.id, exc_info=error)
-            work.job, state = work.job.failed_with(f"{type(error).__name__}: see the log"), JobState.FAILED
-        finally:
-            saving.cancel()
-            await asyncio.gather(saving, return_exceptions=True)
-            await self._finish(work, state)
+    # Its end. What does the work is another task: however that one is broken off, this one goes on to the end.
 
-    async def _finish(self, work: Work | SnapshotWork, state: JobState | None) -> None:
-        """Write down how it stands; None: the process ends, the job does not."""
-        job = work.job
-        if state is not None:
-            job = replace(job, state=state, ended_at=self._tools.clock.now())
-            self._ended[job.id] = job
-        try:
-            await asyncio.to_thread(self._store.save, job)
-            if state is not None:
-                await asyncio.to_thread(self._store.drop_objects, job.id)
-                await asyncio.to_thread(self._forget_oldest)
-        except ForebayError as error:
-            _log.warning("a job's end could not be written down", job=job.id, error=str(error))
-        del self._works[job.id], self._tasks[job.id], self._rates[job.id]
+    async def _follow(self, run: _Run) -> None:
+        saving = asyncio.create_task(self._save_for_ever(run), name="job saving")
+        await asyncio.wait({run.doing})
+        saving.cancel()
+        await asyncio.gather(saving, return_exceptions=True)
+        state, error = self._outcome(run)
+        if error is not None:
+            run.work.job = run.work.job.failed_with(error)
+        if state is None:
+            await _tried("a job's progress could not be written down", self._store.save, run.work.job)
+        else:
+            await self._end(run, replace(run.work.job, state=state, ended_at=self._tools.clock.now()))
+        run.told.set()
+        del self._runs[run.work.job.id]
 
-    def _forget_oldest(self) -> None:
+    def _outcome(self, run: _Run) -> tuple[JobState | None, str | None]:
+        """The state in which a job ends, and why it failed as a whole; no state: the process ends, the job does not."""
+        if run.doing.cancelled():
+            if run.is_cancelled:
+                return JobState.CANCELLED, None
+            return (None, None) if self._is_closing else (JobState.FAILED, "it was broken off")
+        error = run.doing.exception()
+        if error is None:
+            return JobState.FAILED if run.work.job.objects_failed else JobState.DONE, None
+        if isinstance(error, ForebayError):
+            return JobState.FAILED, str(error)
+        _log.error("a job failed", job=run.work.job.id, exc_info=error)
+        return JobState.FAILED, f"{type(error).__name__}: see the log"
+
+    async def _end(self, run: _Run, job: Job) -> None:
+        """Store the end of a job and show it; where the disk does not take it, show it and try again for ever."""
+        message, pause_seconds = "a job's end could not be written down", _SAVE_SECONDS
+        is_stored = await _tried(message, self._store.save, job)
+        run.work.job = self._ended[job.id] = job
+        run.told.set()
+        while not is_stored:
+            if self._is_closing:
+                return
+            run.waiting = asyncio.create_task(self._tools.clock.sleep(pause_seconds), name="job end waiting")
+            await asyncio.wait({run.waiting})
+            pause_seconds = min(2 * pause_seconds, _SAVE_SECONDS_MAX)
+            is_stored = await _tried(message, self._store.save, job)
+        await _tried("the list of an ended job could not be removed", self._store.drop_objects, job.id)
         for job_id in list(self._ended)[:-ENDED_KEPT]:
-            self._store.remove(job_id)
-            del self._ended[job_id]
+            if job_id not in self._runs and await _tried("an old job could not be removed", self._store.remove, job_id):
+                self._ended.pop(job_id, None)
 
-    async def _save_for_ever(self, work: Work | SnapshotWork) -> None:
-        told = False
+    async def _save_for_ever(self, run: _Run) -> None:
+        is_stored = True
         while True:
-            self._rates[work.job.id].note(self._tools.clock.monotonic(), work.job.bytes_done)
+            run.rate.note(self._tools.clock.monotonic(), run.work.job.bytes_done)
             await self._tools.clock.sleep(_SAVE_SECONDS)
-            try:
-                await asyncio.to_thread(self._store.save, work.job)
-                told = False
-            except ForebayError as error:
-                if told:
-                    continue
-                told = True
-                _log.warning("a job's progress could not be written down", job=work.job.id, error=str(error))
+            message = "a job's progress could not be written down" if is_stored else None
+            is_stored = await _tried(message, self._store.save, run.work.job)
+
+
+async def _tried(message: str | None, work: Callable[P, None], *arguments: P.args, **options: P.kwargs) -> bool:
+    """Whether `work` in a thread came to its end; if not, `message` is logged, where there is one."""
+    try:
+        await asyncio.to_thread(work, *arguments, **options)
+    except Exception as error:  # noqa: BLE001 - no failure of the disk may keep a job from its end
+        if message is not None:
+            _log.warning(message, error=str(error), exc_info=not isinstance(error, (ForebayError, OSError)))
+        return False
+    return True
 
 
 def _take(worklist: Worklist, objects: list[tuple[str, str]]) -> int:

@@ -1,7 +1,9 @@
 """The objects that a job is about, on disk: written by a listing or from a manifest, read behind it, in order.
 
-One JSON array a line: `[bucket, key]`, or `[bucket, key, etag, size]` where a listing has said so. A place in it is a
+One JSON array a line: `[bucket, key]`, or `[bucket, key, etag, size]` where a listing has said so. An offset in it is a
 number of bytes: what a job has done up to there needs not be done again. Blocking, but for `Worklist.entries`.
+
+A manifest names the objects to warm, one `s3://bucket/key` a line, in the order in which they will be asked for.
 """
 
 from __future__ import annotations
@@ -15,8 +17,12 @@ from typing import BinaryIO
 
 import orjson
 
-from gateway.errors import StoreUnavailable
+from gateway.errors import ForebayError, StoreUnavailable
 from gateway.objects import ObjectKey
+from gateway.policy.prefixes import Prefix
+
+LINE_BYTES_MAX = 4096
+"""Of a manifest: a bucket, a key of 1,024 bytes, and the scheme fit well."""
 
 _READ_BYTES = 256 * 1024
 _FILE_MODE = 0o600
@@ -27,14 +33,14 @@ class Entry:
     """One object, and where the next one begins in the list. ETag and size in bytes where a listing has told them."""
 
     key: ObjectKey
-    next_place: int
+    next_offset: int
     etag: str | None = None
     size_bytes: int = 0
 
 
 @dataclass(slots=True)
 class Recovered:
-    """What a list holds, and how much of it lies before the place that a job has come to."""
+    """What a list holds, and how much of it lies before the offset that a job has come to."""
 
     last: Entry | None = None
     objects: int = 0
@@ -80,14 +86,14 @@ class Worklist:
         except OSError as error:
             raise StoreUnavailable(f"a list of objects cannot be written: {error}") from error
 
-    def recover(self, place: int) -> Recovered:
+    def recover(self, offset: int) -> Recovered:
         """What an earlier process has left; the list ends before the first line that a crash has torn."""
         found = Recovered()
         try:
             with self.path.open("r+b") as file:
                 for entry in _lines(file, 0):
-                    found.add(entry, before=entry.next_place <= place)
-                file.truncate(found.last.next_place if found.last is not None else 0)
+                    found.add(entry, before=entry.next_offset <= offset)
+                file.truncate(found.last.next_offset if found.last is not None else 0)
         except FileNotFoundError:
             return found
         except OSError as error:
@@ -104,42 +110,80 @@ class Worklist:
         self.complete = True
         self.grown()
 
-    async def entries(self, place: int) -> AsyncGenerator[Entry, None]:
-        """The entries from `place` on, waiting for those that are not written yet."""
+    async def entries(self, offset: int) -> AsyncGenerator[Entry, None]:
+        """The entries from `offset` on, waiting for those that are not written yet."""
         while True:
             complete, grown = self.complete, self._grown
-            batch = await asyncio.to_thread(self._read, place)
+            batch = await asyncio.to_thread(self._read, offset)
             for entry in batch:
-                place = entry.next_place
+                offset = entry.next_offset
                 yield entry
             if not batch:
                 if complete:
                     return
                 await grown.wait()
 
-    def _read(self, place: int) -> list[Entry]:
+    def _read(self, offset: int) -> list[Entry]:
         try:
             with self.path.open("rb") as file:
-                return list(_lines(file, place, _READ_BYTES))
+                return list(_lines(file, offset, _READ_BYTES))
         except FileNotFoundError:
             return []
         except OSError as error:
             raise StoreUnavailable(f"a list of objects cannot be read: {error}") from error
 
 
-def _lines(file: BinaryIO, place: int, bytes_max: int | None = None) -> Iterator[Entry]:
-    """The whole lines from `place` on, until more than `bytes_max` are read."""
-    begun = place
-    file.seek(place)
+def _lines(file: BinaryIO, offset: int, bytes_max: int | None = None) -> Iterator[Entry]:
+    """The whole lines from `offset` on, until more than `bytes_max` are read."""
+    begun = offset
+    file.seek(offset)
     for line in file:
         if not line.endswith(b"\n"):
             return
-        place += len(line)
+        offset += len(line)
         try:
             bucket, key, *known = orjson.loads(line)
         except (ValueError, TypeError):  # a power cut leaves zeros where lines had not reached the disk
             return
         etag, size_bytes = known or (None, 0)
-        yield Entry(ObjectKey(bucket, key), place, etag, size_bytes)
-        if bytes_max is not None and place - begun >= bytes_max:
+        yield Entry(ObjectKey(bucket, key), offset, etag, size_bytes)
+        if bytes_max is not None and offset - begun >= bytes_max:
             return
+
+
+class BadManifest(ForebayError):
+    """A line of a manifest names no object."""
+
+
+class ManifestLines:
+    """Turns a manifest's pieces into (bucket, key), whatever way the pieces cut it. Empty lines are passed over."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._number = 0
+
+    def feed(self, piece: bytes) -> Iterator[tuple[str, str]]:
+        """The objects of the lines that end in this piece; BadManifest names the line that is none."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        if len(self._rest) > LINE_BYTES_MAX:
+            raise BadManifest(f"line {self._number + len(lines) + 1} is longer than {LINE_BYTES_MAX} bytes")
+        for line in lines:
+            yield from self._object(line)
+
+    def end(self) -> Iterator[tuple[str, str]]:
+        """The last line, where it has no line feed."""
+        rest, self._rest = self._rest, b""
+        yield from self._object(rest)
+
+    def _object(self, line: bytes) -> Iterator[tuple[str, str]]:
+        self._number += 1
+        line = line.removesuffix(b"\r")
+        if not line:
+            return
+        try:
+            named = Prefix.parse(line.decode())
+        except ValueError as error:  # UnicodeDecodeError is one
+            raise BadManifest(f"line {self._number}: {error}") from None
+        if not named.key_prefix:
+            raise BadManifest(f"line {self._number} names no key: it should read s3://bucket/key")
+        yield named.bucket, named.key_prefix

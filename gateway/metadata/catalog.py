@@ -3,7 +3,7 @@
     remembered, and fresh enough for the slot? → that; listed since then, and the same? → that (confirmation.py);
     else one HEAD at the origin, remembered for the next
 
-What was asked before an own write of the key is never believed after it, on any worker (generations.py).
+What was asked before an own write of the key is never believed after it, on any worker (epochs.py).
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ import structlog
 
 from gateway.clock import Clock
 from gateway.errors import OriginAnswered, OriginUnreachable, StoreUnavailable
-from gateway.metadata.confirmation import is_confirmed, is_settled
-from gateway.metadata.forgetful import ForgetfulListing, NoDirectory
-from gateway.metadata.freshness import Freshness, freshness
+from gateway.metadata.disk_thread import DiskThread
+from gateway.metadata.entries import Entry, ObservedAt, catalog_key, without_checksums
+from gateway.metadata.epochs import InvalidationEpochs
+from gateway.metadata.freshness import Freshness, freshness, is_confirmed, is_settled
 from gateway.metadata.head import ObjectHead, object_head
-from gateway.metadata.landing import Landing
-from gateway.metadata.listing.bounds import bound_of
 from gateway.metadata.listing.index import ListingIndex, trim
+from gateway.metadata.listing.ranges import bound_of
 from gateway.metadata.observer import CatalogObserver
-from gateway.metadata.opening import OpenCatalog, open_directory
-from gateway.metadata.records import Entry, Learned, without_checksums
-from gateway.metadata.store import Fill
+from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
+from gateway.metadata.store import CatalogUpdate, CatalogWriter
 from gateway.objects import ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.policy.slots import Slot, Slots
@@ -39,21 +38,22 @@ __all__ = ["Catalog", "Listing", "ObjectHead", "is_down", "is_plainly_asked", "i
 _log = structlog.get_logger("forebay.catalog")
 CHECKSUM_MODE = "x-amz-checksum-mode"
 
-Listing: TypeAlias = ListingIndex | ForgetfulListing
+Listing: TypeAlias = ListingIndex
 
 
 class Catalog:
     """One worker process's view of the catalog that all workers share. Use `open`, and `close` at the end."""
 
-    def __init__(
-        self, origin: Origin, opened: OpenCatalog | NoDirectory, clock: Clock, observer: CatalogObserver
-    ) -> None:
+    def __init__(self, origin: Origin, opened: OpenCatalog | None, clock: Clock, observer: CatalogObserver) -> None:
         self._origin = origin
         self._opened = opened
         self._clock = clock
         self.observer = observer
-        self._landing = Landing(opened.store, observer)
-        self.listing = _listing(opened, clock, observer)
+        self._store = opened.store if opened is not None else None
+        self._epochs = opened.epochs if opened is not None else InvalidationEpochs(None)
+        self._boot = opened.boot if opened is not None else 0
+        self._writer = CatalogWriter(self._store, observer)
+        self.listing = ListingIndex(opened, self._epochs, clock, observer)
 
     @classmethod
     async def open(
@@ -71,13 +71,22 @@ class Catalog:
         So is what is listed in slots that are strict now; `slots` are the same in all processes.
         StartupError when it has another format or is a mistake, StoreUnavailable when the disk fails.
         """
-        opened = await asyncio.to_thread(_opened, directory, origin_name, slots)
+        try:
+            opened = await DiskThread("opening the catalog").run(
+                OPENING_SECONDS_MAX, _opened, directory, origin_name, slots
+            )
+        except TimeoutError:
+            raise StoreUnavailable(f"the catalog {directory} cannot be opened: another process holds it up") from None
         return cls(origin, opened, clock, observer)
 
     @classmethod
-    def forgetful(cls, origin: Origin, clock: Clock, observer: CatalogObserver) -> Catalog:
-        """One that remembers nothing, where there is no directory; then no worker of the gateway may have it."""
-        return cls(origin, NoDirectory(), clock, observer)
+    def switched_off(cls, origin: Origin, clock: Clock, observer: CatalogObserver) -> Catalog:
+        """One that remembers nothing, where the directory cannot be used.
+
+        Every question goes to the origin then, in every slot, and own writes have nothing to void. All workers of a
+        gateway must do without together: one that writes without the directory could not void what another remembers.
+        """
+        return cls(origin, None, clock, observer)
 
     async def ask(
         self, key: ObjectKey, slot: Slot, *, headers: Mapping[str, str], part_number: str | None = None
@@ -136,26 +145,26 @@ class Catalog:
 
     def has_learned(self, version: ObjectVersion) -> bool:
         """Whether this version is the last one that was learned of its key, at any age, and not written since."""
-        entry = self._opened.store.lookup(version.key)
+        entry = self._lookup(version.key)
         return entry is not None and entry.head is not None and entry.head.version == version
 
     def learned(
-        self, head: ObjectHead, slot: Slot, asked: Learned, *, headers: Mapping[str, str], with_checksums: bool
+        self, head: ObjectHead, slot: Slot, asked: ObservedAt, *, headers: Mapping[str, str], with_checksums: bool
     ) -> None:
         """What a GET has said, asked then, in answer to a question that the catalog may answer from now on."""
         if is_remembered(slot, headers):
             self.observer.looked_up(slot.name, "miss")
             if head.version.etag:
-                self._landing.add(Fill(head.version.key, _entry(asked, head, with_checksums=with_checksums)))
+                self._writer.add(CatalogUpdate(head.version.key, _entry(asked, head, with_checksums=with_checksums)))
 
     def last_known(self, key: ObjectKey) -> ObjectHead | None:
         """What was last learned of an object, however old; None where it is not known, or was written since."""
-        entry = self._opened.store.lookup(key)
+        entry = self._lookup(key)
         return entry.head if entry is not None else None
 
     def of_version(self, version: ObjectVersion, *, with_checksums: bool) -> ObjectHead | None:
         """What the origin has said of one version, whichever is current; it never changes, so no age matters."""
-        entry = self._opened.store.lookup_version(version)
+        entry = self._store.lookup_version(version) if self._store is not None else None
         if entry is None or entry.head is None or (with_checksums and not entry.with_checksums):
             return None
         return entry.head if with_checksums or not entry.with_checksums else without_checksums(entry.head)
@@ -163,48 +172,56 @@ class Catalog:
     def learned_version(self, head: ObjectHead, *, with_checksums: bool) -> None:
         """What the origin has said of a version that it was asked for by its ETag."""
         entry = Entry(self.now(head.version.key), head, with_checksums=with_checksums)
-        self._landing.add(Fill(head.version.key, entry, of_version=True))
+        self._writer.add(CatalogUpdate(head.version.key, entry, of_version=True))
 
-    def now(self, key: ObjectKey) -> Learned:
+    def now(self, key: ObjectKey) -> ObservedAt:
         """To be taken before the origin is asked about `key`, for `remember_absence` and `learned`."""
-        return Learned(self._opened.generations.of(key), self._clock.monotonic(), self._opened.boot)
+        epochs = self._epochs
+        epoch, cells = epochs.of_bucket(key.bucket), epochs.of_key(catalog_key(key))
+        return ObservedAt(epoch, self._clock.monotonic(), self._boot, cells)
 
-    def now_of_bucket(self, bucket: str) -> Learned:
+    def now_of_bucket(self, bucket: str) -> ObservedAt:
         """The same before the origin is asked about the bucket itself."""
-        return Learned(self._opened.generations.of_bucket(bucket), self._clock.monotonic(), self._opened.boot)
+        return ObservedAt(self._epochs.of_bucket(bucket), self._clock.monotonic(), self._boot)
 
-    def remember_absence(self, key: ObjectKey, slot: Slot, asked: Learned, *, named: bool) -> None:
+    def remember_absence(self, key: ObjectKey, slot: Slot, asked: ObservedAt, *, named: bool) -> None:
         """The origin has answered 404 to what was asked then; `named`: with NoSuchKey."""
         if slot.consistency not in ("strict", "snapshot") and slot.negative_ttl_seconds > 0:
-            self._landing.add(Fill(key, Entry(asked, named=named)))
+            self._writer.add(CatalogUpdate(key, Entry(asked, named=named)))
 
     def forget(self, key: ObjectKey) -> None:
         """Believe nothing that was asked about `key` until now, on any worker. To be called around every own write."""
-        self._opened.generations.raise_key(key)
+        self._epochs.change_key(key)
 
     def forget_bucket(self, bucket: str | None) -> None:
         """The same for a bucket and every key of it; None: for all buckets."""
         if bucket is None:
-            self._opened.generations.raise_everything()
+            self._epochs.change_everything()
         else:
-            self._opened.generations.raise_bucket(bucket)
+            self._epochs.change_bucket(bucket)
 
     async def settle(self) -> None:
         """Wait until what was learned so far is written."""
-        await self._landing.settle()
+        await self._writer.settle()
         await self.listing.settle()
 
     async def close(self) -> None:
         """Write what is left, and leave the directory in order."""
-        await self._landing.settle()
-        await self.listing.close()
+        ended = await asyncio.gather(self._writer.close(), self.listing.close())
+        if not all(ended):
+            _log.warning("the catalog is left as it is: another process does not finish its transaction")
+            return
         try:
-            await asyncio.to_thread(self._opened.close)
+            if self._opened is not None:
+                await asyncio.to_thread(self._opened.close)
         except (OSError, lmdb.Error) as error:
             _log.warning("the catalog could not be left in order; it is learned again", error=str(error))
 
+    def _lookup(self, key: ObjectKey) -> Entry | None:
+        return self._store.lookup(key) if self._store is not None else None
+
     def _entry(self, key: ObjectKey, *, with_checksums: bool) -> Entry | None:
-        entry = self._opened.store.lookup(key)
+        entry = self._store.lookup(key) if self._store is not None else None
         if entry is not None and entry.head is not None and with_checksums and not entry.with_checksums:
             return None
         return entry
@@ -218,7 +235,7 @@ class Catalog:
         return listed is not None and is_confirmed(entry.head, listed)
 
     def _freshness(self, entry: Entry, slot: Slot) -> Freshness:
-        return freshness(entry, slot, now_seconds=self._clock.monotonic(), boot=self._opened.boot)
+        return freshness(entry, slot, now_seconds=self._clock.monotonic(), boot=self._boot)
 
     async def _learn(self, key: ObjectKey, slot: Slot, headers: Mapping[str, str]) -> ObjectHead:
         asked = self.now(key)
@@ -229,11 +246,11 @@ class Catalog:
                 self.remember_absence(key, slot, asked, named=False)
             raise
         if head.version.etag:
-            self._landing.add(Fill(key, _entry(asked, head, with_checksums=CHECKSUM_MODE in headers)))
+            self._writer.add(CatalogUpdate(key, _entry(asked, head, with_checksums=CHECKSUM_MODE in headers)))
         return head
 
 
-def _entry(asked: Learned, head: ObjectHead, *, with_checksums: bool) -> Entry:
+def _entry(asked: ObservedAt, head: ObjectHead, *, with_checksums: bool) -> Entry:
     return Entry(asked, head, with_checksums=with_checksums, settled=is_settled(head))
 
 
@@ -245,12 +262,6 @@ def _opened(directory: Path, origin_name: str, slots: Slots) -> OpenCatalog:
         opened.close()
         raise StoreUnavailable(f"the catalog {directory} cannot be used: {error}") from error
     return opened
-
-
-def _listing(opened: OpenCatalog | NoDirectory, clock: Clock, observer: CatalogObserver) -> Listing:
-    if isinstance(opened, NoDirectory):
-        return ForgetfulListing()
-    return ListingIndex(opened.listing, opened.marks, opened.generations, clock, opened.boot, observer)
 
 
 def is_remembered(slot: Slot, headers: Mapping[str, str]) -> bool:

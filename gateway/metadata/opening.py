@@ -1,15 +1,15 @@
 """Opening and closing the catalog's directory: its format, and whether what lies there can be believed.
 
-    FORMAT       "forebay catalog 2": any other content but that of format 1 is refused, never misread
+    FORMAT       "forebay catalog 3": any other content but that of formats 1 and 2 is refused, never misread
     ORIGIN       whose objects these are: the catalog of another origin is dropped
     BOOT         the kernel's boot id when the directory was last opened
     CLEAN        there while no process has the directory open and everything is synced to disk
     users.lock   shared by every process that has it open; opening.lock: held while one opens or closes
-    generations  write generations (generations.py)
+    epochs       invalidation epochs (epochs.py)
     index/       the records (store.py)
     listing/     the listing index (listing/store.py)
-    marks/       own writes that it has not caught up with (listing/marks.py)
-    answers/     small answers about buckets (answer_file.py): dropped with the generations that they are held against
+    dirty/       own writes that it has not caught up with (listing/dirty_keys.py)
+    answers/     small answers about buckets (answer_file.py): dropped with the epochs that they are held against
 
 Nothing is synced while in use, so all of it is dropped under another boot without CLEAN. All of this blocks: it runs in
 a thread.
@@ -17,9 +17,11 @@ a thread.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,18 +32,22 @@ import lmdb
 
 from gateway.durable import write_durably
 from gateway.errors import StartupError, StoreUnavailable, opening_failure
-from gateway.metadata import generations
-from gateway.metadata.generations import WriteGenerations
-from gateway.metadata.listing.marks import Marks
+from gateway.metadata import epochs
+from gateway.metadata.epochs import InvalidationEpochs
+from gateway.metadata.listing.dirty_keys import DirtyKeys
 from gateway.metadata.listing.store import ListingStore
 from gateway.metadata.store import SIZE_BYTES_MAX, CatalogStore
 
-FORMAT = b"forebay catalog 2\n"
-FORMAT_BEFORE = b"forebay catalog 1\n"
-"""Without `listing` and `marks`; a catalog of this format is dropped: it is learned again."""
+FORMAT = b"forebay catalog 3\n"
+FORMATS_BEFORE = (b"forebay catalog 1\n", b"forebay catalog 2\n")
+"""A catalog of these formats is dropped: it is learned again."""
 
 ANSWERS = "answers"
-ENVIRONMENTS = ("index", "listing", "marks")
+ENVIRONMENTS = ("index", "listing", "dirty")
+OPENING_SECONDS_MAX = 60.0
+"""Another process opens in milliseconds, and drops everything in seconds. One that hangs is ended sooner."""
+
+_OPENING_PAUSE_SECONDS = 0.01
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _NOT_AN_INDEX = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError)
@@ -50,18 +56,18 @@ _NOT_AN_INDEX = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchErr
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    generations: WriteGenerations
+    epochs: InvalidationEpochs
     store: CatalogStore
-    marks: Marks
+    dirty: DirtyKeys
     listing: ListingStore
 
     def close(self, *, sync: bool = False) -> None:
         self.listing.close(sync=sync)
-        self.marks.close(sync=sync)
+        self.dirty.close(sync=sync)
         self.store.close(sync=sync)
         if sync:
-            self.generations.sync()
-        self.generations.close()
+            self.epochs.sync()
+        self.epochs.close()
 
 
 class OpenCatalog:
@@ -69,8 +75,8 @@ class OpenCatalog:
 
     def __init__(self, path: Path, files: _Files, users: int, boot: int) -> None:
         self.store = files.store
-        self.generations = files.generations
-        self.marks = files.marks
+        self.epochs = files.epochs
+        self.dirty = files.dirty
         self.listing = files.listing
         self.boot = boot
         self._files = files
@@ -80,7 +86,7 @@ class OpenCatalog:
     def close(self) -> None:
         """The last process to close makes everything durable and says so. Blocks."""
         with _opening(self._path):
-            alone = _is_alone(self._users)
+            alone = _locked(self._users)
             self._files.close(sync=alone)
             if alone:
                 write_durably(self._path / "CLEAN", b"")
@@ -118,8 +124,8 @@ def _open(path: Path, origin: bytes, size_bytes_max: int) -> OpenCatalog:
             _drop(path, users)
         (path / "CLEAN").unlink(missing_ok=True)
         files = _open_files(path, users, size_bytes_max)
-        if _is_alone(users):
-            files.marks.recover()
+        if _locked(users):
+            files.dirty.recover()
         _keep(path / "ORIGIN", origin)
         _keep(path / "BOOT", boot)
         fcntl.flock(users, fcntl.LOCK_SH)
@@ -139,28 +145,28 @@ def _open_files(path: Path, users: int, size_bytes_max: int) -> _Files:
         _drop(path, users)
     for name in ENVIRONMENTS:
         (path / name).mkdir(mode=0o700)
-    generations.create(path / "generations")
+    epochs.create(path / "epochs")
     return _try_open_files(path, size_bytes_max)
 
 
 def _try_open_files(path: Path, size_bytes_max: int) -> _Files:
     with ExitStack() as stack:
-        shared = WriteGenerations(path / "generations")
+        shared = InvalidationEpochs(path / "epochs")
         stack.callback(shared.close)
         store = CatalogStore(path / "index", shared, size_bytes_max=size_bytes_max)
         stack.callback(store.close)
-        marks = Marks(path / "marks")
-        stack.callback(marks.close)
-        listing = ListingStore(path / "listing", shared, marks, told=store.listed)
+        dirty = DirtyKeys(path / "dirty")
+        stack.callback(dirty.close)
+        listing = ListingStore(path / "listing", shared, dirty, told=store.listed)
         stack.pop_all()
-        return _Files(shared, store, marks, listing)
+        return _Files(shared, store, dirty, listing)
 
 
 def _refuse_other_formats(path: Path) -> None:
     found = _read(path / "FORMAT")
     if found is None:
         write_durably(path / "FORMAT", FORMAT)
-    elif found == FORMAT_BEFORE:
+    elif found in FORMATS_BEFORE:
         disbelieve(path)
         write_durably(path / "FORMAT", FORMAT)
     elif found != FORMAT:
@@ -177,34 +183,40 @@ def _believable(path: Path, origin: bytes, boot: bytes) -> bool:
 
 def _drop(path: Path, users: int) -> None:
     """Forget everything. BOOT goes first: a drop that is killed half-way is begun again."""
-    if not _is_alone(users):
+    if not _locked(users):
         raise StartupError(f"the catalog {path} cannot be read while other processes use it: stop them first")
     for name in ("BOOT", "CLEAN"):
         (path / name).unlink(missing_ok=True)
     if (path / ANSWERS).exists():
-        shutil.rmtree(path / ANSWERS)  # before the generations, which begin again at 0
-    (path / "generations").unlink(missing_ok=True)
-    for name in ENVIRONMENTS:
+        shutil.rmtree(path / ANSWERS)  # before the epochs, which begin again
+    for name in ("epochs", "generations"):  # so named until format 2
+        (path / name).unlink(missing_ok=True)
+    for name in (*ENVIRONMENTS, "marks"):  # the last until format 2
         shutil.rmtree(path / name, ignore_errors=True)
-
-
-def _is_alone(users: int) -> bool:
-    try:
-        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 @contextmanager
 def _opening(path: Path) -> Iterator[None]:
-    """Alone among the processes that open or close the directory; waits for them."""
+    """Alone among the processes that open or close the directory; BlockingIOError when one stays at it for too long."""
     descriptor = os.open(path / "opening.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        give_up_at = time.monotonic() + OPENING_SECONDS_MAX
+        while not _locked(descriptor):
+            if time.monotonic() > give_up_at:
+                raise BlockingIOError(errno.EAGAIN, "another process does not finish opening or closing it")
+            time.sleep(_OPENING_PAUSE_SECONDS)
         yield
     finally:
         os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    """Whether the file is locked by us alone, now."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _keep(path: Path, content: bytes) -> None:

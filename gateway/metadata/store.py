@@ -5,25 +5,30 @@
     versions  version key → length of the record (u16), record, extra: of versions that were asked for by their ETag
 
 Unsynced while in use: a killed process loses nothing, an unclean boot may lose anything, so then everything is dropped
-(opening.py). What is here can always be asked of the origin again, so that trouble with the disk is a miss.
+(opening.py). What is here can always be asked of the origin again, so that trouble with the disk is a miss. Updates are
+gathered on the event loop and written by a thread, a few per transaction.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import cast
 
 import lmdb
 
-from gateway.metadata import records
-from gateway.metadata.confirmation import is_version
-from gateway.metadata.generations import WriteGenerations
-from gateway.metadata.keys import catalog_key, version_key
+from gateway.metadata.disk_thread import DiskThread
+from gateway.metadata.entries import EXTRA_BYTES_MAX, Entry, catalog_key, has_extra, pack, unpack, version_key
+from gateway.metadata.environment import OLD_ENGINE, Table, open_environment
+from gateway.metadata.epochs import InvalidationEpochs
+from gateway.metadata.freshness import is_version
 from gateway.metadata.listing.records import version_of
-from gateway.metadata.records import Entry
+from gateway.metadata.observer import CatalogObserver
 from gateway.objects import ObjectKey, ObjectVersion
 
 SIZE_BYTES_MAX = 16 * 1024**3
@@ -39,12 +44,9 @@ _SWEPT_PER_TRANSACTION = 2 * LANDED_PER_TRANSACTION
 _MAP_BYTES_OVER_SIZE = 4
 _LENGTH_BYTES = 2
 
-Table: TypeAlias = Any
-"""An LMDB named database: an opaque handle."""
-
 
 @dataclass(frozen=True, slots=True)
-class Fill:
+class CatalogUpdate:
     """What the origin has said of a key, on its way into the catalog; `of_version`: whatever version is current."""
 
     key: ObjectKey
@@ -55,50 +57,44 @@ class Fill:
 class CatalogStore:
     """One process's view of the records."""
 
-    def __init__(self, directory: Path, generations: WriteGenerations, *, size_bytes_max: int = SIZE_BYTES_MAX) -> None:
-        self._generations = generations
+    def __init__(self, directory: Path, epochs: InvalidationEpochs, *, size_bytes_max: int = SIZE_BYTES_MAX) -> None:
+        self._epochs = epochs
         self._size_bytes_max = size_bytes_max
         self._swept = b""
         self._unpacked: dict[bytes, tuple[bytes, bytes, Entry]] = {}
-        self._environment = lmdb.open(
-            str(directory),
-            map_size=size_bytes_max * _MAP_BYTES_OVER_SIZE,
-            max_dbs=4,
-            max_readers=1024,
-            sync=False,
-            mode=0o600,
-            subdir=True,
+        self._environment, tables = open_environment(
+            directory,
+            (b"entries", b"extras", b"versions"),
+            map_bytes=size_bytes_max * _MAP_BYTES_OVER_SIZE,
+            engine=OLD_ENGINE,
         )
-        self._entries: Table = self._environment.open_db(b"entries")
-        self._extras: Table = self._environment.open_db(b"extras")
-        self._versions: Table = self._environment.open_db(b"versions")
-        self._environment.reader_check()
+        self._entries, self._extras, self._versions = tables
 
     def lookup(self, key: ObjectKey) -> Entry | None:
         """What is known of a key and was asked after its last own write; None also when the disk gives nothing."""
-        place = catalog_key(key)
-        record, extra = self._packed(place)
+        record_key = catalog_key(key)
+        record, extra = self._packed(record_key)
         if record is None:
             return None
-        entry = self._unpack(place, key, record, extra)
-        if entry is None or entry.learned.generation != self._generations.of_place(key.bucket, place):
+        entry = self._unpack(record_key, key, record, extra)
+        if entry is None or not self._epochs.is_current(entry.observed_at, key.bucket, record_key):
             return None
         return entry
 
     def lookup_version(self, version: ObjectVersion) -> Entry | None:
         """What is known of one version; no own write voids it. None also when the disk gives nothing."""
-        place = version_key(version)
+        record_key = version_key(version)
         try:
             with self._environment.begin() as transaction:
-                packed = _get(transaction, self._versions, place)
+                packed = _get(transaction, self._versions, record_key)
         except lmdb.Error:
             return None
         if packed is None:
             return None
         start = _LENGTH_BYTES + int.from_bytes(packed[:_LENGTH_BYTES], "little")
-        return self._unpack(place, version.key, packed[_LENGTH_BYTES:start], packed[start:])
+        return self._unpack(record_key, version.key, packed[_LENGTH_BYTES:start], packed[start:])
 
-    def land(self, fills: Sequence[Fill]) -> None:
+    def land(self, updates: Sequence[CatalogUpdate]) -> None:
         """Keep what was learned, unless the key was written meanwhile; at most LANDED_PER_TRANSACTION. Blocks.
 
         Raises lmdb.Error when the disk cannot take it: then nothing of it is kept.
@@ -106,19 +102,19 @@ class CatalogStore:
         with self._environment.begin(write=True) as transaction:
             if self._size_bytes(transaction) >= self._size_bytes_max:
                 self._sweep(transaction)
-            for fill in fills:
-                self._land(transaction, fill)
+            for update in updates:
+                self._land(transaction, update)
 
     def listed(self, key: ObjectKey, record: bytes | None) -> None:
         """A listing has `key` otherwise than the one before: so (listing/records.py), or not at all.
 
         What is known of another version is void from then on, on every worker. Called in the listing's thread.
         """
-        place = catalog_key(key)
-        packed, extra = self._packed(place)
-        entry = records.unpack(place, key, packed, extra) if packed is not None else None
+        record_key = catalog_key(key)
+        packed, extra = self._packed(record_key)
+        entry = unpack(record_key, key, packed, extra) if packed is not None else None
         if entry is not None and not _is_of(entry, record):
-            self._generations.raise_key(key)
+            self._epochs.change_key(key)
 
     def entries(self) -> int:
         """How many keys have a record, void ones included."""
@@ -130,54 +126,54 @@ class CatalogStore:
             self._environment.sync(True)
         self._environment.close()
 
-    def _packed(self, place: bytes) -> tuple[bytes | None, bytes]:
+    def _packed(self, record_key: bytes) -> tuple[bytes | None, bytes]:
         """Record and extra record; what the disk does not give is not known."""
         try:
             with self._environment.begin(self._entries) as transaction:
-                record: bytes | None = transaction.get(place)
-                if record is None or not records.has_extra(record):
+                record: bytes | None = transaction.get(record_key)
+                if record is None or not has_extra(record):
                     return record, b""
-                return record, _get(transaction, self._extras, place) or b""
+                return record, _get(transaction, self._extras, record_key) or b""
         except lmdb.Error:
             return None, b""
 
-    def _unpack(self, place: bytes, key: ObjectKey, record: bytes, extra: bytes) -> Entry | None:
+    def _unpack(self, record_key: bytes, key: ObjectKey, record: bytes, extra: bytes) -> Entry | None:
         """Unpacked and checked, or the same bytes' entry from before: half the cost of a look-up."""
-        known = self._unpacked.get(place)
+        known = self._unpacked.get(record_key)
         if known is not None and known[0] == record and known[1] == extra:
             return known[2]
-        entry = records.unpack(place, key, record, extra)
+        entry = unpack(record_key, key, record, extra)
         if entry is not None:
-            self._unpacked.pop(place, None)
-            self._unpacked[place] = record, extra, entry
+            self._unpacked.pop(record_key, None)
+            self._unpacked[record_key] = record, extra, entry
             if len(self._unpacked) > UNPACKED_MAX:
                 del self._unpacked[next(iter(self._unpacked))]
         return entry
 
-    def _land_version(self, transaction: lmdb.Transaction, fill: Fill) -> None:
-        if fill.entry.head is None:
+    def _land_version(self, transaction: lmdb.Transaction, update: CatalogUpdate) -> None:
+        if update.entry.head is None:
             raise ValueError("a version that is not there has no head")
-        place = version_key(fill.entry.head.version)
-        record, extra = records.pack(place, fill.entry)
-        if len(extra) <= records.EXTRA_BYTES_MAX:
+        record_key = version_key(update.entry.head.version)
+        record, extra = pack(record_key, update.entry)
+        if len(extra) <= EXTRA_BYTES_MAX:
             packed = len(record).to_bytes(_LENGTH_BYTES, "little") + record + extra
-            transaction.put(place, packed, db=self._versions)
+            transaction.put(record_key, packed, db=self._versions)
 
-    def _land(self, transaction: lmdb.Transaction, fill: Fill) -> None:
-        if fill.of_version:
-            self._land_version(transaction, fill)
+    def _land(self, transaction: lmdb.Transaction, update: CatalogUpdate) -> None:
+        if update.of_version:
+            self._land_version(transaction, update)
             return
-        if fill.entry.learned.generation != self._generations.of(fill.key):
+        record_key = catalog_key(update.key)
+        if not self._epochs.is_current(update.entry.observed_at, update.key.bucket, record_key):
             return
-        place = catalog_key(fill.key)
-        record, extra = records.pack(place, fill.entry)
-        if len(extra) > records.EXTRA_BYTES_MAX:
+        record, extra = pack(record_key, update.entry)
+        if len(extra) > EXTRA_BYTES_MAX:
             return
-        transaction.put(place, record, db=self._entries)
+        transaction.put(record_key, record, db=self._entries)
         if extra:
-            transaction.put(place, extra, db=self._extras)
+            transaction.put(record_key, extra, db=self._extras)
         else:
-            transaction.delete(place, db=self._extras)
+            transaction.delete(record_key, db=self._extras)
 
     def _size_bytes(self, transaction: lmdb.Transaction) -> int:
         tables = [transaction.stat(table) for table in (self._entries, self._extras, self._versions)]
@@ -216,3 +212,61 @@ def _is_of(entry: Entry, record: bytes | None) -> bool:
 
 def _get(transaction: lmdb.Transaction, table: Table, key: bytes) -> bytes | None:
     return cast("bytes | None", transaction.get(key, db=table))
+
+
+WAITING_MAX = 4096
+"""Updates that wait at most; further ones are not kept, and their objects are asked for again."""
+
+LAND_SECONDS_MAX = 10.0
+"""A transaction that takes longer is not waited for: another process was stopped in the midst of one."""
+
+GATHERING_SECONDS = 0.01
+"""Between two transactions: what comes meanwhile is written together. Who comes alone does not wait."""
+
+
+class CatalogWriter:
+    """One process's queue. Nobody waits for a update to land: until then its object is asked for again."""
+
+    def __init__(self, store: CatalogStore | None, observer: CatalogObserver) -> None:
+        self._store = store
+        self._observer = observer
+        self._thread = DiskThread("catalog")
+        self._waiting: deque[CatalogUpdate] = deque()
+        self._writing: asyncio.Task[None] | None = None
+
+    def add(self, update: CatalogUpdate) -> None:
+        """Have a update written soon."""
+        if self._store is None:
+            return
+        if len(self._waiting) >= WAITING_MAX:
+            self._observer.not_kept(1)
+            return
+        self._waiting.append(update)
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write(self._store), name="catalog landing")
+
+    async def settle(self) -> None:
+        """Wait until everything added so far is written, or given up."""
+        while self._writing is not None:
+            await self._writing
+
+    async def close(self) -> bool:
+        """Write what is left; False when that takes too long, and the thread is left behind."""
+        if not self._thread.is_stuck(LAND_SECONDS_MAX):
+            await self.settle()
+        return await self._thread.close(LAND_SECONDS_MAX)
+
+    async def _write(self, store: CatalogStore) -> None:
+        try:
+            while self._waiting:
+                batch = list(islice(self._waiting, LANDED_PER_TRANSACTION))
+                for _ in batch:
+                    self._waiting.popleft()
+                try:
+                    await self._thread.run(LAND_SECONDS_MAX, store.land, batch)
+                except (lmdb.Error, TimeoutError):
+                    self._observer.not_kept(len(batch))
+                if len(self._waiting) < LANDED_PER_TRANSACTION:
+                    await asyncio.sleep(GATHERING_SECONDS)  # not of the clock: no promise hangs on it
+        finally:
+            self._writing = None

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 
 from gateway.errors import OriginUnreachable
-from gateway.metadata.records import Learned
-from gateway.metadata.small_answers import ANSWER_BYTES_MAX, Answer, Question
+from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, Answer, Question
+from gateway.metadata.entries import ObservedAt
 from gateway.objects import BodyStream
 from gateway.operations.exchange import Exchange
 from gateway.operations.passthrough import forward, no_body, onward_request, streamed_reply
@@ -88,7 +88,7 @@ def _may_be_kept(operation: Operation, response: OriginResponse) -> bool:
     return not _OF_ONE_CLIENT & response.headers.keys()
 
 
-async def _learned(exchange: Exchange, question: Question, asked: Learned, response: OriginResponse) -> Reply:
+async def _learned(exchange: Exchange, question: Question, asked: ObservedAt, response: OriginResponse) -> Reply:
     """The answer, received whole and remembered; one that is too long is passed on as it comes."""
     operation, headers = exchange.request.operation, towards_client(response.headers)
     if operation is Operation.HEAD_BUCKET:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from gateway.blocks.closed import Blocks
 from gateway.clock import Clock
+from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
-from gateway.metadata.small_answers import SmallAnswers
-from gateway.metadata.snapshots.shelf import NoShelf, Shelf
+from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.objects import ObjectKey
 from gateway.operations.buffers import Buffers
 from gateway.operations.request_body import RequestBody
@@ -27,12 +27,12 @@ class Services:
 
     origin: Origin
     catalog: Catalog
-    answers: SmallAnswers
+    answers: BucketMetadataCache
     blocks: Blocks
     slots: Slots
     clock: Clock
     buffers: Buffers = field(default_factory=Buffers)
-    snapshots: Shelf | NoShelf = field(default_factory=NoShelf)
+    snapshots: SnapshotRegistry = field(default_factory=SnapshotRegistry.switched_off)
     writeback: WritebackBuffer | None = None
     buffer_closed: bool = False
     """There may be acknowledged writes on this node's disk, and it cannot be used."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from gateway.blocks.filling.first_answer import FirstAnswer
-from gateway.blocks.filling.first_looks import FirstLook
+from gateway.blocks.filling.unpinned_get import UnpinnedGet, UnpinnedResponse
 from gateway.errors import OriginBodyError
 from gateway.metadata.catalog import CHECKSUM_MODE
 from gateway.metadata.head import ObjectHead, object_head_of_get
@@ -35,10 +34,10 @@ class Seen(NamedTuple):
     """What a first look has brought: `head` None when that makes no sense by itself. The answer is to be closed."""
 
     head: ObjectHead | None
-    answer: FirstAnswer
+    answer: UnpinnedResponse
 
 
-def begin(exchange: Exchange, headers: Mapping[str, str]) -> tuple[FirstLook, ByteRange] | None:
+def begin(exchange: Exchange, headers: Mapping[str, str]) -> tuple[UnpinnedGet, ByteRange] | None:
     """The right to ask for the bytes that the request begins with, and which these are; None when the version is to be
     asked for first. While the look lasts, others wait for the same bytes.
     """
@@ -51,7 +50,7 @@ def begin(exchange: Exchange, headers: Mapping[str, str]) -> tuple[FirstLook, By
     return (look, wanted) if look is not None else None
 
 
-async def ask(exchange: Exchange, headers: dict[str, str], look: FirstLook, wanted: ByteRange) -> Seen:
+async def ask(exchange: Exchange, headers: dict[str, str], look: UnpinnedGet, wanted: ByteRange) -> Seen:
     """Ask for the bytes. What the answer says of the object is remembered where it may be.
 
     Raises Refused, and OriginUnreachable.
@@ -61,10 +60,10 @@ async def ask(exchange: Exchange, headers: dict[str, str], look: FirstLook, want
     whole = CHECKSUM_MODE in headers and "range" not in exchange.request.headers
     request = _request(key, exchange.slot.name, headers, None if whole else wanted)
     response = await exchange.services.origin.send(request)
-    answer = FirstAnswer(look, wanted, response)
+    answer = UnpinnedResponse(look, wanted, response)
     try:
         head = _understood(key, response, answer)
-        look.fruitless = head is None
+        look.known_empty = head is None
         if head is not None:
             catalog.learned(head, exchange.slot, since, headers=headers, with_checksums=whole)
         return Seen(head, answer)
@@ -89,7 +88,7 @@ def _request(key: ObjectKey, slot: str, headers: Mapping[str, str], wanted: Byte
     return OriginRequest("GET", key.bucket, key.key, headers=onward, purpose=Purpose.LIVE, slot=slot)
 
 
-def _understood(key: ObjectKey, response: OriginResponse, answer: FirstAnswer) -> ObjectHead | None:
+def _understood(key: ObjectKey, response: OriginResponse, answer: UnpinnedResponse) -> ObjectHead | None:
     """What the response says; the answer's range is then that of its body."""
     first = answer.range.first
     if response.status == 416:

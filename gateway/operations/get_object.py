@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from contextlib import aclosing
 
-from gateway.blocks.filling.first_answer import FirstAnswer
+from gateway.blocks.filling.unpinned_get import UnpinnedResponse
 from gateway.errors import OriginAnswered, OriginBodyError
 from gateway.metadata.catalog import ObjectHead, is_remembered
 from gateway.objects import BodyStream, ByteRange
@@ -182,7 +182,7 @@ async def serve(
     head: ObjectHead,
     headers: Mapping[str, str],
     overrides: Mapping[str, str],
-    answer: FirstAnswer | None = None,
+    answer: UnpinnedResponse | None = None,
 ) -> Reply:
     reply = at_once(exchange, head, overrides)
     if reply is not None:
@@ -221,7 +221,11 @@ def at_once(exchange: Exchange, head: ObjectHead, overrides: Mapping[str, str]) 
 
 
 def arrived_reply(
-    exchange: Exchange, head: ObjectHead, headers: Mapping[str, str], overrides: Mapping[str, str], answer: FirstAnswer
+    exchange: Exchange,
+    head: ObjectHead,
+    headers: Mapping[str, str],
+    overrides: Mapping[str, str],
+    answer: UnpinnedResponse,
 ) -> Reply | None:
     """The answer to a first look at a small object, all of which has come."""
     version, asked = head.version, asked_range(exchange.request, head)

@@ -15,11 +15,10 @@ from typing import Literal, TypeAlias
 
 from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
 from gateway.metadata.catalog import is_down
-from gateway.metadata.listing.bounds import Bound, bound_of
-from gateway.metadata.listing.contents import contents_xml, encoded
-from gateway.metadata.listing.index import Found, Truth, Unsettled
-from gateway.metadata.listing.pages import Page, Wanted
-from gateway.metadata.listing.records import numbered
+from gateway.metadata.listing.index import AuthoritativeEntry, Found, NeedsLookup
+from gateway.metadata.listing.pages import ListRequest, Page
+from gateway.metadata.listing.ranges import Bound, bound_of
+from gateway.metadata.listing.records import contents_xml, encoded, numbered
 from gateway.operations.exchange import Exchange
 from gateway.operations.passthrough import forward
 from gateway.operations.plain import is_plain
@@ -53,7 +52,7 @@ class Listing:
     exchange: Exchange
     bucket: str
     query: ListQuery
-    wanted: Wanted
+    wanted: ListRequest
     bound: Bound
 
 
@@ -70,17 +69,17 @@ def list_objects(exchange: Exchange) -> Answer:
     return list_reply(listing, found, "hit") if isinstance(found, Found) else _answered(listing, found)
 
 
-async def _answered(listing: Listing, known: Unsettled | None) -> Reply:
+async def _answered(listing: Listing, known: NeedsLookup | None) -> Reply:
     found, outcome = await told_page(listing, known)
     return list_reply(listing, found, outcome)
 
 
-def looked_up(listing: Listing) -> Found | Unsettled | None:
+def looked_up(listing: Listing) -> Found | NeedsLookup | None:
     """What the index knows of the page at once."""
     return None if insists(listing.exchange) else _find(listing)
 
 
-async def told_page(listing: Listing, known: Unsettled | None) -> tuple[Found, ListOutcome]:
+async def told_page(listing: Listing, known: NeedsLookup | None) -> tuple[Found, ListOutcome]:
     """The page for which the origin must be asked, and how it came about: a `listed` outcome of the observer."""
     return await _ask(listing) if known is None else await _ask_about(listing, known.keys)
 
@@ -90,14 +89,14 @@ async def strict_page(listing: Listing) -> Found:
     return _found(await _page_with_keys(listing))
 
 
-def wanted_of(query: ListQuery) -> Wanted:
+def wanted_of(query: ListQuery) -> ListRequest:
     place = query.place or ListPlace(query.start_after.encode())
-    return Wanted(query.prefix.encode(), query.delimiter.encode(), query.limit, place.last, place.is_prefix)
+    return ListRequest(query.prefix.encode(), query.delimiter.encode(), query.limit, place.last, place.is_prefix)
 
 
 def _find(
-    listing: Listing, *, stale: bool = False, truths: dict[bytes, Truth] | None = None
-) -> Found | Unsettled | None:
+    listing: Listing, *, stale: bool = False, truths: dict[bytes, AuthoritativeEntry] | None = None
+) -> Found | NeedsLookup | None:
     index = listing.exchange.services.catalog.listing
     return index.find(
         listing.bucket,
@@ -111,7 +110,7 @@ def _find(
 
 async def _ask_about(listing: Listing, keys: Sequence[bytes]) -> tuple[Found, ListOutcome]:
     """The page that the index knows but for these keys; the origin's page when there are too many."""
-    truths: dict[bytes, Truth] = {}
+    truths: dict[bytes, AuthoritativeEntry] = {}
     while len(truths) + len(keys) <= TRUTHS_MAX:
         try:
             told = await asyncio.gather(*(_truth(listing, key) for key in keys))
@@ -127,13 +126,13 @@ async def _ask_about(listing: Listing, keys: Sequence[bytes]) -> tuple[Found, Li
     return await _ask(listing)
 
 
-async def _truth(listing: Listing, key: bytes) -> Truth:
+async def _truth(listing: Listing, key: bytes) -> AuthoritativeEntry:
     """What a LIST of the origin says of one key, to the letter: a HEAD says less, and other things."""
     index = listing.exchange.services.catalog.listing
     asked = index.asked(listing.bucket)
-    page = await origin_page(listing, Wanted(key, limit=1))
+    page = await origin_page(listing, ListRequest(key, limit=1))
     entry = page.entries[0] if page.entries and page.entries[0].key == key else None
-    truth = Truth(entry)
+    truth = AuthoritativeEntry(entry)
     index.learn_truth(listing.bucket, key, truth, asked)
     return truth
 
@@ -177,7 +176,7 @@ async def _page_with_keys(listing: Listing) -> ListedPage:
     raise OriginBodyError(f"the origin has given {_EMPTY_PAGES_MAX} pages without a key")
 
 
-async def _send(listing: Listing, wanted: Wanted, origin_token: str | None) -> OriginResponse:
+async def _send(listing: Listing, wanted: ListRequest, origin_token: str | None) -> OriginResponse:
     query = [("list-type", "2"), ("encoding-type", "url"), ("prefix", wanted.prefix.decode())]
     query.append(("max-keys", str(wanted.limit)))
     if wanted.delimiter:
@@ -192,14 +191,14 @@ async def _send(listing: Listing, wanted: Wanted, origin_token: str | None) -> O
     return await listing.exchange.services.origin.send(request)
 
 
-def _start_after(wanted: Wanted) -> str:
+def _start_after(wanted: ListRequest) -> str:
     """The last key that the origin shall not list. Of what it lists nevertheless, `origin_page` takes nothing twice."""
     if wanted.skip and len(wanted.after) + len(_GREATEST) <= _KEY_BYTES_MAX:
         return (wanted.after + _GREATEST).decode()
     return wanted.after.decode()
 
 
-async def origin_page(listing: Listing, wanted: Wanted, origin_token: str | None = None) -> ListedPage:
+async def origin_page(listing: Listing, wanted: ListRequest, origin_token: str | None = None) -> ListedPage:
     """What of the origin's page lies behind the place that was asked for; raises OriginAnswered for every error."""
     async with await _send(listing, wanted, origin_token) as response:
         if response.status != 200:

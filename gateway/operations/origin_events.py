@@ -22,7 +22,7 @@ _FROZEN: frozenset[str] = frozenset({"snapshot"})
 """The consistencies of slots in which nothing ever changes."""
 
 _KEYS_AT_ONCE = 128
-"""In one transaction of the marks: own writes wait no longer than for a millisecond."""
+"""In one transaction of the dirty keys: own writes wait no longer than for a millisecond."""
 
 
 class OriginEvents:

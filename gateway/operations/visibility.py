@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from gateway.metadata.catalog import Catalog
+from gateway.metadata.listing.dirty_keys import OwnWrite
 from gateway.objects import BodyStream, HeldSpan, ObjectKey
 from gateway.operations.exchange import Exchange
 from gateway.operations.reply import Closable, Reply
@@ -26,7 +27,7 @@ class Change:
         self._bucket = bucket
         self._keys = None if keys is None else [ObjectKey(bucket or "", key) for key in keys]
         self._listed = [] if self._keys is None else [key.key for key in self._keys if _is_indexed(slots, key)]
-        self._ended = False
+        self._write: OwnWrite | None = None
 
     def forget(self) -> None:
         """Believe nothing that was asked until now."""
@@ -34,17 +35,19 @@ class Change:
             self._catalog.forget_bucket(self._bucket)
         for key in self._keys or ():
             self._catalog.forget(key)
+        if self._write is not None:
+            self._catalog.listing.void_if_not_noted(self._write)
 
     async def begin(self) -> None:
         """To be called before the write is sent."""
         if self._listed:
-            await self._catalog.listing.begin_write(self._bucket or "", self._listed)
+            self._write = await self._catalog.listing.begin_write(self._bucket or "", self._listed)
 
     async def end(self) -> None:
         """To be called when the origin has done its work, or has not; until then LIST asks it about the keys."""
-        if self._listed and not self._ended:
-            self._ended = True
-            await self._catalog.listing.end_write(self._bucket or "", self._listed)
+        write, self._write = self._write, None
+        if write is not None:
+            await self._catalog.listing.end_write(write)
 
 
 async def visible(change: Change, write: Awaitable[Reply]) -> Reply:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gateway.policy.prefixes import Prefix
+from gateway.policy.prefixes import Prefix, PrefixMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Slot:
     capacity_bytes: int = 0
     capacity_limit_bytes: int | None = None
     block_size_bytes: int | None = None
-    eviction: Literal["epoch", "s3-fifo", "lru"] = "epoch"
+    eviction: Literal["epoch", "lru"] = "epoch"
     kept_object_bytes_max: int | None = None
     snapshot: str = ""
     write: Literal["through", "back"] = "through"
@@ -59,12 +59,11 @@ class Slots:
     """
 
     def __init__(self, slots: Iterable[Slot] = ()) -> None:
-        self._by_bucket: dict[str, list[Slot]] = {}
         self._all = tuple(slots)
-        for slot in self._all:
-            self._by_bucket.setdefault(slot.prefix.bucket, []).append(slot)
-        for candidates in self._by_bucket.values():
-            candidates.sort(key=lambda slot: len(slot.prefix.key_prefix), reverse=True)
+        self._by_prefix = PrefixMap((slot.prefix, slot) for slot in self._all)
+        self._of_bucket: dict[str, list[Slot]] = {}
+        for slot in sorted(self._all, key=lambda slot: len(slot.prefix.key_prefix), reverse=True):
+            self._of_bucket.setdefault(slot.prefix.bucket, []).append(slot)
         self.any_frozen = any(slot.consistency == "snapshot" for slot in self._all)
 
     def __iter__(self) -> Iterator[Slot]:
@@ -73,19 +72,13 @@ class Slots:
 
     def find(self, bucket: str, key: str) -> Slot:
         """The slot that `key` belongs to."""
-        for slot in self._by_bucket.get(bucket, ()):
-            if key.startswith(slot.prefix.key_prefix):
-                return slot
-        every_bucket = self._by_bucket.get("")
-        return every_bucket[0] if every_bucket else DEFAULT_SLOT
+        return self._by_prefix.longest(bucket, key) or DEFAULT_SLOT
 
     def of_bucket(self, bucket: str) -> Sequence[Slot]:
         """The slots that keys of a bucket may belong to, besides `default`; the first that fits a key has it."""
-        return (*self._by_bucket.get(bucket, ()), *self._by_bucket.get("", ()))
+        return (*self._of_bucket.get(bucket, ()), *self._of_bucket.get("", ()))
 
     def under(self, bucket: str, key_prefix: str) -> Iterator[Slot]:
         """Every slot that a key may belong to which begins with `key_prefix`."""
         yield self.find(bucket, key_prefix)
-        for slot in self._by_bucket.get(bucket, ()):
-            if len(slot.prefix.key_prefix) > len(key_prefix) and slot.prefix.key_prefix.startswith(key_prefix):
-                yield slot
+        yield from self._by_prefix.within(bucket, key_prefix)

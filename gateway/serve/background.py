@@ -1,4 +1,4 @@
-"""The background process: the admin port, the leases of bandwidth, and whatever is done while nobody waits."""
+"""The background process: the admin port, and whatever is done while nobody waits."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ import structlog
 import uvicorn
 
 from gateway.app import Upkeep, upkeep
-from gateway.clock import SystemClock
 from gateway.control.app import control_app
 from gateway.control.holders import Holders
 from gateway.control.scrub import ScrubHolder
 from gateway.control.state import CURRENT
 from gateway.errors import ForebayError
-from gateway.metering import lease_server
-from gateway.serve.handover import BACKGROUND, Handover
-from gateway.serve.lease_channels import books_ends, holders_end
+from gateway.serve.handover import Handover
 from gateway.serve.orders import Orders
 
 _GRACE_SECONDS = 5
@@ -38,17 +35,16 @@ class _Server(uvicorn.Server):
 
 
 async def serve_background(orders: Orders) -> None:
-    """Deal out bandwidth, serve the admin port, and keep up the cache directory, until told to stop."""
+    """Serve the admin port, and keep up the cache directory, until told to stop."""
     handover = orders.handover
-    with lease_server(handover.settings, books_ends(handover.leases), SystemClock()):
-        lent = Holders(scrub=ScrubHolder(handover.settings.cache.scrub_period_seconds))
-        tried = asyncio.Event()
-        keeping_up = asyncio.create_task(_keep_up(handover, lent, tried), name="upkeep")
-        try:
-            await _serve_admin(orders, lent, tried)
-        finally:
-            keeping_up.cancel()
-            await asyncio.gather(keeping_up, return_exceptions=True)
+    lent = Holders(scrub=ScrubHolder(handover.settings.cache.scrub_period_seconds))
+    tried = asyncio.Event()
+    keeping_up = asyncio.create_task(_keep_up(handover, lent, tried), name="upkeep")
+    try:
+        await _serve_admin(orders, lent, tried)
+    finally:
+        keeping_up.cancel()
+        await asyncio.gather(keeping_up, return_exceptions=True)
 
 
 async def _serve_admin(orders: Orders, lent: Holders, tried: asyncio.Event) -> None:
@@ -82,12 +78,16 @@ async def _keep_up(handover: Handover, lent: Holders, tried: asyncio.Event) -> N
 
     What fails is tried again: the workers serve meanwhile. `tried` is set after the first attempt to begin.
     """
-    lease_end = holders_end(handover.leases, BACKGROUND)
     told = ""
     while True:
         await _while_closed(handover, tried)
         try:
-            async with upkeep(handover.settings, instance_id=handover.instance_id, lease_end=lease_end) as kept:
+            async with upkeep(
+                handover.settings,
+                instance_id=handover.instance_id,
+                bandwidth=handover.bandwidth,
+                shared_directory=handover.metrics_directory,
+            ) as kept:
                 _lend(lent, kept)
                 tried.set()
                 await _work(kept, lent)
@@ -124,14 +124,14 @@ async def _care(kept: Upkeep, lent: Holders) -> None:
 
 def _lend(lent: Holders, kept: Upkeep) -> None:
     """Let the admin port see to what the cache directory holds."""
-    lent.jobs.jobs, lent.changes.changes, lent.snapshots.desk = kept.jobs, kept.events, kept.snapshots
+    lent.jobs.jobs, lent.changes.changes, lent.snapshots.service = kept.jobs, kept.events, kept.snapshots
     lent.indexes.follow(kept.indexes)
     lent.writeback.desk = kept.writeback
 
 
 def _take_back(lent: Holders) -> None:
     """The cache directory is closed."""
-    lent.jobs.jobs = lent.changes.changes = lent.snapshots.desk = None
+    lent.jobs.jobs = lent.changes.changes = lent.snapshots.service = None
     lent.indexes.follow(None)
     lent.writeback.desk = None
     lent.scrub.follow(None)

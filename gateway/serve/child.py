@@ -20,9 +20,10 @@ import structlog
 
 from gateway import metric_kinds
 from gateway.errors import ForebayError, StoreUnavailable
+from gateway.heartbeats import Heartbeats
 from gateway.logs import configure_logs
-from gateway.serve import lifeline
-from gateway.serve.handover import BACKGROUND, Handover
+from gateway.serve import parent_death_pipe
+from gateway.serve.handover import BACKGROUND, Handover, process_number
 from gateway.serve.orders import Orders, Work
 
 _log = structlog.get_logger("forebay.serve")
@@ -32,11 +33,11 @@ def main(arguments: Sequence[str], work: Work | None = None) -> None:
     """Run as the child that `arguments` name; `work` replaces what its name stands for."""
     name, report = arguments[0], int(arguments[1])
     listeners = [socket.socket(fileno=int(descriptor)) for descriptor in arguments[2:]]
-    orders = lifeline.lines()
+    orders = parent_death_pipe.lines()
     handover = Handover.from_line(next(orders))
     configure_logs(handover.settings.logging.level, handover.settings.logging.format, name)
     obey = _states() if name == BACKGROUND else _ignore
-    lifeline.hold(orders, obey)
+    parent_death_pipe.hold(orders, obey)
     try:
         _count_into(handover, name)
         asyncio.run(_run(name, handover, listeners, report, work or _work_of(name)))
@@ -84,7 +85,8 @@ async def _run(name: str, handover: Handover, listeners: list[socket.socket], re
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
     gc.freeze()  # what was imported lives for ever and need not be looked at again
-    await work(Orders(name, handover, listeners, stop, ready=lambda: _report(report, "ready")))
+    async with Heartbeats(handover.heartbeats).beating(process_number(name)):
+        await work(Orders(name, handover, listeners, stop, ready=lambda: _report(report, "ready")))
 
 
 def _report(descriptor: int, message: str) -> None:

@@ -5,31 +5,42 @@ Later lines on the same pipe are states of the gateway, for the background proce
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
 from gateway.config import Settings, settings_from_json, settings_to_json
-from gateway.serve.lease_channels import ChannelDescriptors, LeaseDescriptors
+from gateway.heartbeats import BACKGROUND_PROCESS
 
 BACKGROUND = "background"
 """The background process's name; workers are `worker0`, `worker1`, …"""
+
+
+def process_number(name: str) -> int:
+    """The number of the process with this name, by which it is known in shared memory."""
+    return BACKGROUND_PROCESS if name == BACKGROUND else int(name.removeprefix("worker"))
 
 
 @dataclass(frozen=True, slots=True)
 class Handover:
     """`settings` hold the ports really listened on; `instance_id` is one per serve, for the hop header.
 
-    `leases`: the workers' channels to the background process, of which each process has inherited its own ends.
+    `bandwidth`: the descriptor, inherited by every process, of the memory in which they keep the ceilings; None: there
+    are none.
     `closed`: why no process may touch the cache directory; None: they all use it.
     """
 
     settings: Settings
     instance_id: str
     metrics_directory: Path
-    leases: LeaseDescriptors = field(default_factory=dict)
+    bandwidth: int | None = None
     closed: str | None = None
+
+    @property
+    def heartbeats(self) -> Path:
+        """The file of heartbeats that all processes share."""
+        return self.metrics_directory / "heartbeats"
 
     def to_line(self) -> bytes:
         document = {
@@ -37,7 +48,7 @@ class Handover:
             "instance_id": self.instance_id,
             "metrics_directory": str(self.metrics_directory),
             "closed": self.closed,
-            "leases": {name: list(ends) for name, ends in self.leases.items()},
+            "bandwidth": self.bandwidth,
         }
         return orjson.dumps(document) + b"\n"
 
@@ -49,5 +60,5 @@ class Handover:
             instance_id=document["instance_id"],
             metrics_directory=Path(document["metrics_directory"]),
             closed=document["closed"],
-            leases={name: ChannelDescriptors(*ends) for name, ends in document["leases"].items()},
+            bandwidth=document["bandwidth"],
         )

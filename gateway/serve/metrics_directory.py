@@ -1,4 +1,4 @@
-"""Where the processes of one gateway keep the metrics that they share.
+"""Where the processes of one gateway keep what they share in memory: metrics, heartbeats, locks of blocks.
 
 The files are mapped into memory and changed by every request. On a disk under checkpoint load, changing a mapped page
 may wait for the file system's journal, for as long as a flush takes; in memory (/dev/shm) it never waits. So they lie

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from gateway.serve.handover import Handover
+from gateway.serve.handover import Handover, process_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class Orders:
     ready: Callable[[], None]
 
     @property
-    def slot(self) -> int:
-        """Which worker this is, from 0."""
-        return int(self.name.removeprefix("worker"))
+    def number(self) -> int:
+        """Which process this is: a worker's number, from 0, or the background process's."""
+        return process_number(self.name)
 
 
 Work = Callable[[Orders], Awaitable[None]]

@@ -19,16 +19,18 @@ from socket import socket
 import structlog
 
 from gateway import __version__, metric_kinds
+from gateway.clock import SystemClock
 from gateway.config import Settings
 from gateway.config.checks import own_address_problem
 from gateway.control.state import GatewayState
 from gateway.errors import StartupError
+from gateway.heartbeats import Heartbeats
+from gateway.metering import make_shared_bandwidth
 from gateway.serve import listeners
+from gateway.serve.child_monitor import ChildMonitor
 from gateway.serve.child_process import ChildSpec
 from gateway.serve.claim import claim, report_closed
-from gateway.serve.handover import BACKGROUND, Handover
-from gateway.serve.keeper import Keeper
-from gateway.serve.lease_channels import open_channels
+from gateway.serve.handover import BACKGROUND, Handover, process_number
 from gateway.serve.metrics_directory import make_metrics_directory, remove_metrics_directory
 from gateway.serve.preparation import raise_descriptor_limit
 from gateway.serve.recovering import recover_buffer
@@ -39,7 +41,7 @@ _log = structlog.get_logger("forebay.serve")
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class ServerResources:
     """What was opened before any child is started."""
 
     handover: Handover
@@ -47,16 +49,17 @@ class Ground:
     admin_listeners: list[socket]
     lock: int | None
     state: GatewayState
+    heartbeats: Heartbeats
 
 
 def serve(settings: Settings, child_module: str = CHILD_MODULE) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code. Raises StartupError or ConfigError when it cannot start."""
     with ExitStack() as undo:
-        ground = _prepare(settings, undo)
-        return asyncio.run(_Supervisor(ground, child_module).run())
+        resources = _prepare(settings, undo)
+        return asyncio.run(_Supervisor(resources, child_module).run())
 
 
-def _prepare(settings: Settings, undo: ExitStack) -> Ground:
+def _prepare(settings: Settings, undo: ExitStack) -> ServerResources:
     raise_descriptor_limit()
     directory = settings.cache.directory
     lock, closed = claim(directory)
@@ -72,9 +75,13 @@ def _prepare(settings: Settings, undo: ExitStack) -> Ground:
     undo.callback(remove_metrics_directory, metrics_directory)
     metric_kinds.share(metrics_directory, "supervisor")
     undo.callback(metric_kinds.unshare)
-    leases = open_channels(settings, [*_worker_names(settings), BACKGROUND], undo)
-    handover = Handover(settings, secrets.token_hex(8), metrics_directory, leases, closed)
-    return Ground(handover, s3, admin, lock, _first_state(handover))
+    bandwidth = make_shared_bandwidth(settings, SystemClock())
+    if bandwidth is not None:
+        undo.callback(os.close, bandwidth)
+    handover = Handover(settings, secrets.token_hex(8), metrics_directory, bandwidth, closed)
+    heartbeats = Heartbeats(handover.heartbeats)
+    undo.callback(heartbeats.close)
+    return ServerResources(handover, s3, admin, lock, _first_state(handover), heartbeats)
 
 
 def _worker_names(settings: Settings) -> list[str]:
@@ -112,42 +119,48 @@ def _first_state(handover: Handover) -> GatewayState:
 
 
 class _Supervisor:
-    def __init__(self, ground: Ground, child_module: str) -> None:
-        self._ground = ground
-        self._closed = ground.handover.closed
+    def __init__(self, resources: ServerResources, child_module: str) -> None:
+        self._resources = resources
+        self._closed = resources.handover.closed
         self._draining = False
         self._signals = 0
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
-        s3, admin = (tuple(one.fileno() for one in group) for group in (ground.s3_listeners, ground.admin_listeners))
-        leases, lock = ground.handover.leases, () if ground.lock is None else (ground.lock,)
-        holders = {name: (ends.holder,) for name, ends in leases.items()}
-        books = tuple(ends.book for ends in leases.values())
-        self._workers = [
-            self._keeper(ChildSpec(name, s3, (*lock, *holders.get(name, ())), child_module))
-            for name in _worker_names(ground.handover.settings)
-        ]
-        self._background = self._keeper(
-            ChildSpec(BACKGROUND, admin, (*lock, *books, *holders.get(BACKGROUND, ())), child_module)
+        s3, admin = (
+            tuple(one.fileno() for one in group) for group in (resources.s3_listeners, resources.admin_listeners)
         )
+        shared = tuple(one for one in (resources.lock, resources.handover.bandwidth) if one is not None)
+        self._workers = [
+            self._monitor(ChildSpec(name, s3, shared, child_module))
+            for name in _worker_names(resources.handover.settings)
+        ]
+        self._background = self._monitor(ChildSpec(BACKGROUND, admin, shared, child_module))
 
-    def _keeper(self, spec: ChildSpec) -> Keeper:
+    def _monitor(self, spec: ChildSpec) -> ChildMonitor:
         def orders() -> bytes:
-            line = replace(self._ground.handover, closed=self._closed).to_line()
+            line = replace(self._resources.handover, closed=self._closed).to_line()
             return line + self._state().to_line() if spec.name == BACKGROUND else line
 
-        return Keeper(spec, orders, self._ground.handover.metrics_directory, self._publish, self._close)
+        number = process_number(spec.name)
+        return ChildMonitor(
+            spec,
+            orders,
+            self._resources.handover.metrics_directory,
+            lambda: self._resources.heartbeats.stamp(number),
+            self._publish,
+            self._close,
+        )
 
     @property
-    def _keepers(self) -> list[Keeper]:
+    def _monitors(self) -> list[ChildMonitor]:
         return [*self._workers, self._background]
 
     def _state(self) -> GatewayState:
         return replace(
-            self._ground.state,
+            self._resources.state,
             closed=self._closed,
             draining=self._draining,
-            processes=tuple(keeper.state for keeper in self._keepers),
+            processes=tuple(monitor.state for monitor in self._monitors),
         )
 
     def _publish(self) -> None:
@@ -157,9 +170,9 @@ class _Supervisor:
         """A worker cannot open the cache directory: all do without. None may remember what another cannot void."""
         if self._closed is None:
             self._closed = reason
-            report_closed(self._ground.handover.settings.cache.directory, reason)
-            for keeper in self._workers:
-                keeper.renew()
+            report_closed(self._resources.handover.settings.cache.directory, reason)
+            for monitor in self._workers:
+                monitor.restart()
             self._publish()
 
     async def run(self) -> int:
@@ -170,7 +183,7 @@ class _Supervisor:
             if not await self._start_all():
                 return 0
             self._announce()
-            keeping = [asyncio.create_task(keeper.keep()) for keeper in self._keepers]
+            keeping = [asyncio.create_task(monitor.keep()) for monitor in self._monitors]
             await self._until_stopped(keeping)
             return await self._drain(keeping[:-1], keeping[-1])
         except BaseException:
@@ -183,7 +196,7 @@ class _Supervisor:
 
     async def _start_all(self) -> bool:
         """All children ready: true. Stopped while starting: false. Raises StartupError when one fails."""
-        starting = asyncio.gather(*(keeper.start() for keeper in self._keepers))
+        starting = asyncio.gather(*(monitor.start() for monitor in self._monitors))
         stopping = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -211,21 +224,21 @@ class _Supervisor:
         stopping.cancel()
         for task in keeping:
             if task.done():
-                task.result()  # a keeper that fails leaves its child unkept: the gateway must not go on
+                task.result()  # a monitor that fails leaves its child unkept: the gateway must not go on
 
     async def _drain(self, workers: list[asyncio.Task[None]], background: asyncio.Task[None]) -> int:
-        grace_seconds = self._ground.handover.settings.server.shutdown_grace_seconds
+        grace_seconds = self._resources.handover.settings.server.shutdown_grace_seconds
         _log.info("stopping", grace_seconds=grace_seconds)
         self._draining = True
         self._publish()
-        listeners.close_all(self._ground.s3_listeners)
-        for keeper in self._workers:
-            keeper.stop()
+        listeners.close_all(self._resources.s3_listeners)
+        for monitor in self._workers:
+            monitor.stop()
         forced = await self._all_ended(workers, grace_seconds + _BEYOND_GRACE_SECONDS)
         self._background.stop()
         forced |= await self._all_ended([background], 2 * _BEYOND_GRACE_SECONDS)
-        for keeper in self._keepers:
-            keeper.stop(signal.SIGKILL)
+        for monitor in self._monitors:
+            monitor.stop(signal.SIGKILL)
         await asyncio.gather(*workers, background)
         _log.info("stopped", forced=forced)
         return 1 if self._force.is_set() else 0
@@ -240,6 +253,6 @@ class _Supervisor:
 
     async def _abandon(self) -> None:
         """Kill what was started: nothing has been promised to anybody."""
-        for keeper in self._keepers:
-            keeper.stop(signal.SIGKILL)
-        await asyncio.gather(*(keeper.gone() for keeper in self._keepers))
+        for monitor in self._monitors:
+            monitor.stop(signal.SIGKILL)
+        await asyncio.gather(*(monitor.gone() for monitor in self._monitors))

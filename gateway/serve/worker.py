@@ -5,19 +5,19 @@ from __future__ import annotations
 from gateway.app import s3_application
 from gateway.config import ServerSettings
 from gateway.edge.server import S3Server, ServerLimits, TlsFiles
-from gateway.serve.lease_channels import holders_end
 from gateway.serve.orders import Orders
 
 
 async def serve_s3(orders: Orders) -> None:
     """Serve S3 on the inherited sockets; when told to stop, answer what is in flight within the grace time."""
     handover = orders.handover
-    settings, lease_end = handover.settings, holders_end(handover.leases, orders.name)
+    settings = handover.settings
     async with s3_application(
         settings,
-        worker=orders.slot,
+        worker=orders.number,
         instance_id=handover.instance_id,
-        lease_end=lease_end,
+        bandwidth=handover.bandwidth,
+        shared_directory=handover.metrics_directory,
         closed=handover.closed is not None,
     ) as app:
         server = S3Server(app, sockets=orders.listeners, limits=_limits(settings.server), tls=_tls(settings.server))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -49,6 +50,9 @@ class Gateway:
 
     def forget_pages(self) -> None:
         """Drop everything it has cached from the page cache; it stays on disk."""
+        blocks = self.process.directory / "blocks"
+        os.sync()
+        machine.page_out(self.worker_pid, blocks)
         machine.forget_pages(self.process.directory)
 
     def ignored_settings(self) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.metadata.snapshots.names import valid_name
+from gateway.metadata.snapshots.manifest import valid_name
 from tests.support.gateway_process import to_toml
 from tests.support.settings import load, problems
 
@@ -91,6 +91,15 @@ def test_all_errors_are_reported_at_once_with_key_value_and_what_is_allowed(tmp_
 def test_what_cannot_be_is_refused_under_its_own_key(tmp_path: Path, text: str, key: str) -> None:
     """One mistake, one error, naming the key as it stands in the file."""
     assert list(problems(tmp_path, text)) == [key]
+
+
+def test_a_policy_that_is_gone_is_refused_with_the_one_to_use_instead(tmp_path: Path) -> None:
+    """Who had it before an upgrade learns what to write; another word is told what is allowed, as ever."""
+    slot = '[[slots]]\nname = "a"\nprefix = "s3://b/"\neviction = '
+    [told] = problems(tmp_path, slot + '"s3-fifo"\n').values()
+    assert told.startswith("slots[0].eviction = 's3-fifo': epoch or lru; s3-fifo is gone: use epoch")
+    [told] = problems(tmp_path, slot + '"fifo"\n').values()
+    assert told == "slots[0].eviction = 'fifo': epoch or lru"
 
 
 def test_names_prefixes_and_key_ids_are_unique(tmp_path: Path) -> None:

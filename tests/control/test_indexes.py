@@ -13,13 +13,13 @@ from gateway.cli.status import show_status
 from gateway.control.indexes import IndexHolder
 from gateway.control.openapi import describe
 from gateway.control.page import render
-from gateway.jobs.indexing.progress import Progress
+from gateway.jobs.indexing.status import IndexStatus
 
 
 class OneIndex:
     """As `jobs.indexing.indexes.Indexes`, of one slot."""
 
-    def __init__(self, progress: Progress, now: float = 1000.0) -> None:
+    def __init__(self, progress: IndexStatus, now: float = 1000.0) -> None:
         self._progress = progress
         self._now = now
 
@@ -27,7 +27,7 @@ class OneIndex:
         return [self._progress.document(self._now)]
 
 
-def status_of(found: Progress) -> dict[str, Any]:
+def status_of(found: IndexStatus) -> dict[str, Any]:
     """The status of a gateway that runs and has this index."""
     gateway = {"version": "1", "s3_url": "u", "draining": False, "ready": True, "closed": None, "processes": []}
     cache = {"directory": "/c", "usage_bytes": 0, "capacity_bytes": 1, "hit_ratio": None, "scrub": None}
@@ -43,8 +43,8 @@ def status_of(found: Progress) -> dict[str, Any]:
     }
 
 
-def progress(**more: Any) -> Progress:
-    return Progress("data", "s3://b/data/", 60.0, 30.0, **more)
+def progress(**more: Any) -> IndexStatus:
+    return IndexStatus("data", "s3://b/data/", 60.0, 30.0, **more)
 
 
 def answered(holder: IndexHolder) -> tuple[int, bytes]:
@@ -99,7 +99,7 @@ def test_an_index_that_has_become_too_old_is_not_complete(
         ),
     ],
 )
-def test_status_says_how_an_index_stands(found: Progress, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_says_how_an_index_stands(found: IndexStatus, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A line for each."""
     show_status(status_of(found))
     assert line in capsys.readouterr().out.splitlines()

@@ -16,7 +16,7 @@ from gateway.control.holders import Holders
 from gateway.control.jobs import MANIFEST_TYPE, JobsHolder
 from gateway.control.openapi import describe
 from gateway.control.state import StateHolder
-from gateway.jobs.records import JobState
+from gateway.jobs.job import JobState
 from tests.support.blocks import BUCKET, make_origin, stored
 from tests.support.jobs import JobBench, job_bench
 

@@ -37,7 +37,7 @@ def play(tmp_path: Path, scenario: Scenario, *, host: str = "127.0.0.1:9001", is
         settings = Settings(origin=OriginSettings(endpoint_url="http://127.0.0.1:1"))
         async with job_bench(tmp_path, origin, slots=[FROZEN]) as bench:
             holder = SnapshotsHolder()
-            holder.desk = bench.desk if is_open else None
+            holder.service = bench.service if is_open else None
             app = control_app(settings, StateHolder(), tmp_path, Holders(snapshots=holder))
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{host}") as client:
                 await scenario(client, bench)

@@ -15,14 +15,13 @@ from gateway.blocks.directory import BlockDirectory, FillFile
 from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.layout import Extent
 from gateway.errors import OriginUnreachable
-from gateway.jobs.manifest import BadManifest
-from gateway.jobs.records import JobKind, JobState
+from gateway.jobs.job import JobKind, JobState
 from gateway.jobs.runner import RUNNING_MAX, TooManyJobs
 from gateway.jobs.store import JobStore
-from gateway.jobs.worklist import Worklist
-from gateway.metadata.listing.bounds import Bound
+from gateway.jobs.worklist import BadManifest, Worklist
 from gateway.metadata.listing.index import Found
-from gateway.metadata.listing.pages import Wanted
+from gateway.metadata.listing.pages import ListRequest
+from gateway.metadata.listing.ranges import Bound
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.origin.memory import MemoryOrigin
@@ -82,8 +81,8 @@ def test_a_slot_that_is_not_strict_is_listed_afterwards(tmp_path: Path) -> None:
             await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
             await bench.catalog.settle()
             for_ever, after = Bound(math.inf, math.inf), b"data/1189"
-            first = bench.catalog.listing.find(BUCKET, Wanted(b"data/"), for_ever, with_owner=False)
-            last = bench.catalog.listing.find(BUCKET, Wanted(b"data/", after=after), for_ever, with_owner=False)
+            first = bench.catalog.listing.find(BUCKET, ListRequest(b"data/"), for_ever, with_owner=False)
+            last = bench.catalog.listing.find(BUCKET, ListRequest(b"data/", after=after), for_ever, with_owner=False)
             assert isinstance(first, Found)
             assert isinstance(last, Found)
             assert (len(first.page.keys), first.page.is_truncated) == (1000, True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.jobs.manifest import LINE_BYTES_MAX, BadManifest, ManifestLines
+from gateway.jobs.worklist import LINE_BYTES_MAX, BadManifest, ManifestLines
 
 KEYS = st.text(st.characters(blacklist_characters="\r\n", codec="utf-8"), min_size=1, max_size=30)
 

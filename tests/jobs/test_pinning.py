@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import PinRefused
-from gateway.jobs.records import JobKind, JobState
+from gateway.jobs.job import JobKind, JobState
 from gateway.objects import ObjectVersion
 from gateway.origin.memory import MemoryOrigin
 from gateway.policy.prefixes import Prefix

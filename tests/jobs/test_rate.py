@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.jobs.rate import WINDOW_SECONDS, Rate
+from gateway.jobs.runner import RATE_SECONDS, Rate
 
 
 def test_nothing_is_said_before_there_are_two_looks() -> None:
@@ -23,7 +23,7 @@ def test_the_rate_is_that_of_the_last_while() -> None:
         rate.note(float(second), second * 1000)
     assert rate.bytes_per_second == pytest.approx(1000)
     assert rate.seconds_left(5000) == pytest.approx(5)
-    for second in range(100, 100 + int(WINDOW_SECONDS) + 1):
+    for second in range(100, 100 + int(RATE_SECONDS) + 1):
         rate.note(float(second), 99_000)
     assert (rate.bytes_per_second, rate.seconds_left(5000)) == (0, None)
 

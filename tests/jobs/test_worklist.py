@@ -40,7 +40,7 @@ def test_reading_goes_on_from_a_place(tmp_path: Path) -> None:
         worklist.finish()
         entries = [entry async for entry in worklist.entries(0)]
         assert [(e.key, e.etag, e.size_bytes) for e in entries[:1]] == [(ObjectKey("bucket", "a"), None, 0)]
-        rest = [entry async for entry in worklist.entries(entries[0].next_place)]
+        rest = [entry async for entry in worklist.entries(entries[0].next_offset)]
         assert rest == entries[1:]
 
     asyncio.run(scenario())

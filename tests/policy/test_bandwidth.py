@@ -1,33 +1,35 @@
-"""One process's ceilings: pieces wait, in order, for every ceiling over them."""
+"""Ceilings: pieces wait, in order, for every ceiling over them, in one process and between several."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.bandwidth import Bandwidth, Ceiling, Gate
-from gateway.policy.token_bucket import BURST_SECONDS
+from gateway.policy.bandwidth import Bandwidth, Ceiling, RateLimiter
+from gateway.policy.token_bucket import BURST_SECONDS, SharedBuckets, make_shared_memory
 from tests.support.manual_clock import ManualClock
 
 STEP_SECONDS = 0.05
 
 
 def limited(clock: ManualClock, *ceilings: Ceiling) -> Bandwidth:
-    return Bandwidth(ceilings, [one.bytes_per_second for one in ceilings], clock)
+    return Bandwidth(ceilings, clock)
 
 
-def gate_of(bandwidth: Bandwidth, slot: str) -> Gate:
-    gate = bandwidth.gate("read", slot)
-    assert gate is not None
-    return gate
+def limiter_of(bandwidth: Bandwidth, slot: str) -> RateLimiter:
+    limiter = bandwidth.limiter("read", slot)
+    assert limiter is not None
+    return limiter
 
 
-async def take_in_row(gate: Gate, counts: list[int], passed: Callable[[int], None]) -> None:
+async def take_in_row(limiter: RateLimiter, counts: list[int], passed: Callable[[int], None]) -> None:
     for count in counts:
-        await gate.take(count)
+        await limiter.take(count)
         passed(count)
 
 
@@ -40,14 +42,14 @@ async def run_all(clock: ManualClock, *work: Awaitable[None]) -> None:
         task.result()
 
 
-def test_what_no_ceiling_covers_has_no_gate() -> None:
+def test_what_no_ceiling_covers_has_no_limiter() -> None:
     """So that it costs nothing; a slot's ceiling covers that slot and direction alone, the link's all slots."""
     clock = ManualClock()
     bandwidth = limited(clock, Ceiling("read", "a", 1000), Ceiling("write", None, 1000))
-    assert bandwidth.gate("read", "a") is not None
-    assert bandwidth.gate("read", "b") is None
-    assert bandwidth.gate("write", "b") is not None
-    assert bandwidth.gate("read", "a") is bandwidth.gate("read", "a")
+    assert bandwidth.limiter("read", "a") is not None
+    assert bandwidth.limiter("read", "b") is None
+    assert bandwidth.limiter("write", "b") is not None
+    assert bandwidth.limiter("read", "a") is bandwidth.limiter("read", "a")
 
 
 COUNTS = st.lists(st.integers(1, 5000), max_size=12)
@@ -69,7 +71,7 @@ def test_no_ceiling_lets_more_pass_than_it_says(takers: dict[str, list[list[int]
                 def passed(count: int, slot: str = slot) -> None:
                     seen.append((clock.monotonic(), slot, count))
 
-                work.append(take_in_row(gate_of(bandwidth, slot), row, passed))
+                work.append(take_in_row(limiter_of(bandwidth, slot), row, passed))
         await run_all(clock, *work)
         return seen
 
@@ -88,9 +90,9 @@ def test_pieces_of_a_slot_pass_in_the_order_they_came() -> None:
 
     async def run() -> None:
         clock, order = ManualClock(), list[int]()
-        gate = gate_of(limited(clock, Ceiling("read", "a", 1000)), "a")
-        await gate.take(1100)
-        await run_all(clock, *(take_in_row(gate, [count], order.append) for count in (900, 1, 500, 2)))
+        limiter = limiter_of(limited(clock, Ceiling("read", "a", 1000)), "a")
+        await limiter.take(1100)
+        await run_all(clock, *(take_in_row(limiter, [count], order.append) for count in (900, 1, 500, 2)))
         assert order == [900, 1, 500, 2]
 
     asyncio.run(run())
@@ -102,7 +104,7 @@ def test_a_slot_at_its_ceiling_keeps_no_other_from_the_link() -> None:
     async def run() -> None:
         clock = ManualClock()
         bandwidth = limited(clock, Ceiling("read", "slow", 10), Ceiling("read", None, 10_000))
-        slow, fast = gate_of(bandwidth, "slow"), gate_of(bandwidth, "fast")
+        slow, fast = limiter_of(bandwidth, "slow"), limiter_of(bandwidth, "fast")
         await slow.take(1000)
         waiting = asyncio.ensure_future(slow.take(1000))
         await run_all(clock, take_in_row(fast, [1000] * 20, lambda _: None))
@@ -119,9 +121,9 @@ def test_who_leaves_while_waiting_has_taken_nothing() -> None:
 
     async def run() -> None:
         clock, order = ManualClock(), list[int]()
-        gate = gate_of(limited(clock, Ceiling("read", "a", 1000)), "a")
-        await gate.take(1100)
-        tasks = [asyncio.ensure_future(take_in_row(gate, [n], order.append)) for n in (5000, 1000, 7000, 1)]
+        limiter = limiter_of(limited(clock, Ceiling("read", "a", 1000)), "a")
+        await limiter.take(1100)
+        tasks = [asyncio.ensure_future(take_in_row(limiter, [n], order.append)) for n in (5000, 1000, 7000, 1)]
         await clock.advance(0)
         tasks[0].cancel()
         tasks[2].cancel()
@@ -139,79 +141,121 @@ def test_who_leaves_when_its_turn_has_just_come_gives_back_what_it_took() -> Non
 
     async def run() -> None:
         clock = ManualClock()
-        bandwidth = limited(clock, Ceiling("read", "a", 1000))
-        gate = gate_of(bandwidth, "a")
-        await gate.take(1100)
-        late = asyncio.ensure_future(gate.take(50_000))
+        limiter = limiter_of(limited(clock, Ceiling("read", "a", 1000)), "a")
+        await limiter.take(1100)
+        late = asyncio.ensure_future(limiter.take(50_000))
         await clock.advance(0)
-        gate.give_back(1100)
-        bandwidth.set_rates([2000])
-        assert gate.delay_seconds(clock.monotonic()) > 20
-        late.cancel()
+        await clock.advance(0.9)
+        assert not late.done()
+        [sleep] = [task for task in asyncio.all_tasks() if task is late]
+        clock._elapsed = 1.0
+        for _, _, wake in clock._sleepers:
+            wake.set_result(None)
+        sleep.cancel()
         await asyncio.gather(late, return_exceptions=True)
         assert late.cancelled()
-        assert gate.delay_seconds(clock.monotonic()) == 0
+        assert await limiter.take(100) == 0
 
     asyncio.run(run())
 
 
-def test_who_is_cancelled_just_before_its_turn_is_passed_over() -> None:
-    """It takes nothing, and those behind it do not wait for it to notice."""
+def test_who_waits_for_the_link_leaves_its_slot_as_it_was() -> None:
+    """It had passed the ceiling of its slot: that is given back, too."""
 
     async def run() -> None:
         clock = ManualClock()
-        bandwidth = limited(clock, Ceiling("read", "a", 1000))
-        gate = gate_of(bandwidth, "a")
-        await gate.take(1100)
-        leaving, next_one = asyncio.ensure_future(gate.take(50_000)), asyncio.ensure_future(gate.take(1000))
+        bandwidth = limited(clock, Ceiling("read", "a", 1000), Ceiling("read", None, 1000))
+        await limiter_of(bandwidth, "b").take(10_100)
+        leaving = asyncio.ensure_future(limiter_of(bandwidth, "a").take(5000))
         await clock.advance(0)
+        await clock.advance(1)
         leaving.cancel()
-        gate.give_back(1100)
-        bandwidth.set_rates([2000])
-        assert gate.delay_seconds(clock.monotonic()) == 0.45
-        await asyncio.gather(leaving, next_one, return_exceptions=True)
-        assert leaving.cancelled()
-        assert next_one.done()
-        assert gate.delay_seconds(clock.monotonic()) == 0.45
+        await asyncio.gather(leaving, return_exceptions=True)
+        waiting = asyncio.ensure_future(limiter_of(bandwidth, "a").take(100))
+        await clock.advance(0)
+        await clock.advance(8.9)
+        assert not waiting.done()
+        await clock.advance(0.2)
+        assert await waiting == pytest.approx(9.0, abs=0.01)
 
     asyncio.run(run())
 
 
-def test_a_new_rate_is_heard_by_those_who_wait() -> None:
-    """They do not sleep through it: what would have taken hours takes seconds."""
+PROCESSES = 4
+
+
+def shared_by_processes(clock: ManualClock, *ceilings: Ceiling) -> list[Bandwidth]:
+    """The ceilings as each of some processes keeps them."""
+    descriptor = make_shared_memory(len(ceilings), PROCESSES, clock.monotonic())
+    try:
+        return [
+            Bandwidth(ceilings, clock, SharedBuckets.attach(descriptor, len(ceilings), PROCESSES, own))
+            for own in range(PROCESSES)
+        ]
+    finally:
+        os.close(descriptor)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, PROCESSES - 1), COUNTS), max_size=6))
+def test_all_processes_together_keep_to_the_ceiling_and_use_it_up(rows: list[tuple[int, list[int]]]) -> None:
+    """In no span of time more, but for a piece of each; and none of it is lost while anybody waits."""
+
+    async def run() -> list[tuple[float, int]]:
+        clock, seen = ManualClock(), []
+        processes = shared_by_processes(clock, Ceiling("read", None, 1000))
+        work = []
+        for process, row in rows:
+
+            def passed(count: int) -> None:
+                seen.append((clock.monotonic(), count))
+
+            work.append(take_in_row(limiter_of(processes[process], "a"), row, passed))
+        await run_all(clock, *work)
+        return seen
+
+    seen = asyncio.run(run())
+    largest = max([count for _, count in seen], default=0)
+    for i, (start, _) in enumerate(seen):
+        for j in range(i, len(seen)):
+            within = sum(count for _, count in seen[i : j + 1])
+            assert within <= 1000 * (seen[j][0] - start + BURST_SECONDS) + PROCESSES * largest
+    total = sum(count for _, count in seen)
+    assert not seen or seen[-1][0] <= total / 1000 + STEP_SECONDS + 0.001 * len(seen)
+
+
+def test_processes_that_wait_pass_in_turn() -> None:
+    """However many pieces one has waiting: each has one in the row, so the other waits for one of them, not for all."""
 
     async def run() -> None:
-        clock = ManualClock()
-        bandwidth = limited(clock, Ceiling("read", "a", 1))
-        gate = gate_of(bandwidth, "a")
-        await gate.take(10_000)
-        waiting = asyncio.ensure_future(gate.take(1))
-        await clock.advance(10)
-        bandwidth.set_rates([10_000])
-        await clock.advance(0)
-        await clock.advance(1)
-        assert waiting.done()
+        clock, order = ManualClock(), list[str]()
+        many, few, *_ = (limiter_of(one, "a") for one in shared_by_processes(clock, Ceiling("read", "a", 1000)))
+        await many.take(1100)
+        work = [take_in_row(many, [100], lambda _: order.append("many")) for _ in range(50)]
+        work += [take_in_row(few, [100] * 5, lambda _: order.append("few"))]
+        await run_all(clock, *work)
+        assert [i for i, name in enumerate(order) if name == "few"][-1] <= 10
 
     asyncio.run(run())
 
 
-def test_demands_tell_what_was_used_and_who_was_short() -> None:
-    """Used bytes with headroom; the whole ceiling when anybody waited; nothing when nothing went on."""
+def test_a_process_that_is_gone_while_its_piece_waits_costs_the_others_that_piece_once() -> None:
+    """Nothing of it need be cleared away: the debt is paid by time."""
 
     async def run() -> None:
         clock = ManualClock()
-        bandwidth = limited(clock, Ceiling("read", "a", 1000), Ceiling("read", None, 10**6))
-        gate = gate_of(bandwidth, "a")
-        await clock.advance(1)
-        await gate.take(50)
-        assert bandwidth.demands() == [62.5, 62.5]
-        assert bandwidth.demands() == [0, 0]
-        await clock.advance(1)
-        await gate.take(200)
-        waiting = asyncio.ensure_future(gate.take(10))
+        gone, other, *_ = (limiter_of(one, "a") for one in shared_by_processes(clock, Ceiling("read", "a", 1000)))
+        await other.take(1100)
+        lost = asyncio.ensure_future(gone.take(500))
         await clock.advance(0)
-        await clock.advance(1)
-        await waiting
-        assert bandwidth.demands() == [1000, 131.25]
+        clock._sleepers.clear()  # it never wakes again
+        waiting = asyncio.ensure_future(other.take(1000))
+        await clock.advance(0)
+        await clock.advance(1.49)
+        assert not waiting.done()
+        await clock.advance(0.02)
+        assert await waiting == pytest.approx(1.5, abs=0.01)
+        lost.cancel()
+        await asyncio.gather(lost, return_exceptions=True)
 
     asyncio.run(run())

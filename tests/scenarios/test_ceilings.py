@@ -102,20 +102,20 @@ def ranges_asked(origin: StrictOrigin, bucket: str) -> int:
 
 @pytest.mark.slow
 def test_10_1_one_busy_worker_has_the_ceiling_of_all_and_other_slots_have_theirs(origin: StrictOrigin) -> None:
-    """10.1 The idle workers' parts are leased to it: a static share would be a quarter. Other slots are not held up."""
+    """10.1 It has what the idle workers leave, which is all of it. Other slots are not held up."""
     with gateway_with(origin) as gateway, ThreadPoolExecutor(2) as pool:
         slow = pool.submit(read, f"{gateway.s3_url}/slow/object0")
         free = pool.submit(read, f"{gateway.s3_url}/free/object0")
         assert free.result() > 2 * CEILING
         assert not slow.done()
-        assert 0.5 * CEILING < slow.result() <= TOLERANCE * CEILING
+        assert 0.8 * CEILING < slow.result() <= TOLERANCE * CEILING
         print(f"alone: {slow.result() / CEILING:.0%} of the ceiling; beside it: {free.result() / CEILING:.0%}")
     assert ranges_asked(origin, "slow") == OBJECT_BYTES
 
 
 @pytest.mark.slow
 def test_10_2_a_killed_background_process_lets_nobody_above_the_ceiling_and_stops_nobody(origin: StrictOrigin) -> None:
-    """10.2 Killed twice while several workers read: leases run out into static shares, come back, and all reads end."""
+    """10.2 Killed twice while several workers read: all reads end, at the same rate."""
     with gateway_with(origin) as gateway, ThreadPoolExecutor(5) as pool:
         began = time.monotonic()
         running = [pool.submit(read, f"{gateway.s3_url}/slow/object{i}") for i in range(4)]
@@ -130,7 +130,7 @@ def test_10_2_a_killed_background_process_lets_nobody_above_the_ceiling_and_stop
         rate = 4 * OBJECT_BYTES / (time.monotonic() - began)
         samples = watching.result()
     print(f"{rate / CEILING:.0%} of the ceiling over all, {len(samples)} samples")
-    assert 0.5 * CEILING < rate <= TOLERANCE * CEILING
+    assert 0.8 * CEILING < rate <= TOLERANCE * CEILING
     assert len(samples) > 20
     assert_never_above(samples, CEILING, streams=4)
     assert ranges_asked(origin, "slow") == 4 * OBJECT_BYTES
@@ -138,7 +138,7 @@ def test_10_2_a_killed_background_process_lets_nobody_above_the_ceiling_and_stop
 
 @pytest.mark.slow
 def test_10_2_a_background_process_that_is_stuck_is_as_good_as_none(origin: StrictOrigin) -> None:
-    """10.2 Stopped past all leases, it goes on as if nothing had been: that lets nobody above the ceiling either."""
+    """10.2 Stopped for longer than any wait, it goes on as if nothing had been: nobody is above the ceiling."""
     with gateway_with(origin) as gateway, ThreadPoolExecutor(3) as pool:
         background = gateway.status()["gateway"]["processes"][-1]["process_id"]
         running = [pool.submit(read, f"{gateway.s3_url}/slow/object{i}") for i in range(2)]
@@ -155,7 +155,7 @@ def test_10_2_a_background_process_that_is_stuck_is_as_good_as_none(origin: Stri
 
 @pytest.mark.slow
 def test_10_2_a_killed_worker_takes_its_part_with_it_for_a_moment_only(origin: StrictOrigin) -> None:
-    """10.2 What it had is dealt out again; its successor has its part like all others."""
+    """10.2 The others have what it had; its successor shares it like all others."""
     with gateway_with(origin, workers=2) as gateway, ThreadPoolExecutor(3) as pool:
         killed = gateway.kill_worker(0)
         running = [pool.submit(read, f"{gateway.s3_url}/slow/object{i}") for i in range(2)]

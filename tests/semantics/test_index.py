@@ -7,10 +7,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.jobs.indexing.indexes import Indexes
-from gateway.jobs.indexing.keeping import IndexPlan
-from gateway.jobs.indexing.progress import SilentIndexObserver
-from gateway.jobs.tools import Tools
+from gateway.jobs.dependencies import JobDependencies
+from gateway.jobs.indexing.indexes import Indexes, IndexPlan
+from gateway.jobs.indexing.status import SilentIndexObserver
 from gateway.origin.memory.faults import Unreachable, on
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
@@ -58,7 +57,7 @@ def play(
         async with gateway_app(directory, slots=[slot], clock=clock, allow_unsigned=True) as gateway:
             for key in ("a/1", "a/2", "b", "c/1"):
                 gateway.origin.put("bucket", key, b"old")
-            tools = Tools(gateway.origin, gateway.catalog, gateway.blocks, Slots([slot]), clock)
+            tools = JobDependencies(gateway.origin, gateway.catalog, gateway.blocks, Slots([slot]), clock)
             indexes = Indexes.open(tools, [IndexPlan(slot.name, refresh_seconds, 2)], SilentIndexObserver())
             try:
                 await scenario(Kept(gateway, indexes, clock))
@@ -153,7 +152,7 @@ def test_3_14_a_crawl_around_a_frozen_slot_leaves_its_blocks_alone(tmp_path: Pat
             gateway.origin.put("bucket", "a/1", b"old")
             gateway.origin.put("bucket", "b", b"old")
             await freeze(gateway, "old", "s3://bucket/a/")
-            tools = Tools(gateway.origin, gateway.catalog, gateway.blocks, Slots([TTL, frozen]), clock)
+            tools = JobDependencies(gateway.origin, gateway.catalog, gateway.blocks, Slots([TTL, frozen]), clock)
             indexes = Indexes.open(tools, [IndexPlan(TTL.name, 30.0, 2)], SilentIndexObserver())
             kept = Kept(gateway, indexes, clock)
             try:

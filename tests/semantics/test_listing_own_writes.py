@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.edge.asgi import S3App
-from gateway.metadata.listing.marks import PAGE_SECONDS_MAX
+from gateway.metadata.listing.dirty_keys import PAGE_SECONDS_MAX
 from gateway.operations.list_objects import TRUTHS_MAX
 from gateway.origin.client import OriginRequest, OriginResponse
 from gateway.origin.memory.faults import Hold, Unreachable, on
@@ -43,14 +43,14 @@ def test_2_1_a_question_from_before_answers_nobody_after(tmp_path: Path, change:
         app = dataclasses.replace(gateway.app, services=dataclasses.replace(gateway.app.services, origin=late))
         index = gateway.catalog.listing
         if change == "a write ends":
-            await index.begin_write("bucket", ["new"])
+            own = await index.begin_write("bucket", ["new"])
         first = asyncio.create_task(call(app, "GET", LIST, sign=False))
         await late.reached.wait()
         gateway.origin.put("bucket", "new", b"")
         if change == "a write begins":
-            await index.begin_write("bucket", ["new"])
+            own = await index.begin_write("bucket", ["new"])
         elif change == "a write ends":
-            await index.end_write("bucket", ["new"])
+            await index.end_write(own)
         elif change == "the bucket changes":
             gateway.catalog.forget_bucket("bucket")
         else:
@@ -211,8 +211,8 @@ def test_2_1_writes_under_a_common_prefix_that_is_there_anyway_cost_nothing(tmp_
         await ask(gateway)
         catalog = gateway.catalog.listing
         many = [f"a/1{number:03}" for number in range(1000)]
-        await catalog.begin_write("bucket", many)  # as DeleteObjects does
-        await catalog.end_write("bucket", many)
+        own = await catalog.begin_write("bucket", many)  # as DeleteObjects does
+        await catalog.end_write(own)
         for number in range(5):
             await write(gateway, "PUT", f"/bucket/a/0{number}", b"")
         answer = await ask(gateway, "/bucket?list-type=2&delimiter=/")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from gateway.edge.keyring import ConfiguredKeyring, Key
+from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, BucketMetadataCache, Question
 from gateway.metadata.observer import SilentAnswersObserver
 from gateway.metadata.opening import ANSWERS
-from gateway.metadata.small_answers import ANSWER_BYTES_MAX, Question, SmallAnswers
 from gateway.origin.memory.faults import AlterBody, AlterHeaders, CutBody, Hold, Unreachable, on
 from gateway.origin.memory.faults import Answer as Failure
 from gateway.policy.grants import EVERYTHING, Grant
@@ -289,7 +289,7 @@ def test_2_3_own_changes_of_a_bucket_are_seen_at_once_on_every_worker(
     """2.3, 3.10 Whatever was remembered of the bucket is void before the answer, whatever the answer is."""
 
     async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
-        other = SmallAnswers(
+        other = BucketMetadataCache(
             tmp_path / "catalog" / ANSWERS,
             gateway.catalog.now_of_bucket,
             ttl_seconds=60.0,

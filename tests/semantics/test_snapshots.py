@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import dataclasses
+import errno
 import hashlib
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.metadata.snapshots.library import Snapshot
-from gateway.metadata.snapshots.shelf import LOOK_SECONDS, NoShelf, Shelf, SilentSnapshotObserver
+from gateway.metadata.snapshots.registry import LOOK_SECONDS, SilentSnapshotObserver, SnapshotRegistry
+from gateway.metadata.snapshots.store import Snapshot
 from gateway.origin.memory import MemoryOrigin
 from gateway.origin.memory.faults import Answer as Failure
 from gateway.origin.memory.faults import Unreachable, on
@@ -246,7 +248,7 @@ def test_3_14_what_is_cached_outlives_what_was_learned(tmp_path: Path) -> None:
         await ask(gateway, "GET")
         change_all(gateway.origin)
         gateway.app.services.catalog.of_version = lambda version, *, with_checksums: None  # type: ignore[method-assign]
-        shelf = Shelf(gateway.library, [PART], ManualClock(), SilentSnapshotObserver())
+        shelf = SnapshotRegistry(gateway.snapshots, [PART], ManualClock(), SilentSnapshotObserver())
         object.__setattr__(gateway.app.services, "snapshots", shelf)
         answer = await ask(gateway, "GET")
         assert (answer.status, answer.body) == (200, OLD)
@@ -343,7 +345,7 @@ def test_3_15_without_its_snapshot_a_slot_answers_nothing(tmp_path: Path) -> Non
         assert (await ask(gateway, "GET", "/bucket/z")).status == 200
         await freeze(gateway, "v1", "s3://bucket/data/")
         assert (await ask(gateway, "GET")).body == OLD
-        gateway.library.delete("v1")
+        gateway.snapshots.delete("v1")
         assert (await ask(gateway, "GET")).status == 409
         gateway.origin.put("bucket", "data/k", NEW)
         await freeze(gateway, "v1", "s3://bucket/data/")
@@ -359,7 +361,7 @@ def test_3_15_a_snapshot_of_something_else_freezes_nothing(tmp_path: Path) -> No
         await freeze(gateway, "v1", "s3://bucket/data/sub/")
         answer = await ask(gateway, "GET")
         assert (answer.status, code(answer)) == (409, "SnapshotUnusable")
-        gateway.library.delete("v1")
+        gateway.snapshots.delete("v1")
         await freeze(gateway, "v1", "s3://bucket/")
         assert (await ask(gateway, "GET")).body == OLD
         assert names(await ask(gateway, "GET", f"{LIST}&prefix=data/s")) == ["data/sub/3"]
@@ -367,34 +369,79 @@ def test_3_15_a_snapshot_of_something_else_freezes_nothing(tmp_path: Path) -> No
     play(tmp_path, scenario, PART, made=False)
 
 
-def test_3_15_what_is_damaged_is_read_once(tmp_path: Path) -> None:
-    """3.15 409, and not all of it again for every request; what was only missing is looked for again."""
+def test_3_15_what_cannot_be_opened_is_looked_for_now_and_then(tmp_path: Path) -> None:
+    """3.15 409, and no look at the disk for every request."""
 
     async def scenario(gateway: GatewayApp) -> None:
-        library, clock = gateway.library, ManualClock()
-        (data,) = (library.root / "v1").glob("*.data")
-        data.write_bytes(data.read_bytes()[:-1] + b"x")
+        store, clock = gateway.snapshots, ManualClock()
+        (data,) = (store.root / "v1").glob("*.data")
+        whole = data.read_bytes()
+        data.write_bytes(whole[:-1])
         opened: list[str] = []
-        library_open = library.open
+        store_open = store.open
 
         def noted_open(name: str) -> Snapshot:
             opened.append(name)
-            return library_open(name)
+            return store_open(name)
 
-        library.open = noted_open  # type: ignore[method-assign]
-        shelf = Shelf(library, [PART], clock, SilentSnapshotObserver())
-        object.__setattr__(gateway.app.services, "snapshots", shelf)
+        store.open = noted_open  # type: ignore[method-assign]
+        registry = SnapshotRegistry(store, [PART], clock, SilentSnapshotObserver())
+        object.__setattr__(gateway.app.services, "snapshots", registry)
         for _ in range(3):
             assert code(await ask(gateway, "GET")) == "SnapshotUnusable"
-            await clock.advance(LOOK_SECONDS)
         assert len(opened) == 1
-        (library.root / "v1").rename(tmp_path / "aside")
-        library.changes.tell()
+        (store.root / "v1").rename(tmp_path / "aside")
+        store.changes.tell()
         for count in (2, 2, 3):
             assert code(await ask(gateway, "GET")) == "NoSuchSnapshot"
             assert len(opened) == count
             if count == 2:
                 await clock.advance(LOOK_SECONDS / 2)
+        data = tmp_path / "aside" / data.name
+        data.write_bytes(whole)
+        (tmp_path / "aside").rename(store.root / "v1")
+        await clock.advance(LOOK_SECONDS)
+        assert (await ask(gateway, "GET")).body == OLD
+        await registry.close()
+
+    play(tmp_path, scenario, PART)
+
+
+@pytest.mark.parametrize("harm", ["flipped", "cut"])
+def test_3_15_a_damaged_part_is_never_believed(tmp_path: Path, harm: str) -> None:
+    """3.15 409 from whatever reads it, GET, HEAD and LIST, though the snapshot was open before; not a wrong answer."""
+
+    async def scenario(gateway: GatewayApp) -> None:
+        store = gateway.snapshots
+        (data,) = (store.root / "v1").glob("*.data")
+        content = bytearray(data.read_bytes())
+        content[len(b"forebay objects\n") + 20] ^= 1
+        opened = await gateway.app.services.snapshots.opened(PART)
+        data.write_bytes(content if harm == "flipped" else content[:32])
+        opened.snapshot.data._last_leaf = None
+        for method, target in (("GET", K), ("HEAD", K), ("GET", f"{LIST}&prefix=data/")):
+            answer = await ask(gateway, method, target)
+            assert answer.status == 409
+            assert method == "HEAD" or code(answer) == "SnapshotUnusable"
+
+    play(tmp_path, scenario, PART)
+
+
+def test_3_15_a_disk_that_fails_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """3.15 503: it may pass. A mapped file would have ended the worker."""
+
+    async def scenario(gateway: GatewayApp) -> None:
+        opened = await gateway.app.services.snapshots.opened(PART)
+        opened.snapshot.data._last_leaf = None
+
+        def fails(*_: object) -> bytes:
+            raise OSError(errno.EIO, "no disk")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pread", fails)
+            for method, target in (("GET", K), ("HEAD", K), ("GET", f"{LIST}&prefix=data/")):
+                assert (await ask(gateway, method, target)).status == 503
+        assert (await ask(gateway, "GET")).body == OLD
 
     play(tmp_path, scenario, PART)
 
@@ -403,7 +450,7 @@ def test_3_15_without_a_cache_directory_nothing_frozen_is_answered(tmp_path: Pat
     """3.15 503: never the origin's present state in its place."""
 
     async def scenario(gateway: GatewayApp) -> None:
-        object.__setattr__(gateway.app.services, "snapshots", NoShelf())
+        object.__setattr__(gateway.app.services, "snapshots", SnapshotRegistry.switched_off())
         for target in (K, f"{LIST}&prefix=data/", LIST):
             assert (await ask(gateway, "GET", target)).status == 503
         assert (await ask(gateway, "GET", "/bucket/z")).status == 200

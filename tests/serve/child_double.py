@@ -31,6 +31,8 @@ async def _behave(orders: Orders) -> None:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         await asyncio.Event().wait()
+    if what == "hangs" and (directory / f"starts-{orders.name}").stat().st_size == 1:
+        signal.raise_signal(signal.SIGSTOP)
     if what == "dies-when-ready":
         signal.raise_signal(signal.SIGKILL)
     await orders.stop.wait()

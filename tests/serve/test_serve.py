@@ -304,3 +304,13 @@ def test_nothing_is_left_in_shared_memory(tmp_path: Path) -> None:
         gateway.terminate()
         assert not shared.exists()
         assert not (gateway.directory / "run" / "metrics").exists()
+
+
+def test_a_stopped_worker_does_not_outlive_its_supervisor() -> None:
+    """It cannot notice that it is alone: the kernel ends it, so that the next gateway finds the directory free."""
+    with GatewayProcess({"origin": NOWHERE}) as gateway:
+        [pid, *_] = [pid for pid in gateway.worker_pids() if pid is not None]
+        os.kill(pid, signal.SIGSTOP)
+        gateway.kill()
+        gateway.start()
+        assert gateway.status()["gateway"]["ready"]

@@ -20,7 +20,9 @@ SERVE = """
 import sys
 from pathlib import Path
 from gateway.config import CacheSettings, AdminSettings, OriginSettings, ServerSettings, Settings
+from gateway.serve import child_monitor
 from gateway.serve.supervisor import serve
+exec(sys.argv[2])
 settings = Settings(
     server=ServerSettings(port=0, workers=2, shutdown_grace_seconds=0),
     admin=AdminSettings(port=0),
@@ -36,10 +38,10 @@ sys.exit(code)
 
 
 @contextmanager
-def supervised(directory: Path, behaviour: str) -> Iterator[subprocess.Popen[str]]:
+def supervised(directory: Path, behaviour: str, before: str = "") -> Iterator[subprocess.Popen[str]]:
     (directory / "behaviour").write_text(behaviour)
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVE, str(directory)],
+        [sys.executable, "-c", SERVE, str(directory), before],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -82,6 +84,20 @@ def test_a_child_that_keeps_dying_is_started_again_and_again(tmp_path: Path) -> 
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
+    assert (tmp_path / "starts-worker1").read_text() == "."
+
+
+def test_a_child_that_hangs_is_killed_and_started_again(tmp_path: Path) -> None:
+    """It lives, and does not turn: the supervisor says so, ends it, and the gateway lives on with the next one."""
+    with supervised(tmp_path, "worker0 hangs", "child_monitor.HANG_LOOK_SECONDS = 0.05") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("forebay: S3 on ")
+        while (tmp_path / "starts-worker0").stat().st_size < 2:
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0
+    assert "a process hangs and is killed" in out
     assert (tmp_path / "starts-worker1").read_text() == "."
 
 

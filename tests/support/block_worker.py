@@ -77,7 +77,7 @@ async def work(directory: Path, slot: int, seed: int, reads: int, capacity: int,
     ) as cache:
         for name in ("pwrite", "pwritev", "rename", "unlink"):
             mortal.watch(os, name)
-        for name in ("reserve", "commit", "extend", "release", "drop", "drop_object", "forget_doomed", "touch"):
+        for name in ("reserve", "commit", "extend", "release", "drop", "drop_object", "end_unlinks", "touch"):
             mortal.watch(BlockIndex, name)
         return sum(await asyncio.gather(*(reader() for _ in range(READERS))))
 

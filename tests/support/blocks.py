@@ -263,8 +263,11 @@ async def read(cache: BlockCache, version: ObjectVersion, byte_range: ByteRange 
 
 def by_last_use(index: BlockIndex) -> list[bytes]:
     """Every block id, the least recently used first."""
-    files = sorted(index.files(), key=lambda file: file.tick)
-    return [block_id for file in files for block_id in index.contents(file.file)]
+    files = sorted(index.files(), key=lambda file: file.sequence)
+    lying: dict[str, list[bytes]] = {}
+    for block in index.blocks():
+        lying.setdefault(block.extent.file, []).append(block.block_id)
+    return [block_id for file in files for block_id in lying[file.file]]
 
 
 def block_files(directory: Path) -> list[Path]:

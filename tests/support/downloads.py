@@ -142,5 +142,6 @@ class Client:
         other = sum(a != b for a, b in zip(piece, wanted.content[self._at :], strict=False))
         return (
             f"{wanted.target} asked for {wanted.first} to {wanted.stop} [{self.cached}]: "
-            f"byte {self._at + at} is wrong, {other} of {len(piece)} from {self._at} on"
+            f"byte {self._at + at} is wrong, "
+            f"{other} of {len(piece)} from {self._at} on"
         )

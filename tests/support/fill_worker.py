@@ -10,7 +10,9 @@ a whole generated object at once and says `right`, or `wrong` and what was; `lea
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -77,6 +79,15 @@ class FillWorker:
         assert self._process.stdin is not None
         self._process.stdin.close()
         return self._process.wait(_ANSWER_SECONDS)
+
+    def freeze(self) -> None:
+        """SIGSTOP, and wait until the process stands still."""
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def thaw(self) -> None:
+        """Have a frozen process go on."""
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL, and wait until the process is gone. Idempotent."""

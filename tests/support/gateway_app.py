@@ -14,12 +14,12 @@ from gateway.clock import Clock, SystemClock
 from gateway.edge.asgi import S3App, SilentRequestObserver
 from gateway.edge.authentication import Authenticator
 from gateway.edge.keyring import ConfiguredKeyring, Key, Keyring
+from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.observer import SilentAnswersObserver, SilentCatalogObserver
 from gateway.metadata.opening import ANSWERS
-from gateway.metadata.small_answers import SmallAnswers
-from gateway.metadata.snapshots.library import Library
-from gateway.metadata.snapshots.shelf import Shelf, SilentSnapshotObserver
+from gateway.metadata.snapshots.registry import SilentSnapshotObserver, SnapshotRegistry
+from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.operations.exchange import Services
 from gateway.origin.client import Origin
 from gateway.origin.memory import MemoryOrigin
@@ -41,8 +41,8 @@ class GatewayApp:
     origin: MemoryOrigin
     blocks: BlockCache
     catalog: Catalog
-    answers: SmallAnswers
-    library: Library
+    answers: BucketMetadataCache
+    snapshots: SnapshotStore
     buffer: WritebackBuffer | None = None
 
 
@@ -87,14 +87,14 @@ async def gateway_app(
     except BaseException:
         await blocks.close()
         raise
-    answers = SmallAnswers(
+    answers = BucketMetadataCache(
         directory / "catalog" / ANSWERS,
         catalog.now_of_bucket,
         ttl_seconds=small_answers_ttl_seconds,
         observer=SilentAnswersObserver(),
     )
-    library = Library(directory / "snapshots")
-    shelf = Shelf(library, slots, clock, SilentSnapshotObserver())
+    snapshots = SnapshotStore(directory / "snapshots")
+    registry = SnapshotRegistry(snapshots, slots, clock, SilentSnapshotObserver())
     buffer: WritebackBuffer | None = None
     if writeback:
         bounds = bounds or SilentBoundsObserver()
@@ -108,7 +108,7 @@ async def gateway_app(
             blocks,
             Slots(slots),
             clock,
-            snapshots=shelf,
+            snapshots=registry,
             writeback=buffer,
             buffer_closed=buffer_closed,
         )
@@ -119,12 +119,12 @@ async def gateway_app(
             allow_signature_v2=allow_signature_v2,
         )
         app = S3App(services, authenticator, ("s3.local",), INSTANCE_ID, SilentRequestObserver())
-        yield GatewayApp(app, origin, blocks, catalog, answers, library, buffer)
+        yield GatewayApp(app, origin, blocks, catalog, answers, snapshots, buffer)
     finally:
         if buffer is not None:
             await buffer.close()
-        await shelf.close()
-        library.shut()
+        await registry.close()
+        snapshots.close()
         await answers.close()
         await catalog.close()
         await blocks.close()

@@ -64,9 +64,8 @@ class GatewayProcess:
         requests go to gateway.s3_url
 
     `config` is laid over ports 0, a small cache in `directory` (a temporary one unless given, which leaving removes)
-    and ORIGIN_KEYS. `before_exec` runs in the supervisor's process before it is one. Leaving stops the gateway and
-    asserts that no process of it is left; when the block raised, the gateway's log goes to standard error, which pytest
-    shows.
+    and ORIGIN_KEYS. `before_exec` runs in the supervisor before it is one. Leaving stops the gateway and asserts that
+    no process of it is left; when the block raised, the gateway's log goes to standard error, which pytest shows.
     """
 
     def __init__(

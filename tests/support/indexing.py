@@ -9,12 +9,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gateway.jobs.indexing.indexes import Indexes
-from gateway.jobs.indexing.keeping import IndexPlan
-from gateway.jobs.tools import Tools
-from gateway.metadata.listing.bounds import Bound
+from gateway.jobs.dependencies import JobDependencies
+from gateway.jobs.indexing.indexes import Indexes, IndexPlan
 from gateway.metadata.listing.index import Found, ListingIndex
-from gateway.metadata.listing.pages import Wanted
+from gateway.metadata.listing.pages import ListRequest
+from gateway.metadata.listing.ranges import Bound
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
 from gateway.origin.memory import MemoryOrigin
 from gateway.policy.prefixes import Prefix
@@ -85,7 +84,7 @@ class IndexBench:
     def listed(self, bound: Bound = FOR_EVER, *, prefix: str = "", bucket: str = BUCKET) -> list[str] | None:
         """All keys as the index lists them, page by page; None: it cannot."""
         keys: list[str] = []
-        wanted = Wanted(prefix.encode(), limit=7)
+        wanted = ListRequest(prefix.encode(), limit=7)
         while True:
             found = self.listing.find(bucket, wanted, bound, with_owner=False)
             if not isinstance(found, Found):
@@ -93,7 +92,7 @@ class IndexBench:
             keys += [key.decode() for key, _ in found.page.keys]
             if not found.page.is_truncated:
                 return keys
-            wanted = Wanted(prefix.encode(), limit=7, after=found.page.last)
+            wanted = ListRequest(prefix.encode(), limit=7, after=found.page.last)
 
 
 @asynccontextmanager
@@ -108,7 +107,7 @@ async def index_bench(
 ) -> AsyncIterator[IndexBench]:
     clock, observer = clock or TestClock(), KeptObserver()
     async with job_bench(directory, origin, through=through, slots=slots, clock=clock) as bench:
-        tools = Tools(through or origin, bench.catalog, bench.cache, Slots(slots), clock)
+        tools = JobDependencies(through or origin, bench.catalog, bench.cache, Slots(slots), clock)
         indexes = Indexes.open(tools, plans, observer)
         try:
             yield IndexBench(indexes, bench, clock, observer)

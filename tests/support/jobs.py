@@ -9,14 +9,14 @@ from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
 from gateway.clock import Clock, SystemClock
-from gateway.jobs.records import Job, JobState
+from gateway.jobs.dependencies import JobDependencies
+from gateway.jobs.job import Job, JobState
 from gateway.jobs.runner import Jobs
-from gateway.jobs.snapshots import SnapshotDesk
+from gateway.jobs.snapshot_service import SnapshotService
 from gateway.jobs.store import JobStore
-from gateway.jobs.tools import Tools
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.observer import SilentCatalogObserver
-from gateway.metadata.snapshots.library import Library
+from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.origin.client import Origin
 from gateway.origin.memory import MemoryOrigin
 from gateway.policy.slots import Slot, Slots
@@ -32,8 +32,8 @@ class JobBench:
     cache: BlockCache
     catalog: Catalog
     origin: MemoryOrigin
-    desk: SnapshotDesk
-    library: Library
+    service: SnapshotService
+    snapshots: SnapshotStore
 
     async def ended(self, job: Job) -> Job:
         """The job once it runs no more."""
@@ -71,14 +71,14 @@ async def job_bench(
             slots=policy,
         )
         try:
-            library = Library(directory / "snapshots")
-            tools = Tools(front, catalog, cache, policy, clock, library, origin_name="memory")
+            snapshots = SnapshotStore(directory / "snapshots")
+            tools = JobDependencies(front, catalog, cache, policy, clock, snapshots, origin_name="memory")
             jobs = await Jobs.open(tools, store)
             try:
-                yield JobBench(jobs, store, cache, catalog, origin, SnapshotDesk(tools, jobs), library)
+                yield JobBench(jobs, store, cache, catalog, origin, SnapshotService(tools, jobs), snapshots)
             finally:
                 await jobs.close()
-                library.shut()
+                snapshots.close()
         finally:
             await catalog.close()
 

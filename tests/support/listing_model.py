@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from gateway.metadata.listing.pages import Page, Wanted
+from gateway.metadata.listing.pages import ListRequest, Page
 
 _PIECES = [
     "a",
@@ -44,7 +44,7 @@ class Entry:
     is_prefix: bool
 
 
-def entries(keys: Iterable[bytes], wanted: Wanted) -> list[Entry]:
+def entries(keys: Iterable[bytes], wanted: ListRequest) -> list[Entry]:
     """All that is to be listed behind the place, without a limit, in order."""
     found: dict[bytes, Entry] = {}
     for key in sorted(keys):
@@ -55,7 +55,7 @@ def entries(keys: Iterable[bytes], wanted: Wanted) -> list[Entry]:
     return [found[name] for name in sorted(found) if _is_behind(name, wanted)]
 
 
-def page(keys: Iterable[bytes], wanted: Wanted) -> tuple[list[bytes], list[bytes], bool]:
+def page(keys: Iterable[bytes], wanted: ListRequest) -> tuple[list[bytes], list[bytes], bool]:
     """Keys, common prefixes, and whether there is more."""
     listed = entries(keys, wanted)
     taken = listed[: wanted.limit]
@@ -71,16 +71,16 @@ def said(found: Page) -> tuple[list[bytes], list[bytes], bool]:
     return [key for key, _ in found.keys], found.prefixes, found.is_truncated
 
 
-def following(wanted: Wanted, found: Page) -> Wanted:
+def following(wanted: ListRequest, found: Page) -> ListRequest:
     """What the next page is asked of."""
-    return Wanted(wanted.prefix, wanted.delimiter, wanted.limit, found.last, found.last_is_prefix)
+    return ListRequest(wanted.prefix, wanted.delimiter, wanted.limit, found.last, found.last_is_prefix)
 
 
-def _rolled_up(key: bytes, wanted: Wanted) -> bytes | None:
+def _rolled_up(key: bytes, wanted: ListRequest) -> bytes | None:
     if not wanted.delimiter or wanted.delimiter not in key[len(wanted.prefix) :]:
         return None
     return key[: key.index(wanted.delimiter, len(wanted.prefix)) + len(wanted.delimiter)]
 
 
-def _is_behind(name: bytes, wanted: Wanted) -> bool:
+def _is_behind(name: bytes, wanted: ListRequest) -> bool:
     return name > wanted.after and not (wanted.skip and name.startswith(wanted.after))

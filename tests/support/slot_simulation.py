@@ -9,51 +9,56 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from gateway.blocks.index.keeping import ghosts
-from gateway.blocks.index.keeping.book import Eviction, Queue, SlotState
-from gateway.blocks.index.keeping.policies import POLICIES
+from gateway.blocks.index.policies import POLICIES, Eviction, Queue, SlotAccount
 from gateway.blocks.index.records import FileRecord
+from gateway.blocks.index.transaction import REMEMBERED_TIMES
 
 BLOCK_BYTES = 8 * 1024 * 1024
 
 
-class MemoryBook:
-    """A slot's book in dictionaries; what is remembered lies in the same places as in the index."""
+class MemoryView:
+    """A slot's files in dictionaries, and as many of the blocks that have left as the index remembers."""
 
     def __init__(self, eviction: Eviction) -> None:
-        self.state = SlotState(eviction)
+        self.state = SlotAccount(eviction)
         self.files: dict[str, FileRecord] = {}
         self._queues: dict[int, list[tuple[int, str]]] = {queue: [] for queue in Queue}
-        self._ghosts: dict[bytes, bytes] = {}
-        self._tick = 0
+        self._remembered: OrderedDict[bytes, int] = OrderedDict()
+        self._sequence = 0
 
-    def head(self, queue: Queue) -> FileRecord | None:
+    def account(self, _slot: int) -> SlotAccount:
+        return self.state
+
+    def head(self, _slot: int, queue: Queue) -> FileRecord | None:
         places = self._queues[queue]
         return self.files[places[0][1]] if places else None
 
-    def next_tick(self) -> int:
-        self._tick += 1
-        return self._tick
+    def next_sequence(self) -> int:
+        self._sequence += 1
+        return self._sequence
 
     def change(self, file: FileRecord) -> None:
         self.remove(self.files[file.file])
         self.insert(file)
 
-    def recall(self, block_id: bytes) -> int | None:
-        return ghosts.unpack_ghost(block_id, self.state.eviction, self._ghosts.get(ghosts.place(0, block_id)))
+    def recall(self, _slot: int, block_id: bytes) -> int | None:
+        return self._remembered.get(block_id)
 
-    def remember(self, block_id: bytes, mark: int) -> None:
-        if ghosts.is_remembered(block_id, ghosts.rarity(len(self.files))):
-            self._ghosts[ghosts.place(0, block_id)] = ghosts.pack_ghost(block_id, self.state.eviction, mark)
+    def remember(self, blocks: Sequence[bytes], used_at: int) -> None:
+        for block in blocks:
+            self._remembered.pop(block, None)
+            self._remembered[block] = used_at
+        while len(self._remembered) > REMEMBERED_TIMES * (len(self.files) + 1):
+            self._remembered.popitem(last=False)
 
     def insert(self, file: FileRecord) -> None:
         self.files[file.file] = file
-        insort(self._queues[file.queue], (file.tick, file.file))
+        insort(self._queues[file.queue], (file.sequence, file.file))
         self.state.queue_bytes[file.queue] += file.disk_bytes
 
     def remove(self, file: FileRecord) -> None:
         del self.files[file.file]
-        self._queues[file.queue].remove((file.tick, file.file))
+        self._queues[file.queue].remove((file.sequence, file.file))
         self.state.queue_bytes[file.queue] -= file.disk_bytes
 
 
@@ -75,14 +80,14 @@ class SlotSimulation:
     told_after: int = 64
     written: int = 0
     reads: int = 0
-    book: MemoryBook = field(init=False)
+    book: MemoryView = field(init=False)
     _where: dict[bytes, str] = field(default_factory=dict)
     _blocks: dict[str, list[bytes]] = field(default_factory=dict)
     _growing: str = ""
     _untold: list[OrderedDict[str, int]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.book = MemoryBook(self.eviction)
+        self.book = MemoryView(self.eviction)
         self._untold = [OrderedDict() for _ in range(self.workers)]
 
     def read_all(self, names: Iterable[str]) -> float:
@@ -115,7 +120,7 @@ class SlotSimulation:
     def _fill(self, wanted: bytes) -> None:
         policy, book = POLICIES[self.eviction], self.book
         while len(self._where) >= self.capacity_blocks:
-            victim = policy.victim(book)
+            victim = policy.victim(book, 0)
             assert victim is not None
             self._evict(victim)
         self.written += 1
@@ -123,7 +128,7 @@ class SlotSimulation:
         if known is None or len(self._blocks[self._growing]) == self.blocks_per_file:
             self._growing = wanted.hex()
             self._blocks[self._growing] = [wanted]
-            new = FileRecord(self._growing, 0, BLOCK_BYTES, book.next_tick())
+            new = FileRecord(self._growing, 0, BLOCK_BYTES, book.next_sequence())
             book.insert(policy.entering(book, new, [wanted], BLOCK_BYTES))
         else:
             self._blocks[self._growing].append(wanted)
@@ -135,8 +140,9 @@ class SlotSimulation:
 
     def _evict(self, victim: FileRecord) -> None:
         blocks = self._blocks.pop(victim.file)
-        POLICIES[self.eviction].leaving(self.book, victim, blocks)
         self.book.remove(victim)
+        if POLICIES[self.eviction].remembers:
+            self.book.remember(blocks, victim.used_at)
         for one in blocks:
             del self._where[one]
 

@@ -7,10 +7,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gateway.metadata.answer_records import Answer, Question
+from gateway.metadata.bucket_metadata import Answer, BucketMetadataCache, Question
+from gateway.metadata.entries import ObservedAt
 from gateway.metadata.opening import ANSWERS
-from gateway.metadata.records import Learned
-from gateway.metadata.small_answers import SmallAnswers
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
 
@@ -37,11 +36,11 @@ class World:
     """Answers in a directory, and the moment that a test is in."""
 
     directory: Path
-    moment: Learned = field(default_factory=lambda: Learned(7, 1000.0, 1))
+    moment: ObservedAt = field(default_factory=lambda: ObservedAt(7, 1000.0, 1))
     counting: Counting = field(default_factory=Counting)
 
-    def answers(self, **more: int) -> SmallAnswers:
-        return SmallAnswers(
+    def answers(self, **more: int) -> BucketMetadataCache:
+        return BucketMetadataCache(
             self.directory / ANSWERS, lambda bucket: self.moment, ttl_seconds=60.0, observer=self.counting, **more
         )
 
@@ -53,7 +52,7 @@ class World:
         return self.directory / ANSWERS / "cache.db"
 
 
-def play(directory: Path, scenario: Callable[[World, SmallAnswers], Awaitable[None]], **more: int) -> World:
+def play(directory: Path, scenario: Callable[[World, BucketMetadataCache], Awaitable[None]], **more: int) -> World:
     """Run a scenario with one process's answers."""
     world = World(directory)
 
@@ -68,11 +67,11 @@ def play(directory: Path, scenario: Callable[[World, SmallAnswers], Awaitable[No
     return world
 
 
-async def keep(answers: SmallAnswers, question: Question = QUESTION, answer: Answer = ANSWER) -> None:
+async def keep(answers: BucketMetadataCache, question: Question = QUESTION, answer: Answer = ANSWER) -> None:
     answers.keep(question, answers.now(question.bucket), answer)
     await answers.settle()
 
 
-async def known(answers: SmallAnswers, question: Question = QUESTION) -> Answer | None:
+async def known(answers: BucketMetadataCache, question: Question = QUESTION) -> Answer | None:
     found = await answers.recall(question, SLOT)
     return found.answer if found is not None and found.is_fresh else None

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gateway import durable
-from gateway.metadata.snapshots import library as library_module
 from gateway.metadata.snapshots import staging as staging_module
-from gateway.metadata.snapshots.data import SnapshotData
-from gateway.metadata.snapshots.library import Library
+from gateway.metadata.snapshots import store as store_module
+from gateway.metadata.snapshots.object_table import ObjectTable
 from gateway.metadata.snapshots.staging import Origins, Staging
+from gateway.metadata.snapshots.store import SnapshotStore
 from tests.support.snapshots import entry
 
 STEPS_MAX = 200
@@ -25,22 +25,22 @@ DIGEST = hashlib.sha256(b'a\0"c4ca4238a0b923820dcc509a6f75849b"\x001\n').hexdige
 
 def make(root: Path) -> None:
     """A snapshot `new` of one object."""
-    staging = Staging.begin(Library(root), "m", Origins("new", "s3://bucket/", "memory", 1.0))
+    staging = Staging.begin(SnapshotStore(root), "m", Origins("new", "s3://bucket/", "memory", 1.0))
     staging.append([entry("a", b"1")])
     staging.publish(2.0)
 
 
 def bring_in(root: Path) -> None:
     """The same, as an import makes it."""
-    library = Library(root)
-    staging = Staging.begin(library, "import-m", Origins("new", "s3://bucket/", "memory", 1.0))
+    store = SnapshotStore(root)
+    staging = Staging.begin(store, "import-m", Origins("new", "s3://bucket/", "memory", 1.0))
     staging.insert([entry("a", b"1")])
     staging.publish(2.0, expected=(1, DIGEST))
 
 
 def delete(root: Path) -> None:
     """The snapshot `old`."""
-    Library(root).delete("old")
+    SnapshotStore(root).delete("old")
 
 
 WORKS: dict[str, Callable[[Path], None]] = {"make": make, "bring in": bring_in, "delete": delete}
@@ -75,10 +75,10 @@ def _count(left: int) -> None:
 
     for name in ("rename", "mkdir", "unlink", "rmdir", "fsync", "open"):
         setattr(os, name, counted(getattr(os, name)))
-    for module in (durable, library_module, staging_module):
+    for module in (durable, store_module, staging_module):
         setattr(module, "sync_directory", counted(durable.sync_directory))  # noqa: B010 - mypy forbids the other way
-    for method in ("append", "insert", "sync", "close"):
-        setattr(SnapshotData, method, counted(getattr(SnapshotData, method)))
+    for method in ("append", "insert", "close"):
+        setattr(ObjectTable, method, counted(getattr(ObjectTable, method)))
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from gateway.jobs.records import Job, JobKind
-from gateway.jobs.snapshot_work import SnapshotWork
-from gateway.jobs.tools import Tools
-from gateway.metadata.snapshots.library import Library
+from gateway.jobs.dependencies import JobDependencies
+from gateway.jobs.job import Job, JobKind
+from gateway.jobs.snapshot_job import SnapshotJob
 from gateway.metadata.snapshots.manifest import Manifest
 from gateway.metadata.snapshots.staging import Origins, Staging
+from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.s3.list_result import EntryForm, ListedEntry
 from tests.support.gateway_app import GatewayApp
 
@@ -24,26 +24,26 @@ def entry(key: str, content: bytes = b"", form: EntryForm = FORM) -> ListedEntry
     return ListedEntry(key.encode(), DATE, f'"{hashlib.md5(content).hexdigest()}"', len(content), form)
 
 
-def make(library: Library, name: str, objects: Mapping[str, bytes], prefix: str = "s3://bucket/") -> Manifest:
+def make(store: SnapshotStore, name: str, objects: Mapping[str, bytes], prefix: str = "s3://bucket/") -> Manifest:
     """A snapshot of these objects."""
-    staging = Staging.begin(library, f"test-{name}", Origins(name, prefix, "memory", 1.0))
+    staging = Staging.begin(store, f"test-{name}", Origins(name, prefix, "memory", 1.0))
     staging.append([entry(key, content) for key, content in sorted(objects.items(), key=lambda one: one[0].encode())])
     return staging.publish(2.0)
 
 
-def keys_of(library: Library, name: str) -> list[str]:
+def keys_of(store: SnapshotStore, name: str) -> list[str]:
     """All keys of a snapshot, in order."""
-    with library.opened(name) as snapshot:
+    with store.opened(name) as snapshot:
         return [one.key.decode() for one in snapshot.data.part(b"", b"\xff", 10**6)]
 
 
 async def freeze(gateway: GatewayApp, name: str, prefix: str = "s3://bucket/") -> None:
     """Make a snapshot of what a gateway's origin holds now."""
     services = gateway.app.services
-    tools = Tools(
-        gateway.origin, gateway.catalog, gateway.blocks, services.slots, services.clock, gateway.library, "memory"
+    tools = JobDependencies(
+        gateway.origin, gateway.catalog, gateway.blocks, services.slots, services.clock, gateway.snapshots, "memory"
     )
-    await SnapshotWork(tools, Job(f"job-{name}", JobKind.SNAPSHOT, prefix, name=name)).run()
+    await SnapshotJob(tools, Job(f"job-{name}", JobKind.SNAPSHOT, prefix, name=name)).run()
 
 
 def files_of(root: Path) -> list[str]:

@@ -24,6 +24,9 @@ SEGMENT_MAPPED_BYTES = 18 * 1024 * 1024
 RECORD_UNIT_BYTES = 64
 """Records of a segment begin at multiples of this (segments.py)."""
 
+_BYTE_COVERS = 8 * RECORD_UNIT_BYTES
+"""What a byte of marks stands for: pages hold several of these."""
+
 
 def fingerprint(descriptor: int) -> Fingerprint:
     """What changes whenever a file's bytes may have. OSError."""
@@ -76,10 +79,14 @@ def _mask(phase: int, offset: int, count: int) -> int:
 
 
 class RecordMarks:
-    """A bit for each record of a segment, where it begins: they are checked as a whole. 2 KiB for each MiB."""
+    """A bit for each record of a segment where it begins, and one where it ends: they are checked as a whole.
+
+    4 KiB for each MiB. Where records end is known for good; that they begin counts.
+    """
 
     def __init__(self) -> None:
         self._begins = bytearray()
+        self._ends = bytearray()
 
     def covers(self, extent: Extent, position: int, count: int) -> bool:
         byte, bit = divmod(extent.offset // RECORD_UNIT_BYTES, 8)
@@ -89,23 +96,33 @@ class RecordMarks:
     def add(self, extent: Extent, position: int, count: int) -> None:
         if position or count < extent.length:
             return
-        byte, bit = divmod(extent.offset // RECORD_UNIT_BYTES, 8)
-        if byte >= len(self._begins):
-            self._begins.extend(bytes(byte + 1 - len(self._begins)))
-        self._begins[byte] |= 1 << bit
+        _set_bit(self._ends, (extent.offset + extent.length - 1) // RECORD_UNIT_BYTES)
+        _set_bit(self._begins, extent.offset // RECORD_UNIT_BYTES)
 
     def withdraw(self, offset: int, count: int) -> None:
-        first, stop = offset // RECORD_UNIT_BYTES // 8, -(-(offset + count) // RECORD_UNIT_BYTES // 8)
+        """Of whole pages."""
+        first, stop = offset // _BYTE_COVERS, (offset + count) // _BYTE_COVERS
         begins = self._begins
         stop = min(stop, len(begins))
         if first < stop:
             begins[first:stop] = bytes(stop - first)
-        before = len(begins[:first].rstrip(b"\0"))
-        if before:  # the last record that begins before may reach into the part
-            begins[before - 1] &= ~(1 << (begins[before - 1].bit_length() - 1))
+        byte = len(begins[:first].rstrip(b"\0")) - 1
+        if byte >= 0:  # the last record that begins before may reach into the part
+            bit = begins[byte].bit_length() - 1
+            ends_before = self._ends[byte] >> bit or self._ends[byte + 1 : first].strip(b"\0")
+            if not ends_before:
+                begins[byte] &= ~(1 << bit)
 
     def clear(self) -> None:
         self._begins = bytearray()
+        self._ends = bytearray()
+
+
+def _set_bit(bits: bytearray, number: int) -> None:
+    byte, bit = divmod(number, 8)
+    if byte >= len(bits):
+        bits.extend(bytes(byte + 1 - len(bits)))
+    bits[byte] |= 1 << bit
 
 
 class BlockFile(SharedFile):

@@ -81,6 +81,8 @@ class _PageTable:
     def absent_runs(self, start: int, stop: int) -> list[tuple[int, int]]:
         """The parts from `start` to `stop` that are not mapped, as addresses. OSError."""
         entries = self._entries(start, stop)
+        if entries.isascii():  # none has the bit: the most frequent case
+            return [(start, stop)]
         runs: list[tuple[int, int]] = []
         for number, entry in enumerate(entries):
             if entry >= _PRESENT_BIT:
@@ -123,10 +125,10 @@ class MappedPages:
         if address in (None, _MAP_FAILED):
             raise _error("mmap")
         self._address: int = address
-        self._descriptor = descriptor
         self._is_guarded = True
         """Whether nothing is mapped by accident: with rights left over, neighbours might be."""
-        # Else each page that is mapped has the device asked for its neighbours, too.
+        # Else each page that is mapped has the device asked for its neighbours, too. Who knows that pages have to come
+        # from the device tells it of all of them before.
         _libc.madvise(address, self.size_bytes, _MADV_RANDOM)
 
     def close(self) -> None:
@@ -147,7 +149,6 @@ class MappedPages:
     def map(self, offset: int, count: int) -> None:
         """Map whole pages, none of them mapped, and no others. Blocks while they come from the device. OSError."""
         start = self._address + offset
-        os.posix_fadvise(self._descriptor, offset, count, os.POSIX_FADV_WILLNEED)
         try:
             if _libc.mprotect(start, count, _PROT_READ):
                 raise _error("mprotect")

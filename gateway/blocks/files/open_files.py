@@ -29,7 +29,7 @@ _MAPPINGS_MAX = 65_530
 
 
 class OpenFiles:
-    """At most `files_max` of them, those used last. Event loop only, but for `drop`."""
+    """At most `files_max` of them, those used last. Event loop only, but for `keep` and `drop`."""
 
     def __init__(self, files_max: int | None = None) -> None:
         self._files_max = _affordable() if files_max is None else files_max

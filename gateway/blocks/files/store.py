@@ -322,8 +322,6 @@ def _write_all(descriptor: int, buffers: Sequence[bytes | memoryview], offset: i
 
 def _described(file: str, header: bytes, size_bytes: int) -> tuple[Block, Extent]:
     block, checksums = layout.unpack_header(header)
-    if not file.startswith(f"{block.id.hex()}-"):
-        raise BlockDamaged("the file's name is of another block")
     extent = Extent(file, layout.data_offset(block), block.length, checksums)
     if size_bytes != extent.offset + extent.length:
         raise BlockDamaged("the file's length is not the block's")

@@ -7,18 +7,23 @@ import ctypes
 import os
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import lmdb
 
 from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.files.troubles import as_block_error
-from gateway.errors import BlockError
+from gateway.errors import BlockError, StoreUnavailable
 from gateway.file_lease import with_lease
 
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}.get(os.uname().machine, -1)
 _IOPRIO_WHO_PROCESS = 1
 _IOPRIO_CLASS_IDLE = 3
+
+_LOOK_SECONDS = 0.5
+"""Who waits for the index looks so often whether another process keeps it from being written."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,16 +33,31 @@ class DiskThreads:
     """The threads of one process's cache.
 
     What the disk says against something comes out as BlockError, and is told to `on_error` before, probes excepted.
+    `stalled` says whether another process keeps the index from being written: nobody waits for that.
     """
 
     def __init__(self, disk_threads: int) -> None:
         self.on_error: Callable[[BlockError], None] = _nobody
+        self.stalled: Callable[[], bool] = lambda: False
         self._index = ThreadPoolExecutor(1, thread_name_prefix="block-index")
         self._idle = ThreadPoolExecutor(1, thread_name_prefix="block-scrub", initializer=_give_way)
         self._disk = ThreadPoolExecutor(disk_threads, thread_name_prefix="block-disk")
 
     async def index(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-        """Run what writes the index; to its end, even when the caller is cancelled, once it has begun."""
+        """Run what writes the index; to its end, even when the caller is cancelled, once it has begun.
+
+        StoreUnavailable when another process keeps the index from being written; what has begun then goes on later.
+        """
+        return await self._unless_stalled(lambda: self._index.submit(function, *arguments, **keywords), None)
+
+    async def index_or_undo(
+        self, undo: Callable[[R], None], function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs
+    ) -> R:
+        """The same for what makes something that has to be somebody's: `undo` is given what comes when nobody waits."""
+        return await self._unless_stalled(lambda: self._index.submit(function, *arguments, **keywords), undo)
+
+    async def index_later(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
+        """Run what writes the index and no client waits for, however long that takes."""
         return await self._outcome(self._index.submit(function, *arguments, **keywords))
 
     async def probe(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
@@ -79,6 +99,27 @@ class DiskThreads:
         """Run what only makes later reads faster: whatever is wrong, they find out."""
         self._disk.submit(function, *arguments, **keywords)
 
+    async def _unless_stalled(self, submit: Callable[[], Future[R]], undo: Callable[[R], None] | None) -> R:
+        if self.stalled():
+            raise _kept_from_writing()
+        future = submit()
+        outcome = asyncio.ensure_future(self._outcome(future))
+        try:
+            while not (await asyncio.wait((outcome,), timeout=_LOOK_SECONDS))[0]:
+                if self.stalled():
+                    raise _kept_from_writing()
+        except BaseException:
+            outcome.cancel()
+            if not future.cancel() and undo is not None:
+                future.add_done_callback(partial(self._undo, undo))
+            raise
+        return outcome.result()
+
+    def _undo(self, undo: Callable[[R], None], future: Future[R]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            with suppress(RuntimeError):  # the threads are being shut down: the next process of the slot clears up
+                self._index.submit(undo, future.result())
+
     async def _outcome(self, future: Future[R], on_error: Callable[[BlockError], None] | None = None) -> R:
         try:
             return await asyncio.wrap_future(future)
@@ -92,6 +133,10 @@ class DiskThreads:
         self._idle.shutdown(wait=True)
         self._disk.shutdown(wait=True)
         self._index.shutdown(wait=True)
+
+
+def _kept_from_writing() -> StoreUnavailable:
+    return StoreUnavailable("another process keeps the block index from being written")
 
 
 def _nobody(_error: BlockError) -> None:

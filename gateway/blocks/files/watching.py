@@ -72,18 +72,17 @@ class FileWatcher:
             os.close(descriptor)
 
     @contextmanager
-    def watch(self, descriptor: int) -> Iterator[Watch]:
-        """Watch an open file, whatever its name becomes."""
-        number = self._add(descriptor)
-        if number is None:
-            yield Watch(LOOK_UNTOLD_SECONDS)
-            return
-        watch = Watch(LOOK_SECONDS)
-        self._watches.setdefault(number, []).append(watch)
+    def watch(self, *descriptors: int) -> Iterator[Watch]:
+        """Watch open files, whatever their names become."""
+        numbers = [number for number in map(self._add, descriptors) if number is not None]
+        watch = Watch(LOOK_SECONDS if len(numbers) == len(descriptors) else LOOK_UNTOLD_SECONDS)
+        for number in numbers:
+            self._watches.setdefault(number, []).append(watch)
         try:
             yield watch
         finally:
-            self._remove(number, watch)
+            for number in numbers:
+                self._remove(number, watch)
 
     def _add(self, descriptor: int) -> int | None:
         if self._descriptor is None:

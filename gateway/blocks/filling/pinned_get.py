@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 
 from gateway.blocks.filling.body_checks import BodyCheck
-from gateway.blocks.filling.first_answer import FirstAnswer
+from gateway.blocks.filling.unpinned_get import UnpinnedResponse
 from gateway.clock import Clock
 from gateway.errors import OriginAnswered, OriginBodyError, OriginError
 from gateway.objects import ByteRange, ObjectVersion
@@ -43,7 +42,7 @@ class PinnedGet:
     _check: BodyCheck | None = field(default=None)
     _unpinned: bool = False
 
-    def begin_with(self, answer: FirstAnswer | None) -> None:
+    def begin_with(self, answer: UnpinnedResponse | None) -> None:
         """Have the first answer be one that has come already, if it fits; it was judged when it came."""
         self._response = answer.take(self.range) if answer is not None else None
         self._unpinned = self._response is not None
@@ -77,14 +76,23 @@ class PinnedGet:
 
     async def pieces(self, landing: Landing | None = None) -> AsyncGenerator[bytes | memoryview, None]:
         """The bytes in order, all of them or an exception. With a landing as `OriginResponse.stream`."""
-        retries_left = self.retries
+        retries_left, length = self.retries, self.range.length
         while True:
             try:
                 if self._response is None:
                     await self.start()
-                async with aclosing(self._body(landing)) as body:
-                    async for piece in body:
-                        yield piece
+                assert self._response is not None  # noqa: S101 - it has just been started
+                stream = self._response.stream(landing)
+                try:
+                    async for piece in stream:
+                        yield self._taken(piece, length)
+                        if self._received == length and self._unpinned:
+                            return
+                finally:
+                    if isinstance(stream, AsyncGenerator):  # here and now, not when the garbage collector comes to it
+                        await stream.aclose()
+                if self._received < length:
+                    raise OriginBodyError(f"the origin sent {self._received} of {length} bytes")
                 return
             except OriginError as error:
                 await self.aclose()
@@ -99,31 +107,22 @@ class PinnedGet:
         if response is not None:
             await response.aclose()
 
-    async def _body(self, landing: Landing | None) -> AsyncGenerator[bytes | memoryview, None]:
-        assert self._response is not None  # noqa: S101 - `pieces` has just started it
-        async with _closing(self._response.stream(landing)) as stream:
-            async for piece in stream:
-                left = self.range.length - self._received
-                if len(piece) > left and not self._unpinned:
-                    raise WrongAnswer("the origin sent more bytes than were asked for")
-                piece = piece[:left] if len(piece) > left else piece
-                self._received += len(piece)
-                if self._check is not None:
-                    self._check_piece(self._check, piece)
-                yield piece
-                if self._unpinned and self._received == self.range.length:
-                    return
-        if self._received < self.range.length:
-            raise OriginBodyError(f"the origin sent {self._received} of {self.range.length} bytes")
+    def _taken(self, piece: bytes | memoryview, length: int) -> bytes | memoryview:
+        """What is wanted of a piece, counted and checked. WrongAnswer where the body is not what was promised."""
+        left = length - self._received
+        if len(piece) > left:
+            if not self._unpinned:
+                raise WrongAnswer("the origin sent more bytes than were asked for")
+            piece = piece[:left]
+        self._received += len(piece)
+        if self._check is not None:
+            self._check.update(piece)
+            if self._received == length and not self._check.holds():
+                raise WrongAnswer("the origin's body does not have the checksum that came with it")
+        return piece
 
     def _check_of(self, response: OriginResponse, asked: ByteRange) -> BodyCheck | None:
         return BodyCheck.of(response.headers) if asked.length == self.version.size_bytes else None
-
-    def _check_piece(self, check: BodyCheck, piece: bytes | memoryview) -> None:
-        """WrongAnswer instead of the last piece, when the whole is not what the origin says it is."""
-        check.update(piece)
-        if self._received == self.range.length and not check.holds():
-            raise WrongAnswer("the origin's body does not have the checksum that came with it")
 
 
 def check_head(response: OriginResponse, version: ObjectVersion, asked: ByteRange) -> None:
@@ -143,18 +142,6 @@ def check_head(response: OriginResponse, version: ObjectVersion, asked: ByteRang
         raise WrongAnswer("the origin answered with the whole object instead of a range")
     if headers.get("content-length", str(asked.length)) != str(asked.length):
         raise WrongAnswer(f"Content-Length {headers.get('content-length')!r} instead of {asked.length}")
-
-
-@asynccontextmanager
-async def _closing(
-    stream: AsyncIterator[bytes | memoryview],
-) -> AsyncIterator[AsyncIterator[bytes | memoryview]]:
-    """Close what is a generator here and now, not when the garbage collector comes to it."""
-    try:
-        yield stream
-    finally:
-        if isinstance(stream, AsyncGenerator):
-            await stream.aclose()
 
 
 def _worth_another_try(error: OriginError) -> bool:

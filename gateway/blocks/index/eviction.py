@@ -1,43 +1,302 @@
-"""Which slot gives up bytes when room is needed. Pure; which of its files go, keeping/ says.
+"""Making room: which slot gives up files when room is needed, until what is asked for fits.
 
 A slot at its limit makes room by itself. Otherwise those that hold more than their guarantee have borrowed, and the one
 that has borrowed most gives back first, whoever asks: so a slot always gets what it is guaranteed, no scan pushes
 others out of more than it is entitled to, and slots without guarantees end up with equal parts. For instance with room
-for 100, where a is guaranteed 40 and holds 10, b holds 60 and c holds 30: when a asks for 20, b gives 20.
+for 100, where a is guaranteed 40 and holds 10, b holds 60 and c holds 30: when a asks for 20, b gives 20. Which of its
+files go, its policy says (policies.py).
+
+The index has a budget too: when it takes more, for each block that comes one goes at least, of the slot that brings it,
+or of the one with most blocks where that one has less than its part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
-S = TypeVar("S", bound=Hashable)
+from gateway.blocks.index.policies import POLICIES, Eviction, Queue, SlotAccount
+from gateway.blocks.index.records import FileRecord, Reservation
+from gateway.blocks.index.shares import Capacity
+from gateway.blocks.index.transaction import SWEPT_MAX, IndexTransaction
+
+VICTIMS_PER_TRANSACTION = 64
+
+_HURRY = 8
+"""An index so many-th part above its budget gives up two blocks for each that comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One transaction's outcome: whether what was asked is done, and the files that left the index for it."""
+
+    done: bool
+    evicted: Sequence[FileRecord]
 
 
 @dataclass(slots=True)
 class Holding:
-    """What a slot has taken, fills in progress and what is being asked for included, and what it may."""
+    """What a slot has taken, fills in progress included, what of it stays whatever is asked for, and what it may."""
 
-    taken_bytes: int
-    guaranteed_bytes: int
-    limit_bytes: int
+    taken_bytes: int = 0
+    staying_bytes: int = 0
+    pinned_bytes: int = 0
+    blocks: int = 0
+    guaranteed_bytes: int = 0
+    limit_bytes: int | None = None
 
     @property
     def borrowed_bytes(self) -> int:
         return self.taken_bytes - self.guaranteed_bytes
 
+    @property
+    def kept_bytes(self) -> int:
+        """What no other slot can have of it."""
+        return max(self.staying_bytes, min(self.taken_bytes, self.guaranteed_bytes))
 
-def yielding(holdings: Mapping[S, Holding], capacity_bytes: int, unowned_bytes: int = 0) -> list[S]:
-    """The slots that must give up bytes, the first to be asked first; none when everything fits.
+    @property
+    def pinned_beyond_bytes(self) -> int:
+        return max(0, self.pinned_bytes - self.guaranteed_bytes)
 
-    `unowned_bytes` are on disk too, and nobody's to give up.
+    @property
+    def is_over_limit(self) -> bool:
+        return self.limit_bytes is not None and self.taken_bytes > self.limit_bytes
+
+
+@dataclass(slots=True)
+class Holdings:
+    """What every slot holds, so that a fill costs the same with one slot and with a thousand.
+
+    Read from the index now and then, and kept up to date with what this process changes: the slots that a transaction
+    looks at are exact, the others as they were a moment ago.
     """
-    over = [slot for slot, holding in holdings.items() if holding.taken_bytes > holding.limit_bytes]
-    if over:
-        return over
-    taken_bytes = unowned_bytes + sum(holding.taken_bytes for holding in holdings.values())
-    if taken_bytes <= capacity_bytes:
-        return []
-    borrowers = [slot for slot, holding in holdings.items() if holding.borrowed_bytes > 0]
-    return sorted(borrowers, key=lambda slot: -holdings[slot].borrowed_bytes)
+
+    capacity: Capacity
+    names: dict[int, str] = field(default_factory=dict)
+    kept_bytes: int = 0
+    pinned_beyond_bytes: int = 0
+    _by_slot: dict[int, Holding] = field(default_factory=dict)
+    _heap: list[tuple[int, int]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, transaction: IndexTransaction, capacity: Capacity) -> Holdings:
+        holdings = cls(capacity, {number: name for name, number in transaction.slots().items()})
+        for slot, account in transaction.accounts():
+            holdings.update(slot, account)
+        return holdings
+
+    def __getitem__(self, slot: int) -> Holding:
+        return self._by_slot[slot]
+
+    def update(self, slot: int, account: SlotAccount, name: str | None = None) -> None:
+        """A slot holds what its account says; its name has to be told once."""
+        if name is not None:
+            self.names[slot] = name
+        elif slot not in self.names:
+            return
+        before, now = self._by_slot.get(slot), self._holding(self.names[slot], account)
+        if now == before:
+            return
+        before = before or Holding()
+        self.kept_bytes += now.kept_bytes - before.kept_bytes
+        self.pinned_beyond_bytes += now.pinned_beyond_bytes - before.pinned_beyond_bytes
+        self._by_slot[slot] = now
+        if now.borrowed_bytes > 0 and now.borrowed_bytes != before.borrowed_bytes:
+            heapq.heappush(self._heap, (-now.borrowed_bytes, slot))
+            if len(self._heap) > 4 * len(self._by_slot) + VICTIMS_PER_TRANSACTION:
+                self._heap = [(-one.borrowed_bytes, slot) for slot, one in self._by_slot.items()]
+                heapq.heapify(self._heap)
+
+    def _holding(self, name: str, account: SlotAccount) -> Holding:
+        share, pinned_bytes = self.capacity.share(name), account.pinned_bytes
+        return Holding(
+            account.taken_bytes,
+            account.reserved_bytes + pinned_bytes,
+            pinned_bytes,
+            account.blocks,
+            share.guaranteed_bytes,
+            share.limit_bytes,
+        )
+
+    def over_limit(self) -> list[int]:
+        return [slot for slot, holding in self._by_slot.items() if holding.is_over_limit]
+
+    def borrowers(self) -> Iterator[int]:
+        """The slots that have borrowed, the one that has borrowed most first."""
+        seen = []
+        try:
+            while self._heap:
+                entry = heapq.heappop(self._heap)
+                holding = self._by_slot[entry[1]]
+                if -entry[0] == holding.borrowed_bytes > 0 and entry not in seen:
+                    seen.append(entry)
+                    yield entry[1]
+        finally:
+            for entry in seen:
+                heapq.heappush(self._heap, entry)
+
+    def most_blocks(self) -> list[int]:
+        return sorted(self._by_slot, key=lambda slot: -self._by_slot[slot].blocks)
+
+    def obtainable_bytes(self, asking: int, room_bytes: int) -> int:
+        """What a slot can have at most: fills in progress and pins stay, and what others hold within guarantees."""
+        holding = self._by_slot[asking]
+        others_bytes = self.kept_bytes - holding.kept_bytes
+        limit_bytes = self.capacity.total_bytes if holding.limit_bytes is None else holding.limit_bytes
+        return min(room_bytes - others_bytes, limit_bytes) - holding.staying_bytes
+
+    def pins_fit(self, slot: int, size_bytes: int) -> bool:
+        """Whether a slot may pin so many bytes more: within its limit, beside what others are guaranteed or pin."""
+        holding = self._by_slot[slot]
+        pinned_bytes = holding.pinned_bytes + size_bytes
+        if holding.limit_bytes is not None and pinned_bytes > holding.limit_bytes:
+            return False
+        beyond_bytes = max(0, pinned_bytes - holding.guaranteed_bytes) - holding.pinned_beyond_bytes
+        kept_bytes = self.capacity.guaranteed_bytes + self.pinned_beyond_bytes + beyond_bytes
+        return kept_bytes <= self.capacity.total_bytes
+
+
+def make_room(
+    transaction: IndexTransaction, holdings: Holdings, reservation: Reservation, index_bytes_max: int
+) -> Step:
+    """Evict until a reservation fits on its slot's account, or VICTIMS_PER_TRANSACTION files are out.
+
+    What could not fit even with every file gone that is not pinned evicts nothing.
+    """
+    slot, needed_bytes = transaction.slot(reservation.slot), reservation.disk_bytes
+    holdings.update(slot, transaction.account(slot), reservation.slot)
+    room_bytes = holdings.capacity.total_bytes - transaction.totals.unowned_bytes
+    if needed_bytes > holdings.obtainable_bytes(slot, room_bytes):
+        return Step(False, ())
+    room = _Room(transaction, holdings, slot, needed_bytes, wanted=reservation.wanted)
+    done = room.make() and room.keep_index_below(index_bytes_max, slot, reservation.blocks)
+    return Step(done, room.evicted)
+
+
+def shrink(transaction: IndexTransaction, holdings: Holdings) -> Step:
+    """Evict down to the capacity and each slot's limit, VICTIMS_PER_TRANSACTION files at a time.
+
+    There is less room than there was: even pins yield.
+    """
+    room = _Room(transaction, holdings)
+    return Step(room.make(), room.evicted)
+
+
+def shed_blocks(transaction: IndexTransaction, holdings: Holdings, blocks: int) -> Step:
+    """Evict files with so many blocks in all: the index has no room for more."""
+    room = _Room(transaction, holdings)
+    return Step(room.shed(holdings.most_blocks(), blocks), room.evicted)
+
+
+class _Room:
+    """One transaction's making of room, on behalf of a slot that asks, or of none."""
+
+    def __init__(
+        self,
+        transaction: IndexTransaction,
+        holdings: Holdings,
+        asking: int | None = None,
+        needed_bytes: int = 0,
+        *,
+        wanted: bool = False,
+    ) -> None:
+        self.evicted: list[FileRecord] = []
+        self._transaction = transaction
+        self._holdings = holdings
+        self._asking = asking
+        self._needed_bytes = needed_bytes
+        self._wanted = wanted
+
+    def make(self) -> bool:
+        """Evict until all fits; whether it does."""
+        while (order := self._order()) is not None:
+            victim = self._victim(order)
+            if victim is None or len(self.evicted) >= VICTIMS_PER_TRANSACTION:
+                return False
+            self._evict(victim)
+        return True
+
+    def keep_index_below(self, index_bytes_max: int, asking: int, blocks: int) -> bool:
+        """Where the index takes more than it may, evict as many blocks as come, or more; False when none can go."""
+        transaction = self._transaction
+        size_bytes = transaction.size_bytes()
+        if size_bytes <= index_bytes_max:
+            return True
+        transaction.sweep(SWEPT_MAX)
+        part_over = min(1.0, _HURRY * (size_bytes / index_bytes_max - 1.0))
+        going = blocks + round(blocks * part_over) - sum(file.blocks for file in self.evicted)
+        transaction.forget(asking, 0)
+        has_its_part = transaction.account(asking).blocks * len(self._holdings.names) >= transaction.totals.blocks
+        order = [asking] if has_its_part else self._holdings.most_blocks()
+        return going <= 0 or self.shed(order, going)
+
+    def shed(self, order: Iterable[int], blocks: int) -> bool:
+        """Evict files of the first of these slots that has any, until so many blocks are out; whether one could go."""
+        order, gone = list(order), 0
+        while gone < blocks and len(self.evicted) < VICTIMS_PER_TRANSACTION:
+            victim = self._victim(order, anyway=True)
+            if victim is None:
+                return gone > 0
+            gone += victim.blocks
+            self._evict(victim)
+        return True
+
+    def _order(self) -> Iterable[int] | None:
+        """The slots that must give up bytes, the first to be asked first; None when all fits."""
+        holdings, totals = self._holdings, self._transaction.totals
+        if self._asking is None:
+            over = holdings.over_limit()
+        else:
+            holding = holdings[self._asking]
+            limit_bytes = holding.limit_bytes
+            is_over = limit_bytes is not None and holding.taken_bytes + self._needed_bytes > limit_bytes
+            over = [self._asking] if is_over else []
+        if over:
+            return over
+        if totals.taken_bytes + self._needed_bytes <= holdings.capacity.total_bytes:
+            return None
+        return self._borrowers()
+
+    def _borrowers(self) -> Iterator[int]:
+        """Who gives back: the slot that asks counts as if it had what it asks for."""
+        holdings, asking = self._holdings, self._asking
+        own_bytes = holdings[asking].borrowed_bytes + self._needed_bytes if asking is not None else 0
+        asked = asking is None
+        for slot in holdings.borrowers():
+            if not asked and holdings[slot].borrowed_bytes <= own_bytes:
+                asked = True
+                if asking is not None and own_bytes > 0:
+                    yield asking
+            if slot != asking:
+                yield slot
+        if not asked and asking is not None and own_bytes > 0:
+            yield asking
+
+    def _must_give(self, slot: int) -> bool:
+        holding = self._holdings[slot]
+        own_bytes = self._needed_bytes if slot == self._asking else 0
+        return holding.borrowed_bytes + own_bytes > 0 or holding.is_over_limit
+
+    def _victim(self, order: Iterable[int], *, anyway: bool = False) -> FileRecord | None:
+        pinned: list[int] = []
+        for slot in order:
+            account = self._transaction.account(slot)
+            self._holdings.update(slot, account)
+            if not anyway and not self._must_give(slot):
+                continue  # other processes have evicted from it meanwhile
+            wanted = self._wanted and slot == self._asking
+            policy = POLICIES[Eviction.LRU if wanted else account.eviction]
+            victim = policy.victim(self._transaction, slot)
+            if victim is not None:
+                return victim
+            pinned.append(slot)
+        if self._asking is not None:
+            return None
+        heads = (self._transaction.head(slot, Queue.PINNED) for slot in pinned)
+        return next((head for head in heads if head is not None), None)
+
+    def _evict(self, victim: FileRecord) -> None:
+        self._transaction.evict(victim)
+        self._holdings.update(victim.slot, self._transaction.account(victim.slot))
+        self.evicted.append(victim)

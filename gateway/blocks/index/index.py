@@ -1,17 +1,19 @@
 """The index that all worker processes share: which blocks there are, in which order they were used, what they take.
 
-LMDB without sync: a killed process loses nothing, an unclean boot may lose anything, so then the index is dropped and a
-survey of the files builds it anew (upkeep/survey.py). Lookups are read transactions of microseconds and may run on the
-event loop. Everything that writes waits for a lock that other processes take, and must run on the index thread. Every
-write transaction is short. `tables.py` says what is kept.
+LMDB without sync: a killed process loses nothing, an unclean boot may lose anything, so then the index is dropped and
+built anew from the files (index_rebuild.py). Lookups are read transactions of microseconds and may run on the event
+loop. Everything that writes waits for a lock that other processes take, and must run on the index thread. Every write
+transaction is short. `tables.py` says what is kept.
 
 Usage plus reservations never exceed the capacity given to `reserve`. What belongs together changes in one transaction:
-a process killed between two of them leaves accounts that add up, and files that `reserved` and `doomed` name.
+a process killed between two of them leaves accounts that add up, and files that reservations and pending unlinks name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -21,25 +23,66 @@ import lmdb
 
 from gateway.blocks.index import records, tables
 from gateway.blocks.index.access_log import AccessLog
-from gateway.blocks.index.ledger import Ledger
-from gateway.blocks.index.records import BlockRecord, FileRecord, FillHolder, Reservation
-from gateway.blocks.index.room import VICTIMS_PER_TRANSACTION, Step, make_room, pins_fit
+from gateway.blocks.index.eviction import Holdings, Step, make_room, shed_blocks, shrink
+from gateway.blocks.index.policies import Queue
+from gateway.blocks.index.records import BlockRecord, FileRecord, Reservation, WorkerFile
 from gateway.blocks.index.shares import Capacity, SlotUsage
 from gateway.blocks.index.tables import TABLES_MAX, Tables
-from gateway.blocks.layout import Extent
+from gateway.blocks.index.transaction import SWEPT_MAX, IndexTransaction, Totals
+from gateway.blocks.index.written_bytes import WrittenBytes
+from gateway.blocks.layout import OBJECT_ID_BYTES, Extent
 from gateway.errors import NotKept, StoreUnavailable
 
 MAP_BYTES = 64 * 1024**3
-"""Address space, not disk: room for more than 100 million blocks."""
+"""Address space, not disk."""
+
+SLACK_BYTES = 64 * 1024**2
+"""Beyond that, for what the largest transactions copy: every page that they change."""
+
+BUDGET_PART = 0.75
+"""Of the map. The rest is for pages that are free, but not before the last reader of them is done."""
 
 TOUCHES_PER_TRANSACTION = 64
+DROPPED_PER_TRANSACTION = 64
+
+SHED_PART = 8
+SHED_FROM = 0.75
+SWEEPS_AFTER_SHEDDING = 16
+"""Where the map is full all the same, this part of all blocks goes: pages are free when most in them is gone.
+
+Not below this part of the budget: then a reader that does not end holds the pages, and nothing that goes frees any.
+"""
+
+HOLDINGS_SECONDS = 0.5
+"""How long what other processes change may go unseen where slots are compared."""
+
+GROW_SECONDS = 600.0
+"""After a full disk, the whole capacity is tried again."""
+
+LOWERED_SECONDS = 5.0
+"""All processes together give back room once in so long."""
+
+LOWERED_PART = 64
+
+TRIED_ROWS = 64
+
+_WRITTEN, _CEILING = b"written", b"ceiling"
+
+
+class IndexFull(StoreUnavailable):
+    """There is no room in the index's map: evict, and try again."""
+
+
+STALLED_SECONDS = 2.0
+"""Transactions take milliseconds: who has waited so long for the write lock waits for a process that is stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What the directory holds: blocks, the bytes they take on disk, and the bytes set aside for fills in progress.
 
-    `unsurveyed_bytes` lie on disk in files that the index does not know yet. `slots` gives each slot's part.
+    `unsurveyed_bytes` lie on disk in files that the index does not know yet, `pending_unlink_bytes` in files that could
+    not be unlinked. `slots` gives each slot's part.
     """
 
     blocks: int
@@ -47,74 +90,112 @@ class Usage:
     reserved_bytes: int
     unsurveyed_bytes: int = 0
     slots: Mapping[str, SlotUsage] = field(default_factory=dict)
+    pending_unlink_bytes: int = 0
 
 
 class BlockIndex:
-    """One process's view of the shared index. `worker` names its reservations and doomed files.
+    """One process's view of the shared index. `worker` names its reservations and pending unlinks.
 
     What was read is noted in `accesses`, and enters the index now and then (`touch`), at the latest before anything is
     evicted for a new file: a policy that sees hits later than the misses after them takes old data for young.
+
+    The index takes `size_bytes_max` at most (None: what the map has room for), or little more: files are evicted for it
+    as for lack of room.
     """
 
-    def __init__(self, directory: Path, worker: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        worker: int,
+        size_bytes_max: int | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.worker = worker
         self.accesses = AccessLog()
+        self._waits_since: float | None = None
+        self._size_bytes_max = min(int(BUDGET_PART * MAP_BYTES), size_bytes_max or MAP_BYTES)
+        map_bytes = MAP_BYTES + SLACK_BYTES
         self._environment = lmdb.open(
-            str(directory), map_size=MAP_BYTES, max_dbs=TABLES_MAX, max_readers=1024, sync=False, mode=0o600
+            str(directory), map_size=map_bytes, max_dbs=TABLES_MAX, max_readers=1024, sync=False, mode=0o600
         )
         self._tables = Tables.open(self._environment)
         self._environment.reader_check()
+        self._monotonic = monotonic
+        self._holdings: Holdings | None = None
+        self._holdings_until = 0.0
+        self._thread_bytes = WrittenBytes()
+        self._uncounted_bytes = 0
 
     def close(self, *, sync: bool = False) -> None:
         if sync:
             self._environment.sync(True)
         self._environment.close()
 
+    @property
+    def stalled(self) -> bool:
+        """Whether another process keeps this one from writing. Any thread."""
+        since = self._waits_since
+        return since is not None and time.monotonic() - since > STALLED_SECONDS
+
     # Reads: microseconds, no lock.
 
     def lookup(self, block_id: bytes) -> Extent | None:
         """Where a block lies, or None."""
-        try:  # without `_read`, which costs more than the look-up: this is on the path of every hit
+        key = block_id[-OBJECT_ID_BYTES:] + block_id[:-OBJECT_ID_BYTES]
+        try:  # without `reading`, which costs more than the look-up: this is on the path of every hit
             with self._environment.begin() as transaction:
-                packed = tables.get(transaction, self._tables.blocks, block_id)
+                row: bytes | None = transaction.get(key, db=self._tables.blocks)
+                if row is None:
+                    return None
+                file: bytes | None = transaction.get(row[: records.FILE_KEY_BYTES], db=self._tables.files)
         except lmdb.Error as error:
             raise StoreUnavailable(f"the block index cannot be read: {error}") from error
-        return records.unpack_extent(packed) if packed is not None else None
+        if file is None or file[records.QUEUE_OFFSET] == Queue.EVICTED:
+            return None
+        return records.unpack_extent(row, file)
 
     def present(self, block_ids: Iterable[bytes]) -> list[bool]:
         """For each block, whether the index has it."""
-        with self._read() as ledger:
-            return [ledger.has_block(block_id) for block_id in block_ids]
+        with self.reading() as transaction:
+            return [transaction.has_block(block_id) for block_id in block_ids]
 
     def has_object(self, object_id: bytes) -> bool:
         """Whether there is a block of any version of an object."""
         try:  # as in `lookup`: this is asked for every object of which nothing is remembered
-            with self._environment.begin() as transaction:
-                return tables.has_prefix(transaction, self._tables.objects, object_id)
+            with self._environment.begin() as lmdb_transaction:
+                if tables.first_key(lmdb_transaction, self._tables.blocks, object_id) is None:
+                    return False
         except lmdb.Error as error:
             raise StoreUnavailable(f"the block index cannot be read: {error}") from error
-
-    def holder(self, fill_key: bytes) -> FillHolder | None:
-        """Who leads a fill, or led it when it was killed."""
-        with self._read() as ledger:
-            return ledger.holder(fill_key)
+        with self.reading() as transaction:
+            return next(transaction.blocks_from(object_id, object_id), None) is not None
 
     def usage(self) -> Usage:
-        with self._read() as ledger:
-            names, by_number = ledger.slots(), ledger.usage()
-            unsurveyed_bytes = ledger.unsurveyed_bytes()
+        with self.reading() as transaction:
+            known, totals = dict(transaction.accounts()), transaction.totals
+            accounts = {name: known[slot] for name, slot in transaction.slots().items() if slot in known}
+        slots = {
+            name: SlotUsage(account.blocks, account.used_bytes, account.reserved_bytes, account.pinned_bytes)
+            for name, account in accounts.items()
+        }
         return Usage(
-            sum(used.blocks for used in by_number.values()),
-            sum(used.used_bytes for used in by_number.values()),
-            sum(used.reserved_bytes for used in by_number.values()),
-            unsurveyed_bytes,
-            {name: by_number[number] for name, number in names.items()},
+            totals.blocks,
+            totals.used_bytes,
+            totals.reserved_bytes,
+            totals.unindexed_bytes,
+            slots,
+            totals.pending_bytes,
         )
+
+    def totals(self) -> Totals:
+        """What all slots together have."""
+        with self.reading() as transaction:
+            return transaction.totals
 
     def slot_names(self) -> dict[int, str]:
         """The slots behind the numbers of `FileRecord.slot`."""
-        with self._read() as ledger:
-            return {number: name for name, number in ledger.slots().items()}
+        with self.reading() as transaction:
+            return {number: name for name, number in transaction.slots().items()}
 
     def changes(self) -> int:
         """A number that grows with every change that any process makes."""
@@ -124,40 +205,35 @@ class BlockIndex:
             raise StoreUnavailable(f"the block index cannot be read: {error}") from error
 
     def knows_file(self, file: str) -> bool:
-        with self._read() as ledger:
-            return ledger.file(file) is not None
+        with self.reading() as transaction:
+            return transaction.file(file) is not None
 
     def others_fill(self) -> bool:
         """Whether other workers have reserved room for fills in progress."""
-        own = records.worker_key(self.worker)
-        with self._read() as ledger:
-            return any(not key.startswith(own) for key in tables.keys(ledger.transaction, self._tables.reserved))
+        with self.reading() as transaction:
+            return any(holder.worker != self.worker for holder in transaction.reserved())
 
     def blocks(self) -> Iterator[BlockRecord]:
         """Every block, for checks and tests."""
-        with self._read() as ledger:
-            for block_id, packed in tables.items(ledger.transaction, self._tables.blocks):
-                yield records.unpack_block(block_id, packed)
+        with self.reading() as transaction:
+            for block, _ in transaction.blocks_from(b""):
+                yield block
 
     def contents(self, file: str) -> list[bytes]:
-        """The blocks that lie in a file."""
-        with self._read() as ledger:
-            return ledger.contents(file)
+        """The blocks that lie in a file, for checks and tests: all blocks are looked at."""
+        return [block.block_id for block in self.blocks() if block.extent.file == file]
 
     def blocks_after(self, block_id: bytes, count_max: int) -> list[tuple[BlockRecord, str]]:
-        """The next blocks in the order of their ids, each with the name of its slot; none at the end."""
-        with self._read() as ledger:
-            names = {number: name for name, number in ledger.slots().items()}
-            following = tables.items(ledger.transaction, self._tables.blocks, block_id + b"\0")
-            blocks = [records.unpack_block(found, packed) for found, packed in islice(following, count_max)]
-            files = [ledger.file(block.extent.file) for block in blocks]
-        return [(block, names[file.slot]) for block, file in zip(blocks, files, strict=True) if file is not None]
+        """The next blocks in the order of their keys, each with the name of its slot; none at the end."""
+        start = records.block_key(block_id) + b"\0" if block_id else b""
+        with self.reading() as transaction:
+            names = {number: name for name, number in transaction.slots().items()}
+            return [(block, names[file.slot]) for block, file in islice(transaction.blocks_from(start), count_max)]
 
     def files(self) -> Iterator[FileRecord]:
         """Every file, for checks and tests."""
-        with self._read() as ledger:
-            for file, packed in tables.items(ledger.transaction, self._tables.files):
-                yield records.unpack_file(file.decode(), packed)
+        with self.reading() as transaction:
+            yield from transaction.files()
 
     # Writes: index thread only.
 
@@ -168,149 +244,244 @@ class BlockIndex:
         *,
         day: int,
         block_id: bytes | None = None,
-        succeeds: FillHolder | None = None,
     ) -> Step | None:
-        """Set room aside, and lead the fill of `block_id` where it is one, other files leaving the index for it.
+        """Set room aside, for `block_id` where it is a block that is fetched, other files leaving the index for it.
 
-        None: the block is there already, or a process leads the fill that is not the one this one `succeeds`. A dead
-        leader's room is free with that, and its file doomed. Not done: either more victims must go (call again once
-        the doomed files are unlinked), or, when none was found, everything left is being filled. NotKept when enough
-        was written on this `day` (counted from 1970).
+        None: the block is there already. Not done: either more victims must go (call again once the evicted files are
+        unlinked), or, when none was found, everything left is being filled. NotKept when enough was written on this
+        `day` (counted from 1970).
         """
-        with self._write() as ledger:
-            holder = ledger.holder(reservation.fill_key) if reservation.fill_key is not None else None
-            if holder not in (None, succeeds) or (block_id is not None and ledger.has_block(block_id)):
+        self._refresh_holdings(capacity)
+        with self.writing() as transaction:
+            if block_id is not None and transaction.has_block(block_id):
                 return None
-            self._check_writes(ledger, reservation, capacity, day)
-            if holder is not None and reservation.fill_key is not None:
-                ledger.succeed(reservation.fill_key, holder)
-            ledger.touch(self.accesses.take(TOUCHES_PER_TRANSACTION))
-            step = make_room(ledger, capacity, reservation.slot, reservation.disk_bytes, wanted=reservation.wanted)
+            written_bytes = self._written_bytes(transaction, day) + self._uncounted_bytes
+            if reservation.to_write:
+                written_bytes += reservation.disk_bytes
+                _check_writes(written_bytes, capacity)
+            transaction.touch(self.accesses.take(TOUCHES_PER_TRANSACTION))
+            step = self._make_room(transaction, reservation, capacity)
             if step.done:
-                ledger.reserve(reservation)
-                ledger.add_written(day, reservation.disk_bytes if reservation.to_write else 0)
+                transaction.reserve(reservation)
+                transaction.set_counter(_WRITTEN, records.pack_numbers(day, written_bytes))
+                self._uncounted_bytes = 0
             return step
 
     def follow(self, capacity: Capacity) -> None:
         """Have every slot's files evicted as its share says from now on."""
-        with self._write() as ledger:
+        with self.writing() as transaction:
             for name, share in capacity.shares.items():
-                ledger.book(ledger.slot(name)).state.follow(share.eviction)
+                transaction.account(transaction.slot(name)).follow(share.eviction)
 
     def shrink(self, capacity: Capacity) -> Step:
         """Evict down to the capacity and each slot's limit; call again until done, as for `reserve`."""
-        with self._write() as ledger:
-            return make_room(ledger, capacity)
+        with self.writing() as transaction:
+            return shrink(transaction, self._read_holdings(transaction, capacity))
+
+    def shed(self, capacity: Capacity) -> Step:
+        """Evict a part of all blocks: the map is full. Nothing, where it is full of something else than blocks."""
+        with self.writing() as transaction:
+            if transaction.size_bytes() < SHED_FROM * self._size_bytes_max:
+                return Step(False, ())
+            holdings = self._read_holdings(transaction, capacity)
+            step = shed_blocks(transaction, holdings, transaction.totals.blocks // SHED_PART + 1)
+        for _ in range(SWEEPS_AFTER_SHEDDING):
+            with self.writing() as transaction:
+                transaction.sweep(SWEPT_MAX)
+        return step
 
     def commit(self, reservation: Reservation, blocks: Sequence[BlockRecord], capacity: Capacity) -> int:
         """Turn a reservation into the blocks of its file, which is in place; how many were new.
 
-        None, when the index has all of them by now: the reservation is gone and the file is doomed.
+        None, when the index has all of them by now: the reservation is gone and the file is to be unlinked.
         """
-        with self._write() as ledger:
-            ledger.release(reservation)
-            new = ledger.unknown(blocks)
+        with self.writing() as transaction:
+            transaction.release(reservation)
+            new = transaction.unknown(blocks)
             if not new:
-                ledger.doom(reservation.file)
+                transaction.set_pending_unlink(WorkerFile(self.worker, reservation.file))
                 return 0
             pin = reservation.pin
-            if pin not in ledger.pins().values() or not _fits(ledger, reservation, capacity):
+            if pin and not (transaction.has_pin(pin) and self._pin_fits(transaction, reservation, capacity)):
                 pin = 0
-            ledger.admit(reservation, new, pin)
+            transaction.admit(reservation, new, pin)
             return len(new)
 
     def extend(self, reservation: Reservation, blocks: Sequence[BlockRecord]) -> bool:
         """Turn a reservation into what was appended to its file; False when the file left the index meanwhile."""
-        with self._write() as ledger:
-            ledger.release(reservation)
-            file = ledger.file(reservation.file)
+        with self.writing() as transaction:
+            transaction.release(reservation)
+            file = transaction.file(reservation.file)
             if file is not None:
-                ledger.extend(file, ledger.unknown(blocks), reservation.disk_bytes)
+                transaction.extend(file, transaction.unknown(blocks), reservation.disk_bytes)
             return file is not None
 
     def settle(self, worker: int, file: str, disk_bytes: int | None) -> None:
         """Give back what a worker reserved to append to a file that takes this much now (None: it is gone)."""
-        with self._write() as ledger:
-            ledger.transaction.delete(records.worker_key(worker, file.encode()), db=self._tables.reserved)
-            known = ledger.file(file)
+        with self.writing() as transaction:
+            transaction.release_file(WorkerFile(worker, file))
+            known = transaction.file(file)
             if known is not None and disk_bytes is not None:
-                ledger.resize(known, disk_bytes)
+                transaction.resize(known, disk_bytes)
 
-    def release(self, reservation: Reservation) -> None:
-        """Give back a reservation whose file does not exist."""
-        with self._write() as ledger:
-            ledger.release(reservation)
+    def release(self, reservation: Reservation, left_bytes: int = 0) -> None:
+        """Give back a reservation whose file does not exist, or could not be unlinked and takes `left_bytes`."""
+        with self.writing() as transaction:
+            transaction.release(reservation)
+            if left_bytes:
+                transaction.set_pending_unlink(WorkerFile(self.worker, reservation.file), left_bytes)
 
     def drop(self, block_id: bytes, file: str) -> Step:
         """Take a block out, if it still lies in `file`: done says whether. The file goes when nothing else is in it."""
-        with self._write() as ledger:
-            block = ledger.block(block_id)
-            if block is None or block.extent.file != file:
+        with self.writing() as transaction:
+            found = transaction.block(block_id)
+            if found is None or found[0].extent.file != file:
                 return Step(False, ())
-            emptied = ledger.remove_block(block)
+            emptied = transaction.remove_block(*found)
             return Step(True, [emptied] if emptied is not None else ())
 
     def drop_object(self, object_id: bytes) -> Step:
         """Take blocks of every version of an object out, a bounded number at a time: call again until done."""
-        with self._write() as ledger:
-            keys = list(
-                islice(tables.keys(ledger.transaction, self._tables.objects, object_id), VICTIMS_PER_TRANSACTION)
-            )
-            found = (ledger.block(key[len(object_id) :]) for key in keys)
-            emptied = [ledger.remove_block(block) for block in found if block is not None]
-            return Step(len(keys) < VICTIMS_PER_TRANSACTION, [file for file in emptied if file is not None])
+        with self.writing() as transaction:
+            found = list(islice(transaction.blocks_from(object_id, object_id), DROPPED_PER_TRANSACTION))
+            emptied = []
+            for block, _ in found:
+                there = transaction.block(block.block_id)
+                emptied.append(transaction.remove_block(*there) if there is not None else None)
+            return Step(len(found) < DROPPED_PER_TRANSACTION, [file for file in emptied if file is not None])
 
     def touch(self) -> None:
         """Enter what was read longest ago: TOUCHES_PER_TRANSACTION files at most."""
-        with self._write() as ledger:
-            ledger.touch(self.accesses.take(TOUCHES_PER_TRANSACTION))
+        with self.writing() as transaction:
+            transaction.touch(self.accesses.take(TOUCHES_PER_TRANSACTION))
 
-    def forget_doomed(self, files: Iterable[str]) -> None:
-        """The files are unlinked."""
-        with self._write() as ledger:
-            for file in files:
-                ledger.transaction.delete(records.worker_key(self.worker, file.encode()), db=self._tables.doomed)
+    def end_unlinks(self, gone: Iterable[WorkerFile], failed: Mapping[WorkerFile, int]) -> None:
+        """These files are unlinked; those could not be, and take so many bytes until they are."""
+        with self.writing() as transaction:
+            for holder in gone:
+                transaction.end_pending_unlink(holder)
+            for holder, size_bytes in failed.items():
+                transaction.set_pending_unlink(holder, size_bytes)
 
-    @contextmanager
-    def reading(self) -> Iterator[Ledger]:
-        """One transaction that changes nothing."""
-        with self._read() as ledger:
-            yield ledger
+    def written_bytes(self, day: int) -> int:
+        """What fills were given room for on a day, and what the index took of the disk with that."""
+        with self.reading() as transaction:
+            return self._written_bytes(transaction, day)
 
-    @contextmanager
-    def writing(self) -> Iterator[Ledger]:
-        """One transaction; index thread only."""
-        with self._write() as ledger:
-            yield ledger
+    def ceiling_bytes(self, now: float) -> int | None:
+        """What the directory may hold while somebody else fills the disk; None: as much as is configured."""
+        with self.reading() as transaction:
+            ceiling_bytes, _, lowered_at = records.unpack_numbers(transaction.counter(_CEILING), 3)
+        return ceiling_bytes if 0 <= now - lowered_at < GROW_SECONDS else None
 
-    @staticmethod
-    def _check_writes(ledger: Ledger, reservation: Reservation, capacity: Capacity, day: int) -> None:
-        bytes_max = capacity.daily_writes_bytes
-        if bytes_max is None or not reservation.to_write:
-            return
-        if ledger.written_bytes(day) + reservation.disk_bytes > bytes_max:
-            raise NotKept("write-budget", f"the {bytes_max} bytes that may be written in a day are written")
+    def lower_ceiling(self, now: float, step_bytes_min: int) -> bool:
+        """Have the directory hold a little less for GROW_SECONDS; False where a process has just done so.
+
+        Never less than half of what it held at first: a disk that is filled to the brim again and again is then left
+        as it is.
+        """
+        with self.writing() as transaction:
+            ceiling_bytes, floor_bytes, lowered_at = records.unpack_numbers(transaction.counter(_CEILING), 3)
+            if 0 <= now - lowered_at < LOWERED_SECONDS:
+                return False
+            held_bytes = transaction.totals.used_bytes + transaction.totals.reserved_bytes
+            if not 0 <= now - lowered_at < GROW_SECONDS:
+                ceiling_bytes, floor_bytes = held_bytes, held_bytes // 2
+            held_bytes = min(held_bytes, ceiling_bytes)
+            lowered_bytes = held_bytes - max(held_bytes // LOWERED_PART, step_bytes_min)
+            packed = records.pack_numbers(max(lowered_bytes, floor_bytes), floor_bytes, int(now))
+            transaction.set_counter(_CEILING, packed)
+            return True
+
+    def try_writing(self) -> None:
+        """Have the index take as much as a batch of blocks needs, and give it back."""
+        gone = Extent(secrets.token_hex(16), 0, 0, b"")
+        rows = [BlockRecord(secrets.token_bytes(32), b"", gone) for _ in range(TRIED_ROWS)]
+        with self.writing() as transaction:
+            transaction.put_rows(rows)
+        with self.writing() as transaction:
+            transaction.delete_rows(rows)
 
     # Transactions.
 
     @contextmanager
-    def _read(self) -> Iterator[Ledger]:
+    def reading(self) -> Iterator[IndexTransaction]:
+        """One transaction that changes nothing."""
         try:
             with self._environment.begin() as transaction:
-                yield Ledger(transaction, self._tables, self.worker)
+                yield IndexTransaction(transaction, self._tables, self.worker)
         except lmdb.Error as error:
             raise StoreUnavailable(f"the block index cannot be read: {error}") from error
 
     @contextmanager
-    def _write(self) -> Iterator[Ledger]:
+    def writing(self) -> Iterator[IndexTransaction]:
+        """One transaction; index thread only. IndexFull where its map has no room."""
+        mark = self._thread_bytes.mark()
+        self._waits_since = time.monotonic()
         try:
-            with self._environment.begin(write=True) as transaction:
-                ledger = Ledger(transaction, self._tables, self.worker)
-                yield ledger
-                ledger.close()
+            with self._environment.begin(write=True) as lmdb_transaction:
+                self._waits_since = None
+                transaction = IndexTransaction(lmdb_transaction, self._tables, self.worker)
+                yield transaction
+                transaction.close()
+            self._follow_changes(transaction)
+        except lmdb.MapFullError as error:
+            self._holdings = None
+            raise IndexFull(f"the block index is full: {error}") from error
         except lmdb.Error as error:
+            self._holdings = None
             raise StoreUnavailable(f"the block index cannot be written: {error}") from error
+        except BaseException:
+            self._holdings = None
+            raise
+        finally:
+            self._waits_since = None
+            self._uncounted_bytes += self._thread_bytes.since(mark)
+
+    def _follow_changes(self, transaction: IndexTransaction) -> None:
+        if self._holdings is not None:
+            for slot, account in transaction.changed_slots():
+                self._holdings.update(slot, account)
+
+    # Parts.
+
+    def _make_room(self, transaction: IndexTransaction, reservation: Reservation, capacity: Capacity) -> Step:
+        assert self._holdings is not None  # noqa: S101 - `reserve` has just looked
+        step = make_room(transaction, self._holdings, reservation, self._size_bytes_max)
+        if not step.done and not step.evicted:  # only what is exact refuses
+            holdings = self._read_holdings(transaction, capacity)
+            step = make_room(transaction, holdings, reservation, self._size_bytes_max)
+        return step
+
+    def _refresh_holdings(self, capacity: Capacity) -> None:
+        """Look at all slots now and then, without the lock that others wait for."""
+        holdings = self._holdings
+        if holdings is None or holdings.capacity is not capacity or self._monotonic() >= self._holdings_until:
+            with self.reading() as transaction:
+                self._read_holdings(transaction, capacity)
+
+    def _read_holdings(self, transaction: IndexTransaction, capacity: Capacity) -> Holdings:
+        self._holdings = Holdings.read(transaction, capacity)
+        self._holdings_until = self._monotonic() + HOLDINGS_SECONDS
+        return self._holdings
+
+    def _pin_fits(self, transaction: IndexTransaction, reservation: Reservation, capacity: Capacity) -> bool:
+        return self.pins_fit(transaction, transaction.slot(reservation.slot), reservation.disk_bytes, capacity)
+
+    def pins_fit(self, transaction: IndexTransaction, slot: int, size_bytes: int, capacity: Capacity) -> bool:
+        """Whether a slot may pin so many bytes more."""
+        holdings = self._holdings
+        if holdings is None or holdings.capacity is not capacity or slot not in holdings.names:
+            holdings = self._read_holdings(transaction, capacity)
+        holdings.update(slot, transaction.account(slot))
+        return holdings.pins_fit(slot, size_bytes)
+
+    def _written_bytes(self, transaction: IndexTransaction, day: int) -> int:
+        on, count = records.unpack_numbers(transaction.counter(_WRITTEN), 2)
+        return count if on == day else 0
 
 
-def _fits(ledger: Ledger, reservation: Reservation, capacity: Capacity) -> bool:
-    return pins_fit(ledger, capacity, ledger.slot(reservation.slot), reservation.disk_bytes)
+def _check_writes(written_bytes: int, capacity: Capacity) -> None:
+    bytes_max = capacity.daily_writes_bytes
+    if bytes_max is not None and written_bytes > bytes_max:
+        raise NotKept("write-budget", f"the {bytes_max} bytes that may be written in a day are written")

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from dataclasses import dataclass
 
-from gateway.blocks.layout import Extent
+from gateway.blocks.layout import OBJECT_ID_BYTES, Extent
 
-_BLOCK = struct.Struct("<QQ16sH")
-_FILE = struct.Struct("<QQHIBBQI")
+_BLOCK = struct.Struct("<8sBII")
+_FILE = struct.Struct("<BBHIQQQI")
 _RESERVATION = struct.Struct("<QH")
-_ACCESS = struct.Struct(">HBQ")
+_QUEUE = struct.Struct(">HBQ")
 _SLOT = struct.Struct(">H")
 _WORKER = struct.Struct(">I")
-_WRITTEN = struct.Struct("<QQ")
-_BYTES = struct.Struct("<Q")
+_PIN = struct.Struct(">Q")
+_NUMBERS = {count: struct.Struct(f"<{count}Q") for count in range(1, 8)}
 
-BLOCK_ID_BYTES = 32
+FILE_KEY_BYTES = 8
+QUEUE_OFFSET = 0
+"""Of the queue's number in a packed FileRecord."""
+
+OFFSET_MAX = 1 << 40
+"""Of a block in its file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +38,18 @@ class BlockRecord:
 class FileRecord:
     """One file, in which one or more blocks lie: what is counted, and what goes when room is needed.
 
-    `disk_bytes` is what unlinking it gives back; `slot` the number of the one on whose account it is. `tick` is its
+    `disk_bytes` is what unlinking it gives back; `slot` the number of the one on whose account it is. `sequence` is its
     place in the order of use: a counter kept in the index, so that no clock, no time zone and no reboot can disturb the
-    order. `blocks` is how many lie in it; which, the ledger's `contents` tells.
+    order. `blocks` is how many lie in it.
 
     `queue` is where it stands in its slot, `frequency` how often it was used there and `used_at` when last, as far as
-    the slot's policy counts and in its time (keeping/book.py). `pin` is the number of the pin that holds it, or 0.
+    the slot's policy counts and in its time (policies.py). `pin` is the number of the pin that holds it, or 0.
     """
 
     file: str
     slot: int
     disk_bytes: int
-    tick: int
+    sequence: int
     blocks: int = 1
     queue: int = 0
     frequency: int = 0
@@ -55,81 +61,83 @@ class FileRecord:
 class Reservation:
     """Room set aside on a slot's account for a file that is not in the index yet.
 
-    `fill_key` is what other processes find a fill by: the block, and who may share it. None for a file that came
-    another way. `wanted` is room that somebody has asked for in so many words: what was used longest ago gives way,
+    `wanted` is room that somebody has asked for in so many words: what was used longest ago gives way,
     whatever the slot's policy makes of it. `pin` is the number of the pin that the file is under, or 0. `to_write` is
-    False for what lies on this disk already.
+    False for what lies on this disk already. `blocks` are to be entered.
     """
 
     file: str
     slot: str
     disk_bytes: int
-    fill_key: bytes | None = None
     wanted: bool = False
     pin: int = 0
     to_write: bool = True
+    blocks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class FillHolder:
-    """Who leads a fill: a worker slot, and the name of the file that it writes."""
+class WorkerFile:
+    """A file that a worker writes, or is to unlink."""
 
     worker: int
     file: str
 
 
-def pack_block(record: BlockRecord) -> bytes:
-    extent = record.extent
-    name = extent.file.encode()
-    return _BLOCK.pack(extent.offset, extent.length, record.object_id, len(name)) + name + extent.checksums
+def block_key(block_id: bytes) -> bytes:
+    """Sorts the blocks of one object together: the part of its id that they share comes first."""
+    return block_id[-OBJECT_ID_BYTES:] + block_id[:-OBJECT_ID_BYTES]
 
 
-def unpack_block(block_id: bytes, packed: bytes) -> BlockRecord:
-    return BlockRecord(block_id, _BLOCK.unpack_from(packed)[2], unpack_extent(packed))
+def block_id_of(key: bytes) -> bytes:
+    return key[OBJECT_ID_BYTES:] + key[:OBJECT_ID_BYTES]
 
 
-def unpack_extent(packed: bytes) -> Extent:
-    """The extent of a packed block: all that a reader needs."""
-    offset, length, _, name_bytes = _BLOCK.unpack_from(packed)
-    data = _BLOCK.size + name_bytes
-    return Extent(packed[_BLOCK.size : data].decode(), offset, length, packed[data:])
+def file_key(file: str) -> bytes:
+    """What a file is known by in the index: names are random, so these 64 bits are."""
+    return hashlib.blake2b(file.encode(), digest_size=FILE_KEY_BYTES).digest()
+
+
+def pack_block(extent: Extent) -> bytes:
+    high, low = divmod(extent.offset, 1 << 32)
+    return _BLOCK.pack(file_key(extent.file), high, low, extent.length) + extent.checksums
+
+
+def unpack_extent(packed: bytes, packed_file: bytes) -> Extent:
+    """Where a block lies, from its row and that of its file: all that a reader needs."""
+    _, high, low, length = _BLOCK.unpack_from(packed)
+    return Extent(packed_file[_FILE.size :].decode(), high << 32 | low, length, packed[_BLOCK.size :])
 
 
 def pack_file(record: FileRecord) -> bytes:
-    return _FILE.pack(
-        record.tick,
-        record.disk_bytes,
-        record.slot,
-        record.blocks,
-        record.queue,
-        record.frequency,
-        record.used_at,
-        record.pin,
+    return (
+        _FILE.pack(
+            record.queue,
+            record.frequency,
+            record.slot,
+            record.blocks,
+            record.sequence,
+            record.disk_bytes,
+            record.used_at,
+            record.pin,
+        )
+        + record.file.encode()
     )
 
 
-def unpack_file(file: str, packed: bytes) -> FileRecord:
-    tick, disk_bytes, slot, *others = _FILE.unpack(packed)
-    return FileRecord(file, slot, disk_bytes, tick, *others)
+def unpack_file(packed: bytes) -> FileRecord:
+    queue, frequency, slot, blocks, sequence, disk_bytes, used_at, pin = _FILE.unpack_from(packed)
+    file = packed[_FILE.size :].decode()
+    return FileRecord(file, slot, disk_bytes, sequence, blocks, queue, frequency, used_at, pin)
 
 
-def content_key(file: str, block_id: bytes = b"") -> bytes:
-    """Says that a block lies in a file. The zero byte keeps a file whose name begins like another's apart."""
-    return file.encode() + b"\0" + block_id
-
-
-def access_key(file: FileRecord) -> bytes:
+def queue_key(file: FileRecord) -> bytes:
     """Sorts the files of each queue of a slot."""
-    return _ACCESS.pack(file.slot, file.queue, file.tick) + file.file.encode()
+    return _QUEUE.pack(file.slot, file.queue, file.sequence) + file_key(file.file)
 
 
 def queue_prefix(slot: int, queue: int) -> bytes:
-    """What the access keys of a queue begin with."""
-    return _ACCESS.pack(slot, queue, 0)[: _SLOT.size + 1]
-
-
-def file_of_access_key(key: bytes) -> str:
-    return key[_ACCESS.size :].decode()
+    """What the keys of a queue begin with."""
+    return _QUEUE.pack(slot, queue, 0)[: _SLOT.size + 1]
 
 
 def pack_slot(number: int) -> bytes:
@@ -141,17 +149,16 @@ def unpack_slot(packed: bytes) -> int:
     return int(_SLOT.unpack(packed)[0])
 
 
-def pack_written(day: int, count: int) -> bytes:
-    return _WRITTEN.pack(day, count)
+def pack_pin(number: int) -> bytes:
+    return _PIN.pack(number)
 
 
-def unpack_written(packed: bytes | None) -> tuple[int, int]:
-    """A day and the bytes written on it."""
-    return _WRITTEN.unpack(packed) if packed else (0, 0)
+def unpack_pin(packed: bytes) -> int:
+    return int(_PIN.unpack(packed)[0])
 
 
 def worker_key(worker: int, name: bytes = b"") -> bytes:
-    """A key of one worker slot's part of a table."""
+    """A key of one worker's part of a table."""
     return _WORKER.pack(worker) + name
 
 
@@ -164,17 +171,18 @@ def unpack_reservation(packed: bytes) -> tuple[int, int]:
     return _RESERVATION.unpack(packed)
 
 
-def pack_holder(holder: FillHolder) -> bytes:
+def pack_worker_file(holder: WorkerFile) -> bytes:
     return worker_key(holder.worker, holder.file.encode())
 
 
-def unpack_holder(packed: bytes) -> FillHolder:
-    return FillHolder(_WORKER.unpack_from(packed)[0], packed[_WORKER.size :].decode())
+def unpack_worker_file(packed: bytes) -> WorkerFile:
+    return WorkerFile(_WORKER.unpack_from(packed)[0], packed[_WORKER.size :].decode())
 
 
-def pack_counter(value: int) -> bytes:
-    return _BYTES.pack(value)
+def pack_numbers(*numbers: int) -> bytes:
+    return _NUMBERS[len(numbers)].pack(*numbers)
 
 
-def unpack_counter(packed: bytes | None) -> int:
-    return int(_BYTES.unpack(packed)[0]) if packed else 0
+def unpack_numbers(packed: bytes | None, count: int) -> tuple[int, ...]:
+    """Zeros where nothing is written down."""
+    return _NUMBERS[count].unpack(packed) if packed is not None else (0,) * count

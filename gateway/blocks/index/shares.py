@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from gateway.blocks.index.keeping.book import Eviction
+from gateway.blocks.index.policies import Eviction
 from gateway.policy.slots import DEFAULT_SLOT, Slots
 
-_EVICTIONS = {"lru": Eviction.LRU, "s3-fifo": Eviction.S3_FIFO, "epoch": Eviction.EPOCH}
+_EVICTIONS = {"lru": Eviction.LRU, "epoch": Eviction.EPOCH}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,10 @@ class Capacity:
     total_bytes: int
     shares: Mapping[str, Share] = field(default_factory=dict)
     daily_writes_bytes: int | None = None
+    guaranteed_bytes: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "guaranteed_bytes", sum(share.guaranteed_bytes for share in self.shares.values()))
 
     def share(self, slot: str) -> Share:
         """What a slot may take. One that is configured no more has no guarantee."""
@@ -42,7 +46,7 @@ class Capacity:
 
     def obtainable_bytes(self, slot: str) -> int:
         """What a slot can have at most, pins aside, when others need all that they are guaranteed."""
-        others_bytes = sum(share.guaranteed_bytes for name, share in self.shares.items() if name != slot)
+        others_bytes = self.guaranteed_bytes - self.share(slot).guaranteed_bytes
         limit_bytes = self.share(slot).limit_bytes
         room_bytes = self.total_bytes - others_bytes
         return room_bytes if limit_bytes is None else min(limit_bytes, room_bytes)

@@ -1,19 +1,16 @@
 """The index's LMDB tables, and typed reading of them inside a transaction.
 
-blocks      block id → BlockRecord
-files       file → FileRecord
-contents    (file, block id) → nothing: which blocks lie in a file
-access      (slot, queue, tick, file) → nothing: the files of each slot's queues in order
-objects     (object id, block id) → nothing: the blocks of one object
-reserved    (worker, file) → bytes and slot: what fills in progress will take
-fills       fill key → FillHolder: which process leads a fill
-doomed      (worker, file) → nothing: files that left the index and are to be unlinked
-slots       slot name → its number, given once
-usage       slot number → SlotState: what it takes, and what its policy knows
-ghosts      (slot, place) → what is remembered of a block that has left
-pins        prefix → its number
-survey      directory of data files → bytes in it that the index does not know yet
-counters    next tick, fingerprint of the slots
+blocks   block key → where the block lies. A row whose file the index has no more, or remembers only, counts for nothing
+files    file key → FileRecord
+queues   (slot, queue, sequence, file key) → nothing: the files of each slot's queues in order
+state    a letter, then:
+    s  slot name → its number, given once
+    a  slot number → SlotAccount
+    r  (worker, file) → bytes and slot: what files that are being written will take
+    u  (worker, file) → bytes: files that left the index and are to be unlinked, and what is counted for them
+    p  pin number → its prefix
+    b  directory of data files → bytes in it that the index does not know yet
+    c  name → totals, counters and marks
 """
 
 from __future__ import annotations
@@ -27,6 +24,9 @@ import lmdb
 Table: TypeAlias = Any
 """An LMDB named database: an opaque handle."""
 
+SLOTS, ACCOUNTS, RESERVED = b"s", b"a", b"r"
+PENDING_UNLINKS, PINS, REBUILD, COUNTERS = b"u", b"p", b"b", b"c"
+
 
 @dataclass(frozen=True, slots=True)
 class Tables:
@@ -34,18 +34,8 @@ class Tables:
 
     blocks: Table
     files: Table
-    contents: Table
-    access: Table
-    objects: Table
-    reserved: Table
-    fills: Table
-    doomed: Table
-    slots: Table
-    usage: Table
-    ghosts: Table
-    pins: Table
-    survey: Table
-    counters: Table
+    queues: Table
+    state: Table
 
     @classmethod
     def open(cls, environment: lmdb.Environment) -> Tables:
@@ -60,31 +50,34 @@ def get(transaction: lmdb.Transaction, table: Table, key: bytes) -> bytes | None
     return cast("bytes | None", transaction.get(key, db=table))
 
 
-def items(transaction: lmdb.Transaction, table: Table, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values in order, from the key `start` on."""
+def items(
+    transaction: lmdb.Transaction, table: Table, prefix: bytes = b"", start: bytes = b""
+) -> Iterator[tuple[bytes, bytes]]:
+    """The keys that begin with `prefix` and their values, in order, from the key `start` on."""
     cursor = transaction.cursor(db=table)
+    start = max(prefix, start)
     if start and not cursor.set_range(start):
-        return iter(())
-    return cast("Iterator[tuple[bytes, bytes]]", cursor.iternext())
-
-
-def keys(transaction: lmdb.Transaction, table: Table, prefix: bytes = b"", after: bytes = b"") -> Iterator[bytes]:
-    """The keys that begin with `prefix`, in order; those behind `after`."""
-    cursor = transaction.cursor(db=table)
-    if not cursor.set_range(max(prefix, after + b"\0" if after else b"")):
         return
-    for key in cast("Iterator[bytes]", cursor.iternext(values=False)):
+    for key, value in cast("Iterator[tuple[bytes, bytes]]", cursor.iternext()):
         if not key.startswith(prefix):
             return
-        yield key
+        yield key, value
 
 
-def has_prefix(transaction: lmdb.Transaction, table: Table, prefix: bytes) -> bool:
-    """Whether there is a key that begins with `prefix`."""
+def first_key(transaction: lmdb.Transaction, table: Table, prefix: bytes) -> bytes | None:
+    """The first key that begins with `prefix`."""
     cursor = transaction.cursor(db=table)
-    return bool(cursor.set_range(prefix)) and cast(bytes, cursor.key()).startswith(prefix)
+    if not cursor.set_range(prefix):
+        return None
+    key = cast(bytes, cursor.key())
+    return key if key.startswith(prefix) else None
 
 
-def clear_prefix(transaction: lmdb.Transaction, table: Table, prefix: bytes) -> None:
-    for key in list(keys(transaction, table, prefix)):
-        transaction.delete(key, db=table)
+def size_bytes(transaction: lmdb.Transaction, of: Tables) -> int:
+    """What the pages of all tables take: what is free for reuse, or only kept for readers, is not among them."""
+    pages, page_bytes = 0, 0
+    for table in fields(of):
+        facts = transaction.stat(getattr(of, table.name))
+        pages += facts["branch_pages"] + facts["leaf_pages"] + facts["overflow_pages"]
+        page_bytes = facts["psize"]
+    return pages * page_bytes

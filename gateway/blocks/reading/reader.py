@@ -1,23 +1,36 @@
-"""Reading one range: block by block, each from wherever it is now (source_opening.py).
+"""Reading one range: block by block, each from wherever it is now.
 
-What goes wrong on the way is mended where the reader stands: a damaged block is dropped and filled again, and where the
-cache directory cannot be used the rest of the range comes straight from the origin, pinned to the same version. Only
-the origin's failures end a read.
-"""
+For every block: in the index and whole → its file; being fetched, in any process → join; else → fetch it. What goes
+wrong on the way is mended where the reader stands: a block that is missing or damaged is dropped and fetched again, and
+where the cache directory cannot be used the rest of the range comes straight from the origin, pinned to the same
+version. Only the origin's failures end a read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import aclosing
+from types import MappingProxyType
+from typing import Literal, TypeAlias
 
-from gateway.blocks.filling.coalescing import FillLanded, FillUnneeded
-from gateway.blocks.filling.first_answer import FirstAnswer
-from gateway.blocks.reading.going_on import GoingOn
-from gateway.blocks.reading.reading_tools import ReadingTools
-from gateway.blocks.reading.source_opening import Outcome, SourceOpener
-from gateway.blocks.reading.sources import BlockSource, FillSource, OriginSource, Source
-from gateway.blocks.reading.wanted import Wanted
-from gateway.blocks.reading.warm import WarmSpan
-from gateway.errors import BlockDamaged, StoreUnavailable
+from gateway.blocks import layout
+from gateway.blocks.files.block_file import BlockLease
+from gateway.blocks.filling.inflight_fetch import BlockPublished, MovedToFile
+from gateway.blocks.filling.pinned_get import PinnedGet
+from gateway.blocks.filling.unpinned_get import UnpinnedResponse
+from gateway.blocks.layout import Block, Extent
+from gateway.blocks.reading.fast_path import WarmSpan
+from gateway.blocks.reading.prefetch import Prefetcher
+from gateway.blocks.reading.sources import (
+    BLOCKS_LOOKED_UP_MAX,
+    BlockSource,
+    FillSource,
+    OriginSource,
+    ReadDependencies,
+    ReadRequest,
+    Source,
+)
+from gateway.blocks.reading.sub_blocks import SubBlocks, are_used
+from gateway.errors import BlockDamaged, NotKept, StoreUnavailable
 from gateway.objects import BodyPiece, BodyStream, ByteRange, FileSpan, LentBytes, ObjectVersion
 from gateway.origin.client import Purpose
 
@@ -33,20 +46,20 @@ class RangeReader:
 
     def __init__(
         self,
-        tools: ReadingTools,
+        tools: ReadDependencies,
         version: ObjectVersion,
         byte_range: ByteRange,
         slot: str,
         headers: Mapping[str, str],
         purpose: Purpose = Purpose.LIVE,
-        answer: FirstAnswer | None = None,
+        answer: UnpinnedResponse | None = None,
     ) -> None:
         self.outcome: Outcome = "miss"
         block_size, too_large = tools.settings.block_size_of(slot), not tools.settings.keeps(slot, version.size_bytes)
         self._tools = tools
-        self._wanted = Wanted(version, byte_range, slot, dict(headers), purpose, answer, block_size, too_large)
-        self._opener = SourceOpener(tools, self._wanted)
-        self._ahead = GoingOn(tools, self._wanted, self._opener.fetched)
+        self._request = ReadRequest(version, byte_range, slot, dict(headers), purpose, answer, block_size, too_large)
+        self._opener = SourceOpener(tools, self._request)
+        self._ahead = Prefetcher(tools, self._request, self._opener.fetched)
         self._source: Source | None = None
         self._given = 0
         self._damages = 0
@@ -65,22 +78,22 @@ class RangeReader:
 
     async def start(self) -> None:
         """Decide the outcome and have the first bytes on their way. Raises what the origin says against it."""
-        first, several = self._wanted.range.first, len(self._wanted.numbers) > 1
+        first, several = self._request.range.first, len(self._request.numbers) > 1
         try:
             self.outcome = self._opener.look_up() if several else "hit"
             source: Source = await self._open(first)
-            if self._lacks_patches(source):
+            if self._lacks_sub_blocks(source):
                 self.outcome = "partial"
         except StoreUnavailable as error:
             source = await self._open_origin(first, error)
         if self.outcome == "hit" and not source.cached:
             self.outcome = "partial" if several else "miss"
         if isinstance(source, BlockSource):
-            self._ahead.came_to(source.block)
+            self._ahead.entered(source.block)
 
-    def _lacks_patches(self, source: Source) -> bool:
-        """Whether patches are missing behind the first one, which is there."""
-        if not self._opener.patched or not source.cached or source.stop >= self._wanted.range.stop:
+    def _lacks_sub_blocks(self, source: Source) -> bool:
+        """Whether sub-blocks are missing behind the first one, which is there."""
+        if not self._opener.is_sub_block or not source.cached or source.stop >= self._request.range.stop:
             return False
         return self._opener.look_up() == "miss"
 
@@ -89,21 +102,21 @@ class RangeReader:
 
         Whoever takes it, and closes it, does without this reader.
         """
-        source, wanted = self._source, self._wanted.range
-        if not isinstance(source, BlockSource) or source.stop < wanted.stop:
+        source, request = self._source, self._request.range
+        if not isinstance(source, BlockSource) or source.stop < request.stop:
             return None
-        if source.span(wanted.first, wanted.stop) is None:
+        if source.span(request.first, request.stop) is None:
             return None
         self._source = None
-        position, slot = wanted.first - source.block.offset, self._wanted.slot
+        position, slot = request.first - source.block.offset, self._request.slot
         file, cached = source.take_file(), source.cached
-        return WarmSpan(self._tools, source.extent, file, position, wanted.length, slot, cached=cached)
+        return WarmSpan(self._tools, source.extent, file, position, request.length, slot, cached=cached)
 
     async def body(self) -> BodyStream:
         """The bytes of the range, in order; all of them, or an exception."""
-        position = self._wanted.range.first
+        position = self._request.range.first
         try:
-            while position < self._wanted.range.stop:
+            while position < self._request.range.stop:
                 piece = await self._next(position)
                 if isinstance(piece, LentBytes):
                     yield piece
@@ -133,14 +146,14 @@ class RangeReader:
         count, self._given = self._given, 0
         if count:
             observer = self._tools.observer
-            (observer.hit_bytes if source.cached else observer.miss_bytes)(self._wanted.slot, count)
+            (observer.hit_bytes if source.cached else observer.miss_bytes)(self._request.slot, count)
         await source.close()
 
     async def _next(self, position: int) -> BodyPiece:
         while True:
             try:
                 piece = await self._read(position)
-            except FillUnneeded:
+            except BlockPublished:
                 await self.aclose()
             except StoreUnavailable as error:
                 await self._open_origin(position, error)
@@ -152,11 +165,11 @@ class RangeReader:
         """The bytes at a position; None: look again, their block was found damaged, and dropped, or has moved."""
         try:
             source = await self._source_at(position)
-            piece = await source.read(position, min(source.stop, self._wanted.range.stop))
+            piece = await source.read(position, min(source.stop, self._request.range.stop))
             if isinstance(source, BlockSource) and source.from_device:
-                self._ahead.comes_from_device(source.stop)
+                self._ahead.hint_next_block(source.stop)
             return piece
-        except FillLanded as landed:
+        except MovedToFile as landed:
             await self._go_on_in_file(landed)
             return None
         except BlockDamaged:
@@ -168,8 +181,8 @@ class RangeReader:
         if source is None or position >= source.stop:
             await self.aclose()
             source = await self._open(position)
-        if not self._opener.patched and not isinstance(source, OriginSource):
-            self._ahead.keep_on(position, beyond=isinstance(source, FillSource))
+        if not self._opener.is_sub_block and not isinstance(source, OriginSource):
+            self._ahead.prefetch(position, beyond=isinstance(source, FillSource))
         return source
 
     async def _open(self, position: int) -> BlockSource | FillSource:
@@ -182,7 +195,7 @@ class RangeReader:
         self._source = source = await self._opener.open_origin(position, why)
         return source
 
-    async def _go_on_in_file(self, landed: FillLanded) -> None:
+    async def _go_on_in_file(self, landed: MovedToFile) -> None:
         """Read the rest of a small block, that was in memory, like any other; it is the same use of it."""
         fill = self._source
         assert isinstance(fill, FillSource)  # noqa: S101 - no other source raises it
@@ -198,3 +211,207 @@ class RangeReader:
             await self._opener.drop(source.block, source.extent)
         if self._damages > REFILLS_MAX or not isinstance(source, BlockSource):
             raise StoreUnavailable("what is written to the cache directory does not come back")
+
+
+Outcome: TypeAlias = Literal["hit", "partial", "miss"]
+
+
+class SourceOpener:
+    """Opens one reader's sources, one after another. `is_sub_block` says of the last one whether it is of a sub_block.
+
+    `fetched` are the blocks that were fetched ahead for this reader: they are no hits of its.
+    """
+
+    def __init__(self, tools: ReadDependencies, request: ReadRequest) -> None:
+        self.is_sub_block = False
+        self.fetched: set[bytes] = set()
+        self._tools = tools
+        self._request = request
+        self._looks_first = request.answer is not None
+        self._sub_blocks: SubBlocks | None = None
+
+    def look_up(self) -> Outcome:
+        """How much of the range is here; nothing is opened for the answer."""
+        self._check_readable()
+        request = self._request
+        blocks = [request.block(number) for number in request.numbers[:BLOCKS_LOOKED_UP_MAX]]
+        present = self._tools.directory.index.present(block.id for block in blocks)
+        here = [indexed or self._arrived(block) for block, indexed in zip(blocks, present, strict=True)]
+        if all(here):
+            return "hit"
+        return "partial" if any(here) else "miss"
+
+    async def open(self, position: int) -> BlockSource | FillSource:
+        """The source of the bytes at a position; StoreUnavailable when there can be none but the origin."""
+        self._check_readable()
+        number = position // self._request.block_size_bytes
+        while True:
+            block, self.is_sub_block = self._request.block(number), False
+            extent = self._tools.directory.index.lookup(block.id)
+            if extent is None and self._may_use_sub_blocks():
+                block, extent = self._sub_block_of(block, position)
+            source = await (self._open_block(block, extent) if extent is not None else self._open_fill(block))
+            if source is not None:
+                return source
+
+    async def open_origin(self, position: int, why: StoreUnavailable) -> OriginSource:
+        """The rest of the range past the cache, or what is not to be kept up to the next block that is there."""
+        tools, request = self._tools, self._request
+        if isinstance(why, NotKept):
+            tools.observer.not_kept(request.slot, why.reason, 1)
+            rest = ByteRange(position, self._last_missing(position))
+        else:
+            tools.observer.store_unavailable()
+            rest = ByteRange(position, request.range.last)
+        get = PinnedGet(
+            tools.origin,
+            request.version,
+            rest,
+            request.headers,
+            request.purpose,
+            request.slot,
+            tools.clock,
+            tools.settings.fill_retries,
+        )
+        try:
+            await get.start()
+        except BaseException:
+            await get.aclose()
+            raise
+        return OriginSource(get)
+
+    def in_file(self, block: Block, extent: Extent, file: BlockLease, *, cached: bool) -> BlockSource:
+        """A block in an open file, which becomes the source's to release."""
+        return BlockSource(block, extent, file, self._tools.residency, self._tools.threads, cached=cached)
+
+    async def drop(self, block: Block, extent: Extent) -> None:
+        """Take a block that is not what it was out of the index; StoreUnavailable where nothing may be written."""
+        tools = self._tools
+        tools.open_files.drop(extent.file)
+        if not tools.isolation.writable:
+            raise tools.isolation.refuse_writing()
+        if await tools.threads.index(tools.directory.drop, block.id, extent.file):
+            tools.observer.damaged(self._request.slot)
+
+    def _check_readable(self) -> None:
+        if not self._tools.isolation.readable:
+            raise self._tools.isolation.refuse_reading()
+
+    def _arrived(self, block: Block) -> bool:
+        if self._tools.fetches.all_arrived(block, self._request.headers):
+            return True
+        return self._may_use_sub_blocks() and self._all_sub_blocks().hold(block)
+
+    # SubBlocks
+
+    def _may_use_sub_blocks(self) -> bool:
+        request = self._request
+        return request.purpose is Purpose.LIVE and are_used(request.block_size_bytes) and not request.too_large
+
+    def _sub_block_of(self, block: Block, position: int) -> tuple[Block, Extent | None]:
+        """A sub-block of a block that is not here, where it is to be read from one; else the block."""
+        tools = self._tools
+        if tools.fetches.has(block, self._request.headers):
+            return block, None
+        sub_block = self._all_sub_blocks().at(position, block)
+        if sub_block is None:
+            return block, None
+        self.is_sub_block = True
+        return sub_block, tools.directory.index.lookup(sub_block.id)
+
+    def _all_sub_blocks(self) -> SubBlocks:
+        if self._sub_blocks is None:
+            self._sub_blocks = SubBlocks(self._tools.directory.index, self._tools.fetches, self._request, self.fetched)
+        return self._sub_blocks
+
+    # Files and fills
+
+    async def _open_block(self, block: Block, extent: Extent) -> BlockSource | None:
+        """The block's file; None, and the block dropped, when it is gone."""
+        try:
+            file = await self._open_file(block, extent)
+        except BlockDamaged:
+            await self.drop(block, extent)
+            return None
+        self._tools.accesses.note(extent.file)
+        return self.in_file(block, extent, file, cached=block.id not in self.fetched)
+
+    async def _open_file(self, block: Block, extent: Extent) -> BlockLease:
+        tools = self._tools
+        file = tools.open_files.get(extent.file)
+        if file is None:
+            file = await tools.threads.disk(tools.directory.store.open_published, extent)
+            tools.open_files.keep(extent.file, file)
+        return file
+
+    async def _open_fill(self, block: Block) -> FillSource | None:
+        """Join the block's fill, or start it, and wait until the origin's answer is good.
+
+        None when it is to be looked for again: another process has published the block meanwhile, or begun to.
+        """
+        tools, request = self._tools, self._request
+        if request.too_large:
+            raise NotKept("size", "the object is larger than those that the slot keeps")
+        fill = tools.fetches.join(block, request.headers)
+        if fill is None:
+            if not self._looks_first and await tools.unpinned_gets.settled(
+                request.version.key, block.offset, request.headers
+            ):
+                return None
+            fill = tools.fetches.start(block, request.slot, request.headers, request, request.purpose, request.answer)
+        elif fill.started_by is not request:
+            tools.observer.coalesced(request.slot)
+        try:
+            await fill.begun()
+        except BlockPublished:
+            fill.leave()
+            return None
+        except BaseException:
+            fill.leave()
+            raise
+        return FillSource(fill, tools.residency, tools.threads, reader=request)
+
+    def _last_missing(self, position: int) -> int:
+        """The last byte of the range before the next block behind `position` that is in the index."""
+        request, size = self._request, self._request.block_size_bytes
+        for number in range(position // size + 1, request.numbers.stop)[:BLOCKS_LOOKED_UP_MAX]:
+            if self._tools.directory.index.lookup(request.block(number).id) is not None:
+                return number * size - 1
+        return request.range.last
+
+
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+async def fetch(
+    tools: ReadDependencies, version: ObjectVersion, piece: ByteRange, slot: str, purpose: Purpose
+) -> tuple[int, bool]:
+    """As `BlockCache.fetch`."""
+    reader = RangeReader(tools, version, piece, slot, _NO_HEADERS, purpose)
+    if reader.is_cached():
+        return 0, True
+    try:
+        await reader.start()
+        async with aclosing(reader.body()) as body:
+            async for _ in body:
+                if reader.past_the_cache:
+                    return 0, False
+    finally:
+        await reader.aclose()
+    return piece.length, await _published(tools, version, piece, slot)
+
+
+async def _published(tools: ReadDependencies, version: ObjectVersion, piece: ByteRange, slot: str) -> bool:
+    """Wait until no fill of a piece runs here: what has arrived only is lost when the process ends.
+
+    False when one has ended whose bytes the directory could not take.
+    """
+    kept = True
+    for block in layout.blocks_of(version, piece, tools.settings.block_size_of(slot)):
+        if (fill := tools.fetches.join(block, _NO_HEADERS)) is not None:
+            try:
+                await fill.over()
+            finally:
+                fill.leave()
+            kept = kept and fill.kept
+    return kept

@@ -1,6 +1,6 @@
 """Opening and closing the cache directory: its format, what crashes have left, and whether the index can be believed.
 
-    FORMAT   "forebay blocks 5": any other content is refused, never misread; 1 to 4 become 5 when nobody has it open
+    FORMAT   "forebay blocks 6": any other content is refused, never misread; 1 to 5 become 6 when nobody has it open
     PINS     the prefixes whose blocks stay (pins.py)
     BOOT     the kernel's boot id when the index was last opened or begun anew
     CLEAN    there while no process has the directory open and the index is synced to disk
@@ -14,26 +14,26 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import lmdb
 
 from gateway.blocks.directory import BlockDirectory, Evicted
 from gateway.blocks.files.store import DIRECTORIES, DIRECTORY_MODE, BlockStore
-from gateway.blocks.filling.claims import Claims
-from gateway.blocks.index import survey_marks
+from gateway.blocks.filling.fetch_locks import FetchLocks
 from gateway.blocks.index.index import BlockIndex
 from gateway.blocks.index.pins import Pins
 from gateway.blocks.index.shares import capacity_of, fingerprint_of
 from gateway.blocks.settings import BlockSettings
-from gateway.blocks.upkeep import leftovers
+from gateway.blocks.upkeep import crash_recovery, survey
 from gateway.blocks.upkeep.slots import SlotLocks
 from gateway.durable import sync_directory, write_durably
 from gateway.errors import BlockError, StartupError, StoreUnavailable, opening_failure
+from gateway.heartbeats import Heartbeats
 
-FORMAT = b"forebay blocks 5\n"
-_FORMATS_BEFORE = tuple(b"forebay blocks %d\n" % number for number in range(1, 5))
+FORMAT = b"forebay blocks 6\n"
+_FORMATS_BEFORE = tuple(b"forebay blocks %d\n" % number for number in range(1, 6))
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _BEFORE_FORMAT = {"FORMAT.new", "slots"}
 
@@ -42,21 +42,30 @@ class OpenDirectory:
     """A cache directory that this process has open as worker slot `worker`."""
 
     def __init__(
-        self, blocks: BlockDirectory, claims: Claims, slots: SlotLocks, path: Path, evicted: Evicted, worker: int
+        self,
+        blocks: BlockDirectory,
+        heartbeats: Heartbeats,
+        locks: FetchLocks,
+        slots: SlotLocks,
+        path: Path,
+        evicted: Evicted,
+        worker: int,
     ) -> None:
         self.blocks = blocks
-        self.claims = claims
+        self.heartbeats = heartbeats
+        self.locks = locks
         self.evicted_at_open = evicted
         self._slots = slots
         self._path = path
-        self._worker = worker
+        self.worker = worker
 
     def close(self) -> None:
         """Leave nothing of this slot behind; the last process to close makes the index durable and says so."""
         with self._slots.opening():
-            leftovers.clear_up(self.blocks, self._worker)
-            self.claims.forget(self._worker)
-            self.claims.close()
+            crash_recovery.clear_up(self.blocks, self.worker)
+            self.locks.forget(self.worker)
+            self.locks.close()
+            self.heartbeats.close()
             alone = self._slots.alone()
             self.blocks.index.close(sync=alone)
             if alone:
@@ -65,7 +74,8 @@ class OpenDirectory:
 
     def let_go(self) -> None:
         """Close what is open, and leave the directory as it is: for a disk that takes nothing any more."""
-        self.claims.close()
+        self.locks.close()
+        self.heartbeats.close()
         self.blocks.index.close()
         self._slots.give_back_own()
 
@@ -98,28 +108,40 @@ def _open(settings: BlockSettings, worker: int, now: Callable[[], float]) -> Ope
             index = _open_index(settings, store, slots, worker)
             capacity = capacity_of(settings.capacity_bytes, settings.slots, settings.daily_writes_bytes)
             blocks = BlockDirectory(store, index, capacity, Pins(index, path / "PINS"), now)
-            return _clear_up(blocks, slots, path, worker)
+            return _clear_up(blocks, slots, settings, worker)
         except BaseException:
             slots.give_back_own()
             raise
 
 
-def _clear_up(blocks: BlockDirectory, slots: SlotLocks, path: Path, worker: int) -> OpenDirectory:
+def _clear_up(blocks: BlockDirectory, slots: SlotLocks, settings: BlockSettings, worker: int) -> OpenDirectory:
     """Forget what dead processes had begun, then fit what is there into the capacity: it may have been lowered."""
-    claims: Claims | None = None
-    try:
+    with ExitStack() as undo:
+        undo.callback(blocks.index.close)
         blocks.index.follow(blocks.capacity)
         blocks.pins.recover()
-        claims = Claims(path, worker)
+        shared = _shared_directory(settings)
+        heartbeats = Heartbeats(shared / "heartbeats")
+        undo.callback(heartbeats.close)
+        heartbeats.beat(worker)
+        locks = FetchLocks(shared, worker, heartbeats)
+        undo.callback(locks.close)
         for slot in (worker, *slots.dead_slots()):
-            leftovers.clear_up(blocks, slot)
-            claims.forget(slot)
-        return OpenDirectory(blocks, claims, slots, path, blocks.shrink(), worker)
-    except BaseException:
-        if claims is not None:
-            claims.close()
-        blocks.index.close()
-        raise
+            crash_recovery.clear_up(blocks, slot)
+            locks.forget(slot)
+        opened = OpenDirectory(blocks, heartbeats, locks, slots, settings.directory, blocks.shrink(), worker)
+        undo.pop_all()
+        return opened
+
+
+def _shared_directory(settings: BlockSettings) -> Path:
+    """Where the files lie that all processes have in memory. Those of an earlier version lie in `directory`."""
+    (settings.directory / "claims").unlink(missing_ok=True)
+    for bell in (settings.directory / "slots").glob("*.bell"):
+        bell.unlink(missing_ok=True)
+    shared = settings.shared_directory or settings.directory / "shared"
+    shared.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+    return shared
 
 
 def _refuse_other_formats(path: Path) -> None:
@@ -148,7 +170,7 @@ def _write_format(path: Path) -> None:
 
 
 def _bring_up_to_date(path: Path, slots: SlotLocks) -> None:
-    """The files of versions 1 to 4 are read as they are; their index, which was another, is dropped."""
+    """The files of versions 1 to 5 are read as they are; their index, which was another, is dropped."""
     if _read(path / "FORMAT") == FORMAT:
         return
     if not slots.alone():
@@ -164,38 +186,40 @@ def _open_index(settings: BlockSettings, store: BlockStore, slots: SlotLocks, wo
     believable = _read(path / "BOOT") == boot or (path / "CLEAN").exists()
     (path / "CLEAN").unlink(missing_ok=True)
     sync_directory(path)
-    index = _try_open(path / "index", worker) if believable else None
+    index = _try_open(settings, worker) if believable else None
     if index is None:
         if not slots.alone():
             raise StartupError(f"the index of {path} cannot be read while other processes use it: stop them first")
-        index = _begin_anew(path, store, fingerprint, worker)
-    elif not survey_marks.slots_are(index, fingerprint):
+        index = _begin_anew(settings, store, fingerprint, worker)
+    elif not survey.slots_are(index, fingerprint):
         _move_between_slots(index, slots, fingerprint)
     if _read(path / "BOOT") != boot:
         write_durably(path / "BOOT", boot)
     return index
 
 
-def _try_open(directory: Path, worker: int) -> BlockIndex | None:
+def _try_open(settings: BlockSettings, worker: int) -> BlockIndex | None:
     """None where LMDB itself says that the files are not an index; an absent directory is an absent index."""
+    directory = settings.directory / "index"
     if not (directory / "data.mdb").exists():
         return None
     try:
-        return BlockIndex(directory, worker)
+        return BlockIndex(directory, worker, settings.index_bytes_max)
     except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError):
         return None
 
 
-def _begin_anew(path: Path, store: BlockStore, fingerprint: bytes, worker: int) -> BlockIndex:
-    """An empty index, and a survey of all that lies there: only its size is looked at now."""
+def _begin_anew(settings: BlockSettings, store: BlockStore, fingerprint: bytes, worker: int) -> BlockIndex:
+    """An empty index, to be built from all that lies there: only its size is looked at now."""
+    path = settings.directory
     shutil.rmtree(path / "index", ignore_errors=True)
     (path / "BOOT").unlink(missing_ok=True)  # a beginning that is killed half-way is begun again
     (path / "index").mkdir(mode=DIRECTORY_MODE)
     store.clean_all_slots()
     unknown_bytes = {number: store.bytes_on_disk(number) for number in range(DIRECTORIES)}
-    index = BlockIndex(path / "index", worker)
-    # Ticks begin after every file's time, by which the survey orders what it finds.
-    survey_marks.begin_survey(index, fingerprint, _not_empty(unknown_bytes), first_tick=time.time_ns())
+    index = BlockIndex(path / "index", worker, settings.index_bytes_max)
+    # The sequence begins after every file's time, by which the survey orders what it finds.
+    survey.begin_survey(index, fingerprint, _not_empty(unknown_bytes), first_sequence=time.time_ns())
     return index
 
 
@@ -208,7 +232,7 @@ def _move_between_slots(index: BlockIndex, slots: SlotLocks, fingerprint: bytes)
     if not slots.alone():
         index.close()
         raise StartupError("other processes use the cache directory with other slots: stop them first")
-    survey_marks.begin_survey(index, fingerprint, dict.fromkeys(range(DIRECTORIES), 0))
+    survey.begin_survey(index, fingerprint, dict.fromkeys(range(DIRECTORIES), 0))
 
 
 def _read(path: Path) -> bytes | None:

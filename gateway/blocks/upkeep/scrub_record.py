@@ -14,7 +14,7 @@ from gateway.errors import StoreUnavailable
 
 @dataclass(frozen=True, slots=True)
 class ScrubPass:
-    """One pass over all blocks, in the order of their ids. Times are in seconds since 1970.
+    """One pass over all blocks, in the order of their keys in the index. Times are in seconds since 1970.
 
     `after` is the id of the last block looked at, as hex; `ended_at` None while the pass is under way.
     """
@@ -28,8 +28,8 @@ class ScrubPass:
 
     @property
     def part_done(self) -> float:
-        """From 0 to 1: ids are hashes, so that the id itself tells how far it is."""
-        return 1.0 if self.ended_at is not None else int(self.after[:8] or "0", 16) / 2**32
+        """From 0 to 1: ids are hashes, so that the id itself tells how far it is, by what blocks are sorted by."""
+        return 1.0 if self.ended_at is not None else int(self.after[32:40] or "0", 16) / 2**32
 
 
 def load(path: Path) -> ScrubPass | None:

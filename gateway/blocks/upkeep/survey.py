@@ -1,27 +1,51 @@
 """Bringing the index in line with the files: after an unclean boot, and when keys belong to other slots than before.
 
-The index can be used all the while: a block that the survey has not come to is a miss, and its bytes count as nobody's.
-Every step is short and complete in itself, so a survey that is broken off is carried on from its directory.
+The index can be used all the while: a block that the rebuild has not come to is a miss, and its bytes count as
+nobody's. Every step is short and complete in itself, so a rebuild that is broken off is carried on from its directory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from gateway.blocks import layout
 from gateway.blocks.directory import BlockDirectory
 from gateway.blocks.files.store import ScannedFile
-from gateway.blocks.index import survey_marks
-from gateway.blocks.index.keeping.book import Queue
-from gateway.blocks.index.ledger import Ledger
-from gateway.blocks.index.pins import number_of
-from gateway.blocks.index.records import BlockRecord, FileRecord
+from gateway.blocks.index.index import BlockIndex
+from gateway.blocks.index.pins import PinnedPrefixes
+from gateway.blocks.index.policies import Queue
+from gateway.blocks.index.records import BlockRecord, FileRecord, WorkerFile
+from gateway.blocks.index.transaction import IndexTransaction
 from gateway.policy.slots import Slots
 
-FILES_PER_STEP = 32
-"""A transaction of about a millisecond: others wait for it."""
+BLOCKS_PER_STEP = 512
+FILES_PER_STEP = 64
+"""A transaction of a few milliseconds: others wait for it."""
+
+_FINGERPRINT = b"slots"
+
+
+def slots_are(index: BlockIndex, fingerprint: bytes) -> bool:
+    """Whether files are on the accounts that slots with this fingerprint give them, or will be after a survey."""
+    with index.reading() as transaction:
+        return transaction.counter(_FINGERPRINT) == fingerprint
+
+
+def begin_survey(
+    index: BlockIndex, fingerprint: bytes, unknown_bytes: Mapping[int, int], first_sequence: int = 0
+) -> None:
+    """Have directories surveyed; `unknown_bytes` says of each what lies in it beside what the index knows.
+
+    One that waits for a survey already keeps what was said of it.
+    """
+    with index.writing() as transaction:
+        waiting = transaction.unindexed()
+        for number, count in unknown_bytes.items():
+            if number not in waiting:
+                transaction.set_unindexed(number, count)
+        transaction.set_counter(_FINGERPRINT, fingerprint)
+        transaction.begin_sequence_at(first_sequence)
 
 
 def survey(directory: BlockDirectory, slots: Slots) -> Iterator[None]:
@@ -29,26 +53,31 @@ def survey(directory: BlockDirectory, slots: Slots) -> Iterator[None]:
 
     Ends when the index knows every file, each on the account of the slot that its key belongs to.
     """
-    for number in survey_marks.unsurveyed(directory.index):
-        names = iter(directory.store.listing(number))
-        while batch := list(islice(names, FILES_PER_STEP)):
-            found = [file for name in batch if (file := directory.store.describe(name)) is not None]
-            for few in _few_blocks(found):
-                directory.unlink_doomed(_Step(directory, slots, number).take_in(few))
-                yield
-        survey_marks.surveyed(directory.index, number)
+    with directory.index.reading() as transaction:
+        waiting = list(transaction.unindexed())
+    for number in waiting:
+        for few in _few_blocks(directory, directory.store.listing(number)):
+            directory.unlink(_Step(directory, slots, number).take_in(few))
+            yield
+        with directory.index.writing() as transaction:
+            transaction.set_unindexed(number, None)
         directory.shrink()
         yield
 
 
-def _few_blocks(found: Sequence[ScannedFile]) -> Iterator[list[ScannedFile]]:
-    """The files in portions of FILES_PER_STEP blocks, or of one file that holds more."""
+def _few_blocks(directory: BlockDirectory, names: Sequence[str]) -> Iterator[list[ScannedFile]]:
+    """What the files say of themselves, in portions of BLOCKS_PER_STEP blocks, or one file that holds more."""
     few: list[ScannedFile] = []
-    for file in found:
-        if few and sum(len(one.blocks) for one in (*few, file)) > FILES_PER_STEP:
+    blocks = 0
+    for name in names:
+        file = directory.store.describe(name)
+        if file is None:
+            continue
+        if few and (blocks + len(file.blocks) > BLOCKS_PER_STEP or len(few) == FILES_PER_STEP):
             yield few
-            few = []
+            few, blocks = [], 0
         few.append(file)
+        blocks += len(file.blocks)
     if few:
         yield few
 
@@ -59,48 +88,56 @@ class _Step:
     slots: Slots
     number: int
 
-    def take_in(self, found: Sequence[ScannedFile]) -> list[str]:
-        """Enter what is new and whole; returns what is neither, which is doomed."""
-        doomed = []
-        with self.directory.index.writing() as ledger:
-            in_transit = set(ledger.in_transit())
+    def take_in(self, found: Sequence[ScannedFile]) -> dict[str, int]:
+        """Enter what is new and whole; returns what is neither, with its size, which is to be unlinked."""
+        index, superfluous = self.directory.index, {}
+        described = {file.name: self._records(file) for file in found}
+        with index.writing() as transaction:
+            prefixes = self.directory.pins.prefixes(transaction)
+            in_transit = {holder.file for holder in (*transaction.reserved(), *transaction.pending_unlinks())}
+            entered: list[BlockRecord] = []
+            known_ids: set[bytes] = set()
+            taken_bytes = 0
             for file in found:
-                known = ledger.file(file.name)
+                known = transaction.file(file.name)
                 if known is not None:
-                    self._put_right(ledger, known, file)
+                    self._put_right(transaction, known, file)
                 elif file.name not in in_transit and self.directory.store.is_published(file.name):
-                    # Under the transaction's lock: one that leaves the index is doomed until it is unlinked.
-                    if not self._enter(ledger, file):
-                        ledger.doom(file.name)
-                        doomed.append(file.name)
-                    ledger.found_in_survey(self.number, file.disk_bytes)
-        return doomed
+                    # Under the transaction's lock: one that leaves the index is pending until it is unlinked.
+                    unknown = transaction.unknown(described[file.name])
+                    blocks = [block for block in unknown if block.block_id not in known_ids]
+                    if blocks:
+                        known_ids.update(block.block_id for block in blocks)
+                        entered += blocks
+                        transaction.put(self._file_record(transaction, prefixes, file, len(blocks)))
+                    else:
+                        transaction.set_pending_unlink(WorkerFile(index.worker, file.name))
+                        superfluous[file.name] = file.disk_bytes
+                    taken_bytes += file.disk_bytes
+            transaction.put_rows(entered)
+            unindexed_bytes = transaction.unindexed().get(self.number, 0)
+            transaction.set_unindexed(self.number, max(0, unindexed_bytes - taken_bytes))
+        return superfluous
 
-    def _put_right(self, ledger: Ledger, known: FileRecord, file: ScannedFile) -> None:
+    def _records(self, file: ScannedFile) -> list[BlockRecord]:
+        return [BlockRecord(block.id, block.id[-layout.OBJECT_ID_BYTES :], extent) for block, extent in file.blocks]
+
+    def _put_right(self, transaction: IndexTransaction, known: FileRecord, file: ScannedFile) -> None:
         if not file.blocks:
             return  # the header is gone or there never was one; reading finds out about the rest
-        slot = ledger.slot(self._slot_of(file))
+        slot = transaction.slot(self._slot_of(file))
         if slot != known.slot:
-            ledger.move(known, slot)
+            transaction.move(known, slot)
 
-    def _enter(self, ledger: Ledger, file: ScannedFile) -> bool:
-        described = (
-            BlockRecord(block.id, layout.object_id(block.version.key), extent) for block, extent in file.blocks
-        )
-        blocks = ledger.unknown(described)
-        if not blocks:
-            return False
-        slot = ledger.slot(self._slot_of(file))
-        tick = min(file.modified_ns, ledger.next_tick(0) - 1)
-        pin = self._pin_of(ledger, file)
+    def _file_record(
+        self, transaction: IndexTransaction, prefixes: PinnedPrefixes, file: ScannedFile, blocks: int
+    ) -> FileRecord:
+        """Under a pin that one of the blocks is under."""
+        slot = transaction.slot(self._slot_of(file))
+        sequence = min(file.modified_ns, transaction.sequence() - 1)
+        pin = max(prefixes.number_of(block.version.key) for block, _ in file.blocks) if prefixes else 0
         queue = Queue.PINNED if pin else Queue.MAIN
-        ledger.insert(FileRecord(file.name, slot, file.disk_bytes, tick, len(blocks), queue, pin=pin), blocks)
-        return True
-
-    def _pin_of(self, ledger: Ledger, file: ScannedFile) -> int:
-        """A pin that one of the blocks is under."""
-        pins = ledger.pins()
-        return max(number_of(pins, block.version.key) for block, _ in file.blocks) if pins else 0
+        return FileRecord(file.name, slot, file.disk_bytes, sequence, blocks, queue, pin=pin)
 
     def _slot_of(self, file: ScannedFile) -> str:
         """The slot of the first block: a segment goes as a whole, whatever became of the slots of its objects."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from gateway.blocks.reading.reading_tools import ReadingTools
-from gateway.blocks.trouble.probe import DirectoryProbe
+from gateway.blocks.reading.sources import ReadDependencies
 from gateway.errors import ForebayError, StoreUnavailable
+
+UNLINKS_RETRIED_SECONDS = 60.0
 
 
 class Upkeep:
     """Of one process's cache."""
 
-    def __init__(self, tools: ReadingTools, probe: DirectoryProbe) -> None:
+    def __init__(self, tools: ReadDependencies) -> None:
         self._tools = tools
-        self._probe = probe
+        self._unlinks_tried_at = tools.clock.monotonic()
         self._rights_of_others: Callable[[], int] | None = None
         self._changes_seen = -1
 
@@ -29,10 +30,10 @@ class Upkeep:
         while True:
             self._report_usage()
             self._look_at_rights()
-            self._probe.grow_when_due()
             await self._tools.clock.sleep(self._tools.settings.access_flush_seconds)
             await self._drop_evicted()
             await self.flush_accesses()
+            await self._retry_unlinks()
 
     async def _drop_evicted(self) -> None:
         """What is evicted takes room as long as it is open; while nothing changes in the index, nothing is evicted."""
@@ -55,6 +56,16 @@ class Upkeep:
                 await tools.threads.index(index.touch)
             except StoreUnavailable:
                 tools.observer.store_unavailable()
+                return
+
+    async def _retry_unlinks(self) -> None:
+        """What could not be unlinked is counted until it can be."""
+        tools, now = self._tools, self._tools.clock.monotonic()
+        if not tools.isolation.writable or now - self._unlinks_tried_at < UNLINKS_RETRIED_SECONDS:
+            return
+        self._unlinks_tried_at = now
+        with suppress(StoreUnavailable):  # told to the isolation already
+            await tools.threads.index(tools.directory.retry_unlinks)
 
     def _look_at_rights(self) -> None:
         if self._rights_of_others is not None:

@@ -1,6 +1,6 @@
 """One crawl: parts of a slot's key space are listed at the origin by many at once, and landed in the listing index.
 
-    share of the key space ─▶ LIST ─▶ records ─▶ ListingIndex.land ─▶ what was known otherwise ─▶ catalog, blocks
+    range of the key space ─▶ LIST ─▶ records ─▶ ListingIndex.land ─▶ what was known otherwise ─▶ catalog, blocks
 
 A lister holds one page. What has landed is known for good, so a crawl that is broken off is gone on with by the next,
 which is given what is missing still. Yields to whoever waits for bytes now: while the workers fill blocks for readers,
@@ -17,27 +17,29 @@ from functools import partial
 
 import lmdb
 
+from gateway.blocks.cache import BlockCache
 from gateway.errors import OriginAnswered, StoreUnavailable
-from gateway.jobs.indexing.changes import drop_changed
-from gateway.jobs.indexing.landmarks import Landmarks
-from gateway.jobs.indexing.parts import Part, key_before
-from gateway.jobs.indexing.progress import IndexObserver, Progress
-from gateway.jobs.indexing.shares import Share, Shares
-from gateway.jobs.patience import patiently
-from gateway.jobs.tools import Tools
-from gateway.metadata.listing.batches import Asked, Batch
+from gateway.jobs.dependencies import JobDependencies
+from gateway.jobs.indexing.crawl_ranges import CrawlRange, CrawlRanges
+from gateway.jobs.indexing.key_ranges import KeyRange, key_before
+from gateway.jobs.indexing.split_points import SplitPoints
+from gateway.jobs.indexing.status import IndexObserver, IndexStatus
+from gateway.jobs.listing import fetch_page
+from gateway.jobs.retry import with_retries
+from gateway.metadata.catalog import Catalog
 from gateway.metadata.listing.index import ListingIndex
-from gateway.metadata.listing.packed import PackedPage, packed_page
-from gateway.metadata.listing.places import behind
-from gateway.origin.client import OriginRequest, Purpose
+from gateway.metadata.listing.page_parser import PackedPage, packed_page
+from gateway.metadata.listing.pages import key_successor
+from gateway.metadata.listing.ranges import Batch, QueryStamp
+from gateway.metadata.listing.records import unpack
+from gateway.objects import ObjectKey, ObjectVersion
+from gateway.origin.client import Purpose
 from gateway.policy.prefixes import Prefix
-from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX
 from gateway.s3.xml_reader import error_code_of
 
 LISTERS_WHILE_BUSY = 2
 
 _BUSY_LOOK_SECONDS = 0.05
-_ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +61,12 @@ class Crawl:
 
     def __init__(
         self,
-        tools: Tools,
+        tools: JobDependencies,
         index: ListingIndex,
         plan: CrawlPlan,
-        parts: Sequence[Part],
-        landmarks: Sequence[bytes],
-        progress: Progress,
+        parts: Sequence[KeyRange],
+        split_points: Sequence[bytes],
+        progress: IndexStatus,
         observer: IndexObserver,
     ) -> None:
         self._tools = tools
@@ -73,13 +75,13 @@ class Crawl:
         self._progress = progress
         self._observer = observer
         key_prefix = plan.prefix.key_prefix
-        shares = [Share(part.start, part.stop, key_before(part.start, key_prefix)) for part in parts]
-        self._shares = Shares(shares, landmarks)
+        ranges = [CrawlRange(part.start, part.stop, key_before(part.start, key_prefix)) for part in parts]
+        self._ranges = CrawlRanges(ranges, split_points)
         self._moved = asyncio.Event()
         self._idle = 0
         self._asking = 0
         self._most_keys = 0
-        self.landmarks = Landmarks()
+        self.split_points = SplitPoints()
 
     async def run(self) -> None:
         """List and land everything.
@@ -94,26 +96,26 @@ class Crawl:
             raise errors.exceptions[0] from None
 
     async def _lister(self) -> None:
-        while self._shares.left:
-            share = self._shares.take(self._idle + 1)
-            if share is not None:
-                await self._list(share)
+        while self._ranges.left:
+            crawl_range = self._ranges.take(self._idle + 1)
+            if crawl_range is not None:
+                await self._list(crawl_range)
                 continue
             self._idle += 1
             await self._moved.wait()
             self._idle -= 1
 
-    async def _list(self, share: Share) -> None:
+    async def _list(self, crawl_range: CrawlRange) -> None:
         """All of it, or what others leave of it meanwhile."""
         is_done = False
         while not is_done:
             await self._turn()
             try:
-                page, asked = await patiently(self._tools.clock, partial(self._told, share))
+                page, asked = await with_retries(self._tools.clock, partial(self._told, crawl_range))
             finally:
                 self._asking -= 1
-            batch = self._batch(share, page, asked)
-            is_done = self._shares.listed(share, [key for key, _ in batch.listed], batch.stop)
+            batch = self._batch(crawl_range, page, asked)
+            is_done = self._ranges.listed(crawl_range, [key for key, _ in batch.listed], batch.stop)
             moved, self._moved = self._moved, asyncio.Event()
             moved.set()
             await self._land(batch)
@@ -124,44 +126,39 @@ class Crawl:
             await self._tools.clock.sleep(_BUSY_LOOK_SECONDS)
         self._asking += 1
 
-    async def _told(self, share: Share) -> tuple[PackedPage, Asked]:
-        """The next page of a share, and when it was asked for. Pages without a key are followed by the next."""
+    async def _told(self, crawl_range: CrawlRange) -> tuple[PackedPage, QueryStamp]:
+        """The next page of a range, and when it was asked for. Pages without a key are followed by the next."""
         asked, token = self._index.asked(self._plan.prefix.bucket), None
         while True:
-            page = await self._page(share, token)
-            first = bisect_left(page.listed, (share.start, b""))
+            page = await self._page(crawl_range, token)
+            first = bisect_left(page.listed, (crawl_range.start, b""))
             if first < len(page.listed) or page.is_cut or page.next_token is None:
                 return replace(page, listed=page.listed[first:]), asked
             token = page.next_token
 
-    async def _page(self, share: Share, token: str | None) -> PackedPage:
-        query = [("list-type", "2"), ("encoding-type", "url"), ("fetch-owner", "true")]  # version 1 tells owners
-        query.append(("prefix", self._plan.prefix.key_prefix))
-        if token is not None:
-            query.append(("continuation-token", token))
-        elif share.after:
-            query.append(("start-after", share.after))
-        request = OriginRequest(
-            "GET", self._plan.prefix.bucket, None, query, purpose=Purpose.REFRESH, slot=self._plan.slot
+    async def _page(self, crawl_range: CrawlRange, token: str | None) -> PackedPage:
+        document = await fetch_page(
+            self._tools.origin,
+            self._plan.prefix,
+            slot=self._plan.slot,
+            purpose=Purpose.REFRESH,
+            start_after=crawl_range.after,
+            token=token,
+            with_owner=True,  # version 1 tells owners
         )
-        async with await self._tools.origin.send(request) as response:
-            if response.status != 200:
-                document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
-                raise OriginAnswered(response.status, list(response.headers.items()), document)
-            body = await response.read(PAGE_SIZE_BYTES_MAX)
-        return packed_page(body, share.stop)
+        return packed_page(document, crawl_range.stop)
 
-    def _batch(self, share: Share, page: PackedPage, asked: Asked) -> Batch:
-        """What the page tells of the share as it is now: others may have taken its end meanwhile."""
-        end = bisect_left(page.listed, (share.stop, b""))
+    def _batch(self, crawl_range: CrawlRange, page: PackedPage, asked: QueryStamp) -> Batch:
+        """What the page tells of the range as it is now: others may have taken its end meanwhile."""
+        end = bisect_left(page.listed, (crawl_range.stop, b""))
         is_all = page.next_token is None or page.is_cut or end < len(page.listed)
-        stop = share.stop if is_all else min(share.stop, behind(page.listed[-1][0]))
+        stop = crawl_range.stop if is_all else min(crawl_range.stop, key_successor(page.listed[-1][0]))
         self._most_keys = max(self._most_keys, end)
-        if end and 2 * end >= self._most_keys:  # the ends of shares are short, and would be too near
-            self.landmarks.add(page.listed[end - 1][0])
+        if end and 2 * end >= self._most_keys:  # the ends of ranges are short, and would be too near
+            self.split_points.add(page.listed[end - 1][0])
         return Batch(
             self._plan.prefix.bucket,
-            share.start,
+            crawl_range.start,
             stop,
             page.listed[:end],
             page.forms,
@@ -178,7 +175,7 @@ class Crawl:
         self._progress.pages += 1
         self._observer.crawled(self._plan.slot, len(batch.listed))
         if changed and self._plan.finds_changes:
-            dropped = await drop_changed(self._tools.catalog, self._tools.blocks, batch, changed)
+            dropped = await _drop_changed(self._tools.catalog, self._tools.blocks, batch, changed)
             self._progress.changed += dropped
             self._observer.found_changed(self._plan.slot, dropped)
 
@@ -188,3 +185,23 @@ def said(error: Exception) -> str:
     if isinstance(error, OriginAnswered):
         return f"the origin answered {error.status} {error_code_of(error.body) or ''} to LIST".replace("  ", " ")
     return str(error)
+
+
+async def _drop_changed(catalog: Catalog, blocks: BlockCache, batch: Batch, changed: Sequence[bytes]) -> int:
+    """Of the keys that the index knew otherwise than the origin has listed them in `batch`; how many were dropped.
+
+    Those of which the catalog has learned just what is listed are left alone: they were written through this gateway,
+    or looked up since, and their blocks are those of the version that is there.
+    """
+    listed, dropped = dict(batch.listed), 0
+    for raw in changed:
+        key = ObjectKey(batch.bucket, raw.decode())
+        record = listed.get(raw)
+        if record is not None:
+            entry = unpack(raw, record, batch.forms)
+            if catalog.has_learned(ObjectVersion(key, entry.etag, entry.size_bytes)):
+                continue
+        catalog.forget(key)
+        await blocks.invalidate(key)
+        dropped += 1
+    return dropped

@@ -1,25 +1,235 @@
-"""The indexes of this gateway: those of all slots that have one, kept up side by side."""
+"""Keeping slots' indexes complete and fresh: look at what the index knows, crawl what is missing or too old.
+
+No record of a crawl is kept on disk: the index says of each part of the key space when the origin was asked about it.
+What a crawl had listed when its process was killed is young enough when it comes back, and is not listed again.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
+import lmdb
 import structlog
 
-from gateway.jobs.indexing.keeping import IndexPlan, SlotIndex
-from gateway.jobs.indexing.progress import IndexObserver
-from gateway.jobs.tools import Tools
+from gateway.errors import ForebayError, StoreUnavailable
+from gateway.jobs.dependencies import JobDependencies
+from gateway.jobs.indexing.crawl import Crawl, CrawlPlan, said
+from gateway.jobs.indexing.inventory import UNKNOWN_BOOT, InventoryStart
+from gateway.jobs.indexing.key_ranges import LISTED, KeyRange, gaps, ranges_of
+from gateway.jobs.indexing.status import IndexObserver, IndexStatus
+from gateway.metadata.entries import ObservedAt
 from gateway.metadata.listing.index import ListingIndex
+from gateway.metadata.listing.ranges import Bound, Interval, bound_of
+from gateway.policy.slots import Slot
 
+LOOK_SECONDS = 5.0
+"""How often an index is looked at, for what was voided."""
+
+_PAUSE_SECONDS_MAX = 60.0
+_REST_SECONDS_MIN = 1.0
+_LOOK_SECONDS_MIN = 0.1
+_REST_PART = 4
+_DONE_PART = 2
 _log = structlog.get_logger("forebay.index")
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPlan:
+    """What a slot wants of its index. `refresh_seconds` None: what is listed once is not listed again.
+
+    `inventory` names an S3 Inventory's manifest.json to begin with, sorted below `scratch`.
+    """
+
+    slot: str
+    refresh_seconds: float | None
+    listers: int = 32
+    inventory: str | None = None
+    scratch: Path = Path()
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What the index knows of a slot at a moment."""
+
+    known: Sequence[Interval]
+    now: ObservedAt
+
+    def within(self, usable: Callable[[ObservedAt], bool]) -> list[KeyRange]:
+        return [KeyRange(one.start, one.stop) for one in self.known if usable(one.observed_at)]
+
+
+class SlotIndex:
+    """One slot's. `run` never ends; `progress` says how it stands."""
+
+    def __init__(
+        self,
+        tools: JobDependencies,
+        index: ListingIndex,
+        slot: Slot,
+        plan: IndexPlan,
+        indexed: Collection[str],
+        observer: IndexObserver,
+    ) -> None:
+        self._tools = tools
+        self._index = index
+        self._slot = slot
+        self._plan = plan
+        self._observer = observer
+        self._parts = ranges_of(tools.slots, slot.prefix, indexed)
+        self._bound = _bound(tools, slot)
+        self._split_points: Sequence[bytes] = ()
+        self._has_begun = False
+        self._failures = 0
+        self.progress = IndexStatus(
+            slot.name, str(slot.prefix), self._bound.fresh_seconds, plan.refresh_seconds, inventory=plan.inventory
+        )
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                rest_seconds = await self._keep()
+                self._failures = 0
+            except ForebayError as error:
+                rest_seconds = self._failed(error)
+            await self._tools.clock.sleep(rest_seconds)
+
+    async def _keep(self) -> float:
+        """Crawl what is due, and give the seconds until the next look."""
+        look = await self._look()
+        if self._is_due(look):
+            await self._begin()
+            look = await self._look()
+            started = self._tools.clock.monotonic()
+            done = look.within(lambda learned: self._is_done(learned, look.now, _DONE_PART))
+            await self._crawl(gaps(self._parts, done), look)
+            took_seconds = self._tools.clock.monotonic() - started
+            self._warn_if_slow(took_seconds)
+            look = await self._look()
+            self._note(look)
+            if self._is_due(look):  # voided meanwhile, or the crawl takes longer than the period
+                return max(_REST_SECONDS_MIN, took_seconds / _REST_PART)
+        self._note(look)
+        return min(LOOK_SECONDS, max(_LOOK_SECONDS_MIN, self._seconds_until_due(look)))
+
+    def _is_due(self, look: _Look) -> bool:
+        return bool(gaps(self._parts, look.within(lambda learned: self._is_done(learned, look.now, 1))))
+
+    async def _begin(self) -> None:
+        """Before the first crawl: what an inventory can tell."""
+        if self._has_begun or self._plan.inventory is None:
+            return
+        self._has_begun = True
+        self.progress.state = "inventory"
+        plan = self._plan
+        try:
+            start = InventoryStart(self._tools, self._index, self._slot, self._plan.inventory, plan.scratch)
+            self._split_points = await start.read(self._parts)
+        except ForebayError as error:
+            self.progress.inventory_error = said(error)
+            _log.warning("an inventory cannot be used: the crawl begins without", slot=plan.slot, error=said(error))
+
+    async def _crawl(self, parts: Sequence[KeyRange], look: _Look) -> None:
+        progress = self.progress
+        progress.state, progress.keys, progress.pages = "crawling", 0, 0
+        progress.started_at, progress.next_at = self._tools.clock.now(), None
+        # What an inventory told is known with less detail, and nothing else has been learned from it.
+        finds_changes = all(one.observed_at.boot != UNKNOWN_BOOT for one in look.known)
+        plan = CrawlPlan(
+            self._slot.name, self._slot.prefix, self._plan.listers, self._merge_seconds, finds_changes=finds_changes
+        )
+        crawl = Crawl(self._tools, self._index, plan, parts, self._split_points, progress, self._observer)
+        try:
+            await crawl.run()
+        except ForebayError:
+            self._observer.crawl_ended(self._slot.name, "failed")
+            raise
+        self._observer.crawl_ended(self._slot.name, "done")
+        progress.ended_at, progress.error = self._tools.clock.now(), None
+        progress.crawls += 1
+        if list(parts) == self._parts:
+            self._split_points, progress.keys_before = crawl.split_points.sorted(), progress.keys
+
+    async def _look(self) -> _Look:
+        return await asyncio.to_thread(self._looked)
+
+    def _looked(self) -> _Look:
+        bucket = self._slot.prefix.bucket
+        now = self._index.moment(bucket)
+        try:
+            known = [one for part in self._parts for one in self._index.known(bucket, part.start, part.stop)]
+        except lmdb.Error as error:
+            raise StoreUnavailable(f"the listing index cannot be read: {error}") from error
+        return _Look(known, now)
+
+    def _note(self, look: _Look) -> None:
+        progress, wall = self.progress, self._tools.clock.now()
+        usable = [one for one in look.known if self._bound.allows(one.observed_at, look.now)]
+        progress.state = "waiting"
+        progress.complete = not gaps(self._parts, [KeyRange(one.start, one.stop) for one in usable])
+        progress.known_since = None
+        if progress.complete and all(one.observed_at.boot == look.now.boot for one in usable):
+            ages = [look.now.seconds - one.observed_at.seconds for one in usable]
+            progress.known_since = wall - max(ages, default=0.0)
+        refresh = self._plan.refresh_seconds
+        progress.next_at = None if refresh is None else wall + self._seconds_until_due(look)
+        self._observer.index_stands(self._slot.name, progress.keys_before, progress.known_since)
+
+    def _failed(self, error: ForebayError) -> float:
+        """Seconds until the next try."""
+        self._failures += 1
+        self.progress.state, self.progress.error = "failing", said(error)
+        if self._failures == 1:
+            _log.warning("a crawl has failed, and goes on later", slot=self._slot.name, error=said(error))
+        return float(min(_PAUSE_SECONDS_MAX, 2.0**self._failures))
+
+    def _is_done(self, learned: ObservedAt, now: ObservedAt, parts: int) -> bool:
+        """Whether it need not be listed now: it is younger than that part of the period."""
+        if self._plan.refresh_seconds is None:
+            return learned.boot != UNKNOWN_BOOT
+        return learned.boot == now.boot and 0 <= now.seconds - learned.seconds < self._plan.refresh_seconds / parts
+
+    def _seconds_until_due(self, look: _Look) -> float:
+        if self._plan.refresh_seconds is None:
+            return math.inf
+        oldest = min((one.observed_at.seconds for one in look.known), default=look.now.seconds)
+        return max(0.0, oldest + self._plan.refresh_seconds - look.now.seconds)
+
+    @property
+    def _merge_seconds(self) -> float:
+        refresh = math.inf if self._plan.refresh_seconds is None else self._plan.refresh_seconds
+        return min(self._bound.merge_seconds, refresh / 8)
+
+    def _warn_if_slow(self, took_seconds: float) -> None:
+        fresh, refresh = self._bound.fresh_seconds, self._plan.refresh_seconds
+        if refresh is not None and refresh + took_seconds > fresh:
+            _log.warning(
+                "a crawl takes so long that listings go to the origin meanwhile: raise metadata_ttl or index_listers",
+                slot=self._slot.name,
+                seconds=round(took_seconds, 1),
+            )
+
+
+def _bound(tools: JobDependencies, slot: Slot) -> Bound:
+    """That of LIST of the slot's prefix, slots within that are never listed from the index left aside."""
+    within = tools.slots.under(slot.prefix.bucket, slot.prefix.key_prefix)
+    bound = bound_of(one for one in within if one.consistency in LISTED)
+    if bound is None:
+        raise ValueError("a bound without strict slots is one")
+    return bound
 
 
 class Indexes:
     """All of them. Use `open`, and `close` at the end: the next `open` goes on with what is missing then."""
 
-    def __init__(self, tools: Tools, index: ListingIndex, plans: Sequence[IndexPlan], observer: IndexObserver) -> None:
+    def __init__(
+        self, tools: JobDependencies, index: ListingIndex, plans: Sequence[IndexPlan], observer: IndexObserver
+    ) -> None:
         names = {plan.slot for plan in plans}
         slots = {slot.name: slot for slot in tools.slots}
         self._clock = tools.clock
@@ -27,7 +237,7 @@ class Indexes:
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
-    def open(cls, tools: Tools, plans: Sequence[IndexPlan], observer: IndexObserver) -> Self:
+    def open(cls, tools: JobDependencies, plans: Sequence[IndexPlan], observer: IndexObserver) -> Self:
         """Begin to keep them."""
         index = tools.catalog.listing
         if not isinstance(index, ListingIndex):

@@ -3,37 +3,195 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import lmdb
 
 from gateway.clock import Clock
-from gateway.metadata.generations import WriteGenerations
-from gateway.metadata.listing.batches import Asked, Batch
-from gateway.metadata.listing.bounds import Bound, answerable
-from gateway.metadata.listing.intervals import Interval, known_until
-from gateway.metadata.listing.landing import ListingLanding
-from gateway.metadata.listing.learning import told_by
-from gateway.metadata.listing.marks import Marks
-from gateway.metadata.listing.overlay import Overlaid, Written
-from gateway.metadata.listing.pages import Page, Record, SortedKeys, Wanted, take
-from gateway.metadata.listing.places import END, behind
-from gateway.metadata.listing.records import form_of, forms_of, numbered, pack, unpack
-from gateway.metadata.listing.sharing import SharedQuestions
-from gateway.metadata.listing.store import ListingStore
-from gateway.metadata.listing.view import View, touching
+from gateway.metadata.disk_thread import DiskThread, in_time
+from gateway.metadata.entries import ObservedAt
+from gateway.metadata.epochs import InvalidationEpochs
+from gateway.metadata.listing.dirty_keys import DirtyKeys, Overlaid, OwnWrite, Written
+from gateway.metadata.listing.pages import END, ListRequest, Page, Record, SortedKeys, key_successor, take
+from gateway.metadata.listing.ranges import Batch, Bound, Interval, QueryStamp, answerable, covered_ranges, known_until
+from gateway.metadata.listing.records import (
+    OWN_FORM,
+    form_of,
+    forms_of,
+    numbered,
+    numbered_here,
+    pack,
+    unpack,
+)
+from gateway.metadata.listing.store import ListingStore, View, touching
 from gateway.metadata.observer import CatalogObserver
-from gateway.metadata.records import Learned
+from gateway.metadata.opening import OpenCatalog
 from gateway.policy.slots import Slots
 from gateway.s3.list_result import EntryForm, ListedEntry, ListedPage
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+WAITING_MAX = 64
+"""Pages that wait at most, a thousand keys each: about 20 MiB."""
+
+
+SWEEPS_MAX = 1024
+"""Sweeps that wait at most."""
+
+SWEEPS_BEHIND_MAX = 16
+"""With more, own writes wait."""
+
+LAND_SECONDS_MAX = 10.0
+"""A transaction that takes longer is not waited for: another process was stopped in the midst of one."""
+
+
+class IndexWriter:
+    """One process's queue. Nobody waits for it: until a page has landed, its keys are asked for again."""
+
+    def __init__(self, store: ListingStore, clock: Clock, not_kept: Callable[[int], None]) -> None:
+        self._store = store
+        self._clock = clock
+        self._not_kept = not_kept
+        self._thread = DiskThread("listing")
+        self._sweeping: asyncio.Task[None] | None = None
+        self._sweeps = 0
+        self._waiting: deque[tuple[Sequence[Batch], bool]] = deque()
+        self._writing: asyncio.Task[None] | None = None
+
+    def add(self, batches: Sequence[Batch], *, is_truth: bool = False) -> None:
+        """Have them written soon; `is_truth`: each is about a single key whose range may be known already."""
+        if len(self._waiting) >= WAITING_MAX:
+            self._not_kept(_keys(batches))
+            return
+        self._waiting.append((batches, is_truth))
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write(), name="listing landing")
+
+    async def land(self, batches: Sequence[Batch]) -> list[bytes]:
+        """Write them now, in transactions of a millisecond; gives the keys that the index knew otherwise.
+
+        Raises lmdb.Error when the disk does not take it, or not in time; then part of it may be kept.
+        """
+        changed: list[bytes] = []
+        while batches:
+            batches, found = await self._in_thread(self._store.land, batches)
+            changed += found
+        return changed
+
+    def sweep(self) -> None:
+        """Have some dirty keys let go of, if their time has come."""
+        self._sweeps = min(self._sweeps + 1, SWEEPS_MAX)
+        if self._sweeping is None:
+            self._sweeping = asyncio.create_task(self._sweep(), name="dirty keys sweep")
+
+    async def keep_up(self, seconds_max: float) -> None:
+        """Wait until few sweeps wait, or for so long: whoever writes faster than they come, writes slower then."""
+        if self._sweeping is not None and self._sweeps > SWEEPS_BEHIND_MAX and not self._thread.is_stuck(seconds_max):
+            await asyncio.wait((self._sweeping,), timeout=seconds_max)
+
+    async def settle(self) -> None:
+        """Wait until everything added so far is written, or given up."""
+        while (going_on := self._writing or self._sweeping) is not None:
+            await going_on
+
+    async def close(self) -> bool:
+        """Write what is left; False when that takes too long, and the thread is left behind."""
+        if not self._thread.is_stuck(LAND_SECONDS_MAX):
+            await self.settle()
+        return await self._thread.close(LAND_SECONDS_MAX)
+
+    async def _write(self) -> None:
+        try:
+            while self._waiting:
+                batches, is_truth = self._waiting.popleft()
+                try:
+                    await (self._in_thread(self._store.put_truths, batches) if is_truth else self.land(batches))
+                except lmdb.Error:
+                    self._not_kept(_keys(batches))
+        finally:
+            self._writing = None
+
+    async def _sweep(self) -> None:
+        try:
+            while self._sweeps:
+                self._sweeps -= 1
+                with suppress(lmdb.Error):  # the disk is in trouble: own writes void more than their key meanwhile
+                    await self._in_time(self._store.sweep, self._clock.monotonic())
+        finally:
+            self._sweeping = None
+
+    async def _in_thread(self, write: Callable[[Sequence[Batch], float], R], batches: Sequence[Batch]) -> R:
+        return await self._in_time(write, batches, self._clock.monotonic())
+
+    async def _in_time(self, write: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
+        """Raises lmdb.Error when it is not done in time, though it may be done later."""
+        try:
+            return await self._thread.run(LAND_SECONDS_MAX, write, *arguments, **keywords)
+        except TimeoutError:
+            raise lmdb.LockError("another process does not finish its transaction") from None
+
+
+def _keys(batches: Sequence[Batch]) -> int:
+    return sum(len(batch.listed) for batch in batches)
+
+
+T = TypeVar("T")
+
+
+class SharedQuestions(Generic[T]):
+    """Those under way."""
+
+    def __init__(self) -> None:
+        self._running: dict[Hashable, tuple[QueryStamp, asyncio.Task[T]]] = {}
+
+    async def ask(
+        self, question: Hashable, asked: QueryStamp, bound: Bound, send: Callable[[], Coroutine[Any, Any, T]]
+    ) -> T:
+        """The answer to `question`, sent by `send` unless somebody's is under way that was sent recently enough.
+
+        `asked` is the present moment. Whoever leaves, the answer is waited for and learned; raises as `send` does.
+        """
+        running = self._running.get(question)
+        if running is not None and _is_as_good(running[0], asked, bound):
+            return await asyncio.shield(running[1])
+        task = asyncio.create_task(send(), name="listing question")
+        self._running[question] = asked, task
+        task.add_done_callback(lambda done: self._done(question, done))
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Give up those that nobody waits for any more."""
+        tasks = [task for _, task in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _done(self, question: Hashable, done: asyncio.Task[T]) -> None:
+        if self._running.get(question, (None, None))[1] is done:
+            del self._running[question]
+        if not done.cancelled():
+            done.exception()  # looked at: those who waited have it, if any are left
+
+
+def _is_as_good(earlier: QueryStamp, now: QueryStamp, bound: Bound) -> bool:
+    """Whether nothing was written between the two moments, and the earlier one is fresh enough."""
+    return earlier.number == now.number >= 0 and bound.allows(earlier.observed_at, now.observed_at)
+
+
+NOTE_SECONDS_MAX = 2.0
+"""An own write waits no longer to be noted. Another process's transaction takes far less than a millisecond."""
+
 _SWEEP_EVERY = 64
+"""Written keys after which eight times as many are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
-class Truth:
+class AuthoritativeEntry:
     """What the origin says of a key that was written: None is no such object."""
 
     entry: ListedEntry | None
@@ -48,32 +206,29 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsettled:
+class NeedsLookup:
     """The page is known but for these keys, which were written: their truth must be asked for."""
 
     keys: list[bytes] = field(default_factory=list)
 
 
 class ListingIndex:
-    """One process's view of the index that all workers share; made by the catalog, which closes it too."""
+    """One process's view of the index that all workers share; made by the catalog, which closes it too.
+
+    Without `opened` it is switched off: it knows nothing and learns nothing, and no question is shared, as nobody knows
+    what was written since it was sent.
+    """
 
     def __init__(
-        self,
-        store: ListingStore,
-        marks: Marks,
-        generations: WriteGenerations,
-        clock: Clock,
-        boot: int,
-        observer: CatalogObserver,
+        self, opened: OpenCatalog | None, epochs: InvalidationEpochs, clock: Clock, observer: CatalogObserver
     ) -> None:
-        self._store = store
-        self._marks = marks
-        self._generations = generations
+        self._opened = opened
+        self._epochs = epochs
         self._clock = clock
-        self._boot = boot
-        self._landing = ListingLanding(store, clock, observer.keys_not_kept)
-        self._marking = ThreadPoolExecutor(1, thread_name_prefix="listing-marks")
-        self._ended = 0
+        self._boot = opened.boot if opened is not None else 0
+        self._writer = IndexWriter(opened.listing, clock, observer.keys_not_kept) if opened is not None else None
+        self._noting = DiskThread("own writes")
+        self._noted = 0
         self.observer = observer
         self.questions: SharedQuestions[ListedPage] = SharedQuestions()
 
@@ -82,21 +237,24 @@ class ListingIndex:
     def find(
         self,
         bucket: str,
-        wanted: Wanted,
+        wanted: ListRequest,
         bound: Bound,
         *,
         with_owner: bool,
         stale: bool = False,
-        truths: Mapping[bytes, Truth] | None = None,
-    ) -> Found | Unsettled | None:
+        truths: Mapping[bytes, AuthoritativeEntry] | None = None,
+    ) -> Found | NeedsLookup | None:
         """A page, where all of it is known and fresh enough, or `stale` enough; None: the origin must be asked.
 
-        `truths` are those that an Unsettled has asked for. Never raises: what the disk does not give is not known.
+        `truths` are those that a NeedsLookup has asked for. Never raises: what the disk does not give is not known.
         """
-        found: Found | Unsettled | None
+        if self._opened is None:
+            return None
+        dirty, store = self._opened.dirty, self._opened.listing
+        found: Found | NeedsLookup | None
         try:
-            # The marks of an earlier moment than the index: what is settled in between is in it already.
-            with self._marks.pending(bucket) as written, self._store.view(bucket) as view:
+            # The dirty keys of an earlier moment than the index: what is clean since then is in it already.
+            with dirty.written(bucket) as written, store.view(bucket) as view:
                 if view is None:
                     return None
                 until = self._known_until(view, bucket, wanted.start, bound, stale=stale)
@@ -106,157 +264,201 @@ class ListingIndex:
                     page = take(view, wanted, until)
                     found = None if page is None else Found(page, ())
                 else:
-                    found = self._merged(view, wanted, until, written, truths or {})
+                    found = _merged(store, view, wanted, until, written, truths or {})
             if isinstance(found, Found):
-                return self._with_forms(found, with_owner=with_owner)
+                return _with_forms(store, found, with_owner=with_owner)
             return found
         except (lmdb.Error, IndexError, ValueError):
             return None
 
     def entry(self, bucket: str, key: str, bound: Bound) -> ListedEntry | None:
         """What was listed of a key within the bound; None where that is not known, and where there is no such key."""
+        if self._opened is None:
+            return None
+        dirty, store = self._opened.dirty, self._opened.listing
         try:
-            place = key.encode()
-            with self._marks.pending(bucket) as written, self._store.view(bucket) as view:
-                if view is None or written(place, behind(place), 1):
+            encoded = key.encode()
+            with dirty.written(bucket) as written, store.view(bucket) as view:
+                if view is None or written(encoded, key_successor(encoded), 1):
                     return None
-                if self._known_until(view, bucket, place, bound, stale=False) <= place:
+                if self._known_until(view, bucket, encoded, bound, stale=False) <= encoded:
                     return None
-                found = view.read(place, behind(place), 1)
+                found = view.read(encoded, key_successor(encoded), 1)
             if not found:
                 return None
-            return unpack(place, found[0][1], self._store.forms([form_of(found[0][1])]))
+            if form_of(found[0][1]) == OWN_FORM:
+                found, forms = numbered_here(found, ())
+                return unpack(*found[0], forms)
+            return unpack(*found[0], store.forms((form_of(found[0][1]),)))
         except (lmdb.Error, IndexError, ValueError):
             return None
 
-    def asked(self, bucket: str) -> Asked:
+    def asked(self, bucket: str) -> QueryStamp:
         """To be taken before the origin is asked for what `learn` or `learn_truth` is to be told."""
-        learned = self.moment(bucket)
+        observed = self.moment(bucket)
         try:
-            return Asked(learned, self._marks.now())
+            if self._opened is not None:
+                return QueryStamp(observed, self._opened.dirty.now())
         except lmdb.Error:
-            return Asked(learned, -1)  # before every write there ever was
+            pass
+        return QueryStamp(observed, -1)  # before every write there ever was
 
     # --- being told -------------------------------------------------------------------------------------------------
 
-    def learn(self, bucket: str, wanted: Wanted, page: ListedPage, asked: Asked, *, merge_seconds: float) -> None:
+    def learn(
+        self, bucket: str, wanted: ListRequest, page: ListedPage, asked: QueryStamp, *, merge_seconds: float
+    ) -> None:
         """The origin has answered this to `wanted`; it is kept in the background."""
+        if self._writer is None:
+            return
         listed, forms = numbered(page.entries)
         keys = SortedKeys(listed)
-        told = told_by(wanted, [key for key, _ in listed], page.prefixes, is_last=page.next_token is None)
-        self._landing.add(
+        told = covered_ranges(wanted, [key for key, _ in listed], page.prefixes, is_last=page.next_token is None)
+        self._writer.add(
             [
                 Batch(bucket, start, stop, keys.read(start, stop, len(listed)), forms, asked, merge_seconds)
                 for start, stop in told
             ]
         )
 
-    def learn_truth(self, bucket: str, key: bytes, truth: Truth, asked: Asked) -> None:
+    def learn_truth(self, bucket: str, key: bytes, truth: AuthoritativeEntry, asked: QueryStamp) -> None:
         """The same of a single key."""
+        if self._writer is None:
+            return
         listed, forms = numbered([] if truth.entry is None else [truth.entry])
-        self._landing.add([Batch(bucket, key, behind(key), listed, forms, asked, 0.0)], is_truth=True)
+        self._writer.add([Batch(bucket, key, key_successor(key), listed, forms, asked, 0.0)], is_truth=True)
 
     async def land(self, batch: Batch) -> list[bytes]:
         """Keep all that the origin has in a range, now; gives the keys that the index knew otherwise, or not at all.
 
         For crawls: in transactions of a millisecond, between which other processes come in. Raises lmdb.Error.
         """
-        return await self._landing.land([batch])
+        if self._writer is None:
+            raise lmdb.Error("the listing index is switched off")
+        return await self._writer.land([batch])
 
     def known(self, bucket: str, start: bytes, stop: bytes) -> list[Interval]:
         """What of [start, stop) is known at any age and not void, in order. Blocks; raises lmdb.Error."""
-        generation = self._generations.of_bucket(bucket)
-        with self._store.view(bucket) as view:
+        if self._opened is None:
+            return []
+        epoch = self._epochs.of_bucket(bucket)
+        with self._opened.listing.view(bucket) as view:
             around = [] if view is None else list(touching(view, start, stop, overlapping=True))
-        return [one for one in around if one.learned.generation == generation]
+        return [one for one in around if one.observed_at.epoch == epoch]
 
-    def moment(self, bucket: str) -> Learned:
+    def moment(self, bucket: str) -> ObservedAt:
         """Now, as intervals have it."""
-        return Learned(self._generations.of_bucket(bucket), self._clock.monotonic(), self._boot)
+        return ObservedAt(self._epochs.of_bucket(bucket), self._clock.monotonic(), self._boot)
 
     # --- own writes -------------------------------------------------------------------------------------------------
 
-    async def begin_write(self, bucket: str, keys: Sequence[str]) -> None:
-        """These keys are about to be written: from now on the index's word on them does not count."""
-        encoded = [key.encode() for key in keys]
-        marking = self._marking.submit(self._begin, bucket, encoded)
-        try:
-            is_marked = await asyncio.wrap_future(marking)
-        except asyncio.CancelledError:
-            self._marking.submit(self._end, bucket, encoded)
-            raise
-        if not is_marked:
-            self._generations.raise_bucket(bucket)
+    async def begin_write(self, bucket: str, keys: Sequence[str]) -> OwnWrite:
+        """These keys are about to be written: from now on the index's word on them does not count.
 
-    async def end_write(self, bucket: str, keys: Sequence[str]) -> None:
-        """The writes have been answered, or never will be."""
-        marking = self._marking.submit(self._end, bucket, [key.encode() for key in keys])
-        if not await asyncio.shield(asyncio.wrap_future(marking)):
-            self._generations.raise_bucket(bucket)
+        Where that cannot be noted, or not in time, all that is known of the bucket is void, now and at the end.
+        """
+        write = OwnWrite(bucket, [key.encode() for key in keys])
+        if self._opened is None or self._writer is None or self._noting.is_stuck(NOTE_SECONDS_MAX):
+            self.void_if_not_noted(write)
+            return write
+        await self._writer.keep_up(NOTE_SECONDS_MAX)
+        noting = self._noting.submit(_begin, self._opened.dirty, write, self._clock)
+        try:
+            await in_time(noting, NOTE_SECONDS_MAX)
+        except TimeoutError:
+            pass
+        except asyncio.CancelledError:
+            self._noting.submit(_end, self._opened.dirty, write, self._clock)
+            raise
+        self.void_if_not_noted(write)
+        self._noted += len(keys)
+        for _ in range(self._noted // _SWEEP_EVERY):
+            self._writer.sweep()
+        self._noted %= _SWEEP_EVERY
+        return write
+
+    def void_if_not_noted(self, write: OwnWrite) -> None:
+        """To be called before anybody is told that the write has been carried out. Waits for nothing."""
+        if not write.is_noted:
+            self._epochs.change_bucket(write.bucket)
+
+    async def end_write(self, write: OwnWrite) -> None:
+        """It has been answered, or never will be. One that is not noted as ended is asked about for longer."""
+        self.void_if_not_noted(write)
+        if self._opened is not None and (write.is_noted or self._noting.waiting):
+            ending = self._noting.submit(
+                _end, self._opened.dirty, write, self._clock
+            )  # behind its beginning, which may be waiting still
+            if not self._noting.is_stuck(NOTE_SECONDS_MAX):
+                with suppress(TimeoutError):
+                    await in_time(ending, NOTE_SECONDS_MAX)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     async def settle(self) -> None:
         """Wait until what was learned so far is kept."""
-        await self._landing.settle()
+        if self._writer is not None:
+            await self._writer.settle()
 
-    async def close(self) -> None:
-        """End the threads; the environments are closed with the catalog's directory."""
+    async def close(self) -> bool:
+        """End the threads; the environments are closed with the catalog's directory, unless a thread hangs: False."""
         await self.questions.close()
-        await self._landing.close()
-        await asyncio.to_thread(self._marking.shutdown)
+        has_landed = self._writer is None or await self._writer.close()
+        return await self._noting.close(NOTE_SECONDS_MAX) and has_landed
 
     def _known_until(self, view: View, bucket: str, start: bytes, bound: Bound, *, stale: bool) -> bytes:
         now = self.moment(bucket)
-        return known_until(view.intervals(start), start, lambda learned: bound.allows(learned, now, stale=stale))
+        return known_until(view.intervals(start), start, lambda observed: bound.allows(observed, now, stale=stale))
 
-    def _merged(
-        self, view: View, wanted: Wanted, until: bytes, written: Written, truths: Mapping[bytes, Truth]
-    ) -> Found | Unsettled | None:
-        """With the truth of keys that were written in the place of the index's word."""
-        forms = self._store.all_forms() if truths else []
-        known: dict[bytes, Record | None] = {}
-        for key, truth in truths.items():
-            known[key] = None
-            if truth.entry is not None:
-                known[key] = pack(truth.entry, len(forms))
-                forms.append(truth.entry.form)
-        keys = Overlaid(view, written, known)
-        page = take(keys, wanted, until)
-        if page is None or keys.is_unknown:
-            return None
-        needed = keys.needed(wanted, page)
-        return Unsettled(needed) if needed else Found(page, forms)
 
-    def _with_forms(self, found: Found, *, with_owner: bool) -> Found | None:
-        """With the forms of all records; None where owners are wanted and not known."""
+def _merged(
+    store: ListingStore,
+    view: View,
+    wanted: ListRequest,
+    until: bytes,
+    written: Written,
+    truths: Mapping[bytes, AuthoritativeEntry],
+) -> Found | NeedsLookup | None:
+    """With the truth of keys that were written in the place of the index's word."""
+    forms = store.all_forms() if truths else []
+    known: dict[bytes, Record | None] = {}
+    for key, truth in truths.items():
+        known[key] = None
+        if truth.entry is not None:
+            known[key] = pack(truth.entry, len(forms))
+            forms.append(truth.entry.form)
+    keys = Overlaid(view, written, known)
+    page = take(keys, wanted, until)
+    if page is None or keys.is_unknown:
+        return None
+    needed = keys.needed(wanted, page)
+    return NeedsLookup(needed) if needed else Found(page, forms)
+
+
+def _with_forms(store: ListingStore, found: Found, *, with_owner: bool) -> Found | None:
+    """With the forms of all records; None where owners are wanted and not known."""
+    numbers = forms_of(found.page.keys)
+    forms = found.forms or store.forms(numbers - {OWN_FORM})
+    if OWN_FORM in numbers:
+        found.page.keys, forms = numbered_here(found.page.keys, forms)
         numbers = forms_of(found.page.keys)
-        forms = found.forms or self._store.forms(numbers)
-        if with_owner and any(forms[number].owner is None for number in numbers):
-            return None
-        return Found(found.page, forms)
+    if with_owner and any(forms[number].owner is None for number in numbers):
+        return None
+    return Found(found.page, forms)
 
-    def _begin(self, bucket: str, keys: list[bytes]) -> bool:
-        """Whether marks could be set; else all that is known of the bucket must be given up in their place."""
-        try:
-            return self._marks.begin(bucket, keys, self._clock.monotonic())
-        except lmdb.Error:
-            return False
 
-    def _end(self, bucket: str, keys: list[bytes]) -> bool:
-        seconds = self._clock.monotonic()
-        try:
-            self._marks.end(bucket, keys, seconds)
-            self._ended += 1
-            if self._ended % _SWEEP_EVERY == 0:
-                self._marks.sweep(seconds, self._store.is_known)
-        except lmdb.Error:
-            return False
-        return True
+def _begin(dirty: DirtyKeys, write: OwnWrite, clock: Clock) -> None:
+    with suppress(lmdb.Error):  # then it is not noted
+        dirty.begin(write, clock.monotonic())
+
+
+def _end(dirty: DirtyKeys, write: OwnWrite, clock: Clock) -> None:
+    with suppress(lmdb.Error):  # then it stays in flight
+        dirty.end(write, clock.monotonic())
 
 
 def trim(store: ListingStore, slots: Slots) -> None:
-    """Forget what lies in strict slots, where own writes leave no marks. Blocks; raises lmdb.Error."""
+    """Forget what lies in strict slots, where own writes leave no dirty keys. Blocks; raises lmdb.Error."""
     for bucket in store.buckets():
         for start, stop in _between(answerable(slots, bucket)):
             store.forget(bucket, start, stop)
@@ -264,9 +466,9 @@ def trim(store: ListingStore, slots: Slots) -> None:
 
 def _between(parts: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """What lies between them, and before and behind."""
-    gaps, place = [], b""
+    gaps, reached = [], b""
     for start, stop in parts:
-        if place < start:
-            gaps.append((place, start))
-        place = stop
-    return [*gaps, (place, END)] if place < END else gaps
+        if reached < start:
+            gaps.append((reached, start))
+        reached = stop
+    return [*gaps, (reached, END)] if reached < END else gaps

@@ -1,6 +1,7 @@
 """One page of a listing out of keys in order (S3 API, "ListObjectsV2", "ListObjects"). Pure.
 
-Nothing is scanned that rolls up: behind a common prefix the next key is looked for at its end.
+Keys are UTF-8 here: their byte order is S3's. Nothing is scanned that rolls up: behind a common prefix the next key is
+looked for at its end.
 """
 
 from __future__ import annotations
@@ -9,7 +10,22 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from gateway.metadata.listing.places import END, behind, behind_all
+END = b"\xff"
+"""Behind every key: no byte of UTF-8 is as great."""
+
+
+def key_successor(key: bytes) -> bytes:
+    """The first place behind `key`."""
+    return key + b"\0"
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """The first place behind every key that begins with `prefix`."""
+    for last in range(len(prefix) - 1, -1, -1):
+        if prefix[last] < 0xFF:
+            return prefix[:last] + bytes([prefix[last] + 1])
+    return END
+
 
 Record: TypeAlias = bytes
 Listed: TypeAlias = tuple[bytes, Record]
@@ -24,7 +40,7 @@ class Keys(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ListRequest:
     """What a page is asked of.
 
     `after` is the place of the page before: a key, or, with `skip`, a common prefix with all that is under it. `limit`
@@ -41,13 +57,13 @@ class Wanted:
     def start(self) -> bytes:
         """Where the first key may lie."""
         if self.skip:
-            return max(self.prefix, behind_all(self.after))
-        return max(self.prefix, behind(self.after)) if self.after else self.prefix
+            return max(self.prefix, prefix_end(self.after))
+        return max(self.prefix, key_successor(self.after)) if self.after else self.prefix
 
     @property
     def stop(self) -> bytes:
         """Behind the last key that begins with the prefix."""
-        return behind_all(self.prefix) if self.prefix else END
+        return prefix_end(self.prefix) if self.prefix else END
 
     def rolled_up(self, key: bytes) -> bytes | None:
         """The common prefix that stands for `key`; None: it stands for itself."""
@@ -72,7 +88,7 @@ class Page:
     last_is_prefix: bool = False
 
 
-def take(keys: Keys, wanted: Wanted, known_until: bytes) -> Page | None:
+def take(keys: Keys, wanted: ListRequest, known_until: bytes) -> Page | None:
     """The page, of keys of which all are known up to a place; None when that is not enough to tell."""
     if wanted.limit == 0:
         return Page()
@@ -94,7 +110,7 @@ _READ_AT_ONCE_MAX = 256
 class _Rolling:
     """A page with a delimiter. Reads single keys where prefixes follow each other, many where keys do."""
 
-    def __init__(self, keys: Keys, wanted: Wanted, stop: bytes) -> None:
+    def __init__(self, keys: Keys, wanted: ListRequest, stop: bytes) -> None:
         self._keys = keys
         self._wanted = wanted
         self._stop = stop
@@ -117,7 +133,7 @@ class _Rolling:
             elif len(found) < at_once:
                 return self._page if self._stop == self._wanted.stop else None
             else:
-                self._place = behind(found[-1][0])
+                self._place = key_successor(found[-1][0])
                 at_once = min(4 * at_once, _READ_AT_ONCE_MAX)
 
     def _plain(self, found: list[Listed]) -> int:
@@ -140,7 +156,7 @@ class _Rolling:
         common = self._wanted.rolled_up(key)
         if common is None:
             raise ValueError("the key does not roll up")
-        self._place = behind_all(common)
+        self._place = prefix_end(common)
         if not self._wanted.is_behind(common):
             return
         if not self._room():

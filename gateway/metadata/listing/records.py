@@ -1,6 +1,8 @@
-"""What the index keeps of an object, packed and unpacked. Pure; docs/on-disk-format.md is the reference.
+"""What the index keeps of an object, packed, unpacked, and as the `<Contents>` of a listing. Pure.
 
 u32 seconds · u16 milliseconds · u16 number of the form · u48 size · u16 parts · 16 bytes MD5 · what else there is
+
+docs/on-disk-format.md is the reference.
 """
 
 from __future__ import annotations
@@ -11,16 +13,23 @@ from calendar import timegm
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from time import gmtime, strftime
+from urllib.parse import quote_from_bytes
 
 import orjson
 
+from gateway.metadata.listing.pages import Listed
 from gateway.s3.list_result import EntryForm, ListedEntry
+from gateway.s3.xml_writer import encode_list_key, escape
 
 FIXED = struct.Struct("<IHHQ16s")
 SIZE_MASK = 2**48 - 1
 PARTS_SHIFT = 48
 
+OWN_FORM = 2**16 - 1
+"""In place of the number of a form that has none: it stands in the record, behind the fixed part."""
+
 _FORM_AT = 6
+_OWN_LENGTH_BYTES = 4
 _MD5_ETAG = re.compile(r'"([0-9a-f]{32})(?:-([1-9][0-9]{0,3}|10000))?"')
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)", re.ASCII)
 _MILLISECONDS = re.compile(r"\.(\d{3})Z", re.ASCII)
@@ -79,7 +88,40 @@ def with_form(record: bytes, form: int) -> bytes:
 
 def without_form(record: bytes) -> bytes:
     """What is said of this object alone."""
+    record = plain(record)
     return record[:_FORM_AT] + record[_FORM_AT + 2 :]
+
+
+def with_own_form(record: bytes, form: EntryForm) -> bytes:
+    """The record with its form in it, for one that has no number."""
+    packed = pack_form(form)
+    own = len(packed).to_bytes(_OWN_LENGTH_BYTES, "little") + packed
+    return with_form(record[: FIXED.size], OWN_FORM) + own + record[FIXED.size :]
+
+
+def plain(record: bytes) -> bytes:
+    """The record without a form in it."""
+    if form_of(record) != OWN_FORM:
+        return record
+    return record[: FIXED.size] + record[_own_form_end(record) :]
+
+
+def own_form(record: bytes) -> EntryForm:
+    """The form in a record of the form OWN_FORM; ValueError when there is none."""
+    return unpack_form(record[FIXED.size + _OWN_LENGTH_BYTES : _own_form_end(record)])
+
+
+def numbered_here(
+    listed: Sequence[tuple[bytes, bytes]], forms: Sequence[EntryForm]
+) -> tuple[list[tuple[bytes, bytes]], list[EntryForm]]:
+    """With numbers for the forms that are in records, behind those that there are; for a page."""
+    numbers: dict[EntryForm, int] = {}
+    found = list(listed)
+    for index, (key, record) in enumerate(found):
+        if form_of(record) == OWN_FORM:
+            number = numbers.setdefault(own_form(record), len(forms) + len(numbers))
+            found[index] = key, with_form(plain(record), number)
+    return found, [*forms, *numbers]
 
 
 def form_of(record: bytes) -> int:
@@ -96,6 +138,11 @@ def odd_date_and_etag(record: bytes) -> tuple[str, str]:
     """Of a record longer than `FIXED`: date and ETag as the origin sent them."""
     date, _, etag = record[FIXED.size :].decode("utf-8", "replace").partition("\n")
     return date, etag
+
+
+def _own_form_end(record: bytes) -> int:
+    length = int.from_bytes(record[FIXED.size : FIXED.size + _OWN_LENGTH_BYTES], "little")
+    return FIXED.size + _OWN_LENGTH_BYTES + length
 
 
 def pack_form(form: EntryForm) -> bytes:
@@ -150,3 +197,56 @@ def _parsed_date(text: str) -> tuple[int | None, int]:
     if fraction is None:
         return None, 0
     return parsed_seconds(text[:19]), int(fraction[1])
+
+
+_UNRESERVED = bytes(range(48, 58)) + bytes(range(65, 91)) + bytes(range(97, 123)) + b"-_.~/"
+_NEEDS_NO_XML = bytes(code for code in range(32, 127) if code not in b'&<>"')
+
+
+def contents_xml(listed: Sequence[Listed], forms: Sequence[EntryForm], *, url: bool, owner: bool) -> str:
+    """All of them; `forms` by number. IndexError when a record names a form that is not there."""
+    ends = [_end(form, owner=owner) for form in forms]
+    unpack, fixed_bytes, minute = FIXED.unpack_from, FIXED.size, minute_text
+    pieces = []
+    for text, (_, record) in zip(_key_texts([key for key, _ in listed], url=url), listed, strict=True):
+        seconds, milliseconds, number, size, digest = unpack(record)
+        before, after = ends[number]
+        if len(record) != fixed_bytes:
+            pieces.append(_odd(text, record, before, size, after))
+            continue
+        parts = ""
+        if size > SIZE_MASK:
+            parts, size = f"-{size >> PARTS_SHIFT}", size & SIZE_MASK
+        second = TWO_DIGITS[seconds % 60]
+        fraction = f"{milliseconds:03}" if milliseconds else "000"
+        pieces.append(
+            f"<Contents><Key>{text}</Key><LastModified>{minute(seconds // 60)}{second}.{fraction}Z</LastModified>"
+            f"<ETag>&quot;{digest.hex()}{parts}&quot;</ETag>{before}<Size>{size}</Size>{after}</Contents>"
+        )
+    return "".join(pieces)
+
+
+def encoded(key: bytes, *, url: bool) -> str:
+    """One key or common prefix as it stands in a listing."""
+    return quote_from_bytes(key, safe="/-_.~") if url else encode_list_key(key.decode("utf-8", "replace"), url=False)
+
+
+def _odd(text: str, record: bytes, before: str, size_bytes: int, after: str) -> str:
+    """One whose date or ETag is not written as most are."""
+    date, etag = map(escape, odd_date_and_etag(record))
+    return (
+        f"<Contents><Key>{text}</Key><LastModified>{date}</LastModified><ETag>{etag}</ETag>"
+        f"{before}<Size>{size_bytes}</Size>{after}</Contents>"
+    )
+
+
+def _end(form: EntryForm, *, owner: bool) -> tuple[str, str]:
+    return form.before_size, ((form.owner or "") if owner else "") + form.after_size
+
+
+def _key_texts(keys: list[bytes], *, url: bool) -> list[str]:
+    """Each as `encoded`. Whether any of them needs care is asked of all at once: in most pages none does."""
+    together = b"\n".join(keys)
+    if together.translate(None, _UNRESERVED if url else _NEEDS_NO_XML) == b"\n" * (len(keys) - 1):
+        return together.decode().split("\n") if keys else []
+    return [encoded(key, url=url) for key in keys]

@@ -1,7 +1,7 @@
 """The index in LMDB, shared by all workers. Reading takes microseconds: it may run on the event loop.
 
     entries  bucket number, key → record (records.py)
-    ranges   bucket number, start → stop, and when it was learned (intervals.py)
+    ranges   bucket number, start → stop, and when it was learned (ranges.py)
     forms    number → what records say in common
     buckets  name → number
 
@@ -11,24 +11,111 @@ asked of the origin again, so that trouble with the disk is a miss.
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
+from threading import Lock
 from typing import cast
 
 import lmdb
 
-from gateway.metadata.generations import WriteGenerations
-from gateway.metadata.listing.batches import Batch
-from gateway.metadata.listing.intervals import Interval, including, is_known_better, without
-from gateway.metadata.listing.marks import PAGE_SECONDS_MAX, Marks
-from gateway.metadata.listing.places import END, behind
-from gateway.metadata.listing.records import form_of, pack_form, unpack_form, with_form, without_form
-from gateway.metadata.listing.view import NUMBER_BYTES, Cursor, Table, View, rewrite, touching
+from gateway.metadata.entries import ObservedAt
+from gateway.metadata.environment import NEW_ENGINE, open_environment
+from gateway.metadata.environment import Cursor as Cursor
+from gateway.metadata.environment import Table as Table
+from gateway.metadata.epochs import InvalidationEpochs
+from gateway.metadata.listing import dirty_keys
+from gateway.metadata.listing.dirty_keys import PAGE_SECONDS_MAX, DirtyKeys, WrittenKey
+from gateway.metadata.listing.pages import END, Listed, key_successor
+from gateway.metadata.listing.ranges import Batch, Interval, including, is_known_better, without
+from gateway.metadata.listing.records import (
+    OWN_FORM,
+    form_of,
+    forms_of,
+    pack_form,
+    plain,
+    unpack_form,
+    with_form,
+    with_own_form,
+    without_form,
+)
 from gateway.objects import ObjectKey
 from gateway.s3.list_result import EntryForm
+
+NUMBER_BYTES = 4
+"""Of a bucket's number, in front of each place."""
+
+_OBSERVED = struct.Struct("<QdI")
+
+
+class View:
+    """A bucket's part of the index at one moment."""
+
+    def __init__(self, transaction: lmdb.Transaction, entries: Table, ranges: Table, number: bytes) -> None:
+        self._entries: Cursor = transaction.cursor(db=entries)
+        self._ranges: Cursor = transaction.cursor(db=ranges)
+        self._number = number
+
+    def read(self, start: bytes, stop: bytes, count: int) -> list[Listed]:
+        """As `pages.Keys.read`."""
+        cursor, number = self._entries, self._number
+        end = number + stop
+        if count <= 0 or start >= stop or not cursor.set_range(number + start):
+            return []
+        if count == 1:
+            row_key, record = cursor.item()
+            return [(row_key[NUMBER_BYTES:], record)] if row_key < end else []
+        rows: list[Listed] = list(islice(cursor, count))
+        if rows and rows[-1][0] >= end:
+            rows = [row for row in rows if row[0] < end]
+        return [(row_key[NUMBER_BYTES:], record) for row_key, record in rows]
+
+    def intervals(self, start: bytes) -> Iterator[Interval]:
+        """In order, from the one that ends at or behind `start`, or the one before."""
+        cursor = self._ranges
+        found = cursor.set_range(self._number + start)
+        if not (cursor.prev() or cursor.first() if found else cursor.last()):
+            return
+        for row_key, value in cursor:
+            if row_key[:NUMBER_BYTES] > self._number:
+                return
+            if row_key[:NUMBER_BYTES] == self._number:
+                yield _interval(row_key[NUMBER_BYTES:], value)
+
+
+def touching(view: View, start: bytes, stop: bytes, *, overlapping: bool = False) -> Iterator[Interval]:
+    """The intervals that overlap [start, stop) or, unless `overlapping`, end or begin where it begins or ends."""
+    for one in view.intervals(start):
+        if one.start > stop or (overlapping and one.start == stop):
+            return
+        if one.stop > start or (one.stop == start and not overlapping):
+            yield one
+
+
+def rewrite(
+    transaction: lmdb.Transaction, ranges: Table, number: bytes, before: Sequence[Interval], after: Sequence[Interval]
+) -> None:
+    """Change the ranges table from one to the other."""
+    for gone in {one.start for one in before} - {one.start for one in after}:
+        transaction.delete(number + gone, db=ranges)
+    same = set(before)
+    for one in after:
+        if one not in same:
+            transaction.put(number + one.start, _value(one), db=ranges)
+
+
+def _value(interval: Interval) -> bytes:
+    observed = interval.observed_at
+    return _OBSERVED.pack(observed.epoch, observed.seconds, observed.boot) + interval.stop
+
+
+def _interval(start: bytes, value: bytes) -> Interval:
+    epoch, seconds, boot = _OBSERVED.unpack_from(value)
+    return Interval(start, value[_OBSERVED.size :], ObservedAt(epoch, seconds, boot))
+
 
 SIZE_BYTES_MAX = 32 * 1024**3
 """What the entries may take: about 300 million keys."""
@@ -37,7 +124,13 @@ LANDED_PER_TRANSACTION = 512
 """Half a millisecond, or one and a half on a slow machine."""
 
 FORMS_MAX = 4096
-"""Objects with more kinds of further properties are not kept."""
+"""Forms with a number. Entries of any other have it in their record: larger, and no end."""
+
+UNKNOWN_BOOT = 0
+"""That of what an S3 Inventory tells: older than all own writes, and believed where nothing is known of them."""
+
+_SWEEPS_IN_PEACE = 8
+"""With few dirty keys every so many sweeps do."""
 
 _PART_WORK = 8
 """What a batch costs besides its keys, in keys."""
@@ -58,8 +151,8 @@ class ListingStore:
     def __init__(
         self,
         directory: Path,
-        generations: WriteGenerations,
-        marks: Marks,
+        epochs: InvalidationEpochs,
+        dirty: DirtyKeys,
         *,
         size_bytes_max: int = SIZE_BYTES_MAX,
         told: Callable[[ObjectKey, bytes | None], None] = _nobody,
@@ -68,27 +161,22 @@ class ListingStore:
         listed now, or None.
         """
         self._told = told
-        self._generations = generations
-        self._marks = marks
+        self._epochs = epochs
+        self._dirty = dirty
         self._size_bytes_max = size_bytes_max
         self._swept = b""
+        self._sweeps = 0
         self._numbers: dict[str, bytes] = {}
+        self._forms_lock = Lock()
         self._forms: list[EntryForm] = []
-        self._environment = lmdb.open(
-            str(directory),
-            map_size=size_bytes_max * _MAP_BYTES_OVER_SIZE,
-            max_dbs=4,
-            max_readers=1024,
-            sync=False,
-            mode=0o600,
-            subdir=True,
-            lib_version=1,
+        self._form_numbers: dict[EntryForm, int] = {}
+        self._environment, tables = open_environment(
+            directory,
+            (b"entries", b"ranges", b"forms", b"buckets"),
+            map_bytes=size_bytes_max * _MAP_BYTES_OVER_SIZE,
+            engine=NEW_ENGINE,
         )
-        self._entries: Table = self._environment.open_db(b"entries")
-        self._ranges: Table = self._environment.open_db(b"ranges")
-        self._forms_table: Table = self._environment.open_db(b"forms")
-        self._buckets: Table = self._environment.open_db(b"buckets")
-        self._environment.reader_check()
+        self._entries, self._ranges, self._forms_table, self._buckets = tables
 
     @contextmanager
     def view(self, bucket: str) -> Iterator[View | None]:
@@ -101,16 +189,14 @@ class ListingStore:
         """Forms by number, as far as these are needed; IndexError when one is not there."""
         highest = max(numbers, default=-1)
         if highest >= len(self._forms):
-            with self._environment.begin() as transaction:
-                self._load_forms(transaction)
+            self._know_forms()
         if highest >= len(self._forms):
             raise IndexError("a record of the listing index names a form that is not there")
         return self._forms
 
     def all_forms(self) -> list[EntryForm]:
         """Every form that there is now, by number."""
-        with self._environment.begin() as transaction:
-            self._load_forms(transaction)
+        self._know_forms()
         return list(self._forms)
 
     def land(self, batches: Sequence[Batch], seconds: float) -> tuple[list[Batch], list[bytes]]:
@@ -118,13 +204,14 @@ class ListingStore:
 
         Gives what is left of the batches, to be landed next, and the keys that were known and are not as they were:
         another date, ETag or size, or none.
-        Keys that were written since the origin was asked (marks.py) stay as they are. Nothing is kept of a batch that
-        was asked for too long ago, or before the bucket was written, or before what is known already. `seconds` is the
-        time now. Raises lmdb.Error when the disk cannot take it.
+        Keys that were written since the origin was asked (dirty_keys.py) stay as they are. Nothing is kept of a batch
+        that was asked for below the floor, or before the bucket was written, or before what is known already. `seconds`
+        is the time now. Raises lmdb.Error when the disk cannot take it.
         """
-        left = deque(batch for batch in batches if self._may_be_kept(batch, seconds))
         landed, changed, work = list[Batch](), list[bytes](), 0
+        self._know_forms()
         with self._environment.begin(write=True) as transaction:
+            left = deque(batch for batch in batches if self._may_be_kept(batch))
             if self._size_bytes(transaction) >= self._size_bytes_max:
                 self._sweep(transaction)
             while left and work < LANDED_PER_TRANSACTION:
@@ -132,12 +219,12 @@ class ListingStore:
                 reach, found = self._land(transaction, batch, seconds)
                 part = batch.until(reach)
                 if reach < batch.stop:
-                    left.appendleft(batch.behind(reach))
+                    left.appendleft(batch.beginning_at(reach))
                 landed.append(part)
                 changed += found
                 work += len(part.listed) + _PART_WORK
         for part in landed:
-            self._marks.settle(part.bucket, part.start, part.stop, part.asked.number, seconds)
+            self._dirty.settle(part.bucket, part.start, part.stop, part.asked.number, seconds)
         return list(left), changed
 
     def put_truths(self, batches: Sequence[Batch], seconds: float) -> None:
@@ -145,40 +232,60 @@ class ListingStore:
 
         A batch is of one key, and has one entry or none. Blocks; raises lmdb.Error.
         """
-        kept = [batch for batch in batches if self._may_be_kept(batch, seconds)]
+        self._know_forms()
         with self._environment.begin(write=True) as transaction:
+            kept = [batch for batch in batches if self._may_be_kept(batch)]
             for batch in kept:
                 number = self._number(transaction, batch.bucket)
                 if number is None:
                     continue
                 view = View(transaction, self._entries, self._ranges, number)
                 around = list(touching(view, batch.start, batch.stop, overlapping=True))
-                if around and not is_known_better(around, batch.start, batch.stop, batch.asked.learned):
+                if around and not is_known_better(around, batch.start, batch.stop, batch.asked.observed_at):
                     self._land_entries(transaction, view, number, batch, seconds)
         for batch in kept:
-            self._marks.settle(batch.bucket, batch.start, batch.stop, batch.asked.number, seconds)
+            self._dirty.settle(batch.bucket, batch.start, batch.stop, batch.asked.number, seconds)
 
     def forget(self, bucket: str, start: bytes, stop: bytes) -> None:
-        """Take [start, stop) for not known any more. Blocks; raises lmdb.Error."""
+        """Take [start, stop) for not known any more. Blocks where anything of it is known; raises lmdb.Error."""
+        with self.view(bucket) as view:
+            if view is None or not any(touching(view, start, stop, overlapping=True)):
+                return
         with self._environment.begin(write=True) as transaction:
-            number = self._number(transaction, bucket)
-            if number is not None:
-                around = list(touching(View(transaction, self._entries, self._ranges, number), start, stop))
-                rewrite(transaction, self._ranges, number, around, without(around, start, stop))
+            self._forget(transaction, bucket, start, stop)
+
+    def sweep(self, seconds: float) -> None:
+        """Let go of a few dirty keys that the index says nothing of, and of clean ones that no page can be older than.
+
+        Where there are more than DIRTY_KEYS_MAX, also of the oldest that the index does say something of: it forgets
+        what lies between them. `seconds` is the time now. Blocks for a few milliseconds; raises lmdb.Error.
+        """
+        crowd, latest = self._dirty.crowd(), self._dirty.now() - dirty_keys.DIRTY_KEYS_MAX // 4
+        self._sweeps += 1
+        if crowd <= 0.5 and self._sweeps % _SWEEPS_IN_PEACE:
+            return
+
+        def is_old(one: WrittenKey) -> bool:
+            return seconds - one.seconds > PAGE_SECONDS_MAX or (crowd > 0.5 and one.number <= latest)
+
+        dirty, clean = self._dirty.next_rows()
+        dirty = [one for one in dirty if one.is_over(seconds) and is_old(one)]
+        clean = [one for one in clean if is_old(one)]
+        if not dirty and not clean:
+            return
+        # First nobody lands any more what may contradict them. Who was about to has done so when the lock is ours.
+        self._dirty.raise_floor(max(one.number for one in (*dirty, *clean)))
+        with self._environment.begin(write=True) as transaction:
+            if crowd > 1:
+                for bucket, start, stop in _spans(dirty):
+                    self._forget(transaction, bucket, start, stop)
+            dirty = [one for one in dirty if not self._is_known(transaction, one)]
+        self._dirty.let_go(dirty, clean)
 
     def buckets(self) -> list[str]:
         """Every bucket that something was known of."""
         with self._environment.begin() as transaction:
             return [name.decode() for name, _ in transaction.cursor(db=self._buckets)]
-
-    def is_known(self, bucket: str, key: bytes) -> bool:
-        """Whether the index says whether there is such a key, at any age."""
-        generation = self._generations.of_bucket(bucket)
-        with self.view(bucket) as view:
-            if view is None:
-                return False
-            around = touching(view, key, behind(key), overlapping=True)
-            return any(one.learned.generation == generation for one in around)
 
     def statistics(self) -> dict[str, int]:
         """`keys` in the index, void ones included, and `size_bytes` that they take."""
@@ -198,19 +305,22 @@ class ListingStore:
             raise RuntimeError("a bucket that was given a number has one")
         view = View(transaction, self._entries, self._ranges, number)
         around = list(touching(view, batch.start, batch.stop))
-        if is_known_better(around, batch.start, batch.stop, batch.asked.learned):
+        if is_known_better(around, batch.start, batch.stop, batch.asked.observed_at):
             return batch.stop, []
         reach, changed = self._land_entries(transaction, view, number, batch, seconds)
-        new = Interval(batch.start, reach, batch.asked.learned)
+        new = Interval(batch.start, reach, batch.asked.observed_at)
         after = including(around, new, merge_seconds=batch.merge_seconds)
         rewrite(transaction, self._ranges, number, around, after)
         return reach, changed
 
-    def _may_be_kept(self, batch: Batch, seconds: float) -> bool:
-        asked = batch.asked.learned
-        if asked.generation != self._generations.of_bucket(batch.bucket):
+    def _may_be_kept(self, batch: Batch) -> bool:
+        """To be asked within the transaction that keeps it: `sweep` waits for that."""
+        asked = batch.asked
+        if asked.observed_at.epoch != self._epochs.of_bucket(batch.bucket):
             return False
-        return seconds - asked.seconds <= PAGE_SECONDS_MAX  # marks of writes since then may be gone
+        return (
+            asked.number >= self._dirty.floor() or asked.observed_at.boot == UNKNOWN_BOOT
+        )  # keys may be let go of below
 
     def _land_entries(
         self, transaction: lmdb.Transaction, view: View, number: bytes, batch: Batch, seconds: float
@@ -220,15 +330,13 @@ class ListingStore:
         reach = batch.stop
         for listed in (known, told):
             if len(listed) == LANDED_PER_TRANSACTION:
-                reach = min(reach, behind(listed[-1][0]))
-        forms = [self._form_number(transaction, form) for form in batch.forms]
-        if forms != list(range(len(forms))):
-            told = [(key, with_form(record, forms[form_of(record)])) for key, record in told]
+                reach = min(reach, key_successor(listed[-1][0]))
+        told = self._with_our_forms(transaction, batch.forms, told)
         if known == told:
             return reach, []
         new = {key: record for key, record in told if key < reach}
         old = {key: record for key, record in known if key < reach}
-        kept = self._marks.not_told(batch.bucket, batch.start, reach, batch.asked.number, seconds)
+        kept = self._dirty.not_told(batch.bucket, batch.start, reach, batch.asked.number, seconds)
         if not old:
             _put_new(transaction, self._entries, [(number + key, new[key]) for key in new if key not in kept])
             return reach, []
@@ -238,12 +346,30 @@ class ListingStore:
                 continue
             if key in old and (key not in new or without_form(old[key]) != without_form(new[key])):
                 changed.append(key)
-                self._told(ObjectKey(batch.bucket, key.decode()), new.get(key))
+                now = new.get(key)
+                self._told(ObjectKey(batch.bucket, key.decode()), None if now is None else plain(now))
             if key in new:
                 transaction.put(number + key, new[key], db=self._entries)
             else:
                 transaction.delete(number + key, db=self._entries)
         return reach, changed
+
+    def _forget(self, transaction: lmdb.Transaction, bucket: str, start: bytes, stop: bytes) -> None:
+        number = self._number(transaction, bucket)
+        if number is not None:
+            around = list(touching(View(transaction, self._entries, self._ranges, number), start, stop))
+            rewrite(transaction, self._ranges, number, around, without(around, start, stop))
+
+    def _is_known(self, transaction: lmdb.Transaction, one: WrittenKey) -> bool:
+        """Whether the index says whether there is such a key, at any age."""
+        number = self._number(transaction, one.bucket)
+        if number is None:
+            return False
+        view, epoch = View(transaction, self._entries, self._ranges, number), self._epochs.of_bucket(one.bucket)
+        return any(
+            within.observed_at.epoch == epoch
+            for within in touching(view, one.key, key_successor(one.key), overlapping=True)
+        )
 
     def _number(self, transaction: lmdb.Transaction, bucket: str, *, create: bool = False) -> bytes | None:
         known = self._numbers.get(bucket)
@@ -258,22 +384,45 @@ class ListingStore:
             self._numbers[bucket] = number
         return number
 
+    def _with_our_forms(
+        self, transaction: lmdb.Transaction, forms: Sequence[EntryForm], listed: list[Listed]
+    ) -> list[Listed]:
+        """With the index's numbers in place of those into `forms`, or with the form itself where there are no more."""
+        needed = forms_of(listed)
+        numbers = {local: self._form_number(transaction, forms[local]) for local in needed}
+        if all(local == number for local, number in numbers.items()):
+            return listed
+        return [
+            (key, with_own_form(record, forms[form_of(record)]) if number == OWN_FORM else with_form(record, number))
+            for key, record in listed
+            for number in (numbers[form_of(record)],)
+        ]
+
     def _form_number(self, transaction: lmdb.Transaction, form: EntryForm) -> int:
-        if form in self._forms:
-            return self._forms.index(form)
-        packed = pack_form(form)
+        known = self._form_numbers.get(form)
+        if known is not None:
+            return known
+        packed, known_count = pack_form(form), len(self._forms)
+        rows: Cursor = transaction.cursor(db=self._forms_table)
+        if rows.set_range(_form_key(known_count)):  # what this transaction may take back is not remembered
+            for row_key, other in rows:
+                if other == packed:
+                    return int.from_bytes(row_key, "big")
         count = int(transaction.stat(self._forms_table)["entries"])
-        for place, other in transaction.cursor(db=self._forms_table):
-            if other == packed:
-                return int.from_bytes(place, "big")
         if count >= FORMS_MAX:
-            raise lmdb.Error("too many forms of entries")
-        transaction.put(count.to_bytes(2, "big"), packed, db=self._forms_table)
+            return OWN_FORM
+        transaction.put(_form_key(count), packed, db=self._forms_table)
         return count
 
-    def _load_forms(self, transaction: lmdb.Transaction) -> None:
-        rows: Cursor = transaction.cursor(db=self._forms_table)
-        self._forms = [unpack_form(packed) for _, packed in rows]
+    def _know_forms(self) -> None:
+        """Read those that have come since; they never go."""
+        with self._forms_lock, self._environment.begin() as transaction:
+            rows: Cursor = transaction.cursor(db=self._forms_table)
+            if rows.set_range(_form_key(len(self._forms))):
+                for _, packed in rows:
+                    form = unpack_form(packed)
+                    self._form_numbers.setdefault(form, len(self._forms))
+                    self._forms.append(form)
 
     def _size_bytes(self, transaction: lmdb.Transaction) -> int:
         table = transaction.stat(self._entries)
@@ -284,23 +433,34 @@ class ListingStore:
         cursor: Cursor = transaction.cursor(db=self._entries)
         if not cursor.set_range(self._swept) and not cursor.first():
             return
-        places = [place for place, _ in islice(cursor.iternext(values=True), _SWEPT_PER_TRANSACTION)]
-        self._swept = behind(places[-1])
-        for place in places:
-            transaction.delete(place, db=self._entries)
-        first, last = places[0], places[-1]
+        row_keys = [row_key for row_key, _ in islice(cursor.iternext(values=True), _SWEPT_PER_TRANSACTION)]
+        self._swept = key_successor(row_keys[-1])
+        for row_key in row_keys:
+            transaction.delete(row_key, db=self._entries)
+        first, last = row_keys[0], row_keys[-1]
         for number, start, stop in _parts_by_bucket(first, last):
             around = list(touching(View(transaction, self._entries, self._ranges, number), start, stop))
             rewrite(transaction, self._ranges, number, around, without(around, start, stop))
 
 
+def _form_key(number: int) -> bytes:
+    return number.to_bytes(2, "big")
+
+
+def _spans(keys: Sequence[WrittenKey]) -> Iterator[tuple[str, bytes, bytes]]:
+    """Bucket, start and stop of what lies between keys of one directory; `keys` are in order."""
+    for (bucket, _), group in groupby(keys, lambda one: (one.bucket, one.key.rpartition(b"/")[0])):
+        together = list(group)
+        yield bucket, together[0].key, key_successor(together[-1].key)
+
+
 def _parts_by_bucket(first: bytes, last: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """The places from `first` to `last` as bucket number, start and stop."""
+    """The row_keys from `first` to `last` as bucket number, start and stop."""
     lowest = int.from_bytes(first[:NUMBER_BYTES], "big")
     highest = int.from_bytes(last[:NUMBER_BYTES], "big")
     for bucket in range(lowest, highest + 1):
         start = first[NUMBER_BYTES:] if bucket == lowest else b""
-        stop = behind(last[NUMBER_BYTES:]) if bucket == highest else END
+        stop = key_successor(last[NUMBER_BYTES:]) if bucket == highest else END
         yield bucket.to_bytes(NUMBER_BYTES, "big"), start, stop
 
 
@@ -320,8 +480,8 @@ def _put_new(transaction: lmdb.Transaction, table: Table, rows: Sequence[tuple[b
             size_bytes += len(row[0]) + len(row[1]) + _NODE_BYTES
             if size_bytes > _PAGE_BYTES:
                 break
-    for place, _ in following:
-        transaction.delete(place, db=table)
+    for row_key, _ in following:
+        transaction.delete(row_key, db=table)
     append = not cursor.last() or bytes(cursor.key()) < rows[0][0]
     cursor.putmulti(rows, append=append)
     cursor.putmulti(following, append=append)

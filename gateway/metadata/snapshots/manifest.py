@@ -1,10 +1,11 @@
-"""What is known of a snapshot as a whole, as it lies beside its objects; docs/on-disk-format.md is the reference.
+"""What is known of a snapshot as a whole: its name, and the manifest beside its objects; docs/on-disk-format.md.
 
-"forebay snapshot 1", the CRC32C of what follows in hexadecimal digits, LF, the manifest as JSON
+"forebay snapshot 2", the CRC32C of what follows in hexadecimal digits, LF, the manifest as JSON
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,10 +13,23 @@ import orjson
 from awscrt import checksums
 
 from gateway.errors import SnapshotUnusable
+from gateway.metadata.snapshots.object_file import Extent, Layout
 from gateway.policy.prefixes import Prefix
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _MAGIC = "forebay snapshot"
+
+SNAPSHOT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+ALLOWED = "letters, digits, `-`, `_`, `.`; at most 64, the first a letter or a digit"
+
+_NAME = re.compile(SNAPSHOT_NAME[:-1] + r"\Z")
+
+
+def valid_name(name: str) -> str:
+    """The name itself; ValueError when it is none. It becomes a directory's: no other may ever reach the disk."""
+    if not _NAME.match(name):
+        raise ValueError(f"{name!r} is no name of a snapshot: {ALLOWED.replace('`', '')}")
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +39,8 @@ class Manifest:
     It holds the `objects` whose keys began with `prefix` (`s3://bucket/prefix`) at `origin`, listed between
     `started_at` and `ended_at` (seconds since 1970), `size_bytes` all together. `digest` is the SHA-256, in hexadecimal
     digits, of key, NUL, ETag, NUL, size, LF of each object in the order of their keys: two snapshots of the same
-    objects have the same. `id` is another for every snapshot ever made, and names its data, which has
-    `data_size_bytes` and that CRC32C. `made_by` is the job that has made it, empty for an imported one.
+    objects have the same. `id` is another for every snapshot ever made, and names its data, whose `layout` says where
+    what lies in it, with checksums. `made_by` is the job that has made it, empty for an imported one.
     """
 
     id: str
@@ -38,12 +52,11 @@ class Manifest:
     objects: int
     size_bytes: int
     digest: str
-    data_size_bytes: int
-    data_crc32c: int
+    layout: Layout
     made_by: str = ""
 
     @property
-    def place(self) -> Prefix:
+    def scope(self) -> Prefix:
         """`prefix`, parsed."""
         return Prefix.parse(self.prefix)
 
@@ -63,7 +76,9 @@ class Manifest:
 
 def pack(manifest: Manifest) -> bytes:
     """What is written to disk."""
-    document = orjson.dumps(asdict(manifest), option=orjson.OPT_INDENT_2) + b"\n"
+    layout = manifest.layout
+    data = {"size_bytes": layout.size_bytes, "root": list(layout.root), "forms": list(layout.forms)}
+    document = orjson.dumps(asdict(manifest) | {"layout": data}, option=orjson.OPT_INDENT_2) + b"\n"
     return f"{_MAGIC} {FORMAT_VERSION} {checksums.crc32c(document):08x}\n".encode() + document
 
 
@@ -80,8 +95,11 @@ def unpack(content: bytes, name: str) -> Manifest:
     if kind[0] != _MAGIC or words[2] != f"{checksums.crc32c(document):08x}":
         raise SnapshotUnusable(f"the manifest of snapshot {name!r} is damaged; it is left as it is")
     try:
-        manifest = Manifest(**orjson.loads(document))
-    except (ValueError, TypeError) as error:
+        fields = orjson.loads(document)
+        data = fields.pop("layout")
+        layout = Layout(data["size_bytes"], Extent(*data["root"]), Extent(*data["forms"]))
+        manifest = Manifest(**fields, layout=layout)
+    except (ValueError, TypeError, KeyError) as error:
         raise SnapshotUnusable(f"the manifest of snapshot {name!r} cannot be read: {error}") from None
     if manifest.name != name:
         raise SnapshotUnusable(f"the directory of snapshot {manifest.name!r} has been renamed to {name!r}")

@@ -9,9 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import lmdb
@@ -19,14 +20,20 @@ import orjson
 
 from gateway.durable import sync_directory, write_durably
 from gateway.errors import SnapshotConflict, SnapshotError, StoreUnavailable
+from gateway.metadata.listing.pages import END, Listed, key_successor
+from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.opening import BOOT_ID
-from gateway.metadata.snapshots.data import SnapshotData
-from gateway.metadata.snapshots.library import MANIFEST, NEW, Library, data_name, measure
-from gateway.metadata.snapshots.manifest import Manifest, pack
-from gateway.metadata.snapshots.names import valid_name
+from gateway.metadata.snapshots.manifest import Manifest, pack, valid_name
+from gateway.metadata.snapshots.object_file import Layout, ObjectFileWriter
+from gateway.metadata.snapshots.object_table import ObjectTable
+from gateway.metadata.snapshots.store import MANIFEST, NEW, SnapshotStore, data_name
 from gateway.s3.list_result import ListedEntry
 
 _BEGUN = "BEGUN"
+_TABLE = "objects"
+"""The objects while they are collected (object_table.py)."""
+
+_ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,56 +50,52 @@ class Origins:
 class Staging:
     """Use `begin`; then add, and `publish` or `discard`, or `leave` for another process to go on."""
 
-    def __init__(self, library: Library, directory: Path, origins: Origins, snapshot_id: str) -> None:
+    def __init__(self, store: SnapshotStore, directory: Path, origins: Origins, snapshot_id: str) -> None:
         self.origins = origins
-        self._library = library
+        self._store = store
         self._directory = directory
         self._id = snapshot_id
-        self._path = directory / data_name(snapshot_id)
-        self._data = SnapshotData(self._path, writable=True)
+        self._table = ObjectTable(directory / _TABLE)
 
     @classmethod
-    def begin(cls, library: Library, mark: str, origins: Origins) -> Staging:
+    def begin(cls, store: SnapshotStore, mark: str, origins: Origins) -> Staging:
         """Go on with what is there under `mark`, where it is of this boot, or begin.
 
         `origins` of what is gone on with are those that it was begun with. SnapshotConflict when there is a snapshot of
         that name, StoreUnavailable when the disk fails.
         """
-        if (library.root / valid_name(origins.name)).exists():
-            raise _exists(origins.name)
-        directory = library.root / f"{NEW}{mark}"
-        try:
+        directory, name = store.root / f"{NEW}{mark}", valid_name(origins.name)
+        with _disk_errors():
+            if (store.root / name).exists():
+                raise _exists(name)
             begun = _begun(directory)
             if begun is None:
                 shutil.rmtree(directory, ignore_errors=True)
                 directory.mkdir(mode=0o700)
                 begun = origins, os.urandom(16).hex()
                 write_durably(directory / _BEGUN, _packed(*begun))
-            return cls(library, directory, *begun)
-        except (OSError, lmdb.Error) as error:
-            raise _failure(error) from error
+            return cls(store, directory, *begun)
 
     def last_key(self) -> bytes | None:
-        """The greatest key that is there."""
-        return self._data.last_key()
+        """The greatest key that is there; StoreUnavailable."""
+        with _disk_errors():
+            return self._table.last_key()
 
     def totals(self) -> tuple[int, int]:
-        """How many objects there are, and their sizes together, in bytes."""
-        return self._data.count(), self._data.totals()[0]
+        """How many objects there are, and their sizes together, in bytes; StoreUnavailable."""
+        with _disk_errors():
+            sizes = [sum(etag_and_size(record)[1] for _, record in rows) for rows in self._batches()]
+            return self._table.count(), sum(sizes)
 
     def append(self, entries: Sequence[ListedEntry]) -> None:
         """Add objects behind all others, in order; SnapshotError, StoreUnavailable."""
-        try:
-            self._data.append(entries)
-        except lmdb.Error as error:
-            raise _failure(error) from error
+        with _disk_errors():
+            self._table.append(entries)
 
     def insert(self, entries: Sequence[ListedEntry]) -> int | None:
-        """Add objects in any order; the place in `entries` of the first that is there already. StoreUnavailable."""
-        try:
-            return self._data.insert(entries)
-        except lmdb.Error as error:
-            raise _failure(error) from error
+        """Add objects in any order; the number in `entries` of the first that is there already. StoreUnavailable."""
+        with _disk_errors():
+            return self._table.insert(entries)
 
     def publish(self, ended_at: float, *, expected: tuple[int, str] | None = None) -> Manifest:
         """Make it the snapshot, durably; how it is known from then on.
@@ -100,62 +103,80 @@ class Staging:
         `expected` are the number of objects and the digest that it must have: SnapshotError otherwise.
         SnapshotConflict when another has come first, StoreUnavailable when the disk fails.
         """
-        try:
-            objects, (size_bytes, digest) = self._data.count(), self._data.totals()
+        with _disk_errors():
+            objects, size_bytes, digest, layout = self._write_data()
             if expected is not None and expected != (objects, digest):
                 raise SnapshotError(
                     f"there are {objects} objects with digest {digest}, where {expected[0]} with {expected[1]} are "
                     "said to be: some of it is missing or has been changed"
                 )
-            manifest = self._written(objects, size_bytes, digest, ended_at)
-            os.rename(self._directory, self._library.root / manifest.name)
-            sync_directory(self._library.root)
-        except (OSError, lmdb.Error) as error:
-            if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                raise _exists(self.origins.name) from None
-            raise _failure(error) from error
-        self._library.changes.tell()
+            manifest = Manifest(
+                self._id,
+                self.origins.name,
+                self.origins.prefix,
+                self.origins.origin,
+                self.origins.started_at,
+                ended_at,
+                objects,
+                size_bytes,
+                digest,
+                layout,
+                self.origins.made_by,
+            )
+            self._seal(manifest)
+        self._store.changes.tell()
         return manifest
 
     def leave(self) -> None:
         """Close it as it is."""
-        self._data.close()
+        self._table.close()
 
     def discard(self) -> None:
         """Give it up."""
-        self._data.close()
+        self._table.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _written(self, objects: int, size_bytes: int, digest: str, ended_at: float) -> Manifest:
-        """Everything is on disk when this returns, under the name that is none."""
-        self._data.sync()
-        self._data.close()
-        data_size_bytes, crc = measure(self._path)
-        origins = self.origins
-        manifest = Manifest(
-            self._id,
-            origins.name,
-            origins.prefix,
-            origins.origin,
-            origins.started_at,
-            ended_at,
-            objects,
-            size_bytes,
-            digest,
-            data_size_bytes,
-            crc,
-            origins.made_by,
-        )
-        with suppress(FileNotFoundError):
-            (self._directory / _BEGUN).unlink()
+    def _write_data(self) -> tuple[int, int, str, Layout]:
+        """The number of objects, their sizes together, the digest (manifest.py), and all of it on disk, in order."""
+        objects, size_bytes, digest = 0, 0, sha256()
+        with (self._directory / data_name(self._id)).open("wb") as file:
+            writer = ObjectFileWriter(file)
+            for rows in self._batches():
+                writer.add(rows)
+                versions = [(key, *etag_and_size(record)) for key, record in rows]
+                digest.update(b"".join([b"%b\0%b\0%d\n" % (key, etag.encode(), size) for key, etag, size in versions]))
+                objects += len(rows)
+                size_bytes += sum(size for _, _, size in versions)
+            layout = writer.finish(self._table.forms)
+            file.flush()
+            os.fsync(file.fileno())
+        return objects, size_bytes, digest.hexdigest(), layout
+
+    def _seal(self, manifest: Manifest) -> None:
+        """From the renaming on it is a snapshot; a process that is killed before has left what is none."""
+        self._table.close()
+        for name in (_BEGUN, _TABLE):
+            (self._directory / name).unlink(missing_ok=True)
         write_durably(self._directory / MANIFEST, pack(manifest))
-        return manifest
+        try:
+            os.rename(self._directory, self._store.root / manifest.name)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                raise _exists(manifest.name) from None
+            raise
+        sync_directory(self._store.root)
+
+    def _batches(self) -> Iterator[list[Listed]]:
+        start = b""
+        while rows := self._table.read(start, END, _ROWS_AT_ONCE):
+            yield rows
+            start = key_successor(rows[-1][0])
 
 
-def made_by(library: Library, name: str, job_id: str) -> Manifest | None:
+def made_by(store: SnapshotStore, name: str, job_id: str) -> Manifest | None:
     """The snapshot of that name, where this job has made it already."""
     try:
-        manifest = library.manifest(name)
+        manifest = store.manifest(name)
     except SnapshotError:
         return None
     return manifest if manifest.made_by == job_id else None
@@ -179,5 +200,9 @@ def _exists(name: str) -> SnapshotConflict:
     return SnapshotConflict(f"there is a snapshot {name!r} already: delete it, or take another name")
 
 
-def _failure(error: Exception) -> StoreUnavailable:
-    return StoreUnavailable(f"the snapshot cannot be written: {error}")
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, lmdb.Error) as error:
+        raise StoreUnavailable(f"the snapshot cannot be written: {error}") from error

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, S3Error
-from gateway.metadata.listing.places import END, behind, behind_all
+from gateway.metadata.listing.pages import END, key_successor, prefix_end
 from gateway.objects import ObjectKey
 from gateway.operations.exchange import Exchange
 from gateway.s3.error_codes import s3_error
@@ -41,11 +41,11 @@ async def flushed_under(exchange: Exchange, buffer: WritebackBuffer, bucket: str
     deadline = exchange.services.clock.monotonic() + PATIENCE_SECONDS
     newest = buffer.look(lambda book: book.newest())
     place = prefix.encode()
-    stop = behind_all(place) if place else END
+    stop = prefix_end(place) if place else END
     while found := buffer.look(lambda book: book.listing(bucket, place, stop, _KEYS_AT_A_LOOK)):  # noqa: B023
         for one in found:
             await settled(exchange, buffer, one.key, min(one.sequence, newest), deadline)
-        place = behind(found[-1].key.key.encode())
+        place = key_successor(found[-1].key.key.encode())
 
 
 async def settled(exchange: Exchange, buffer: WritebackBuffer, key: ObjectKey, sequence: int, deadline: float) -> None:

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gateway.errors import OriginError, S3Error
-from gateway.metadata.listing.bounds import Bound, bound_of
 from gateway.metadata.listing.index import Found
-from gateway.metadata.listing.pages import Wanted
-from gateway.metadata.listing.places import END, behind_all
+from gateway.metadata.listing.pages import END, ListRequest, prefix_end
+from gateway.metadata.listing.ranges import Bound, bound_of
 from gateway.operations.absorbing.barrier import flushed_under
 from gateway.operations.absorbing.merging import Merging
 from gateway.operations.absorbing.pending_rows import PendingRow, PendingRows, pending_rows
@@ -76,7 +75,7 @@ def _may_concern(exchange: Exchange, buffer: WritebackBuffer) -> bool:
 
 def _is_anything(book: Book, bucket: str, prefix: str) -> bool:
     start = prefix.encode()
-    if book.listing(bucket, start, behind_all(start) if start else END, 1):
+    if book.listing(bucket, start, prefix_end(start) if start else END, 1):
         return True
     return next(iter(book.uploads(bucket, prefix)), None) is not None
 
@@ -129,7 +128,7 @@ class _Sources:
             return "stale"
         return next(iter(self._outcomes)) if len(self._outcomes) == 1 else "partial"
 
-    async def look(self, wanted: Wanted, count: int) -> PendingRows:
+    async def look(self, wanted: ListRequest, count: int) -> PendingRows:
         """Rows of what is pending, by the look: other requests come in between."""
         bucket, rows = self._listing.bucket, list[PendingRow]()
         while True:
@@ -141,7 +140,7 @@ class _Sources:
             await asyncio.sleep(0)
             wanted = replace(wanted, after=end.last, skip=end.is_prefix)
 
-    async def ask(self, wanted: Wanted) -> Found:
+    async def ask(self, wanted: ListRequest) -> Found:
         """The page without what is pending."""
         listing = replace(self._listing, wanted=wanted)
         found, outcome = await self._found(listing)
@@ -161,7 +160,7 @@ class _Sources:
 async def _owner(listing: Listing) -> str:
     """The owner of another object of the bucket; nothing where there is none, or the origin does not say."""
     try:
-        page = await origin_page(listing, Wanted(limit=1))
+        page = await origin_page(listing, ListRequest(limit=1))
     except OriginError:
         return ""
     return (page.entries[0].form.owner or "") if page.entries else ""

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from gateway.metadata.listing.index import Found
-from gateway.metadata.listing.pages import Listed, Page, Wanted
+from gateway.metadata.listing.pages import Listed, ListRequest, Page
 from gateway.metadata.listing.records import form_of, pack, with_form
 from gateway.operations.absorbing.pending_rows import Fate, PendingRow, PendingRows
 from gateway.s3.list_query import PAGE_KEYS_MAX
@@ -18,10 +18,10 @@ from gateway.s3.list_result import EntryForm, ListedEntry
 from gateway.s3.list_token import ListPlace
 from gateway.writeback.journal.records import PendingObject
 
-Look = Callable[[Wanted, int], Awaitable[PendingRows]]
+Look = Callable[[ListRequest, int], Awaitable[PendingRows]]
 """What is pending (pending_rows.py): so many rows, or all."""
 
-Ask = Callable[[Wanted], Awaitable[Found]]
+Ask = Callable[[ListRequest], Awaitable[Found]]
 """The page without what is pending. One that is truncated is not empty."""
 
 ROWS_AT_LEAST = 128
@@ -34,7 +34,9 @@ class Merging:
     Entries of pending objects have an owner of None until somebody gives them another (`forms`).
     """
 
-    def __init__(self, wanted: Wanted, look: Look, ask: Ask, entry: Callable[[PendingObject], ListedEntry]) -> None:
+    def __init__(
+        self, wanted: ListRequest, look: Look, ask: Ask, entry: Callable[[PendingObject], ListedEntry]
+    ) -> None:
         self._wanted = wanted
         self._look = look
         self._ask = ask
@@ -88,7 +90,7 @@ class Merging:
 
     async def _is_anything(self, common: bytes) -> bool:
         """Whether a common prefix stands for anything that is not deleted."""
-        below = await Merging(Wanted(common, limit=1), self._look, self._ask, self._entry).page()
+        below = await Merging(ListRequest(common, limit=1), self._look, self._ask, self._entry).page()
         return bool(below.keys)
 
     def _pending(self, pending: PendingObject) -> Listed:

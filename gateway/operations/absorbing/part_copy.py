@@ -14,7 +14,7 @@ from gateway.errors import OriginBodyError
 from gateway.objects import HeldSpan
 from gateway.operations.absorbing.barrier import flushed
 from gateway.operations.absorbing.part_through import may_be_on_its_way
-from gateway.operations.absorbing.patient import patiently
+from gateway.operations.absorbing.patient import with_retries
 from gateway.operations.absorbing.staging import store_part
 from gateway.operations.absorbing.upload_requests import part_number, upload_of
 from gateway.operations.exchange import Exchange
@@ -49,7 +49,7 @@ async def absorb_part_copy(exchange: Exchange, buffer: WritebackBuffer, copy: Ha
         )
     if may_be_on_its_way(buffer, upload, number):
         raise s3_error("SlowDown", "A part of this number is just on its way to the origin: try again.")
-    return await patiently(_copied(exchange, buffer, upload, number, copy), exchange.services.clock)
+    return await with_retries(_copied(exchange, buffer, upload, number, copy), exchange.services.clock)
 
 
 async def _copied(exchange: Exchange, buffer: WritebackBuffer, upload: Upload, number: int, copy: Handler) -> Reply:

@@ -22,7 +22,7 @@ QUIET_SECONDS = 10.0
 _PROLOG = PROLOG.encode()
 
 
-async def patiently(answering: Coroutine[Any, Any, Reply], clock: Clock) -> Reply:
+async def with_retries(answering: Coroutine[Any, Any, Reply], clock: Clock) -> Reply:
     """The answer, whose body is an XML document in memory. Who does not want it any more ends what makes it."""
     wait = _Wait(asyncio.create_task(answering), clock)
     try:
@@ -66,5 +66,5 @@ class _Wait:
         except ForebayError as error:
             said = error if isinstance(error, S3Error) else s3_error("ServiceUnavailable", str(error))
             return error_document(said, resource="", request_id="", host_id="")
-        assert isinstance(reply.body, bytes)  # noqa: S101 - as `patiently` says
+        assert isinstance(reply.body, bytes)  # noqa: S101 - as `with_retries` says
         return reply.body

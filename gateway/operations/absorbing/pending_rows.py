@@ -10,8 +10,7 @@ from enum import Enum
 from itertools import takewhile
 from typing import NamedTuple
 
-from gateway.metadata.listing.pages import Wanted
-from gateway.metadata.listing.places import behind, behind_all
+from gateway.metadata.listing.pages import ListRequest, key_successor, prefix_end
 from gateway.s3.list_token import ListPlace
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.records import PendingObject
@@ -47,7 +46,7 @@ class PendingRows(NamedTuple):
     end: ListPlace | None
 
 
-def pending_rows(book: Book, bucket: str, wanted: Wanted, count: int) -> PendingRows:
+def pending_rows(book: Book, bucket: str, wanted: ListRequest, count: int) -> PendingRows:
     """The first rows of a listing, `count` or a few more; `wanted.limit` does not matter."""
     rows: list[PendingRow] = []
     place, at_once = wanted.start, 1
@@ -59,11 +58,11 @@ def pending_rows(book: Book, bucket: str, wanted: Wanted, count: int) -> Pending
             common = wanted.rolled_up(_name(found[len(plain)])) or b""
             if wanted.is_behind(common):
                 rows.append(PendingRow(common, _fate(book, bucket, common)))
-            place, at_once = behind_all(common), 1
+            place, at_once = prefix_end(common), 1
         elif len(found) < at_once:
             return PendingRows(rows, None)
         else:
-            place, at_once = behind(_name(found[-1])), min(4 * at_once, _READ_AT_ONCE_MAX)
+            place, at_once = key_successor(_name(found[-1])), min(4 * at_once, _READ_AT_ONCE_MAX)
     last = rows[-1]
     return PendingRows(rows, ListPlace(last.name, last.pending is None))
 
@@ -71,7 +70,7 @@ def pending_rows(book: Book, bucket: str, wanted: Wanted, count: int) -> Pending
 def _fate(book: Book, bucket: str, common: bytes) -> Fate:
     """Of a common prefix under which something is pending."""
     for count in (1, _TOMBSTONES_PASSED_MAX):
-        if any(not one.deleted for one in book.listing(bucket, common, behind_all(common), count)):
+        if any(not one.deleted for one in book.listing(bucket, common, prefix_end(common), count)):
             return Fate.LISTED
     return Fate.UNSURE
 

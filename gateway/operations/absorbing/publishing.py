@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.filling.adoption import OfferedFile
+from gateway.blocks.filling.hard_link_ingest import OfferedFile
 from gateway.errors import BlockError
 from gateway.metadata.catalog import Catalog
 from gateway.objects import ObjectVersion

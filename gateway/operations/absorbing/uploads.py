@@ -22,7 +22,7 @@ from gateway.operations.absorbing.completion import Completion, complete
 from gateway.operations.absorbing.conditional import complete_at_origin
 from gateway.operations.absorbing.eligible import has_conditions
 from gateway.operations.absorbing.part_through import PartThrough, send_part_through
-from gateway.operations.absorbing.patient import patiently
+from gateway.operations.absorbing.patient import with_retries
 from gateway.operations.absorbing.staging import stage_body, store_part, unavailable
 from gateway.operations.absorbing.upload_requests import (
     check_algorithm,
@@ -95,7 +95,7 @@ async def absorb_complete(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
     ended = Ended(upload_id, exchange.object_key, now, made.etag, [(one.number, unquote(one.etag)) for one in listed])
     if has_conditions(exchange.request.headers) or not all(part.file.is_here for part in made.parts):
         completing = _completed_at_origin(exchange, buffer, upload, made, ended)
-        return await patiently(visible(changed_by(exchange), completing), exchange.services.clock)
+        return await with_retries(visible(changed_by(exchange), completing), exchange.services.clock)
     upload = replace(upload, base=await base_now(exchange, buffer, upload.base))
     try:
         completed = await buffer.complete(_pending(upload, made, now), ended)

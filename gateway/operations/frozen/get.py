@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_down, is_plainly_asked
-from gateway.metadata.snapshots.shelf import Frozen, Shelved
+from gateway.metadata.snapshots.registry import OpenSnapshot, SnapshotObject
 from gateway.objects import BodyStream, ByteRange, HeldSpan
 from gateway.operations import first_look
 from gateway.operations.exchange import Exchange
@@ -50,7 +50,7 @@ class _Get:
     """One GET on its way to an answer."""
 
     exchange: Exchange
-    shelved: Shelved
+    shelved: OpenSnapshot
     headers: dict[str, str]
     overrides: Mapping[str, str]
 
@@ -60,7 +60,7 @@ def get_frozen(exchange: Exchange) -> Answer:
     return with_snapshot(exchange, _get)
 
 
-def _get(exchange: Exchange, shelved: Shelved) -> Answer:
+def _get(exchange: Exchange, shelved: OpenSnapshot) -> Answer:
     overrides = response_overrides(exchange)
     if needs_the_origin(exchange.request):
         return forward_frozen(exchange, shelved)
@@ -96,7 +96,7 @@ async def _fetched(get: _Get, head: ObjectHead | None) -> Reply:
     return await _served(get, frozen, head)
 
 
-async def _at_first_look(get: _Get, frozen: Frozen) -> Reply | None:
+async def _at_first_look(get: _Get, frozen: SnapshotObject) -> Reply | None:
     """The answer where the origin gives head and bytes at once; None: the head is to be asked for."""
     exchange, headers = get.exchange, get.headers
     begun = first_look.begin(exchange, headers)
@@ -125,7 +125,7 @@ async def _at_first_look(get: _Get, frozen: Frozen) -> Reply | None:
                 await answer.aclose()
 
 
-async def _served(get: _Get, frozen: Frozen, head: ObjectHead) -> Reply:
+async def _served(get: _Get, frozen: SnapshotObject, head: ObjectHead) -> Reply:
     """From blocks, and what is missing of them from the origin; the first bytes tell whether it still has them."""
     try:
         return _noting(get, await serve(get.exchange, head, get.headers, get.overrides))
@@ -137,7 +137,7 @@ async def _served(get: _Get, frozen: Frozen, head: ObjectHead) -> Reply:
         raise await explained(get.exchange, get.shelved, frozen, error) from None
 
 
-async def _of_lost(get: _Get, frozen: Frozen, head: ObjectHead) -> Reply:
+async def _of_lost(get: _Get, frozen: SnapshotObject, head: ObjectHead) -> Reply:
     """Of an object that the origin did not have any more: no body is begun that cannot be sent to its end."""
     byte_range = head.part or asked_range(get.exchange.request, head)
     if not _is_cached(get, head, byte_range):
@@ -148,7 +148,7 @@ async def _of_lost(get: _Get, frozen: Frozen, head: ObjectHead) -> Reply:
     return await _served(get, frozen, head)
 
 
-async def _from_blocks_alone(get: _Get, frozen: Frozen, error: Exception) -> Reply:
+async def _from_blocks_alone(get: _Get, frozen: SnapshotObject, error: Exception) -> Reply:
     """The origin says nothing of the frozen version: it is served where all that is asked for of it is cached.
 
     With what was learned of its head, were it without checksums, else with what the listing has said.

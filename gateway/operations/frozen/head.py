@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.errors import OriginAnswered, OriginBodyError
 from gateway.metadata.catalog import ObjectHead
-from gateway.metadata.snapshots.shelf import Shelved
+from gateway.metadata.snapshots.registry import OpenSnapshot
 from gateway.operations.exchange import Exchange
 from gateway.operations.frozen.objects import (
     Changed,
@@ -27,7 +27,7 @@ def head_frozen(exchange: Exchange) -> Answer:
     return with_snapshot(exchange, _head)
 
 
-def _head(exchange: Exchange, shelved: Shelved) -> Answer:
+def _head(exchange: Exchange, shelved: OpenSnapshot) -> Answer:
     if is_special(exchange.request):
         return forward_frozen(exchange, shelved, cache="forwarded")
     headers = judged_by_the_origin(exchange.request)
@@ -35,7 +35,7 @@ def _head(exchange: Exchange, shelved: Shelved) -> Answer:
     return _known(exchange, head) if head is not None else _asked(exchange, shelved, headers)
 
 
-async def _asked(exchange: Exchange, shelved: Shelved, headers: dict[str, str]) -> Reply:
+async def _asked(exchange: Exchange, shelved: OpenSnapshot, headers: dict[str, str]) -> Reply:
     frozen = found(exchange, shelved)
     try:
         return head_reply(exchange, await ask(exchange, shelved, frozen, headers))

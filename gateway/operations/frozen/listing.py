@@ -7,14 +7,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import NamedTuple
 
-import lmdb
-
-from gateway.errors import OriginBodyError, SnapshotUnusable
-from gateway.metadata.listing.bounds import Bound
+from gateway.errors import OriginBodyError, SnapshotUnusable, StoreUnavailable
 from gateway.metadata.listing.index import Found
-from gateway.metadata.listing.pages import Keys, Listed, Page, Wanted, take
+from gateway.metadata.listing.pages import Keys, Listed, ListRequest, Page, take
+from gateway.metadata.listing.ranges import Bound
 from gateway.metadata.listing.records import form_of, forms_of, pack, with_form
-from gateway.metadata.snapshots.shelf import Shelved, unusable
+from gateway.metadata.snapshots.registry import OpenSnapshot, unusable
 from gateway.operations.exchange import Exchange
 from gateway.operations.frozen.mixing import Mixing
 from gateway.operations.frozen.places import Part, before, parts
@@ -52,12 +50,12 @@ def list_frozen(exchange: Exchange) -> Answer:
     return list_reply(frozen.listing, _of_one(frozen, shelved), "hit")
 
 
-async def frozen_page(exchange: Exchange, query: ListQuery, wanted: Wanted) -> tuple[Found, ListOutcome]:
+async def frozen_page(exchange: Exchange, query: ListQuery, wanted: ListRequest) -> tuple[Found, ListOutcome]:
     """A page of what is frozen in part or wholly, and how it came about."""
     return await _page(_frozen(exchange, query, wanted))
 
 
-def _frozen(exchange: Exchange, query: ListQuery, wanted: Wanted) -> _Frozen:
+def _frozen(exchange: Exchange, query: ListQuery, wanted: ListRequest) -> _Frozen:
     bucket = exchange.request.bucket or ""
     found = parts(exchange.services.slots, bucket, wanted.start, max(wanted.start, wanted.stop))
     slots = {part.slot.name: part.slot for part in found if part.slot is not None}
@@ -79,7 +77,7 @@ async def _page(frozen: _Frozen) -> tuple[Found, ListOutcome]:
     return await _mixed(frozen, shelved) if _is_mixed(frozen) else (_of_one(frozen, shelved), "hit")
 
 
-def _of_one(frozen: _Frozen, shelved: Sequence[Shelved]) -> Found:
+def _of_one(frozen: _Frozen, shelved: Sequence[OpenSnapshot]) -> Found:
     if not shelved:
         return Found(Page(), ())  # nothing can lie where it begins
     snapshot, wanted = shelved[0].snapshot, frozen.listing.wanted
@@ -89,7 +87,7 @@ def _of_one(frozen: _Frozen, shelved: Sequence[Shelved]) -> Found:
             if page is None:
                 raise SnapshotUnusable("a page could not be taken from it")
         check_forms(page.keys, snapshot.data.forms)
-    except (lmdb.Error, SnapshotUnusable) as error:
+    except (StoreUnavailable, SnapshotUnusable) as error:
         raise unusable(shelved[0].manifest.name, error) from error
     return Found(page, snapshot.data.forms)
 
@@ -100,7 +98,7 @@ def check_forms(listed: Sequence[Listed], forms: Sequence[EntryForm]) -> None:
         raise SnapshotUnusable("a record names a form that is not there")
 
 
-async def _mixed(frozen: _Frozen, shelved: Sequence[Shelved]) -> tuple[Found, ListOutcome]:
+async def _mixed(frozen: _Frozen, shelved: Sequence[OpenSnapshot]) -> tuple[Found, ListOutcome]:
     """Of several snapshots, or of what is frozen and what is not."""
     listing, forms = frozen.listing, list[EntryForm]()
     with ExitStack() as stack:
@@ -117,7 +115,7 @@ async def _mixed(frozen: _Frozen, shelved: Sequence[Shelved]) -> tuple[Found, Li
                 forms.append(entry.form)
             return entry.key, pack(entry, number)
 
-        async def ask(place: bytes, wanted: Wanted) -> ListedPage:
+        async def ask(place: bytes, wanted: ListRequest) -> ListedPage:
             return await _told(listing, place, wanted)
 
         page = await Mixing(listing.wanted, ask, readers, numbered).fill(frozen.parts)
@@ -128,7 +126,7 @@ async def _mixed(frozen: _Frozen, shelved: Sequence[Shelved]) -> tuple[Found, Li
 class _Renumbering:
     """A snapshot's keys, the numbers of their forms counted on from `first`."""
 
-    def __init__(self, shelved: Shelved, first: int) -> None:
+    def __init__(self, shelved: OpenSnapshot, first: int) -> None:
         self._shelved = shelved
         self._first = first
 
@@ -139,7 +137,7 @@ class _Renumbering:
             with data.keys() as keys:
                 found = _read(keys, start, stop, count)
             check_forms(found, data.forms)
-        except (lmdb.Error, SnapshotUnusable) as error:
+        except (StoreUnavailable, SnapshotUnusable) as error:
             raise unusable(self._shelved.manifest.name, error) from error
         return [(key, with_form(record, self._first + form_of(record))) for key, record in found]
 
@@ -148,7 +146,7 @@ def _read(keys: Keys, start: bytes, stop: bytes, count: int) -> list[Listed]:
     return keys.read(start, stop, count)
 
 
-async def _told(listing: Listing, place: bytes, wanted: Wanted) -> ListedPage:
+async def _told(listing: Listing, place: bytes, wanted: ListRequest) -> ListedPage:
     """What the origin lists from `place` on; pages on which there is nothing of it are followed by the next."""
     if place > wanted.prefix:
         wanted = replace(wanted, after=before(place).encode())

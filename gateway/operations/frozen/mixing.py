@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gateway.metadata.listing.pages import Listed, Page, Wanted
-from gateway.metadata.listing.places import behind, behind_all
+from gateway.metadata.listing.pages import Listed, ListRequest, Page, key_successor, prefix_end
 from gateway.operations.frozen.places import Part
 from gateway.s3.list_result import ListedEntry, ListedPage
 
-AskOrigin = Callable[[bytes, Wanted], Awaitable[ListedPage]]
-"""The origin's page of what lies from a place on, and nothing before it, with prefix, delimiter and limit of `Wanted`.
+AskOrigin = Callable[[bytes, ListRequest], Awaitable[ListedPage]]
+"""The origin's page of what lies from a place on, and nothing before it, with its prefix, delimiter and limit.
 
 Keys and prefixes are missing only where there are no more. A common prefix that the place lies within may be missing.
 """
@@ -33,7 +32,7 @@ _FROZEN_AT_ONCE = 64
 class Mixing:
     """The page that grows, from part to part."""
 
-    wanted: Wanted
+    wanted: ListRequest
     ask: AskOrigin
     readers: Mapping[str, Reader]
     numbered: Numbered
@@ -58,7 +57,7 @@ class Mixing:
             if common is not None:
                 return self._take_prefix(common)
             self._take_key((key, record))
-        return behind(found[-1][0]) if len(found) == _FROZEN_AT_ONCE else part.stop
+        return key_successor(found[-1][0]) if len(found) == _FROZEN_AT_ONCE else part.stop
 
     async def _of_origin(self, place: bytes, stop: bytes) -> bytes:
         """Take what the origin has next before `stop`; where to go on."""
@@ -73,24 +72,24 @@ class Mixing:
             if (row if isinstance(row, bytes) else row.key) >= stop or self.page.is_truncated:
                 return stop
             if isinstance(row, bytes):
-                if behind_all(row) > stop:
+                if prefix_end(row) > stop:
                     return await self._rest_of(row, max(row, place), stop)
                 place = self._take_prefix(row)
             else:
                 self._take_key(self.numbered(row))
-                place = behind(row.key)
+                place = key_successor(row.key)
         return stop if told.next_token is None else place
 
     async def _rest_of(self, common: bytes, place: bytes, stop: bytes) -> bytes:
         """List a common prefix if the origin has a key below it between `place` and `stop`; where to go on."""
-        end = min(stop, behind_all(common))
+        end = min(stop, prefix_end(common))
         if not self.wanted.is_behind(common):
             return end
-        told = await self.ask(place, Wanted(common, limit=2))
+        told = await self.ask(place, ListRequest(common, limit=2))
         return self._take_prefix(common) if told.entries and told.entries[0].key < end else end
 
-    def _less(self, limit: int) -> Wanted:
-        return Wanted(self.wanted.prefix, self.wanted.delimiter, min(limit, 1000))
+    def _less(self, limit: int) -> ListRequest:
+        return ListRequest(self.wanted.prefix, self.wanted.delimiter, min(limit, 1000))
 
     def _room(self) -> int:
         return self.wanted.limit - len(self.page.keys) - len(self.page.prefixes)
@@ -112,4 +111,4 @@ class Mixing:
             else:
                 page.prefixes.append(common)
                 page.last, page.last_is_prefix = common, True
-        return behind_all(common)
+        return prefix_end(common)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gateway.errors import ForebayError, OriginAnswered, OriginError
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_plainly_asked
-from gateway.metadata.snapshots.shelf import Frozen, Shelved
+from gateway.metadata.snapshots.registry import OpenSnapshot, SnapshotObject
 from gateway.operations.exchange import Exchange
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
@@ -29,18 +29,18 @@ class Changed(ForebayError):
     """The origin has another version than the frozen one, or no object of that key."""
 
 
-def with_snapshot(exchange: Exchange, then: Callable[[Exchange, Shelved], Answer]) -> Answer:
+def with_snapshot(exchange: Exchange, then: Callable[[Exchange, OpenSnapshot], Answer]) -> Answer:
     """Answer by the snapshot of the request's slot: in the call itself where it is open, as it is but for the first."""
     shelved = exchange.services.snapshots.of(exchange.slot)
     return then(exchange, shelved) if shelved is not None else _when_opened(exchange, then)
 
 
-async def _when_opened(exchange: Exchange, then: Callable[[Exchange, Shelved], Answer]) -> Reply:
+async def _when_opened(exchange: Exchange, then: Callable[[Exchange, OpenSnapshot], Answer]) -> Reply:
     answer = then(exchange, await exchange.services.snapshots.opened(exchange.slot))
     return answer if isinstance(answer, Reply) else await answer
 
 
-def found(exchange: Exchange, shelved: Shelved) -> Frozen:
+def found(exchange: Exchange, shelved: OpenSnapshot) -> SnapshotObject:
     """The object that the request is about; S3Error NoSuchKey where there was none, and the origin is not asked."""
     key = exchange.object_key.key
     frozen = shelved.find(key)
@@ -50,7 +50,7 @@ def found(exchange: Exchange, shelved: Shelved) -> Frozen:
     return frozen
 
 
-def known_head(exchange: Exchange, shelved: Shelved, headers: Mapping[str, str]) -> ObjectHead | None:
+def known_head(exchange: Exchange, shelved: OpenSnapshot, headers: Mapping[str, str]) -> ObjectHead | None:
     """The frozen version's head, where it is known and the catalog may answer; S3Error as `found`."""
     if not is_plainly_asked(headers) or exchange.request.parameter("partNumber") is not None:
         return None
@@ -67,7 +67,9 @@ def known_head(exchange: Exchange, shelved: Shelved, headers: Mapping[str, str])
     return head
 
 
-async def ask(exchange: Exchange, shelved: Shelved, frozen: Frozen, headers: Mapping[str, str]) -> ObjectHead:
+async def ask(
+    exchange: Exchange, shelved: OpenSnapshot, frozen: SnapshotObject, headers: Mapping[str, str]
+) -> ObjectHead:
     """What the origin says of the frozen version, and only of that; kept for good where it may be.
 
     Raises Changed, OriginAnswered for every other error status, OriginUnreachable, and OriginBodyError.
@@ -89,14 +91,14 @@ async def ask(exchange: Exchange, shelved: Shelved, frozen: Frozen, headers: Map
     return head
 
 
-def learn(exchange: Exchange, shelved: Shelved, head: ObjectHead, *, with_checksums: bool) -> None:
+def learn(exchange: Exchange, shelved: OpenSnapshot, head: ObjectHead, *, with_checksums: bool) -> None:
     """The origin has said this of the frozen version."""
     shelved.lost.pop(head.version.key.key, None)
     shelved.keep(head, with_checksums=with_checksums)
     exchange.services.catalog.learned_version(head, with_checksums=with_checksums)
 
 
-def pinned(headers: Mapping[str, str], frozen: Frozen) -> dict[str, str]:
+def pinned(headers: Mapping[str, str], frozen: SnapshotObject) -> dict[str, str]:
     """The headers, and that nothing but the frozen version is wanted."""
     return {**headers, "if-match": strong(frozen.version.etag)}
 
@@ -106,13 +108,13 @@ def strong(etag: str) -> str:
     return quote(etag.removeprefix("W/"))
 
 
-def is_frozen(head: ObjectHead, frozen: Frozen) -> bool:
+def is_frozen(head: ObjectHead, frozen: SnapshotObject) -> bool:
     """Whether the origin spoke of the frozen version: some ignore `If-Match`."""
     version = head.version
     return strong(version.etag) == strong(frozen.version.etag) and version.size_bytes == frozen.version.size_bytes
 
 
-def listed_head(frozen: Frozen) -> ObjectHead:
+def listed_head(frozen: SnapshotObject) -> ObjectHead:
     """What the snapshot alone says of an object, where nobody else says anything any more."""
     headers = {
         "etag": strong(frozen.version.etag),
@@ -125,7 +127,7 @@ def listed_head(frozen: Frozen) -> ObjectHead:
     return ObjectHead(replace(frozen.version, etag=headers["etag"]), headers, modified)
 
 
-async def explained(exchange: Exchange, shelved: Shelved, frozen: Frozen, error: Exception) -> Exception:
+async def explained(exchange: Exchange, shelved: OpenSnapshot, frozen: SnapshotObject, error: Exception) -> Exception:
     """What to tell a client to whom the origin has refused the frozen version with `error`: what it has now.
 
     `error` itself where that was about something else.
@@ -148,7 +150,7 @@ async def explained(exchange: Exchange, shelved: Shelved, frozen: Frozen, error:
     )
 
 
-async def _present(exchange: Exchange, frozen: Frozen) -> tuple[str, str] | None:
+async def _present(exchange: Exchange, frozen: SnapshotObject) -> tuple[str, str] | None:
     """What has become of the frozen version at the origin, in a word and in words; None: it does not say."""
     try:
         head = await exchange.services.catalog.ask(exchange.object_key, exchange.slot, headers={})
@@ -163,7 +165,7 @@ def _is_refusal(error: Exception) -> bool:
     return isinstance(error, Changed) or (isinstance(error, OriginAnswered) and error.status in CHANGED)
 
 
-async def forward_frozen(exchange: Exchange, shelved: Shelved, *, cache: CacheLabel = "bypass") -> Reply:
+async def forward_frozen(exchange: Exchange, shelved: OpenSnapshot, *, cache: CacheLabel = "bypass") -> Reply:
     """The origin's own answer about the frozen version: the request goes there pinned, and is refused otherwise."""
     frozen = found(exchange, shelved)
     _judge_conditions(exchange, frozen)
@@ -178,7 +180,7 @@ async def forward_frozen(exchange: Exchange, shelved: Shelved, *, cache: CacheLa
     raise await explained(exchange, shelved, frozen, OriginAnswered(response.status, [], b""))
 
 
-def _judge_conditions(exchange: Exchange, frozen: Frozen) -> None:
+def _judge_conditions(exchange: Exchange, frozen: SnapshotObject) -> None:
     """The client's own conditions, where they fail already: `If-Match` is needed for the pinning."""
     headers = {name: value for name, value in exchange.request.headers.items() if name in _CONDITIONS}
     if headers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.errors import OriginAnswered
-from gateway.metadata.snapshots.shelf import Frozen
+from gateway.metadata.snapshots.registry import SnapshotObject
 from gateway.operations.exchange import Exchange
 from gateway.operations.frozen.objects import CHANGED, is_frozen, pinned, strong
 from gateway.operations.reply import Reply
@@ -49,7 +49,7 @@ async def pin_source(exchange: Exchange, slot: Slot) -> None:
     request.headers = {**request.headers, _IF_MATCH: etag}
 
 
-async def _is_there(exchange: Exchange, slot: Slot, frozen: Frozen) -> bool:
+async def _is_there(exchange: Exchange, slot: Slot, frozen: SnapshotObject) -> bool:
     try:
         head = await exchange.services.catalog.ask(frozen.version.key, slot, headers=pinned({}, frozen))
     except OriginAnswered as answer:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from gateway.metadata.listing.places import END, behind_all
+from gateway.metadata.listing.pages import END, prefix_end
 from gateway.policy.slots import Slot, Slots
 
 _GREATEST = "\U0010ffff".encode()
@@ -33,7 +33,7 @@ def parts(slots: Slots, bucket: str, start: bytes, stop: bytes) -> list[Part]:
 
 def _pieces(slots: Slots, bucket: str, start: bytes, stop: bytes) -> Iterator[Part]:
     prefixes = [(slot.prefix.key_prefix.encode(), slot) for slot in slots.of_bucket(bucket)]
-    edges = {b"", END, *(prefix for prefix, _ in prefixes), *(behind_all(prefix) for prefix, _ in prefixes)}
+    edges = {b"", END, *(prefix for prefix, _ in prefixes), *(prefix_end(prefix) for prefix, _ in prefixes)}
     inner = sorted({start, stop, *(edge for edge in edges if start < edge < stop)})
     for first, last in pairwise(inner):
         slot = next((slot for prefix, slot in prefixes if _holds(prefix, first)), None)
@@ -42,7 +42,7 @@ def _pieces(slots: Slots, bucket: str, start: bytes, stop: bytes) -> Iterator[Pa
 
 def _holds(prefix: bytes, place: bytes) -> bool:
     """Whether what lies behind `place`, up to the next edge, begins with the prefix."""
-    return prefix <= place < behind_all(prefix) if prefix else True
+    return prefix <= place < prefix_end(prefix) if prefix else True
 
 
 def before(place: bytes) -> str:

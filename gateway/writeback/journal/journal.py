@@ -157,7 +157,7 @@ class Journal:
             book, outcomes = self._commit_with_room(batch)
         except (sqlite3.Error, BufferUnavailable) as error:
             failure = self._failed(error)
-            for _, future in batch:
+            for _, future in [*batch, *self._refused_with(error)]:
                 future.set_exception(failure)
             return
         for news in book.news:
@@ -166,6 +166,14 @@ class Journal:
             self._remove(book.freed)
         for (_, future), tell in zip(batch, outcomes, strict=True):
             tell(future)
+
+    def _refused_with(self, error: Exception) -> list[_Waiting]:
+        """What has come while another process kept the journal: it would wait as long once more."""
+        if _primary_code(error) != sqlite3.SQLITE_BUSY:
+            return []
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        return waiting
 
     def _commit_with_room(self, batch: list[_Waiting]) -> tuple[Book, list[Callable[[Future[Any]], None]]]:
         book = Book(self._writer, self._presence)

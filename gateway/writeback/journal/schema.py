@@ -38,6 +38,8 @@ _APPLICATION_ID = 0x464F5242
 
 _FILE_MODE = 0o600
 
+BUSY_SECONDS_MAX = 5.0
+"""Commits take milliseconds, seconds on a bad disk: who holds the journal longer is stopped in the midst of one."""
 _TABLES = """
 CREATE TABLE files (
   name TEXT PRIMARY KEY, slot TEXT NOT NULL, size_bytes INTEGER NOT NULL, record BLOB NOT NULL
@@ -105,7 +107,7 @@ def connect(path: str) -> sqlite3.Connection:
     SQLite gives its -wal and -shm the mode of the file itself.
     """
     _create_file(path)
-    connection = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(path, timeout=BUSY_SECONDS_MAX, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA cell_size_check = ON")

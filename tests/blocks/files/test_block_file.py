@@ -339,6 +339,24 @@ def test_where_rights_cannot_be_changed_nothing_is_intact(
     assert bench.intact(CHUNK_BYTES, 1) is (refused == 1)
 
 
+def test_records_side_by_side_leave_each_other_alone(tmp_path: Path) -> None:
+    """Those that share a page are withdrawn when it is mapped anew, and no others: each is read once."""
+    path, rng = tmp_path / "f", random.Random(5)
+    content = rng.randbytes(64 * PAGE_BYTES)
+    path.write_bytes(content)
+    extents, offset = [], 64
+    while offset < len(content) - 8000:
+        length = rng.choice([1, 64, 1000, 1024, 5000])
+        extents.append(extent_of(content[offset : offset + length], offset))
+        offset += -(-length // 64) * 64 + 192
+    file = BlockFile(os.open(path, os.O_RDWR), is_segment=True)
+    file.begin_lease()
+    for extent in extents:
+        file.verify(extent, 0, extent.length)
+    assert [extent.offset for extent in extents if not file.intact(extent, 0, extent.length)] == []
+    file.end_lease()
+
+
 def test_a_fingerprint_tells_every_change(tmp_path: Path) -> None:
     """Another inode, size or time."""
     path = tmp_path / "f"

@@ -15,7 +15,6 @@ import pytest
 from gateway.blocks.files import watching
 from gateway.blocks.files.block_file import BlockLease, lease_of
 from gateway.blocks.files.watching import FileWatcher
-from gateway.blocks.filling.shared_fills import is_led
 
 WRITER = """
 import fcntl, os, sys
@@ -79,6 +78,16 @@ def test_a_change_between_looking_and_waiting_is_not_missed(file: BlockLease) ->
         watcher.close()
 
     asyncio.run(scenario())
+
+
+def is_led(file: BlockLease) -> bool:
+    """Whether somebody has the file locked."""
+    try:
+        fcntl.flock(file.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(file.descriptor, fcntl.LOCK_UN)
+    return False
 
 
 @pytest.mark.usefixtures("no_safety_net")

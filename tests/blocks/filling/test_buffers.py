@@ -1,8 +1,8 @@
-"""Buffers that fills borrow."""
+"""Buffers that fetches borrow."""
 
 from __future__ import annotations
 
-from gateway.blocks.filling.buffers import KEPT_BYTES_MAX, Buffers
+from gateway.blocks.filling.large_block_fetch import BUFFERS_KEPT_BYTES_MAX, Buffers
 from tests.support.blocks import KIB, MIB
 
 
@@ -18,11 +18,11 @@ def test_a_buffer_given_back_is_lent_again() -> None:
 
 
 def test_little_is_kept() -> None:
-    """What many fills at once needed is not held for ever."""
+    """What many fetches at once needed is not held for ever."""
     buffers = Buffers()
-    lent = [buffers.take(MIB) for _ in range(2 * KEPT_BYTES_MAX // MIB)]
+    lent = [buffers.take(MIB) for _ in range(2 * BUFFERS_KEPT_BYTES_MAX // MIB)]
     for buffer in lent:
         buffers.give_back(buffer)
     known = {id(buffer) for buffer in lent}
     again = [buffers.take(MIB) for _ in lent]
-    assert sum(id(buffer) in known for buffer in again) == KEPT_BYTES_MAX // MIB
+    assert sum(id(buffer) in known for buffer in again) == BUFFERS_KEPT_BYTES_MAX // MIB

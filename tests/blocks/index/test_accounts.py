@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import shutil
 import tempfile
 from collections import OrderedDict
@@ -15,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.blocks import layout
 from gateway.blocks.directory import Evicted, FillFile
-from gateway.blocks.index.room import VICTIMS_PER_TRANSACTION
+from gateway.blocks.index.eviction import VICTIMS_PER_TRANSACTION
 from gateway.blocks.index.shares import SlotUsage
 from gateway.blocks.layout import Block
 from gateway.blocks.settings import BlockSettings
@@ -35,8 +34,8 @@ def small_block(key: str, size_bytes: int) -> Block:
 
 
 def begin(opened: OpenDirectory, block: Block) -> tuple[FillFile, Evicted]:
-    """A fill that no other shares."""
-    begun = opened.blocks.begin(block, slot_of(block), block.id + secrets.token_bytes(16))
+    """Of a fill."""
+    begun = opened.blocks.begin(block, slot_of(block))
     assert begun is not None
     return begun
 
@@ -51,7 +50,7 @@ def fill_now(opened: OpenDirectory, block: Block) -> None:
 def kill(opened: OpenDirectory) -> None:
     """End as SIGKILL would: the kernel takes the lock back, nothing else happens."""
     opened.blocks.index.close()
-    opened.claims.close()
+    opened.locks.close()
     opened._slots.give_back_own()
 
 
@@ -117,7 +116,7 @@ class Accounts(RuleBasedStateMachine):
         block = small_block(f"{prefix}{number}", pages * PAGE - 1)
         slot, needed = slot_of(block), (pages + 1) * PAGE
         if self._slot_with(block.id) is not None:
-            assert self.opened.blocks.begin(block, slot, block.id) is None
+            assert self.opened.blocks.begin(block, slot) is None
             return
         try:
             filled, _ = begin(self.opened, block)

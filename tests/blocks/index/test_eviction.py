@@ -5,58 +5,92 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.blocks.index.eviction import Holding, yielding
+from gateway.blocks.index.eviction import Holdings
+from gateway.blocks.index.policies import Queue, SlotAccount
+from gateway.blocks.index.shares import Capacity, Share
 
 
-def holding(taken: int, guaranteed: int = 0, limit: int = 1000) -> Holding:
-    return Holding(taken, guaranteed, limit)
+def account(taken_bytes: int) -> SlotAccount:
+    account = SlotAccount()
+    account.queue_bytes[Queue.MAIN] = taken_bytes
+    return account
 
 
-def test_nobody_yields_while_everything_fits() -> None:
-    """Idle room is lent: no slot is held to its guarantee while nobody else needs the room."""
-    assert yielding({"a": holding(0, guaranteed=40), "b": holding(100)}, 100) == []
+def holdings(taken: list[int], shares: list[Share]) -> Holdings:
+    """Slots by their numbers, which are their names too."""
+    found = Holdings(Capacity(1000, {str(slot): share for slot, share in enumerate(shares)}))
+    for slot, taken_bytes in enumerate(taken):
+        found.update(slot, account(taken_bytes), str(slot))
+    return found
+
+
+def test_who_is_within_its_guarantee_gives_nothing() -> None:
+    """However little room there is: what is guaranteed is not borrowed."""
+    assert list(holdings([40, 0], [Share(40), Share()]).borrowers()) == []
 
 
 def test_who_has_borrowed_most_yields_first() -> None:
     """The example of the module's docstring: a is within its guarantee, b has borrowed more than c."""
-    holdings = {"a": holding(30, guaranteed=40), "b": holding(60), "c": holding(30)}
-    assert yielding(holdings, 100) == ["b", "c"]
+    assert list(holdings([30, 60, 30], [Share(40), Share(), Share()]).borrowers()) == [1, 2]
 
 
-def test_a_slot_at_its_limit_makes_room_by_itself() -> None:
-    """Even while the directory is half empty, and even when others have borrowed more."""
-    assert yielding({"a": holding(30, limit=25), "b": holding(60)}, 200) == ["a"]
+def test_a_slot_at_its_limit_is_known() -> None:
+    """Others may have borrowed more."""
+    assert holdings([30, 60], [Share(0, 25), Share()]).over_limit() == [0]
 
 
-def test_what_is_nobodys_takes_room_too() -> None:
-    """Files that a survey has not come to count against the capacity; slots yield for them."""
-    assert yielding({"a": holding(60)}, 100, unowned_bytes=30) == []
-    assert yielding({"a": holding(60)}, 100, unowned_bytes=50) == ["a"]
+def test_the_order_is_asked_for_again_and_again() -> None:
+    """Whether the one before was gone through or broken off, and while what slots hold changes."""
+    found = holdings([30, 60, 50], [Share(), Share(), Share()])
+    assert next(found.borrowers()) == 1
+    assert list(found.borrowers()) == [1, 2, 0]
+    found.update(1, account(10))
+    assert list(found.borrowers()) == [2, 0, 1]
+    found.update(1, account(60))
+    found.update(1, account(60))
+    assert list(found.borrowers()) == [1, 2, 0]
 
 
 @st.composite
-def crowded(draw: st.DrawFn) -> tuple[dict[str, Holding], int]:
-    """Slots whose guarantees fit in together, holding more than fits."""
+def crowded(draw: st.DrawFn) -> tuple[list[int], list[int], int]:
+    """What slots hold, what they are guaranteed, and what fits: all guarantees together do."""
     guarantees = draw(st.lists(st.integers(0, 50), min_size=1, max_size=6))
-    capacity = sum(guarantees) + draw(st.integers(0, 100))
-    holdings = {str(n): holding(draw(st.integers(0, 300)), guarantee, 10_000) for n, guarantee in enumerate(guarantees)}
-    return holdings, capacity
+    taken = [draw(st.integers(0, 300)) for _ in guarantees]
+    return taken, guarantees, sum(guarantees) + draw(st.integers(0, 100))
 
 
 @given(crowded())
-def test_evicting_as_told_ends_with_everybody_at_their_due(case: tuple[dict[str, Holding], int]) -> None:
+def test_evicting_as_told_ends_with_everybody_at_their_due(case: tuple[list[int], list[int], int]) -> None:
     """It always ends, within the capacity; who was within its guarantee gave nothing; nobody fell below it.
 
     And it is fair: whoever gave something has borrowed no less afterwards than anybody else, but for one byte.
     """
-    holdings, capacity = case
-    before = {slot: one.taken_bytes for slot, one in holdings.items()}
-    while order := yielding(holdings, capacity):
-        assert all(holdings[slot].borrowed_bytes > 0 for slot in order)
-        holdings[order[0]].taken_bytes -= 1
-    assert sum(one.taken_bytes for one in holdings.values()) <= max(capacity, sum(before.values()))
-    assert sum(one.taken_bytes for one in holdings.values()) <= capacity or sum(before.values()) <= capacity
-    gave = [slot for slot in holdings if holdings[slot].taken_bytes < before[slot]]
-    most = max(one.borrowed_bytes for one in holdings.values())
-    assert all(holdings[slot].taken_bytes >= holdings[slot].guaranteed_bytes for slot in gave)
-    assert all(holdings[slot].borrowed_bytes >= most - 1 for slot in gave)
+    before, guarantees, capacity = case
+    taken, found = list(before), holdings(before, [Share(guaranteed) for guaranteed in guarantees])
+    while sum(taken) > capacity:
+        slot = next(found.borrowers())
+        taken[slot] -= 1
+        found.update(slot, account(taken[slot]))
+    borrowed = [count - guaranteed for count, guaranteed in zip(taken, guarantees, strict=True)]
+    for slot in range(len(taken)):
+        if taken[slot] < before[slot]:
+            assert 0 <= borrowed[slot] >= max(borrowed) - 1
+
+
+@given(crowded(), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 300)), max_size=30))
+def test_what_is_kept_up_to_date_is_what_is_read_anew(
+    case: tuple[list[int], list[int], int], changes: list[tuple[int, int]]
+) -> None:
+    """Sums and order, after any changes."""
+    taken, guarantees, _ = case
+    shares = [Share(guaranteed) for guaranteed in guarantees]
+    found = holdings(taken, shares)
+    for slot, count in changes:
+        if slot < len(taken):
+            taken[slot] = count
+            found.update(slot, account(count))
+    anew = holdings(taken, shares)
+    assert found.kept_bytes == anew.kept_bytes
+    assert [found[slot].borrowed_bytes for slot in found.borrowers()] == [
+        anew[slot].borrowed_bytes for slot in anew.borrowers()
+    ]

@@ -36,7 +36,7 @@ async def read_all(cache: BlockCache, *versions: ObjectVersion, slot: str = "def
     return hits
 
 
-@pytest.mark.parametrize("eviction", ["epoch", "s3-fifo", "lru"])
+@pytest.mark.parametrize("eviction", ["epoch", "lru"])
 @pytest.mark.parametrize("packed_bytes_max", [0, 64 * KIB])
 def test_5_5_what_is_pinned_is_never_evicted(tmp_path: Path, eviction: str, packed_bytes_max: int) -> None:
     """Neither what was there before the pin nor what came under it later, however much is read beside it."""

@@ -10,7 +10,7 @@ from gateway.blocks.files.block_file import lease_of
 from gateway.blocks.files.residency import Residency
 from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.files.verification import ChunkChecksums
-from gateway.blocks.filling.coalescing import Fill
+from gateway.blocks.filling.inflight_fetch import InflightFetch
 from gateway.blocks.layout import block_at, data_offset
 from gateway.blocks.reading.sources import FillSource
 from gateway.objects import FileSpan, ObjectKey, ObjectVersion
@@ -26,15 +26,13 @@ def test_bytes_of_a_fill_are_doubted_as_soon_as_its_writer_doubts_them(tmp_path:
 
     async def scenario() -> None:
         block, threads, doubted = block_at(VERSION, 0, len(CONTENT)), DiskThreads(1), 0
-        fill = Fill(block, "default", {}, Purpose.LIVE, None)
+        fill = InflightFetch(block, "default", {}, Purpose.LIVE, None)
         with lease_of(os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)) as file:
             os.pwrite(file.descriptor, CONTENT, data_offset(block))
             checksums = ChunkChecksums(len(CONTENT))
             checksums.update(CONTENT)
-            fill.attach(file, checksums)
-            fill.unwritten_from = lambda: doubted
             fill.enter()
-            fill.advance()
+            fill.advance(file, checksums, lambda: doubted)
             source = FillSource(fill, Residency(), threads, reader=None)
             span = await source.read(0, len(CONTENT))
             assert isinstance(span, FileSpan)

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.blocks import layout
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.filling.small_fills import MAPPED_BYTES_MIN
+from gateway.blocks.filling.small_block_fetch import MAPPED_BYTES_MIN
 from gateway.blocks.reading.reader import RangeReader
 from gateway.errors import StoreUnavailable
 from gateway.objects import BodyStream, FileSpan, LentBytes, ObjectKey, ObjectVersion
@@ -221,7 +221,7 @@ def test_whoever_has_left_holds_nothing(tmp_path: Path) -> None:
         version = stored(origin, "k", MIB)
         async with open_cache(tmp_path / "c", origin, **SMALL) as cache:
             reader = await cache.open_range(version, whole(version))
-            fill = cache._tools.fills.join(layout.block_at(version, 0, MIB, layout.block_ids(version)), {})
+            fill = cache._tools.fetches.join(layout.block_at(version, 0, MIB, layout.BlockIds(version)), {})
             assert fill is not None
             fill.leave()
             await reader.aclose()

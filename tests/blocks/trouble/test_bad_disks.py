@@ -14,10 +14,19 @@ import lmdb
 import pytest
 
 from gateway.blocks.cache import BlockCache
+from gateway.blocks.directory import BlockDirectory
+from gateway.blocks.files.store import BlockStore
+from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.files.troubles import Trouble
+from gateway.blocks.filling.segment_appender import SegmentAppender
+from gateway.blocks.index.index import GROW_SECONDS, LOWERED_SECONDS
+from gateway.blocks.settings import BlockSettings
 from gateway.blocks.trouble.isolation import FAILURES_MAX
-from gateway.blocks.trouble.probe import GROW_SECONDS, DirectoryProbe
+from gateway.blocks.trouble.probe import DirectoryProbe
+from gateway.blocks.upkeep.opening import open_directory
+from gateway.errors import StoreUnavailable
 from gateway.objects import ByteRange, ObjectVersion
+from tests.support.appending import append_all, small_blocks
 from tests.support.blocks import (
     BLOCK,
     KIB,
@@ -165,8 +174,8 @@ def test_an_index_that_cannot_commit_leaves_hits_and_the_origin(
             await read(cache, warm)
             await cache.settle()
             with monkeypatch.context() as patched:
-                patched.setattr("gateway.blocks.index.ledger.Ledger.reserve", out_of_map)
-                patched.setattr("gateway.blocks.index.ledger.Ledger.touch", out_of_map)
+                patched.setattr("gateway.blocks.index.transaction.IndexTransaction.reserve", out_of_map)
+                patched.setattr("gateway.blocks.index.transaction.IndexTransaction.touch", out_of_map)
                 assert await read(cache, cold) == content_of(origin, cold)
                 assert observer.disk_states == ["well", "full"]
                 reader = await cache.open_range(warm, whole(warm))
@@ -251,3 +260,57 @@ def test_a_disk_that_dies_leaves_the_origin_serving(tmp_path: Path, probes: list
 
     with mortal_disk(tmp_path / "disk", tmp_path / "image") as disk:
         asyncio.run(scenario(disk))
+
+
+@pytest.mark.parametrize("processes", [1, 17])
+def test_one_full_disk_costs_the_same_however_many_processes_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    """8.2 Each finds the disk full, all together give back a little, once; later all use the whole capacity again."""
+    clock, capacity_bytes = TestClock(), 20 * MIB
+    opened = open_directory(BlockSettings(tmp_path / "c", capacity_bytes, 64 * KIB), 0, clock.now)
+    append_all(SegmentAppender(opened.blocks), small_blocks("k", 320, 60_000))
+    held_bytes = opened.blocks.index.usage().used_bytes
+    blocks = [
+        BlockDirectory(opened.blocks.store, opened.blocks.index, opened.blocks.capacity, opened.blocks.pins, clock.now)
+        for _ in range(processes)
+    ]
+    outcomes = iter([False, True] * processes)
+    try_writing = BlockStore.try_writing
+
+    def try_once_in_vain(store: BlockStore, room_bytes: int) -> None:
+        if not next(outcomes):
+            raise StoreUnavailable("full") from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        try_writing(store, room_bytes)
+
+    monkeypatch.setattr(BlockStore, "try_writing", try_once_in_vain)
+
+    async def scenario() -> None:
+        threads = DiskThreads(1)
+        for directory in blocks:
+            probe = DirectoryProbe(directory, threads, CountingObserver(), 64 * KIB)
+            assert await probe(Trouble.FULL) is None
+        threads.shut_down()
+
+    asyncio.run(scenario())
+    assert 0.97 * held_bytes <= opened.blocks.index.usage().used_bytes < held_bytes
+    [lowered_bytes] = {directory.capacity.total_bytes for directory in blocks}
+    assert 0.97 * held_bytes <= lowered_bytes < held_bytes
+    append_all(SegmentAppender(blocks[-1]), small_blocks("l", 50, 60_000))
+    assert opened.blocks.index.usage().used_bytes <= lowered_bytes
+    clock.advance(GROW_SECONDS)
+    assert {directory.capacity.total_bytes for directory in blocks} == {capacity_bytes}
+    opened.close()
+
+
+def test_a_disk_that_stays_full_gets_back_half_at_most_however_often_it_is_tried(tmp_path: Path) -> None:
+    """Somebody else takes whatever is given back: then the cache is left as it is."""
+    clock = TestClock()
+    opened = open_directory(BlockSettings(tmp_path / "c", 20 * MIB, 64 * KIB), 0, clock.now)
+    append_all(SegmentAppender(opened.blocks), small_blocks("k", 320, 60_000))
+    held_bytes = opened.blocks.index.usage().used_bytes
+    for _ in range(200):
+        clock.advance(LOWERED_SECONDS)
+        opened.blocks.give_back(64 * KIB)
+    assert 0.48 * held_bytes <= opened.blocks.index.usage().used_bytes <= 0.5 * held_bytes
+    opened.close()

@@ -205,7 +205,7 @@ def test_after_an_orderly_end_another_boot_believes_the_index(tmp_path: Path) ->
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("content", [b"forebay blocks 6\n", b"", b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"forebay blocks 7\n", b"", b"\xff\xfe"])
 def test_another_format_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
     """A newer or unknown format is an error that says what to do; not a byte of it is changed."""
     directory = tmp_path / "c"
@@ -217,9 +217,9 @@ def test_another_format_is_refused_and_left_alone(tmp_path: Path, content: bytes
     assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before
 
 
-@pytest.mark.parametrize("older", [1, 2, 3])
+@pytest.mark.parametrize("older", [1, 2, 3, 5])
 def test_a_directory_of_an_earlier_version_is_taken_over(tmp_path: Path, older: int) -> None:
-    """Its blocks are found by the survey and served, and the directory is of format 4 from then on."""
+    """Its blocks are found by the survey and served, and the directory is of format 6 from then on."""
 
     async def scenario() -> None:
         origin = make_origin()
@@ -229,7 +229,7 @@ def test_a_directory_of_an_earlier_version_is_taken_over(tmp_path: Path, older: 
         async with open_cache(tmp_path / "c", origin) as cache:
             await cache.survey()
         await assert_warm(tmp_path / "c", origin, version)
-        assert (tmp_path / "c" / "FORMAT").read_bytes() == b"forebay blocks 5\n"
+        assert (tmp_path / "c" / "FORMAT").read_bytes() == b"forebay blocks 6\n"
 
     asyncio.run(scenario())
 

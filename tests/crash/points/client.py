@@ -168,7 +168,7 @@ class Client:
         """GET, HEAD and LIST say the same, and it is one of what may be there."""
         found = self.found(key)
         self.ledger.saw(key, found)
-        head = self.patiently("HEAD", quote(key))
+        head = self.with_retries("HEAD", quote(key))
         if found is None:
             _same(f"HEAD of {key}", head.status, 404)
         else:
@@ -178,7 +178,7 @@ class Client:
         _same(f"LIST of {key}", listed, None if found is None else (found.etag, len(found.content)))
 
     def found(self, key: str) -> State:
-        answer = self.patiently("GET", quote(key))
+        answer = self.with_retries("GET", quote(key))
         if answer.status == 404:
             return None
         if answer.status != 200:
@@ -190,7 +190,7 @@ class Client:
         found: dict[str, tuple[str, int]] = {}
         token = ""
         while True:
-            answer = self.patiently("GET", f"?list-type=2&prefix={quote(prefix, safe='')}{token}")
+            answer = self.with_retries("GET", f"?list-type=2&prefix={quote(prefix, safe='')}{token}")
             _same(f"LIST of {prefix}", answer.status, 200)
             for entry in re.findall(r"<Contents>(.*?)</Contents>", answer.body.decode(), re.DOTALL):
                 said = {name: _text(entry.encode(), name) for name in ("Key", "ETag", "Size")}
@@ -203,7 +203,7 @@ class Client:
     def check_upload(self, upload_id: str) -> None:
         """ListParts says what may be there."""
         upload = self.ledger.uploads[upload_id]
-        answer = self.patiently("GET", self._of(upload_id))
+        answer = self.with_retries("GET", self._of(upload_id))
         if answer.status == 404:
             upload.saw(None)
             return
@@ -213,7 +213,7 @@ class Client:
             listed[int(_text(entry, "PartNumber"))] = (_text(entry, "ETag"), int(_text(entry, "Size")))
         upload.saw(listed)
 
-    def patiently(self, method: str, target: str) -> Answer:
+    def with_retries(self, method: str, target: str) -> Answer:
         """A read, again and again until it is answered."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:

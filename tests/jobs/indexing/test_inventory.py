@@ -9,6 +9,8 @@ import hashlib
 import io
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,18 +22,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.jobs.indexing.inventory.manifest import BadInventory, parse_manifest
-from gateway.jobs.indexing.inventory.rows import Row, rows_of
-from gateway.jobs.indexing.inventory.sorting import SortedRuns
-from gateway.jobs.indexing.keeping import IndexPlan
+from gateway.jobs.indexing.indexes import IndexPlan
+from gateway.jobs.indexing.inventory_files import BadInventory, objects_of, parse_manifest
+from gateway.jobs.store import JobStore
+from gateway.metadata.listing.records import unpack
+from gateway.metadata.snapshots.object_table import ObjectTable
 from gateway.objects import ObjectKey
 from gateway.origin.memory import MemoryOrigin
 from gateway.origin.memory.faults import Hold, on
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
+from gateway.s3.list_result import EntryForm, ListedEntry
 from gateway.s3.requests import Operation
 from tests.support.blocks import BUCKET, make_origin
 from tests.support.indexing import TTL, IndexBench, SmallPages, fill, index_bench, lists
+from tests.support.jobs import job_bench
 from tests.support.listing_model import KEY
 
 READ_ONLY = Slot("data", Prefix.parse(f"s3://{BUCKET}/"), "read-only", "immutable")
@@ -77,17 +82,22 @@ def put_inventory(origin: MemoryOrigin, files: dict[str, bytes], document: bytes
         origin.put(f"{BUCKET}-lists", key, content)
 
 
-def parsed(tmp_path: Path, content: bytes, document: bytes) -> list[Row]:
+def parsed(tmp_path: Path, content: bytes, document: bytes) -> list[ListedEntry]:
     path = tmp_path / "file"
     path.write_bytes(content)
-    return list(rows_of(path, parse_manifest(document)))
+    return [entry for entries in objects_of(path, parse_manifest(document)) for entry in entries]
+
+
+def entry(key: str, etag: str, size_bytes: int, storage_class: str, modified: str = DATE) -> ListedEntry:
+    form = EntryForm("", None, f"<StorageClass>{storage_class}</StorageClass>")
+    return ListedEntry(key.encode(), modified, f'"{etag}"', size_bytes, form)
 
 
 def test_csv_rows_are_read(tmp_path: Path) -> None:
     """Keys percent-encoded, whatever they are made of; fields wherever the schema says."""
     content = csv_file([BUCKET, quote_plus(key), 7, DATE, "ab" * 16, "GLACIER"] for key in ODD_KEYS)
     found = parsed(tmp_path, content, manifest({"file": content}))
-    assert found == [Row(key.encode(), DATE, "ab" * 16, 7, "GLACIER") for key in ODD_KEYS]
+    assert found == [entry(key, "ab" * 16, 7, "GLACIER") for key in ODD_KEYS]
 
 
 def test_only_current_versions_are_read(tmp_path: Path) -> None:
@@ -148,14 +158,15 @@ def test_columnar_rows_are_read(tmp_path: Path, kind: str, schema: str) -> None:
     """ORC and Parquet name the columns otherwise; keys are as they are."""
     content = columnar(kind)
     found = parsed(tmp_path, content, manifest({"file": content}, schema, kind))
-    assert found == [Row("é b".encode(), "2026-11-20T01:02:03.004Z", "ab" * 16 + "-3", 7, "STANDARD")]
+    assert found == [entry("é b", "ab" * 16 + "-3", 7, "STANDARD", "2026-11-20T01:02:03.004Z")]
 
 
 def test_without_pyarrow_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The extra."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(BadInventory, match=r"pip install 'forebay\[inventory\]'"):
-        parsed(tmp_path, b"", manifest({"file": b""}, PARQUET_SCHEMA, "Parquet"))
+    for document in (manifest({"file": b""}, PARQUET_SCHEMA, "Parquet"), manifest({"file": b""})):
+        with pytest.raises(BadInventory, match=r"pip install 'forebay\[inventory\]'"):
+            parsed(tmp_path, b"", document)
 
 
 @pytest.mark.parametrize(
@@ -194,24 +205,54 @@ def test_what_is_no_file_is_refused(tmp_path: Path, content: bytes) -> None:
         parsed(tmp_path, content, manifest({"file": content}))
 
 
-@given(st.lists(st.tuples(KEY.map(str.encode), st.binary(max_size=3)), max_size=60), st.integers(1, 5))
-def test_rows_come_out_in_order(rows: list[tuple[bytes, bytes]], at_once: int) -> None:
-    """However few are held in memory at once; a key comes once."""
+def test_a_file_without_objects_is_one(tmp_path: Path) -> None:
+    """Of an empty bucket."""
+    content = csv_file([])
+    assert parsed(tmp_path, content, manifest({"file": content})) == []
+
+
+ENTRY = st.builds(entry, KEY, st.sampled_from(["a", "b"]), st.integers(0, 3), st.just("STANDARD"))
+
+
+@given(st.lists(ENTRY, max_size=60), st.integers(1, 5))
+def test_objects_come_out_in_order(entries: list[ListedEntry], at_once: int) -> None:
+    """However few are added at once; a key comes once."""
     with tempfile.TemporaryDirectory() as directory:
-        runs = SortedRuns(Path(directory), rows_at_once=at_once)
-        half = len(rows) // 2
-        assert runs.add(rows[:half]) + runs.add(rows[half:]) == len(rows)
-        found = list(runs.rows())
-    assert [key for key, _ in found] == sorted({key for key, _ in rows})
-    assert set(found) <= set(rows)
+        objects = ObjectTable(Path(directory) / "objects")
+        try:
+            for start in range(0, len(entries), at_once):
+                objects.add_missing(entries[start : start + at_once])
+            found = [unpack(*row, objects.forms) for row in objects.read(b"", b"\xff", len(entries) + 1)]
+        finally:
+            objects.close()
+    assert [one.key for one in found] == sorted({one.key for one in entries})
+    assert all(one in entries for one in found)
 
 
-def test_more_runs_than_files_may_be_open_are_merged_in_turns(tmp_path: Path) -> None:
-    """A billion keys are 5,000 runs."""
-    runs = SortedRuns(tmp_path, rows_at_once=1)
-    keys = [b"%03d" % (number * 7 % 200) for number in range(200)]
-    runs.add((key, b"r") for key in keys)
-    assert [key for key, _ in runs.rows()] == sorted(keys)
+@pytest.mark.parametrize("kind", ["CSV", "Parquet", "ORC"])
+def test_a_file_is_read_in_parts(tmp_path: Path, kind: str) -> None:
+    """Of a file of a million rows no more than some thousands are in memory at once."""
+    pyarrow, count = pytest.importorskip("pyarrow"), 200_000
+    if kind == "CSV":
+        content, schema = csv_file([BUCKET, f"k{n:07}", n, DATE, "ab" * 16, "STANDARD"] for n in range(count)), SCHEMA
+    else:
+        table = pyarrow.table(
+            {
+                "key": [f"k{n:07}" for n in range(count)],
+                "size": list(range(count)),
+                "last_modified_date": [DATE] * count,
+                "e_tag": ["ab" * 16] * count,
+            }
+        )
+        target = pyarrow.BufferOutputStream()
+        writer = pytest.importorskip(f"pyarrow.{kind.lower()}")
+        writer.write_table(table, target)
+        content, schema = target.getvalue().to_pybytes(), "key size last_modified_date e_tag"
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    parts = [len(part) for part in objects_of(path, parse_manifest(manifest({"file": content}, schema, kind)))]
+    assert sum(parts) == count
+    assert max(parts) <= 65_536
 
 
 def play(
@@ -306,9 +347,9 @@ def test_no_own_write_is_taken_back(tmp_path: Path) -> None:
         origin.inject(on(Operation.LIST_OBJECTS_V2), Hold(held), times=None)
         async with index_bench(tmp_path, origin, [READ_ONLY], plans=plans) as kept:
             await kept.until(lambda: kept.indexes.documents()[0]["state"] == "inventory")
-            await kept.listing.begin_write(BUCKET, ["k1"])
+            own = await kept.listing.begin_write(BUCKET, ["k1"])
             origin.buckets[BUCKET].remove("k1")
-            await kept.listing.end_write(BUCKET, ["k1"])
+            await kept.listing.end_write(own)
             body.set()
             await kept.until(lambda: kept.indexes.documents()[0]["state"] == "crawling")
             assert kept.listed() is None
@@ -366,3 +407,39 @@ def test_one_that_cannot_be_used_is_said_and_done_without(tmp_path: Path, harm: 
 
     play(tmp_path, READ_ONLY, origin, check, hold=False)
     assert lists(origin) > 0
+
+
+@pytest.mark.parametrize("step", ["sorting", "landing"])
+def test_a_gateway_that_ends_leaves_no_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """Whether it is in the midst of sorting or of landing: nothing reads what is closed, nothing stays."""
+    origin = origin_with_inventory(*KEYS_LISTED)
+    method = "add_missing" if step == "sorting" else "read"
+    original, reached = getattr(ObjectTable, method), threading.Event()
+
+    def slow(objects: ObjectTable, *arguments: Any) -> Any:
+        reached.set()
+        time.sleep(0.2)
+        return original(objects, *arguments)
+
+    monkeypatch.setattr(ObjectTable, method, slow)
+
+    async def scenario() -> None:
+        plans = [IndexPlan("data", None, 4, MANIFEST, tmp_path / "scratch")]
+        async with index_bench(tmp_path, origin, [READ_ONLY], plans=plans) as kept:
+            await kept.until(reached.is_set)
+        assert not list((tmp_path / "scratch").glob("*"))
+
+    asyncio.run(scenario())
+
+
+def test_what_a_killed_gateway_left_of_an_inventory_goes_at_the_next_start(tmp_path: Path) -> None:
+    """Though the slot has no inventory any more, or another name."""
+    left = JobStore(tmp_path / "jobs").scratch / "former"
+    left.mkdir(parents=True)
+    (left / "file").write_bytes(bytes(1000))
+
+    async def scenario() -> None:
+        async with job_bench(tmp_path, make_origin()):
+            assert not left.exists()
+
+    asyncio.run(scenario())

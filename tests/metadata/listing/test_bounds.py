@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.metadata.listing.bounds import Bound, answerable, bound_of
-from gateway.metadata.records import Learned
+from gateway.metadata.entries import ObservedAt
+from gateway.metadata.listing.ranges import Bound, answerable, bound_of
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import DEFAULT_SLOT, Slot, Slots
 
@@ -61,23 +61,23 @@ def test_the_strictest_of_several_decides() -> None:
     assert bound_of([for_ever, DEFAULT_SLOT]) is None
 
 
-NOW = Learned(7, 100.0, 1)
+NOW = ObservedAt(7, 100.0, 1)
 
 
 @pytest.mark.parametrize(
     ("learned", "fresh", "stale", "for_ever"),
     [
-        (Learned(7, 100.0, 1), True, True, True),
-        (Learned(7, 90.1, 1), True, True, True),
-        (Learned(7, 90.0, 1), False, True, True),
-        (Learned(7, 50.0, 1), False, False, True),
-        (Learned(7, 100.1, 1), False, False, True),
-        (Learned(7, 100.0, 2), False, False, True),
-        (Learned(6, 100.0, 1), False, False, False),
+        (ObservedAt(7, 100.0, 1), True, True, True),
+        (ObservedAt(7, 90.1, 1), True, True, True),
+        (ObservedAt(7, 90.0, 1), False, True, True),
+        (ObservedAt(7, 50.0, 1), False, False, True),
+        (ObservedAt(7, 100.1, 1), False, False, True),
+        (ObservedAt(7, 100.0, 2), False, False, True),
+        (ObservedAt(6, 100.0, 1), False, False, False),
     ],
 )
-def test_what_was_learned_is_allowed_by_its_age(learned: Learned, fresh: bool, stale: bool, for_ever: bool) -> None:
-    """Of another boot its age is unknown, of the future too; of another write generation it is void."""
+def test_what_was_learned_is_allowed_by_its_age(learned: ObservedAt, fresh: bool, stale: bool, for_ever: bool) -> None:
+    """Of another boot its age is unknown, of the future too; of another write epoch it is void."""
     bound = Bound(10.0, 50.0)
     assert bound.allows(learned, NOW) is fresh
     assert bound.allows(learned, NOW, stale=True) is stale

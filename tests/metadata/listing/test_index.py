@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import lmdb
@@ -17,15 +21,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.metadata.listing import marks, store
-from gateway.metadata.listing.batches import Asked, Batch
-from gateway.metadata.listing.bounds import Bound
-from gateway.metadata.listing.index import Found, ListingIndex, Truth, Unsettled
-from gateway.metadata.listing.pages import Wanted
-from gateway.metadata.listing.places import END, behind, behind_all
-from gateway.metadata.listing.records import pack
+from gateway.errors import StoreUnavailable
+from gateway.metadata import catalog as catalog_module
+from gateway.metadata.catalog import Catalog
+from gateway.metadata.listing import dirty_keys, store
+from gateway.metadata.listing import index as index_module
+from gateway.metadata.listing.dirty_keys import OwnWrite
+from gateway.metadata.listing.index import AuthoritativeEntry, Found, ListingIndex, NeedsLookup
+from gateway.metadata.listing.pages import END, ListRequest, key_successor, prefix_end
+from gateway.metadata.listing.ranges import Batch, Bound, QueryStamp
+from gateway.metadata.listing.records import form_of, numbered, pack, unpack
 from gateway.metadata.observer import SilentCatalogObserver
 from gateway.metadata.opening import OpenCatalog, open_directory
+from gateway.origin.memory.origin import MemoryOrigin
+from gateway.policy.slots import Slots
 from gateway.s3.list_result import EntryForm, ListedEntry, ListedPage
 from tests.support.manual_clock import ManualClock
 
@@ -51,19 +60,21 @@ class Bench:
     index: ListingIndex
     clock: ManualClock
 
-    async def learn(self, *entries: ListedEntry, asked: Asked | None = None, wanted: Wanted | None = None) -> None:
+    async def learn(
+        self, *entries: ListedEntry, asked: QueryStamp | None = None, wanted: ListRequest | None = None
+    ) -> None:
         asked = asked or self.index.asked("b")
-        self.index.learn("b", wanted or Wanted(), page(*entries), asked, merge_seconds=0.0)
+        self.index.learn("b", wanted or ListRequest(), page(*entries), asked, merge_seconds=0.0)
         await self.index.settle()
 
-    def keys(self, wanted: Wanted | None = None, **truths: ListedEntry | None) -> list[bytes] | Unsettled | None:
+    def keys(self, wanted: ListRequest | None = None, **truths: ListedEntry | None) -> list[bytes] | NeedsLookup | None:
         """What is listed; `truths` by key."""
         found = self.find(wanted, **truths)
         return [key for key, _ in found.page.keys] if isinstance(found, Found) else found
 
-    def find(self, wanted: Wanted | None = None, **truths: ListedEntry | None) -> Found | Unsettled | None:
-        told = {key.encode(): Truth(one) for key, one in truths.items()}
-        return self.index.find("b", wanted or Wanted(), FOR_EVER, with_owner=False, truths=told)
+    def find(self, wanted: ListRequest | None = None, **truths: ListedEntry | None) -> Found | NeedsLookup | None:
+        told = {key.encode(): AuthoritativeEntry(one) for key, one in truths.items()}
+        return self.index.find("b", wanted or ListRequest(), FOR_EVER, with_owner=False, truths=told)
 
 
 @asynccontextmanager
@@ -71,7 +82,7 @@ async def bench(directory: Path, *, size_bytes_max: int = store.SIZE_BYTES_MAX) 
     opened = open_directory(directory, "origin")
     opened.listing._size_bytes_max = size_bytes_max
     clock = ManualClock()
-    index = ListingIndex(opened.listing, opened.marks, opened.generations, clock, opened.boot, SilentCatalogObserver())
+    index = ListingIndex(opened, opened.epochs, clock, SilentCatalogObserver())
     try:
         yield Bench(opened, index, clock)
     finally:
@@ -92,11 +103,11 @@ def test_nothing_is_known_before_it_is_learned(tmp_path: Path) -> None:
 
     async def scenario(one: Bench) -> None:
         assert one.keys() is None
-        await one.learn(entry(b"a/1"), wanted=Wanted(b"a/"))
+        await one.learn(entry(b"a/1"), wanted=ListRequest(b"a/"))
         assert one.keys() is None
-        assert one.keys(Wanted(b"a/")) == [b"a/1"]
-        assert one.keys(Wanted(b"a/2")) == []
-        assert one.index.find("c", Wanted(b"a/"), FOR_EVER, with_owner=False) is None
+        assert one.keys(ListRequest(b"a/")) == [b"a/1"]
+        assert one.keys(ListRequest(b"a/2")) == []
+        assert one.index.find("c", ListRequest(b"a/"), FOR_EVER, with_owner=False) is None
 
     play(tmp_path / "c", scenario)
 
@@ -122,10 +133,10 @@ def test_it_survives_an_orderly_end_and_a_boot(tmp_path: Path) -> None:
     play(directory, knows_nothing)
 
 
-@pytest.mark.parametrize("name", ["listing", "marks"])
+@pytest.mark.parametrize("name", ["listing", "dirty"])
 @pytest.mark.parametrize("harm", ["noise", "gone"])
 def test_files_that_are_not_whole_drop_everything(tmp_path: Path, name: str, harm: str) -> None:
-    """Without marks the index could not be believed, nor the other way round."""
+    """Without dirty keys the index could not be believed, nor the other way round."""
 
     async def learn(one: Bench) -> None:
         await one.learn(entry(b"a"))
@@ -143,8 +154,9 @@ def test_files_that_are_not_whole_drop_everything(tmp_path: Path, name: str, har
     play(tmp_path / "c", starts_anew)
 
 
-def test_a_catalog_of_the_format_before_is_taken_over(tmp_path: Path) -> None:
-    """It is dropped: the version that wrote it, run in between, leaves no marks."""
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_catalog_of_a_format_before_is_taken_over(tmp_path: Path, number: int) -> None:
+    """It is dropped: the version that wrote it, run in between, leaves no dirty keys."""
 
     async def learn(one: Bench) -> None:
         await one.learn(entry(b"a"))
@@ -156,9 +168,9 @@ def test_a_catalog_of_the_format_before_is_taken_over(tmp_path: Path) -> None:
 
     directory = tmp_path / "c"
     play(directory, learn)
-    (directory / "FORMAT").write_bytes(b"forebay catalog 1\n")
+    (directory / "FORMAT").write_bytes(b"forebay catalog %d\n" % number)
     play(directory, starts_anew)
-    assert (directory / "FORMAT").read_bytes() == b"forebay catalog 2\n"
+    assert (directory / "FORMAT").read_bytes() == b"forebay catalog 3\n"
 
 
 # --- own writes -------------------------------------------------------------------------------------------------------
@@ -169,13 +181,13 @@ def test_a_written_key_does_not_count_until_its_truth_is_told(tmp_path: Path) ->
 
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a"), entry(b"b"))
-        await one.index.begin_write("b", ["b", "c"])
-        assert one.keys() == Unsettled([b"b", b"c"])
-        await one.index.end_write("b", ["b", "c"])
+        own = await one.index.begin_write("b", ["b", "c"])
+        assert one.keys() == NeedsLookup([b"b", b"c"])
+        await one.index.end_write(own)
         asked = one.index.asked("b")
         assert one.keys(b=None, c=entry(b"c", 2)) == [b"a", b"c"]
-        one.index.learn_truth("b", b"b", Truth(None), asked)
-        one.index.learn_truth("b", b"c", Truth(entry(b"c", 2)), asked)
+        one.index.learn_truth("b", b"b", AuthoritativeEntry(None), asked)
+        one.index.learn_truth("b", b"c", AuthoritativeEntry(entry(b"c", 2)), asked)
         await one.index.settle()
         assert one.keys() == [b"a", b"c"]
 
@@ -187,13 +199,13 @@ def test_a_truth_that_comes_late_says_nothing_of_what_is_known_since(tmp_path: P
 
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a", 1))
-        await one.index.begin_write("b", ["a"])
-        await one.index.end_write("b", ["a"])
+        own = await one.index.begin_write("b", ["a"])
+        await one.index.end_write(own)
         asked = one.index.asked("b")
         await one.clock.advance(1.0)
         await one.learn(entry(b"a", 3))
-        one.index.learn_truth("b", b"a", Truth(entry(b"a", 2)), asked)
-        one.index.learn_truth("b", b"a", Truth(None), asked)
+        one.index.learn_truth("b", b"a", AuthoritativeEntry(entry(b"a", 2)), asked)
+        one.index.learn_truth("b", b"a", AuthoritativeEntry(None), asked)
         await one.index.settle()
         found = one.find()
         assert isinstance(found, Found)
@@ -209,18 +221,18 @@ def test_only_what_was_asked_after_a_write_settles_it(tmp_path: Path, moment: st
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a", 1))
         asked = {"before": one.index.asked("b")}
-        await one.index.begin_write("b", ["a"])
+        own = await one.index.begin_write("b", ["a"])
         asked["during"] = one.index.asked("b")
-        await one.index.begin_write("b", ["a"])
-        await one.index.end_write("b", ["a"])
+        another = await one.index.begin_write("b", ["a"])
+        await one.index.end_write(own)
         asked["between two"] = one.index.asked("b")
-        await one.index.end_write("b", ["a"])
+        await one.index.end_write(another)
         asked["after"] = one.index.asked("b")
-        one.index.learn_truth("b", b"a", Truth(entry(b"a", 2)), asked[moment])
+        one.index.learn_truth("b", b"a", AuthoritativeEntry(entry(b"a", 2)), asked[moment])
         await one.index.settle()
-        assert one.keys() == ([b"a"] if moment == "after" else Unsettled([b"a"]))
+        assert one.keys() == ([b"a"] if moment == "after" else NeedsLookup([b"a"]))
         await one.learn(entry(b"a", 3), entry(b"b"), asked=asked[moment])
-        assert one.keys() == ([b"a", b"b"] if moment == "after" else Unsettled([b"a"]))
+        assert one.keys() == ([b"a", b"b"] if moment == "after" else NeedsLookup([b"a"]))
 
     play(tmp_path / "c", scenario)
 
@@ -231,19 +243,18 @@ def test_a_page_on_its_way_does_not_undo_a_settled_write(tmp_path: Path) -> None
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a", 1))
         asked = one.index.asked("b")
-        await one.index.begin_write("b", ["a"])
-        await one.index.end_write("b", ["a"])
-        one.index.learn_truth("b", b"a", Truth(None), one.index.asked("b"))
+        own = await one.index.begin_write("b", ["a"])
+        await one.index.end_write(own)
+        one.index.learn_truth("b", b"a", AuthoritativeEntry(None), one.index.asked("b"))
         await one.index.settle()
+        for _ in range(8):
+            one.opened.listing.sweep(one.clock.monotonic())
         await one.learn(entry(b"a", 1), asked=asked)
         assert one.keys() == []
-        await one.clock.advance(marks.PAGE_SECONDS_MAX + 1)
-        for _ in range(2):
-            await one.index.begin_write("b", ["z"])
-            await one.index.end_write("b", ["z"])
-            one.index.learn_truth("b", b"z", Truth(None), one.index.asked("b"))
-            await one.index.settle()
-        assert not one.opened.marks.not_told("b", b"a", b"b", 0, one.clock.monotonic()), "the mark is gone"
+        await one.clock.advance(dirty_keys.PAGE_SECONDS_MAX + 1)
+        for _ in range(8):
+            one.opened.listing.sweep(one.clock.monotonic())
+        assert not one.opened.dirty.not_told("b", b"a", b"b", 0, one.clock.monotonic()), "the clean key is gone"
         await one.learn(entry(b"a", 1), asked=asked)
         assert one.keys() == []
 
@@ -256,7 +267,7 @@ def test_a_page_asked_for_before_the_bucket_was_given_up_is_not_kept(tmp_path: P
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a"))
         asked = one.index.asked("b")
-        one.opened.generations.raise_bucket("b")
+        one.opened.epochs.change_bucket("b")
         assert one.keys() is None
         await one.learn(entry(b"a"), asked=asked)
         assert one.keys() is None
@@ -290,72 +301,260 @@ def test_owners_are_asked_for_when_they_are_not_known(tmp_path: Path) -> None:
 
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a"))
-        assert one.index.find("b", Wanted(), FOR_EVER, with_owner=True) is None
+        assert one.index.find("b", ListRequest(), FOR_EVER, with_owner=True) is None
         await one.learn(entry(b"a", form=EntryForm("", "<Owner/>", "")))
-        assert isinstance(one.index.find("b", Wanted(), FOR_EVER, with_owner=True), Found)
+        assert isinstance(one.index.find("b", ListRequest(), FOR_EVER, with_owner=True), Found)
 
     play(tmp_path / "c", scenario)
 
 
-def test_where_no_mark_can_be_set_everything_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk must not keep an own write from being seen."""
+def test_where_a_write_cannot_be_noted_everything_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk must not keep an own write from being seen: what was known before, and was asked during it."""
 
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a"))
         with pytest.raises(lmdb.MapFullError):
-            one.opened.marks.begin("b", [b"%01000d" % number for number in range(100_000)], 0.0)
-        await one.index.begin_write("b", [f"{number:01000}" for number in range(100_000)])
+            one.opened.dirty.begin(OwnWrite("b", [b"%01000d" % number for number in range(10_000)]), 0.0)
+        own = await one.index.begin_write("b", [f"{number:01000}" for number in range(10_000)])
+        assert one.keys() is None
+        await one.learn(entry(b"a"))
+        assert one.keys() == [b"a"]
+        await one.index.end_write(own)
         assert one.keys() is None
         await one.learn(entry(b"a"))
         assert one.keys() == [b"a"]
 
-    monkeypatch.setattr(marks, "_MAP_BYTES", 2**20)
+    monkeypatch.setattr(dirty_keys, "_MAP_BYTES", 2**20)
     play(tmp_path / "c", scenario)
 
 
-def test_too_many_marks_give_everything_up_and_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys that are written and never listed do not pile up for ever."""
+async def write_many(one: Bench, keys: Iterable[str], *, at_once: int = 50) -> None:
+    """Own writes, a thousand a second."""
+    following = iter(keys)
+    while batch := list(islice(following, at_once)):
+        own = await one.index.begin_write("b", batch)
+        await one.clock.advance(at_once / 1000)
+        await one.index.end_write(own)
+    await one.index.settle()
+
+
+def dirty_count(one: Bench) -> int:
+    with one.opened.dirty.written("b") as written:
+        return len(written(b"", END, 10**9))
+
+
+def test_writes_to_prefixes_that_nobody_lists_void_nothing_else(tmp_path: Path) -> None:
+    """However many: what is listed is answered from the index, before, meanwhile and after, and few keys stay dirty."""
 
     async def scenario(one: Bench) -> None:
-        await one.learn(entry(b"a"))
-        await one.index.begin_write("b", ["k1", "k2"])
-        await one.index.end_write("b", ["k1", "k2"])
-        assert one.keys() == Unsettled([b"k1", b"k2"])
-        await one.index.begin_write("b", ["k3", "k4"])
-        assert one.keys() is None
-        await one.clock.advance(marks.PAGE_SECONDS_MAX + 1)
-        await one.index.end_write("b", ["k3"])
-        for number in range(200):
-            one.opened.marks.sweep(one.clock.monotonic() + number, one.opened.listing.is_known)
-        with one.opened.marks.pending("b") as written:
-            assert written(b"", END, 9) == [b"k3", b"k4"], "k4 is in flight, k3 has just ended"
+        await one.learn(entry(b"set/a"), wanted=ListRequest(b"set/"))
+        epoch = one.opened.epochs.of_bucket("b")
+        for step in range(10):
+            await write_many(one, (f"runs/{step}/{number:05}" for number in range(20_000)))
+            assert one.keys(ListRequest(b"set/")) == [b"set/a"]
+            await one.learn(entry(b"set/a"), wanted=ListRequest(b"set/"))  # and it can be learned anew
+        assert one.keys(ListRequest(b"set/")) == [b"set/a"]
+        assert one.opened.epochs.of_bucket("b") == epoch
+        assert dirty_count(one) < dirty_keys.DIRTY_KEYS_MAX
+        await write_many(one, ["set/b"] * 200, at_once=1)
+        assert one.keys(ListRequest(b"set/")) == NeedsLookup([b"set/b"])
 
-    monkeypatch.setattr(marks, "PENDING_MAX", 3)
     play(tmp_path / "c", scenario)
 
 
-def test_marks_of_known_keys_are_never_swept(tmp_path: Path) -> None:
+def test_writes_to_what_was_listed_once_void_only_their_surroundings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they are too many, the directories that they lie in are known no more; what lies beside them is."""
+    monkeypatch.setattr(dirty_keys, "DIRTY_KEYS_MAX", 5000)
+
+    async def scenario(one: Bench) -> None:
+        await one.learn(entry(b"a/1"), entry(b"m/1"), entry(b"z/1"))
+        epoch = one.opened.epochs.of_bucket("b")
+        await write_many(one, (f"m/{number:05}" for number in range(20_000)))
+        assert one.opened.epochs.of_bucket("b") == epoch
+        assert dirty_count(one) < 6000
+        assert [one.keys(ListRequest(prefix)) for prefix in (b"a/", b"z/")] == [[b"a/1"], [b"z/1"]]
+        assert one.keys(ListRequest(b"m/")) is None
+        await one.learn(entry(b"m/1"), wanted=ListRequest(b"m/"))
+        assert one.keys(ListRequest(b"m/")) == [b"m/1"]
+
+    play(tmp_path / "c", scenario)
+
+
+def test_too_many_dirty_keys_are_got_over_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket is void with each write while there are far too many of them, and no longer than for some hundred."""
+    monkeypatch.setattr(dirty_keys, "DIRTY_KEYS_MAX", 1000)
+
+    async def too_many(one: Bench) -> None:
+        for number in range(0, 2000, 100):
+            own = OwnWrite("b", [b"k%05d" % one for one in range(number, number + 100)])
+            one.opened.dirty.begin(own, 0.0)
+            one.opened.dirty.end(own, 0.0)
+        await one.learn(entry(b"set/a"), wanted=ListRequest(b"set/"))
+        own = await one.index.begin_write("b", ["runs/1"])
+        assert one.keys(ListRequest(b"set/")) is None
+        await one.index.end_write(own)
+
+    async def recovers(one: Bench) -> None:
+        await write_many(one, (f"runs/{number}" for number in range(500)), at_once=1)
+        await one.learn(entry(b"set/a"), wanted=ListRequest(b"set/"))
+        await write_many(one, (f"runs/{number}" for number in range(500)), at_once=1)
+        assert one.keys(ListRequest(b"set/")) == [b"set/a"]
+        assert dirty_count(one) < 1100
+
+    play(tmp_path / "c", too_many)
+    play(tmp_path / "c", recovers)
+
+
+def test_clean_keys_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though all of what is written is listed at once, a thousand keys a second."""
+    monkeypatch.setattr(dirty_keys, "DIRTY_KEYS_MAX", 1000)
+
+    async def scenario(one: Bench) -> None:
+        for number in range(200):
+            await write_many(one, (f"{number:03}/{one:02}" for one in range(50)))
+            await one.learn(wanted=ListRequest(b"%03d/" % number))
+        assert one.keys(ListRequest(b"007/")) == []
+        clean = one.opened.dirty.not_told("b", b"", END, 0, one.clock.monotonic())
+        assert len(clean) < 1100
+
+    play(tmp_path / "c", scenario)
+
+
+def test_what_is_let_go_of_is_not_brought_back_by_a_page_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page asked for before a write whose key is dirty no more is not learned, however young it is."""
+    monkeypatch.setattr(dirty_keys, "DIRTY_KEYS_MAX", 100)
+
+    async def scenario(one: Bench) -> None:
+        asked = one.index.asked("b")
+        await write_many(one, [f"{number:04}" for number in range(1000)], at_once=1)
+        assert dirty_count(one) < 150
+        await one.learn(entry(b"0000"), asked=asked)
+        assert one.keys() is None
+        await one.learn(entry(b"0000"))
+        assert one.keys() == [b"0000"]
+
+    play(tmp_path / "c", scenario)
+
+
+def test_known_keys_stay_dirty_where_they_are_few(tmp_path: Path) -> None:
     """However old: the index has not caught up with them."""
 
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a"))
-        await one.index.begin_write("b", ["a"])
-        await one.index.end_write("b", ["a"])
-        for _ in range(3):
-            one.opened.marks.sweep(1e6, one.opened.listing.is_known)
-        assert one.keys() == Unsettled([b"a"])
+        own = await one.index.begin_write("b", ["a"])
+        await one.index.end_write(own)
+        for _ in range(16):
+            one.opened.listing.sweep(1e6)
+        assert one.keys() == NeedsLookup([b"a"])
 
     play(tmp_path / "c", scenario)
+
+
+STOPS = """
+import os, signal, sys
+from pathlib import Path
+from gateway.metadata.opening import open_directory
+catalog = open_directory(Path(sys.argv[1]), "origin")
+part = getattr(catalog, sys.argv[2])
+with part._environment.begin(write=True):
+    os.kill(os.getpid(), signal.SIGSTOP)
+catalog.close()
+"""
+
+
+@contextmanager
+def stopped_in_a_transaction(directory: Path, part: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that has the directory open is stopped while it writes to an environment."""
+    process = subprocess.Popen([sys.executable, "-c", STOPS, str(directory), part], cwd=ROOT)
+    try:
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_process_that_is_stopped_holds_up_no_write_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each own write is visible at once; the first waits a little, the others do not. Then all is as before."""
+    monkeypatch.setattr(index_module, "NOTE_SECONDS_MAX", 0.2)
+
+    async def scenario(one: Bench) -> None:
+        await one.learn(entry(b"a"))
+        with stopped_in_a_transaction(tmp_path / "c", "dirty") as stopped:
+            started = time.monotonic()
+            for _ in range(100):
+                own = await one.index.begin_write("b", ["a"])
+                assert one.keys() is None
+                await one.learn(entry(b"a"))
+                assert one.keys() == [b"a"]
+                await one.index.end_write(own)
+                assert one.keys() is None
+            assert time.monotonic() - started < 10
+            os.kill(stopped.pid, signal.SIGCONT)
+            stopped.wait()
+        own = await one.index.begin_write("b", ["a"])
+        await one.index.end_write(own)
+        await one.learn(entry(b"a"), entry(b"b"))
+        own = await one.index.begin_write("b", ["b"])
+        await one.index.end_write(own)
+        assert one.keys() == NeedsLookup([b"b"]), "noted again"
+
+    play(tmp_path / "c", scenario)
+
+
+def test_a_process_that_is_stopped_holds_up_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not kept, and the origin is asked again; a crawl is told so; nothing waits at the end."""
+    monkeypatch.setattr(index_module, "LAND_SECONDS_MAX", 0.2)
+
+    async def scenario(one: Bench) -> None:
+        await one.learn(entry(b"a"))
+        with stopped_in_a_transaction(tmp_path / "c", "listing"):
+            started = time.monotonic()
+            for _ in range(10):
+                await one.learn(entry(b"a"), entry(b"b"))
+                assert one.keys() == [b"a"]
+            with pytest.raises(lmdb.Error):
+                await one.index.land(Batch("b", b"", END, [], [], one.index.asked("b"), 0.0))
+            assert not await one.index.close()
+            assert time.monotonic() - started < 10
+
+    play(tmp_path / "c", scenario)
+
+
+@pytest.mark.parametrize("part", ["store", "listing", "dirty"])
+def test_a_start_does_not_wait_for_ever_for_a_stopped_process(
+    tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fails in time, as with a disk that fails."""
+    monkeypatch.setattr(catalog_module, "OPENING_SECONDS_MAX", 0.5)
+    slots = Slots([])
+
+    async def start() -> None:
+        origin, clock = MemoryOrigin(ManualClock()), ManualClock()
+        catalog = await Catalog.open(
+            tmp_path / "c", origin, origin_name="origin", clock=clock, observer=SilentCatalogObserver(), slots=slots
+        )
+        await catalog.close()
+
+    asyncio.run(start())
+    with stopped_in_a_transaction(tmp_path / "c", part), pytest.raises(StoreUnavailable):
+        asyncio.run(start())
 
 
 OTHER = """
 import os, signal, sys
 from pathlib import Path
+from gateway.metadata.listing.dirty_keys import OwnWrite
 from gateway.metadata.opening import open_directory
 catalog = open_directory(Path(sys.argv[1]), "origin")
-catalog.marks.begin("b", [b"a"], 0.0)
+own = OwnWrite("b", [b"a"])
+catalog.dirty.begin(own, 0.0)
 if "end" in sys.argv:
-    catalog.marks.end("b", [b"a"], 0.0)
+    catalog.dirty.end(own, 0.0)
 if "die" in sys.argv:
     os.kill(os.getpid(), signal.SIGKILL)
 catalog.close()
@@ -375,13 +574,13 @@ def test_another_processs_write_is_seen_though_it_is_killed(tmp_path: Path, step
     async def scenario(one: Bench) -> None:
         await one.learn(entry(b"a", 1))
         other(tmp_path / "c", *steps)
-        assert one.keys() == Unsettled([b"a"])
+        assert one.keys() == NeedsLookup([b"a"])
         await one.learn(entry(b"a", 2))
-        assert one.keys() == (Unsettled([b"a"]) if steps == ["die"] else [b"a"])
+        assert one.keys() == (NeedsLookup([b"a"]) if steps == ["die"] else [b"a"])
 
     async def later(one: Bench) -> None:
         if steps == ["die"]:
-            assert one.keys() == Unsettled([b"a"])
+            assert one.keys() == NeedsLookup([b"a"])
             await one.learn(entry(b"a", 2))
         assert one.keys() == [b"a"]
 
@@ -425,7 +624,7 @@ def test_each_place_is_listed_as_it_was_told_last(steps: list[tuple[int, int, di
         model = Model()
         for first, count, there, is_forgotten in steps:
             within = PLACES[first : first + count]
-            start, stop = within[0], behind_all(within[-1])
+            start, stop = within[0], prefix_end(within[-1])
             if is_forgotten:
                 one.opened.listing.forget("b", start, stop)
                 model.known -= set(within)
@@ -438,7 +637,7 @@ def test_each_place_is_listed_as_it_was_told_last(steps: list[tuple[int, int, di
             model.learn(within, there)
             check(one, model, start, stop)
         for place in PLACES:
-            known = one.keys(Wanted(place))
+            known = one.keys(ListRequest(place))
             assert known == (None if place not in model.known else [place] if place in model.told else [])
 
     def check(one: Bench, model: Model, start: bytes, stop: bytes) -> None:
@@ -458,13 +657,15 @@ def test_the_index_keeps_to_its_size_and_never_lies(tmp_path: Path) -> None:
         for start in range(0, 40_000, 1000):
             keys = [b"%08d" % number for number in range(start, start + 1000)]
             listed = [(key, pack(entry(key), 0)) for key in keys]
-            await one.index.land(Batch("b", keys[0], behind(keys[-1]), listed, [STANDARD], one.index.asked("b"), 1.0))
+            await one.index.land(
+                Batch("b", keys[0], key_successor(keys[-1]), listed, [STANDARD], one.index.asked("b"), 1.0)
+            )
         statistics = one.opened.listing.statistics()
         assert statistics["size_bytes"] < 2**20 + 2**17
         assert 10_000 < statistics["keys"] < 25_000
         known = 0
         for number in range(0, 40_000, 100):
-            found = one.keys(Wanted(b"%06d" % (number // 100)))
+            found = one.keys(ListRequest(b"%06d" % (number // 100)))
             known += found is not None
             assert found in (None, [b"%08d" % one for one in range(number, number + 100)])
         assert 100 < known < 250
@@ -477,16 +678,16 @@ def test_a_page_of_a_thousand_common_prefixes_is_learned_at_once(tmp_path: Path)
 
     async def scenario(one: Bench) -> None:
         prefixes = [b"%04d/" % number for number in range(1000)]
-        wanted = Wanted(delimiter=b"/")
+        wanted = ListRequest(delimiter=b"/")
         told = ListedPage([entry(b"between-%04d" % number) for number in range(100)], prefixes, None)
         one.index.learn("b", wanted, told, one.index.asked("b"), merge_seconds=0.0)
         before = one.opened.listing._environment.info()["last_txnid"]
         await one.index.settle()
         assert one.opened.listing._environment.info()["last_txnid"] - before < 100
-        assert one.keys(Wanted(b"between-")) == [b"between-%04d" % number for number in range(100)]
+        assert one.keys(ListRequest(b"between-")) == [b"between-%04d" % number for number in range(100)]
         assert one.find(wanted) is None
         for prefix in prefixes:
-            await one.learn(entry(prefix + b"x"), wanted=Wanted(prefix))
+            await one.learn(entry(prefix + b"x"), wanted=ListRequest(prefix))
         found = one.find(wanted)
         assert isinstance(found, Found)
         assert (len(found.page.prefixes), found.page.is_truncated) == (1000, True)
@@ -504,7 +705,9 @@ def test_a_sorted_build_takes_little_room(tmp_path: Path) -> None:
                 for n in range(start, start + 1000)
             ]
             listed = [(key, pack(entry(key), 0)) for key in keys]
-            await one.index.land(Batch("b", keys[0], behind(keys[-1]), listed, [STANDARD], one.index.asked("b"), 1.0))
+            await one.index.land(
+                Batch("b", keys[0], key_successor(keys[-1]), listed, [STANDARD], one.index.asked("b"), 1.0)
+            )
         assert len(keys[0]) >= 55
         statistics = one.opened.listing.statistics()
         assert statistics["keys"] == 20_000
@@ -527,7 +730,7 @@ def test_what_lands_in_many_places_at_once_is_packed_as_well(tmp_path: Path, str
                 keys = [b"%054d" % (stream * each + n) for n in range(first, min(first + at_once, each))]
                 listed = [(key, pack(entry(key), 0)) for key in keys]
                 asked = one.index.asked("b")
-                await one.index.land(Batch("b", keys[0], behind(keys[-1]), listed, [STANDARD], asked, math.inf))
+                await one.index.land(Batch("b", keys[0], key_successor(keys[-1]), listed, [STANDARD], asked, math.inf))
         assert one.opened.listing.statistics()["keys"] == 4001
         assert one.opened.listing.statistics()["size_bytes"] < 130 * 4001
 
@@ -547,3 +750,53 @@ def test_a_form_that_has_changed_is_no_change_of_the_object(tmp_path: Path) -> N
         assert {found.forms[int.from_bytes(record[6:8], "little")] for _, record in found.page.keys} == {GLACIER}
 
     play(tmp_path, scenario)
+
+
+def restored_until(number: int) -> EntryForm:
+    return EntryForm("", None, f"<RestoreStatus><RestoreExpiryDate>{number}</RestoreExpiryDate></RestoreStatus>")
+
+
+@pytest.mark.parametrize("count", [5000, 70_000])
+def test_any_number_of_forms_is_kept(tmp_path: Path, count: int) -> None:
+    """Of entries that each have one of their own; what they say comes back to the letter, and stays as it is."""
+    entries = [entry(b"%06d" % number, number, restored_until(number)) for number in range(count)]
+
+    async def land(one: Bench, first: int) -> list[bytes]:
+        some = entries[first : first + 1000]
+        listed, forms = numbered(some)
+        start = b"" if first == 0 else key_successor(entries[first - 1].key)
+        stop = END if first + 1000 >= count else key_successor(some[-1].key)
+        return await one.index.land(Batch("b", start, stop, listed, forms, one.index.asked("b"), math.inf))
+
+    async def scenario(one: Bench) -> None:
+        for first in range(0, count, 1000):
+            assert await land(one, first) == []
+        assert await land(one, 0) == [], "nothing has changed"
+        listed, after = list[ListedEntry](), b""
+        while True:
+            found = one.find(ListRequest(after=after))
+            assert isinstance(found, Found)
+            listed += [unpack(key, record, found.forms) for key, record in found.page.keys]
+            if not found.page.is_truncated:
+                break
+            after = found.page.last
+        assert listed == entries
+        last = entries[-1]
+        assert one.index.entry("b", last.key.decode(), FOR_EVER) == last
+        own = await one.index.begin_write("b", ["000000"])
+        await one.index.end_write(own)
+        found = one.find(ListRequest(b"00000"), **{"000000": entry(b"000000", 1, restored_until(count))})
+        assert isinstance(found, Found)
+        assert found.forms[form_of(found.page.keys[0][1])] == restored_until(count)
+
+    async def odd(one: Bench) -> None:
+        strange = ListedEntry(b"~", "yesterday", "no digest", 7, restored_until(count + 1))
+        await one.learn(strange, wanted=ListRequest(b"~"))
+        assert one.index.entry("b", "~", FOR_EVER) == strange
+        changed = ListedEntry(b"~", "today", "no digest", 7, restored_until(count + 2))
+        listed, forms = numbered([changed])
+        batch = Batch("b", b"~", END, listed, forms, one.index.asked("b"), 0.0)
+        assert await one.index.land(batch) == [b"~"]
+
+    play(tmp_path / "c", scenario)
+    play(tmp_path / "c", odd)

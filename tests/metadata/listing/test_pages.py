@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.metadata.listing.learning import told_by
-from gateway.metadata.listing.overlay import WRITTEN_MAX, Overlaid, Written
-from gateway.metadata.listing.pages import SortedKeys, Wanted, take
-from gateway.metadata.listing.places import END, behind, behind_all
+from gateway.metadata.listing.dirty_keys import WRITTEN_MAX, Overlaid, Written
+from gateway.metadata.listing.pages import END, ListRequest, SortedKeys, key_successor, prefix_end, take
+from gateway.metadata.listing.ranges import covered_ranges
 from tests.support import listing_model as model
 
 WANTED = st.builds(
-    Wanted,
+    ListRequest,
     prefix=model.TEXT.map(str.encode),
     delimiter=model.TEXT.map(str.encode),
     limit=st.integers(0, 8),
@@ -30,7 +29,7 @@ def keys_of(keys: Iterable[bytes]) -> SortedKeys:
 
 @settings(max_examples=200)
 @given(KEYS, WANTED)
-def test_every_page_is_what_s3_lists(keys: set[bytes], wanted: Wanted) -> None:
+def test_every_page_is_what_s3_lists(keys: set[bytes], wanted: ListRequest) -> None:
     """Order, limit, common prefixes, truncation, on the first page and on all that follow, with nothing twice."""
     seen: list[bytes] = []
     everything = [entry.name for entry in model.entries(keys, wanted)]
@@ -47,7 +46,7 @@ def test_every_page_is_what_s3_lists(keys: set[bytes], wanted: Wanted) -> None:
 
 @settings(max_examples=200)
 @given(KEYS, WANTED, model.KEY.map(str.encode))
-def test_what_is_not_known_is_never_guessed(keys: set[bytes], wanted: Wanted, known_until: bytes) -> None:
+def test_what_is_not_known_is_never_guessed(keys: set[bytes], wanted: ListRequest, known_until: bytes) -> None:
     """A page of which a part lies where nothing is known is none; one that is given is right whatever lies there."""
     known = {key for key in keys if key < known_until}
     found = take(keys_of(known), wanted, known_until)
@@ -58,7 +57,7 @@ def test_what_is_not_known_is_never_guessed(keys: set[bytes], wanted: Wanted, kn
 @settings(max_examples=200)
 @given(KEYS, KEYS, KEYS, WANTED)
 def test_written_keys_are_merged_before_the_page_is_cut(
-    known: set[bytes], written: set[bytes], there: set[bytes], wanted: Wanted
+    known: set[bytes], written: set[bytes], there: set[bytes], wanted: ListRequest
 ) -> None:
     """With the truth of each written key, asked for until none is missing, the page is that of the keys there are."""
     truth = (known - written) | (there & written)
@@ -78,25 +77,25 @@ def test_written_keys_are_merged_before_the_page_is_cut(
 
 @settings(max_examples=200)
 @given(KEYS, WANTED.filter(lambda wanted: wanted.limit > 0))
-def test_a_page_tells_everything_about_the_parts_it_is_said_to(keys: set[bytes], wanted: Wanted) -> None:
+def test_a_page_tells_everything_about_the_parts_it_is_said_to(keys: set[bytes], wanted: ListRequest) -> None:
     """In what is learned of an answer lies no key that was not in it; and without delimiter, nothing is left out."""
     found = take(keys_of(keys), wanted, END)
     assert found is not None
     listed = [key for key, _ in found.keys]
-    parts = told_by(wanted, listed, found.prefixes, is_last=not found.is_truncated)
+    parts = covered_ranges(wanted, listed, found.prefixes, is_last=not found.is_truncated)
     for start, stop in parts:
         assert start < stop
         assert {key for key in keys if start <= key < stop} <= set(listed)
     assert all(any(start <= key < stop for start, stop in parts) for key in listed)
     if not wanted.delimiter and wanted.start < wanted.stop:
-        assert parts == [(wanted.start, behind(found.last) if found.is_truncated else wanted.stop)]
+        assert parts == [(wanted.start, key_successor(found.last) if found.is_truncated else wanted.stop)]
 
 
 @given(model.TEXT.map(str.encode), model.KEY.map(str.encode))
 def test_behind_all_is_behind_what_begins_so(prefix: bytes, key: bytes) -> None:
     """And before everything else that is greater."""
-    assert (key < behind_all(prefix)) == (key < prefix or key.startswith(prefix))
-    assert prefix + b"\xf4\x8f\xbf\xbf" * 3 < behind_all(prefix) <= END
+    assert (key < prefix_end(prefix)) == (key < prefix or key.startswith(prefix))
+    assert prefix + b"\xf4\x8f\xbf\xbf" * 3 < prefix_end(prefix) <= END
 
 
 def among(written: Iterable[bytes]) -> Written:
@@ -111,10 +110,10 @@ def among(written: Iterable[bytes]) -> Written:
 def test_too_many_written_keys_in_a_row_are_not_known() -> None:
     """Looking at all of them would take for ever."""
     keys = Overlaid(keys_of([b"z"]), among([b"%06d" % number for number in range(WRITTEN_MAX)]), {})
-    assert take(keys, Wanted(), END) is not None
+    assert take(keys, ListRequest(), END) is not None
     assert keys.is_unknown
     fewer = Overlaid(keys_of([b"z"]), among([b"%06d" % number for number in range(WRITTEN_MAX - 1)]), {})
-    assert take(fewer, Wanted(), END) is not None
+    assert take(fewer, ListRequest(), END) is not None
     assert not fewer.is_unknown
 
 
@@ -133,7 +132,7 @@ class Counted:
 def test_nothing_under_a_common_prefix_is_scanned() -> None:
     """A thousand prefixes of a hundred keys each cost about a thousand rows, not a hundred thousand."""
     keys = Counted(keys_of(b"d%04d/%02d" % (one, two) for one in range(1001) for two in range(100)))
-    found = take(keys, Wanted(delimiter=b"/"), END)
+    found = take(keys, ListRequest(delimiter=b"/"), END)
     assert found is not None
     assert (len(found.prefixes), found.is_truncated) == (1000, True)
     assert keys.rows < 1100
@@ -149,7 +148,7 @@ def test_a_flat_directory_is_read_in_large_pieces() -> None:
             reads += 1
             return super().read(start, stop, count)
 
-    found = take(Counting(keys_of(b"%05d" % number for number in range(5000))), Wanted(delimiter=b"/"), END)
+    found = take(Counting(keys_of(b"%05d" % number for number in range(5000))), ListRequest(delimiter=b"/"), END)
     assert found is not None
     assert len(found.keys) == 1000
     assert reads < 12
@@ -161,6 +160,6 @@ def test_a_flat_directory_is_read_in_large_pieces() -> None:
 )
 def test_a_common_prefix_must_be_greater_than_the_place(after: bytes, skip: bool, expected: list[bytes]) -> None:
     """S3 leaves `a/` out behind `a/b` although `a/c` is there."""
-    found = take(keys_of([b"a/b", b"a/c"]), Wanted(delimiter=b"/", after=after, skip=skip), END)
+    found = take(keys_of([b"a/b", b"a/c"]), ListRequest(delimiter=b"/", after=after, skip=skip), END)
     assert found is not None
     assert found.prefixes == expected

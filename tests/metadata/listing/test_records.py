@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.metadata.listing.contents import contents_xml
-from gateway.metadata.listing.records import FIXED, date_text, numbered, pack, pack_form, unpack, unpack_form
+from gateway.metadata.listing.records import (
+    FIXED,
+    contents_xml,
+    date_text,
+    numbered,
+    pack,
+    pack_form,
+    unpack,
+    unpack_form,
+)
 from gateway.s3.list_result import EntryForm, ListedEntry, parse_listed_page
 from tests.support import listing_model as model
 

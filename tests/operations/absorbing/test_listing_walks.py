@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.edge.asgi import S3App
-from gateway.metadata.listing.pages import Wanted
+from gateway.metadata.listing.pages import ListRequest
 from gateway.objects import ObjectKey
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
@@ -52,8 +52,8 @@ class Walk:
     is_v2: bool
 
     @property
-    def wanted(self) -> Wanted:
-        return Wanted(self.prefix.encode(), self.delimiter.encode(), self.limit, self.after.encode())
+    def wanted(self) -> ListRequest:
+        return ListRequest(self.prefix.encode(), self.delimiter.encode(), self.limit, self.after.encode())
 
     def target(self, bucket: str, following: str | None) -> str:
         said = {"prefix": self.prefix, "delimiter": self.delimiter, "max-keys": str(self.limit), "encoding-type": "url"}

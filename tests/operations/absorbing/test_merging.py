@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.metadata.listing.index import Found
-from gateway.metadata.listing.pages import SortedKeys, Wanted, take
-from gateway.metadata.listing.places import END
+from gateway.metadata.listing.pages import END, ListRequest, SortedKeys, take
 from gateway.metadata.listing.records import numbered, unpack
 from gateway.operations.absorbing.listing import pending_entry
 from gateway.operations.absorbing.merging import Merging
@@ -24,7 +23,7 @@ from tests.support import listing_model as model
 from tests.support.writeback import PlainPresence, key, pending
 
 WANTED = st.builds(
-    Wanted,
+    ListRequest,
     prefix=model.TEXT.map(str.encode),
     delimiter=model.TEXT.map(str.encode),
     limit=st.integers(0, 8),
@@ -66,12 +65,12 @@ class Bucket:
                     self.origin[name] = "flushed"
                 self._book.settle(stored.sequence, None if stored.deleted else stored.etag, 0.0)
 
-    async def look(self, wanted: Wanted, count: int) -> PendingRows:
+    async def look(self, wanted: ListRequest, count: int) -> PendingRows:
         found = pending_rows(self._book, "bucket", wanted, min(count, 3))
         self.flush_some()
         return found
 
-    async def ask(self, wanted: Wanted) -> Found:
+    async def ask(self, wanted: ListRequest) -> Found:
         entries = [ListedEntry(one.encode(), said, '"e"', 1, FORM) for one, said in sorted(self.origin.items())]
         listed, forms = numbered(sorted(entries))
         page = take(SortedKeys(listed), wanted, END)
@@ -93,7 +92,7 @@ def a_book() -> Iterator[Book]:
 @settings(max_examples=150, deadline=None)
 @given(model.KEYS, WRITES, WANTED, st.lists(st.booleans(), max_size=120))
 def test_every_page_is_that_of_the_flushed_bucket(
-    origin: set[str], writes: dict[str, bool], wanted: Wanted, flushes: list[bool]
+    origin: set[str], writes: dict[str, bool], wanted: ListRequest, flushes: list[bool]
 ) -> None:
     """Order, limit, common prefixes and truncation, page by page, whatever is flushed in between."""
     with a_book() as book:
@@ -113,7 +112,7 @@ def test_a_page_behind_which_everything_is_deleted_is_the_last() -> None:
     with a_book() as book:
         names = "bcdefghijklm"
         bucket = Bucket(book, {"a", *names}, dict.fromkeys(names, False), iter(()))
-        page = asyncio.run(Merging(Wanted(limit=1), bucket.look, bucket.ask, pending_entry).page())
+        page = asyncio.run(Merging(ListRequest(limit=1), bucket.look, bucket.ask, pending_entry).page())
         assert model.said(page) == ([b"a"], [], False)
 
 
@@ -121,7 +120,7 @@ def test_a_pending_object_takes_the_place_of_the_origins() -> None:
     """Its ETag, size and date are listed; of the others those of the origin, with their forms."""
     with a_book() as book:
         bucket = Bucket(book, {"a", "b", "c"}, {"b": True, "c": False, "d": True}, iter(()))
-        merging = Merging(Wanted(limit=10), bucket.look, bucket.ask, pending_entry)
+        merging = Merging(ListRequest(limit=10), bucket.look, bucket.ask, pending_entry)
         page = asyncio.run(merging.page())
         said = [unpack(name, record, merging.forms) for name, record in page.keys]
         assert [(one.key, one.modified) for one in said] == [
@@ -148,7 +147,7 @@ def test_common_prefixes_are_skipped_and_not_read() -> None:
             return found
 
         book.listing = counted  # type: ignore[method-assign, assignment]
-        rows = pending_rows(book, "bucket", Wanted(delimiter=b"/"), 10)
+        rows = pending_rows(book, "bucket", ListRequest(delimiter=b"/"), 10)
         assert [(row.name, row.fate) for row in rows.rows] == [
             (b"0/", Fate.LISTED),
             (b"1/", Fate.UNSURE),

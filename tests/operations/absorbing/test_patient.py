@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from gateway.errors import BufferUnavailable, ForebayError
-from gateway.operations.absorbing.patient import QUIET_SECONDS, patiently
+from gateway.operations.absorbing.patient import QUIET_SECONDS, with_retries
 from gateway.operations.reply import Reply
 from gateway.s3.error_codes import s3_error
 from gateway.s3.xml import document, element
@@ -29,7 +29,7 @@ async def slow(clock: ManualClock, seconds: float, outcome: bytes | ForebayError
 async def answered(seconds: float, outcome: bytes | ForebayError) -> tuple[Reply, list[bytes]]:
     """The reply, and the pieces of its body."""
     clock = ManualClock()
-    asking = asyncio.create_task(patiently(slow(clock, seconds, outcome), clock))
+    asking = asyncio.create_task(with_retries(slow(clock, seconds, outcome), clock))
     await clock.advance(0.0)
     await clock.advance(QUIET_SECONDS)
     reply = await asking
@@ -92,13 +92,13 @@ def test_who_leaves_ends_the_work() -> None:
                 ended.set()
             raise AssertionError
 
-        asking = asyncio.create_task(patiently(work(), clock))
+        asking = asyncio.create_task(with_retries(work(), clock))
         await clock.advance(0.0)
         await clock.advance(QUIET_SECONDS)
         await (await asking).aclose()
         assert ended.is_set()
         ended.clear()
-        cancelled = asyncio.create_task(patiently(work(), clock))
+        cancelled = asyncio.create_task(with_retries(work(), clock))
         await clock.advance(1.0)
         cancelled.cancel()
         await asyncio.gather(cancelled, return_exceptions=True)

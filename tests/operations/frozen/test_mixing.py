@@ -10,8 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.metadata.listing.pages import Listed, Page, SortedKeys, Wanted
-from gateway.metadata.listing.places import END, behind, behind_all
+from gateway.metadata.listing.pages import END, Listed, ListRequest, Page, SortedKeys, key_successor, prefix_end
 from gateway.operations.frozen.mixing import Mixing
 from gateway.operations.frozen.places import before, parts
 from gateway.policy.prefixes import Prefix
@@ -20,7 +19,7 @@ from gateway.s3.list_result import EntryForm, ListedEntry, ListedPage
 from tests.support import listing_model as model
 
 WANTED = st.builds(
-    Wanted,
+    ListRequest,
     prefix=model.TEXT.map(str.encode),
     delimiter=model.TEXT.map(str.encode),
     limit=st.integers(0, 8),
@@ -43,7 +42,7 @@ def is_frozen(slots: Slots, key: bytes) -> bool:
     return slots.find("bucket", key.decode()).consistency == "snapshot"
 
 
-def s3_page(keys: set[bytes], place: bytes, wanted: Wanted) -> ListedPage:
+def s3_page(keys: set[bytes], place: bytes, wanted: ListRequest) -> ListedPage:
     """As S3 answers who asks with `start-after`, less what lies before the place."""
     asked = replace(wanted, after=before(place).encode() if place > wanted.prefix else b"")
     listed, prefixes, truncated = model.page(keys, asked)
@@ -55,11 +54,11 @@ def s3_page(keys: set[bytes], place: bytes, wanted: Wanted) -> ListedPage:
     return ListedPage(entries, [prefix for prefix in prefixes if prefix >= place], token)
 
 
-def mixed(slots: Slots, origin: set[bytes], frozen: set[bytes], wanted: Wanted) -> Page:
+def mixed(slots: Slots, origin: set[bytes], frozen: set[bytes], wanted: ListRequest) -> Page:
     """The page as the gateway makes it. A record says where a key is from."""
     keys = SortedKeys([(key, b"frozen") for key in sorted(frozen)])
 
-    async def ask(place: bytes, asked: Wanted) -> ListedPage:
+    async def ask(place: bytes, asked: ListRequest) -> ListedPage:
         return s3_page(origin, place, asked)
 
     def numbered(entry: ListedEntry) -> Listed:
@@ -75,12 +74,12 @@ def mixed(slots: Slots, origin: set[bytes], frozen: set[bytes], wanted: Wanted) 
 
 @settings(max_examples=150, deadline=None)
 @given(SLOTS, KEYS, KEYS, WANTED)
-@example({"a/b": True}, {b"a/c"}, set(), Wanted(b"", b"/"))
-@example({"a/b": True}, {b"a/b"}, set(), Wanted(b"", b"/"))
-@example({"a/b": True}, set(), {b"a/b"}, Wanted(b"", b"/"))
-@example({"a/b": True, "a/bb": False}, {b"a/bb/", b"a/ba"}, {b"a/b/", b"a/bb"}, Wanted(b"a/", b"/"))
+@example({"a/b": True}, {b"a/c"}, set(), ListRequest(b"", b"/"))
+@example({"a/b": True}, {b"a/b"}, set(), ListRequest(b"", b"/"))
+@example({"a/b": True}, set(), {b"a/b"}, ListRequest(b"", b"/"))
+@example({"a/b": True, "a/bb": False}, {b"a/bb/", b"a/ba"}, {b"a/b/", b"a/bb"}, ListRequest(b"a/", b"/"))
 def test_every_page_is_as_if_all_lay_in_one_bucket(
-    prefixes: dict[str, bool], origin: set[bytes], frozen: set[bytes], wanted: Wanted
+    prefixes: dict[str, bool], origin: set[bytes], frozen: set[bytes], wanted: ListRequest
 ) -> None:
     """Keys and common prefixes, limits and truncation, on all pages; each key from where it belongs."""
     slots = slots_of(prefixes)
@@ -112,13 +111,13 @@ def test_every_place_belongs_to_the_part_of_its_slot(prefixes: dict[str, bool], 
 
 
 @settings(max_examples=150)
-@given(model.KEY.map(str.encode), st.sampled_from([behind, behind_all, bytes]))
+@given(model.KEY.map(str.encode), st.sampled_from([key_successor, prefix_end, bytes]))
 def test_the_origin_is_asked_from_before_a_place(key: bytes, place_of: object) -> None:
     """Never from behind it, which would leave something out; and from the key itself where the place is behind one."""
     place = place_of(key)  # type: ignore[operator]
     assert before(place).encode() < place
-    assert before(behind(key)) == key.decode()
-    assert before(behind_all(key)).encode() >= key
+    assert before(key_successor(key)) == key.decode()
+    assert before(prefix_end(key)).encode() >= key
 
 
 @pytest.mark.parametrize("place", [b"a" * 1024, b"a" * 1023 + b"\xc3\xa9", b"\xc4\x80", b"\x00"])

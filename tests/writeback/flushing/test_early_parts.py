@@ -9,8 +9,8 @@ from pathlib import Path
 from gateway.objects import ObjectKey
 from gateway.origin.client import Direction, OriginRequest, Purpose
 from gateway.origin.memory.faults import Answer, Hold, on
-from gateway.origin.metered import MeteredOrigin, OriginMeter
 from gateway.origin.s3 import Attempt
+from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.s3.etags import multipart_etag
 from gateway.s3.requests import Operation
 from gateway.s3.xml_reader import text_of
@@ -224,7 +224,7 @@ def test_a_look_reads_what_it_can_start(tmp_path: Path) -> None:
         assert many <= few * 1.2 + 50
 
 
-class _Gate:
+class _Limiter:
     """Lets pass what is asked for, and writes it down."""
 
     def __init__(self) -> None:
@@ -246,11 +246,11 @@ class _Meter:
     """Ceilings and observer of a meter."""
 
     def __init__(self) -> None:
-        self.gates: dict[tuple[Direction, str], _Gate] = {}
+        self.limiters: dict[tuple[Direction, str], _Limiter] = {}
         self.purposes: set[tuple[str, str]] = set()
 
-    def gate(self, direction: Direction, slot: str) -> _Gate:
-        return self.gates.setdefault((direction, slot), _Gate())
+    def limiter(self, direction: Direction, slot: str) -> _Limiter:
+        return self.limiters.setdefault((direction, slot), _Limiter())
 
     def origin_attempt(self, attempt: Attempt) -> None: ...
 
@@ -273,7 +273,7 @@ def test_early_parts_take_the_bandwidth_of_their_slot(tmp_path: Path) -> None:
         await buffer.until(lambda: upload.sent() == {1, 2})
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        assert meter.gates["write", "mine"].passed_bytes == PART_BYTES + 1000
+        assert meter.limiters["write", "mine"].passed_bytes == PART_BYTES + 1000
         assert meter.purposes == {("mine", Purpose.FLUSH.value)}
 
     with_buffer(tmp_path, scenario)

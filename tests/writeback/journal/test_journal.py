@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,11 +17,12 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.errors import BufferUnavailable, StartupError
+from gateway.errors import BufferRefused, BufferUnavailable, StartupError
 from gateway.objects import ObjectKey
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import Ended
+from gateway.writeback.journal.schema import BUSY_SECONDS_MAX
 from tests.support.writeback import key, part, pending, upload
 
 
@@ -60,6 +63,44 @@ def test_what_is_acknowledged_is_there_for_every_process(tmp_path: Path) -> None
             assert latest(journal, key("a")) is None
         finally:
             other.close()
+
+    with_journal(tmp_path, scenario)
+
+
+HOLDER = """
+import os, signal, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@contextmanager
+def stopped_while_writing(journal: Path) -> Iterator[None]:
+    """A process that is stopped within a transaction, until this ends."""
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(journal)]) as holder:
+        os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOWAIT)
+        try:
+            yield
+        finally:
+            holder.kill()
+
+
+@pytest.mark.timeout(60)
+def test_a_process_stopped_while_it_writes_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """Changes are refused within seconds, nothing of them is there; when the process is gone, they are taken again."""
+
+    async def scenario(journal: Journal, _: list[str]) -> None:
+        with stopped_while_writing(tmp_path / "journal"):
+            first = asyncio.create_task(journal.change(lambda book: book.put(pending(key("a"), "x"))))
+            await asyncio.sleep(BUSY_SECONDS_MAX / 2)
+            later = asyncio.create_task(journal.change(lambda book: book.put(pending(key("b"), "x"))))
+            async with asyncio.timeout(BUSY_SECONDS_MAX):
+                refusals = await asyncio.gather(first, later, return_exceptions=True)
+            assert [type(one) for one in refusals] == [BufferRefused, BufferRefused]
+            assert (latest(journal, key("a")), latest(journal, key("b"))) == (None, None)
+        stored = await journal.change(lambda book: book.put(pending(key("a"), "y")))
+        assert latest(journal, key("a")) == stored.etag
 
     with_journal(tmp_path, scenario)
 

@@ -1,0 +1,412 @@
+"""Which process fetches a block: a table of locks in memory that all processes of a cache share.
+
+A process takes a block's lock before it fetches the block. Who finds it taken waits until it is given back, and then
+looks into the index; who waits for a large block reads the file that the holder writes.
+
+    cell   u64: 0, or 1 bit somebody waits, 10 bits worker + 1, 27 bits tag of the place, 26 bits tag of the version
+           u64: the nonce in the name of the file that the holder writes; 0: none yet
+    count  u64 for each worker, behind the cells: how many locks it has
+
+The object, the place in it and the vary key choose a set of four cells, so that a lock is to be had for the fifth block
+of a set only when one of the others is given back: until then it is fetched without.
+
+A lock is waited for as long as its holder lives and turns. A dead process has lost the kernel's lock on its wake file,
+a hung one does not beat (heartbeats.py). Who gives a holder up takes the lock over; a holder that wakes up later finds
+that it has lost it, and changes nothing. So locks only save requests: that no block is published twice, the index sees
+to, and each process writes files of its own.
+
+A set is changed under a record lock on its bytes, within one process under a mutex: record locks do not exclude
+threads. A process may be stopped in the midst of that, so nobody waits for it: after LOCK_SECONDS_MAX the block is
+fetched without. All this runs on the event loop.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from gateway.blocks import layout
+from gateway.blocks.files.watching import FileWatcher
+from gateway.blocks.layout import Block
+from gateway.errors import StoreUnavailable
+from gateway.heartbeats import PROCESSES_MAX, Heartbeats
+
+WAYS = 4
+SETS = 8192
+CELLS = SETS * WAYS
+_WORDS = 2
+_WORD_BYTES = 8
+_SET_BYTES = WAYS * _WORDS * _WORD_BYTES
+_COUNTS = CELLS * _WORDS
+FILE_BYTES = (_COUNTS + PROCESSES_MAX) * _WORD_BYTES
+
+_VERSION_BITS, _PLACE_BITS = 26, 27
+_TAG_BITS = _VERSION_BITS + _PLACE_BITS
+_VERSION, _PLACE, _TAGS = (1 << _VERSION_BITS) - 1, (1 << _PLACE_BITS) - 1, (1 << _TAG_BITS) - 1
+_AWAITED = 1 << 63
+
+UNKNOWN, FETCHED = 0, 1
+"""Versions of no block: it is being found out; it is known, and its bytes are being fetched under this lock."""
+
+LOCK_SECONDS_MAX = 0.1
+"""Longer than any process is busy with a set, waiting for a processor included, unless it is stopped there."""
+
+_STUCK_SECONDS = 1.0
+"""So long after that, a set is tried once and not waited for: the event loop has better things to do."""
+
+HOLDER_SECONDS_MAX = 5.0
+"""A lock is not waited for any longer, though its holder turns: the origin, or a disk, keeps it waiting. The same is
+true of a growing file to which nothing comes."""
+
+
+class LockKey(NamedTuple):
+    """A set, and what tells one lock in it from another: the tags of the place, and of the version of the object."""
+
+    set: int
+    tags: int
+
+    @property
+    def version(self) -> int:
+        return self.tags & _VERSION
+
+    def of_version(self, version: int) -> LockKey:
+        """The lock of the same place for another version."""
+        return LockKey(self.set, self.tags & ~_VERSION | version)
+
+    def held_by(self, worker: int) -> int:
+        """What a cell holds while a worker has this lock and nobody waits."""
+        return (worker + 1) << _TAG_BITS | self.tags
+
+
+def lock_of_place(object_id: bytes, offset: int, headers: Mapping[str, str]) -> LockKey:
+    """The lock under which the version of the object at these bytes is found out.
+
+    The locks of all blocks that begin there are in the same set, and of the same place.
+    """
+    vary = vary_key(headers)
+    place = _number(object_id) + offset // layout.CHUNK_BYTES * 0x9E3779B97F4A7C15 + _number(vary)
+    mixed = (place * 0xD6E8FEB86659FD93 >> 20) ^ _number(object_id[8:])
+    return LockKey(mixed % SETS, (mixed // SETS & _PLACE) << _VERSION_BITS | UNKNOWN)
+
+
+def lock_of_block(block: Block, place: LockKey) -> LockKey:
+    """The lock of a block that begins at a place."""
+    return place.of_version(FETCHED + 1 + _number(block.id) % (_VERSION - FETCHED))
+
+
+def vary_key(headers: Mapping[str, str]) -> bytes:
+    """16 bytes for the headers that go to the origin along with a request: who sends others gets other bytes."""
+    return _digest(headers) if headers else _NO_HEADERS
+
+
+class FetchLocks:
+    """The table and the wake files in `directory`, as the process of a worker uses them.
+
+    Opening, `forget` and closing block.
+    """
+
+    def __init__(self, directory: Path, worker: int, heartbeats: Heartbeats) -> None:
+        self.worker = worker
+        self._directory = directory
+        self._heartbeats = heartbeats
+        self._mutex = threading.Lock()
+        self._held: set[LockKey] = set()
+        self._unreleased: set[LockKey] = set()
+        self._stuck: dict[int, float] = {}
+        self._table = _open_table(directory / "fetch-locks")
+        self._map = mmap.mmap(self._table, FILE_BYTES)
+        self._words = memoryview(self._map).cast("Q")
+        self._wake_files: dict[int, int] = {}
+        fcntl.flock(self.wake_file(worker), fcntl.LOCK_EX)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._words.release()
+        self._map.close()
+        table, self._table = self._table, -1
+        if table >= 0:
+            os.close(table)
+        while self._wake_files:
+            os.close(self._wake_files.popitem()[1])
+
+    # Taking and giving back
+
+    def take(self, key: LockKey, given_up: int | None = None) -> int | None:
+        """The worker that has the lock now: this one, or one to be waited for; None when there is none to be had.
+
+        `given_up` is a holder that is not waited for. Of the lock of a place, another one's lock of it for any version
+        keeps all others out.
+        """
+        if self._unreleased:
+            self.release_late()
+        if not self._lock(key.set):
+            return None
+        try:
+            free = None
+            for cell, content in self._cells(key.set):
+                if content & ~_AWAITED == 0:
+                    free = cell if free is None else free
+                elif content & _TAGS == key.tags:
+                    return self._take_held(key, cell, given_up)
+                elif key.version == UNKNOWN and (content ^ key.tags) & _TAGS <= _VERSION:
+                    return None
+            return self._take_free(key, free if free is not None else self._given_up_cell(key.set))
+        finally:
+            self._unlock(key.set)
+
+    def release(self, key: LockKey) -> None:
+        """Give a lock back, and tell those who wait. One that this process has lost stays as it is."""
+        if key not in self._held:
+            return
+        self._held.remove(key)
+        if not self._change(key, 0):
+            self._unreleased.add(key)
+        self._count()
+
+    def exchange(self, key: LockKey, other: LockKey) -> None:
+        """Give a lock back, and tell those who wait; have another one, of the same place, instead."""
+        if key not in self._held:
+            return
+        if self._change(key, other.held_by(self.worker)):
+            self._held.remove(key)
+            self._held.add(other)
+        else:
+            self.release(key)
+
+    def release_late(self) -> None:
+        """Give back what could not be given back when it was due."""
+        owed, self._unreleased = self._unreleased, set()
+        self._unreleased.update(key for key in owed if not self._change(key, 0))
+
+    def forget(self, worker: int) -> None:
+        """Give back every lock of a worker whose process is gone, or has just begun. Blocks."""
+        self._words[_COUNTS + worker] = 0
+        held = self._words[:_COUNTS].tolist()[::_WORDS]
+        for number in {number // WAYS for number, content in enumerate(held) if _holder(content) == worker}:
+            while not self._lock(number):
+                time.sleep(LOCK_SECONDS_MAX)
+            try:
+                for cell, content in self._cells(number):
+                    if _holder(content) == worker:
+                        self._words[cell] = 0
+            finally:
+                self._unlock(number)
+        if worker == self.worker:
+            self._held.clear()
+            self._unreleased.clear()
+        self._notify(worker)
+
+    # Waiting
+
+    def holder(self, key: LockKey) -> int | None:
+        """The worker that has a lock now, dead or alive; None: nobody."""
+        cell = self._cell_of(key)
+        return _holder(self._words[cell]) if cell is not None else None
+
+    def turns(self, worker: int) -> bool:
+        """Whether a worker is to be waited for: its process lives, and does not hang."""
+        if worker == self.worker:
+            return True
+        if self._heartbeats.is_hung(worker):
+            return False
+        try:
+            fcntl.flock(self.wake_file(worker), fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(self.wake_file(worker), fcntl.LOCK_UN)
+        return False
+
+    def await_change(self, key: LockKey, holder: int) -> bool:
+        """Have the holder tell of the next change of its lock; False when it has it no more."""
+        if not self._lock(key.set):
+            return self.holder(key) == holder
+        try:
+            cell = self._cell_of(key)
+            if cell is None or _holder(self._words[cell]) != holder:
+                return False
+            self._words[cell] |= _AWAITED
+            return True
+        finally:
+            self._unlock(key.set)
+
+    async def released(
+        self, key: LockKey, holder: int, watcher: FileWatcher, is_abandoned: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Wait until a lock is given back, or nobody wants it any more; False: its holder is to be given up."""
+        deadline = time.monotonic() + HOLDER_SECONDS_MAX
+        with watcher.watch(self.wake_file(holder)) as watch:
+            while not is_abandoned():
+                watch.clear()
+                if not self.await_change(key, holder):
+                    return True
+                if not self.turns(holder) or time.monotonic() > deadline:
+                    return False
+                await watch.changed()
+        return True
+
+    def others_fetch(self) -> bool:
+        """Whether other processes fetch blocks now."""
+        return any(count for worker, count in enumerate(self._words[_COUNTS:]) if worker != self.worker)
+
+    def wake_file(self, worker: int) -> int:
+        """The descriptor of a worker's wake file, to be watched; it stays open until `close`.
+
+        StoreUnavailable when it cannot be opened.
+        """
+        descriptor = self._wake_files.get(worker)
+        if descriptor is None:
+            # For writing only one's own: that it is closed shall mean that its process is gone.
+            flags = (os.O_RDWR if worker == self.worker else os.O_RDONLY) | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            try:
+                descriptor = self._wake_files[worker] = os.open(self._directory / f"w{worker}.wake", flags, 0o600)
+            except OSError as error:
+                raise StoreUnavailable(f"a worker's wake file cannot be opened: {error}") from error
+        return descriptor
+
+    # The file that a holder writes
+
+    def show_file(self, key: LockKey, nonce: int) -> None:
+        """Tell those who wait which file the block is written to."""
+        self._change(key, key.held_by(self.worker), nonce)
+
+    def shown_file(self, key: LockKey, holder: int) -> int:
+        """The nonce of the file that a holder writes; 0 when there is none yet, or it is not the holder any more."""
+        cell = self._cell_of(key)
+        if cell is None:
+            return 0
+        nonce = self._words[cell + 1]
+        return nonce if self._words[cell] & ~_AWAITED == key.held_by(holder) else 0
+
+    # The table
+
+    def _take_held(self, key: LockKey, cell: int, given_up: int | None) -> int:
+        holder = _holder(self._words[cell])
+        if holder == given_up and holder != self.worker:
+            self._take_free(key, cell)
+            return self.worker
+        if holder == self.worker:
+            self._unreleased.discard(key)
+        return holder
+
+    def _take_free(self, key: LockKey, cell: int | None) -> int | None:
+        if cell is None:
+            return None
+        self._words[cell + 1] = 0
+        self._words[cell] = key.held_by(self.worker) | (self._words[cell] & _AWAITED)
+        self._held.add(key)
+        self._count()
+        return self.worker
+
+    def _given_up_cell(self, number: int) -> int | None:
+        """A cell of a full set whose holder is not to be waited for."""
+        return next((cell for cell, content in self._cells(number) if not self.turns(_holder(content))), None)
+
+    def _change(self, key: LockKey, content: int, nonce: int = 0) -> bool:
+        """Change the cell of a lock, if this process has it still, and tell those who wait.
+
+        False when the set is not to be had now.
+        """
+        if not self._lock(key.set):
+            return False
+        try:
+            cell = self._cell_of(key)
+            if cell is None or _holder(self._words[cell]) != self.worker:
+                return True
+            awaited = self._words[cell] & _AWAITED
+            self._words[cell + 1] = nonce
+            self._words[cell] = content
+        finally:
+            self._unlock(key.set)
+        if awaited:
+            self._notify(self.worker)
+        return True
+
+    def _cell_of(self, key: LockKey) -> int | None:
+        tags = key.tags
+        for cell, content in self._cells(key.set):
+            if content & _TAGS == tags and content & ~_AWAITED > _TAGS:
+                return cell
+        return None
+
+    def _cells(self, number: int) -> zip[tuple[int, int]]:
+        """Where the cells of a set begin, with their first words."""
+        first = number * WAYS * _WORDS
+        stop = first + WAYS * _WORDS
+        return zip(range(first, stop, _WORDS), self._words[first:stop].tolist()[::_WORDS], strict=True)
+
+    def _count(self) -> None:
+        self._words[_COUNTS + self.worker] = len(self._held)
+
+    def _notify(self, worker: int) -> None:
+        with suppress(OSError, StoreUnavailable):  # those who wait look for themselves a little later
+            os.utime(self.wake_file(worker))
+
+    def _lock(self, number: int) -> bool:
+        self._mutex.acquire()
+        if self._try_lock(number) or self._lock_in_time(number):
+            return True
+        self._mutex.release()
+        return False
+
+    def _lock_in_time(self, number: int) -> bool:
+        began = time.monotonic()
+        if self._stuck.get(number, 0.0) > began:
+            return False
+        while not self._try_lock(number):
+            if time.monotonic() > began + LOCK_SECONDS_MAX:
+                self._stuck[number] = time.monotonic() + _STUCK_SECONDS
+                return False
+            time.sleep(LOCK_SECONDS_MAX / 1000)
+        self._stuck.pop(number, None)
+        return True
+
+    def _try_lock(self, number: int) -> bool:
+        try:
+            fcntl.lockf(self._table, fcntl.LOCK_EX | fcntl.LOCK_NB, _SET_BYTES, number * _SET_BYTES)
+            return True
+        except OSError:
+            return False
+
+    def _unlock(self, number: int) -> None:
+        fcntl.lockf(self._table, fcntl.LOCK_UN, _SET_BYTES, number * _SET_BYTES)
+        self._mutex.release()
+
+
+def _holder(content: int) -> int:
+    """The worker that a cell names; -1: nobody."""
+    return ((content & ~_AWAITED) >> _TAG_BITS) - 1
+
+
+def _number(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "little")
+
+
+def _digest(headers: Mapping[str, str]) -> bytes:
+    state = hashlib.blake2b(digest_size=16, person=b"forebay fill 1")
+    for name, value in sorted(headers.items()):
+        for text in (name.encode(), value.encode("utf-8", "surrogatepass")):
+            state.update(len(text).to_bytes(8, "little"))
+            state.update(text)
+    return state.digest()
+
+
+_NO_HEADERS = _digest({})
+
+
+def _open_table(path: Path) -> int:
+    """The file, whole on its file system: a page that could not be backed would kill the process that touches it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, FILE_BYTES)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

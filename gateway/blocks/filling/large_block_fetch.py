@@ -1,0 +1,260 @@
+"""Fetching a large block: room first, then the origin's bytes into a partial file, then header, rename and index.
+
+Where another process fetches the block, its file is read as it grows, every chunk verified before it counts. Nothing is
+taken over from a process that is given up: the block is fetched anew, and its readers go on where they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from gateway.blocks import layout
+from gateway.blocks.directory import BlockDirectory, Evicted, FillFile
+from gateway.blocks.files.block_file import BlockLease
+from gateway.blocks.files.open_files import OpenFiles
+from gateway.blocks.files.threads import DiskThreads
+from gateway.blocks.files.verification import ChunkChecksums, read_verified
+from gateway.blocks.files.watching import FileWatcher
+from gateway.blocks.filling.block_writer import BlockWriter
+from gateway.blocks.filling.fetch_locks import HOLDER_SECONDS_MAX, FetchLocks, LockKey
+from gateway.blocks.filling.inflight_fetch import BlockPublished, InflightFetch
+from gateway.blocks.filling.pinned_get import PinnedGet
+from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, Extent
+from gateway.blocks.observer import CacheObserver
+from gateway.clock import Clock
+from gateway.errors import BlockDamaged, ForebayError, StoreUnavailable
+from gateway.objects import ByteRange
+from gateway.origin.client import Origin, Purpose
+from gateway.origin.landing import Landing
+
+FOLLOWED_BYTES = 256 * 1024
+"""What is written in one go while readers wait for it: the trip to a disk thread costs as much as the writing."""
+
+AHEAD_BYTES = 1024 * 1024
+"""The same where nobody waits yet: a buffer of this size for each fetch, of which there are fewer."""
+
+VERIFIED_AT_ONCE_BYTES = 1024 * 1024
+
+ABANDON_SECONDS_MAX = 1.0
+
+BUFFERS_KEPT_BYTES_MAX = 16 * 1024 * 1024
+"""What waits for the next fetches: memory that was touched before costs no page faults."""
+
+
+@dataclass(slots=True)
+class Buffers:
+    """Lends buffers; there are as many as fetches that receive. Event loop only."""
+
+    _kept: dict[int, list[memoryview]] = field(default_factory=dict)
+    _kept_bytes: int = 0
+
+    def take(self, size_bytes: int) -> memoryview:
+        kept = self._kept.get(size_bytes)
+        if not kept:
+            return memoryview(bytearray(size_bytes))
+        self._kept_bytes -= size_bytes
+        return kept.pop()
+
+    def give_back(self, buffer: memoryview) -> None:
+        """Only when no thread can still be reading it."""
+        if self._kept_bytes + len(buffer) <= BUFFERS_KEPT_BYTES_MAX:
+            self._kept_bytes += len(buffer)
+            self._kept.setdefault(len(buffer), []).append(buffer)
+
+
+@dataclass(frozen=True, slots=True)
+class LargeBlockFetcher:
+    """Fetches large blocks, or follows who does: called in the task of each `InflightFetch`."""
+
+    directory: BlockDirectory
+    locks: FetchLocks
+    origin: Origin
+    threads: DiskThreads
+    watcher: FileWatcher
+    open_files: OpenFiles
+    clock: Clock
+    observer: CacheObserver
+    retries: int
+    buffers: Buffers = field(default_factory=Buffers)
+
+    async def fetch(self, fetch: InflightFetch, lock: LockKey) -> None:
+        """Have all bytes, and their publication under way: `persisted`.
+
+        BlockPublished when another process was first, NotKept when the block is not to be kept; else what made it fail.
+        """
+        started, directory = self.clock.monotonic(), self.directory
+        wanted = fetch.purpose is Purpose.WARM
+        begun = await self.threads.index_or_undo(
+            self._undo, lambda: directory.begin(fetch.block, fetch.slot, wanted=wanted)
+        )
+        if begun is None:
+            raise BlockPublished("another process has published the block")
+        filled, evicted = begun
+        evicted.tell(self.observer)
+        self.locks.show_file(lock, layout.nonce_of(filled.reservation.file))
+        writer = BlockWriter(directory, filled)
+        try:
+            await self._receive_all(fetch, writer)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                await self._abandon(filled)
+            filled.file.close()
+            raise
+        fetch.persisted = asyncio.create_task(self._publish(fetch, writer, started), name="block publication")
+
+    async def _receive_all(self, fetch: InflightFetch, writer: BlockWriter) -> None:
+        block = fetch.block
+        whole = ByteRange(block.offset, block.range.last)
+        get = PinnedGet(
+            self.origin, block.version, whole, fetch.headers, fetch.purpose, fetch.slot, self.clock, self.retries
+        )
+        get.begin_with(fetch.response)
+        try:
+            await get.start()
+            fetch.begin()
+            await self._receive(fetch, get, writer)
+        finally:
+            await get.aclose()
+
+    async def _receive(self, fetch: InflightFetch, get: PinnedGet, writer: BlockWriter) -> None:
+        """While a piece is written, no more is taken from the origin."""
+        buffer = self.buffers.take(FOLLOWED_BYTES if fetch.purpose is Purpose.LIVE else AHEAD_BYTES)
+        landing = Landing(buffer, _worth_writing(fetch))
+        async with aclosing(get.pieces(landing)) as pieces:
+            async for piece in pieces:
+                await self.threads.disk_holding(writer.filled.file, writer.write, piece)
+                fetch.advance(writer.filled.file, writer.checksums, lambda: writer.unwritten_from)
+                landing.enough_bytes = _worth_writing(fetch)
+        self.buffers.give_back(buffer)  # not after a failure: a thread may still be writing it
+
+    async def _publish(self, fetch: InflightFetch, writer: BlockWriter, started: float) -> bool:
+        try:
+            await self.threads.index_holding(writer.filled.file, self._publish_and_keep, writer)
+        except ForebayError:
+            await self._abandon(writer.filled)
+            self.observer.fill_failed(fetch.slot)
+            return False
+        finally:
+            writer.filled.file.close()
+        self.observer.fill_finished(fetch.slot, self.clock.monotonic() - started, fetch.block.length)
+        return True
+
+    def _publish_and_keep(self, file: BlockLease, writer: BlockWriter) -> None:
+        """The file stays open for whoever reads it next. Kept before it is known: once it is, it may be evicted."""
+        name, is_used = writer.filled.reservation.file, False
+        self.open_files.keep(name, file)
+        try:
+            is_used = writer.publish(file)
+        finally:
+            if not is_used:
+                self.open_files.drop(name)
+
+    async def _abandon(self, filled: FillFile) -> None:
+        """Have the file removed; readers do not wait for that where another process keeps the index locked."""
+        removing = asyncio.ensure_future(
+            self.threads.index_holding(filled.file, self.directory.abandon, filled.reservation)
+        )
+        removing.add_done_callback(self._abandoned)
+        await asyncio.wait((removing,), timeout=ABANDON_SECONDS_MAX)
+
+    def _abandoned(self, removing: asyncio.Future[None]) -> None:
+        if not removing.cancelled() and removing.exception() is not None:
+            # The room stays reserved until the slot is opened again: the file may still be there.
+            self.observer.store_unavailable()
+
+    def _undo(self, begun: tuple[FillFile, Evicted] | None) -> None:
+        """Of a fetch that did not wait until its file was there. Blocks."""
+        if begun is not None:
+            with begun[0].file as file:
+                self.directory.abandon(file, begun[0].reservation)
+
+    # Following another process
+
+    async def follow(self, fetch: InflightFetch, lock: LockKey, holder: int) -> bool:
+        """Read what the holder of the lock writes, as it comes, until all is here or the lock is given back.
+
+        False: the holder is to be given up: it is dead, hangs, or nothing has come for HOLDER_SECONDS_MAX.
+        StoreUnavailable when the bytes are not what it wrote.
+        """
+        nonce = await self._shown_file(fetch, lock, holder)
+        if not nonce:
+            return nonce is not None
+        name = layout.file_name(fetch.block.id, nonce.to_bytes(8, "big").hex())
+        file = await self.threads.disk(self.directory.store.open_of, holder, name)
+        if file is None:  # it is published and evicted, abandoned, or removed by somebody else
+            return False
+        try:
+            return await self._read_on(fetch, lock, holder, file)
+        except BlockDamaged as error:
+            raise StoreUnavailable(f"what another process fetches does not come back: {error}") from error
+        finally:
+            file.close()
+
+    async def _shown_file(self, fetch: InflightFetch, lock: LockKey, holder: int) -> int | None:
+        """Wait until a holder has a file; 0 when it has given the lock back, None when it is to be given up."""
+        deadline = time.monotonic() + HOLDER_SECONDS_MAX
+        with self.watcher.watch(self.locks.wake_file(holder)) as watch:
+            while not fetch.is_abandoned:
+                watch.clear()
+                if nonce := self.locks.shown_file(lock, holder):
+                    return nonce
+                if not self.locks.await_change(lock, holder):
+                    return 0
+                if not self.locks.turns(holder) or time.monotonic() > deadline:
+                    return None
+                await watch.changed()
+        return 0
+
+    async def _read_on(self, fetch: InflightFetch, lock: LockKey, holder: int, file: BlockLease) -> bool:
+        checksums = ChunkChecksums(fetch.block.length)
+        deadline = time.monotonic() + HOLDER_SECONDS_MAX
+        with self.watcher.watch(file.descriptor, self.locks.wake_file(holder)) as watch:
+            while True:
+                watch.clear()
+                # Looked at first: what the holder had written when it gave the lock back is then all there.
+                held, before = self.locks.await_change(lock, holder), checksums.complete_bytes
+                await self.threads.disk_holding(file, take_in, fetch.block, checksums)
+                fetch.advance(file, checksums)
+                if not held or fetch.is_abandoned or checksums.complete:
+                    return True
+                if checksums.complete_bytes > before:
+                    deadline = time.monotonic() + HOLDER_SECONDS_MAX
+                if not self.locks.turns(holder) or time.monotonic() > deadline:
+                    return False
+                await watch.changed()
+
+
+def complete_bytes(file: BlockLease, block: Block) -> int:
+    """How much of a growing file lies in chunks that are written whole, by the file's length."""
+    written = os.fstat(file.descriptor).st_size - layout.data_offset(block)
+    if written >= block.length:
+        return block.length
+    return max(0, written // CHUNK_BYTES * CHUNK_BYTES)
+
+
+def take_in(file: BlockLease, block: Block, checksums: ChunkChecksums) -> None:
+    """Compare the complete chunks that `checksums` has not got yet with what their writer recorded, and take them in.
+
+    BlockDamaged at the first that differs; those before it are in.
+    """
+    stop, beginning = complete_bytes(file, block), layout.beginning(block)
+    size = len(beginning) + layout.chunk_count(stop) * CHECKSUM_BYTES
+    header = os.pread(file.descriptor, size, layout.MAGIC_BYTES)
+    if len(header) < size or not header.startswith(beginning):
+        raise BlockDamaged("a fetch's file is shorter than it was, or another block's")
+    packed = header[len(beginning) :]
+    extent = Extent("", layout.data_offset(block), block.length, packed)
+    while (position := checksums.complete_bytes) < stop:
+        count = min(VERIFIED_AT_ONCE_BYTES, stop - position)
+        read_verified(file.descriptor, extent, position, count)
+        checksums.take(extent, position + count)
+
+
+def _worth_writing(fetch: InflightFetch) -> int:
+    if not fetch.users:
+        return AHEAD_BYTES
+    return FOLLOWED_BYTES if fetch.available else CHUNK_BYTES

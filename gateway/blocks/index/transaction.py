@@ -1,0 +1,499 @@
+"""One transaction of the index: what belongs together is changed together.
+
+Every byte on disk is on exactly one account: a slot's usage (files in the index), a slot's reservation (files being
+written), or nobody's (files that could not be unlinked, and those that an index rebuild has not come to).
+
+A file leaves the index in one step, however many blocks lie in it: the rows of its blocks count for nothing from then
+on. They are overwritten when the blocks come back, or removed by `sweep`, which goes round all rows, a few for every
+block that is entered. Until then they tell, for a policy that asks, when the blocks that come back were used last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import lmdb
+
+from gateway.blocks.index import records, tables
+from gateway.blocks.index.policies import POLICIES, Queue, SlotAccount
+from gateway.blocks.index.records import FILE_KEY_BYTES, BlockRecord, FileRecord, Reservation, WorkerFile
+from gateway.blocks.index.tables import Tables
+from gateway.blocks.layout import OBJECT_ID_BYTES, Extent
+
+REMEMBERED_BLOCKS_MAX = 1 << 18
+"""Of a slot's evicted blocks; some 25 MB of rows."""
+
+REMEMBERED_TIMES = 16
+"""So many times as many blocks as a slot holds are remembered, or a sample of as many."""
+
+FORGOTTEN_AT_ONCE = 64
+"""Evicted files, within one transaction."""
+
+SWEPT_PER_BLOCK = 8
+SWEPT_MIN = 64
+SWEPT_MAX = 512
+"""Rows that are looked at for each block that is entered, and in one transaction at least and at most."""
+
+STALE_PART = 8
+"""Below this part of the rows, those that count for nothing are left alone."""
+
+_TOTALS, _SEQUENCE, _SWEPT, _PINS_VERSION = b"totals", b"sequence", b"swept", b"pins"
+_SLOTS = b"slot numbers"
+
+
+@dataclass(slots=True)
+class Totals:
+    """Of all slots, and what is on nobody's account: unlinks that failed, and files not yet in the index."""
+
+    blocks: int = 0
+    used_bytes: int = 0
+    reserved_bytes: int = 0
+    remembered_blocks: int = 0
+    pending_bytes: int = 0
+    unindexed_bytes: int = 0
+
+    def pack(self) -> bytes:
+        return records.pack_numbers(
+            self.blocks,
+            self.used_bytes,
+            self.reserved_bytes,
+            self.remembered_blocks,
+            self.pending_bytes,
+            self.unindexed_bytes,
+        )
+
+    @property
+    def unowned_bytes(self) -> int:
+        return self.pending_bytes + self.unindexed_bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        return self.used_bytes + self.reserved_bytes + self.unowned_bytes
+
+
+class IndexTransaction:
+    """One transaction's view. What changes something needs a write transaction, and `close` at its end.
+
+    `worker` names what it leaves.
+    """
+
+    def __init__(self, transaction: lmdb.Transaction, of: Tables, worker: int) -> None:
+        self.worker = worker
+        self._transaction = transaction
+        self._tables = of
+        self._accounts: dict[int, SlotAccount] = {}
+        self._saved: dict[int, bytes | None] = {}
+        self._next_sequence: int | None = None
+        self._totals: Totals | None = None
+
+    def close(self) -> None:
+        """Write down what was changed in memory."""
+        for slot, account in self._accounts.items():
+            packed = account.pack()
+            if packed != self._saved[slot]:
+                self._put(tables.ACCOUNTS + records.pack_slot(slot), packed)
+        if self._totals is not None:
+            self.set_counter(_TOTALS, self._totals.pack())
+        if self._next_sequence is not None:
+            self.set_counter(_SEQUENCE, records.pack_numbers(self._next_sequence))
+
+    @property
+    def totals(self) -> Totals:
+        if self._totals is None:
+            self._totals = Totals(*records.unpack_numbers(self.counter(_TOTALS), 6))
+        return self._totals
+
+    # Slots.
+
+    def slots(self) -> dict[str, int]:
+        """The number of every slot ever seen, by name."""
+        found = tables.items(self._transaction, self._tables.state, tables.SLOTS)
+        return {name[1:].decode("utf-8", "surrogatepass"): records.unpack_slot(packed) for name, packed in found}
+
+    def slot(self, name: str) -> int:
+        """A slot's number, given now if it has none."""
+        key = tables.SLOTS + name.encode("utf-8", "surrogatepass")
+        packed = self._get(key)
+        if packed is not None:
+            return records.unpack_slot(packed)
+        number = records.unpack_numbers(self.counter(_SLOTS), 1)[0]
+        self.set_counter(_SLOTS, records.pack_numbers(number + 1))
+        self._put(key, records.pack_slot(number))
+        return number
+
+    def account(self, slot: int) -> SlotAccount:
+        """What is known of a slot, by its number."""
+        account = self._accounts.get(slot)
+        if account is None:
+            packed = self._saved[slot] = self._get(tables.ACCOUNTS + records.pack_slot(slot))
+            account = self._accounts[slot] = SlotAccount.unpack(packed) if packed is not None else SlotAccount()
+        return account
+
+    def accounts(self) -> Iterator[tuple[int, SlotAccount]]:
+        """What is known of every slot, what policies have learned aside."""
+        for key, packed in tables.items(self._transaction, self._tables.state, tables.ACCOUNTS):
+            slot = records.unpack_slot(key[1:])
+            yield slot, self._accounts.get(slot) or SlotAccount.unpack(packed, learned=False)
+        yield from ((slot, account) for slot, account in self._accounts.items() if self._saved[slot] is None)
+
+    def changed_slots(self) -> Iterable[tuple[int, SlotAccount]]:
+        """The slots that this transaction has looked at, and may have changed."""
+        return self._accounts.items()
+
+    def unindexed(self) -> dict[int, int]:
+        """The directories of files that the index is still to be told of, and the bytes in each that it knows not."""
+        found = tables.items(self._transaction, self._tables.state, tables.REBUILD)
+        return {key[1]: records.unpack_numbers(packed, 1)[0] for key, packed in found}
+
+    def set_unindexed(self, directory: int, size_bytes: int | None) -> None:
+        """What is in a directory beside what the index knows; None: it is done with."""
+        key = tables.REBUILD + bytes([directory])
+        self.totals.unindexed_bytes += (size_bytes or 0) - records.unpack_numbers(self._get(key), 1)[0]
+        if size_bytes is None:
+            self._delete(key)
+        else:
+            self._put(key, records.pack_numbers(size_bytes))
+
+    # Blocks and files.
+
+    def block(self, block_id: bytes) -> tuple[BlockRecord, FileRecord] | None:
+        """A block and the file that it lies in."""
+        row = self._block_row(block_id)
+        return self._described(block_id, row) if row is not None else None
+
+    def has_block(self, block_id: bytes) -> bool:
+        row = self._block_row(block_id)
+        return row is not None and self._is_live(row[:FILE_KEY_BYTES])
+
+    def unknown(self, blocks: Iterable[BlockRecord]) -> list[BlockRecord]:
+        """Those that the index has nowhere, each once."""
+        return [block for block_id, block in {b.block_id: b for b in blocks}.items() if not self.has_block(block_id)]
+
+    def file(self, file: str) -> FileRecord | None:
+        found = self._file_at(records.file_key(file))
+        return found if found is not None and found.file == file and found.queue != Queue.EVICTED else None
+
+    def blocks_from(self, key: bytes, prefix: bytes = b"") -> Iterator[tuple[BlockRecord, FileRecord]]:
+        """The blocks in the order of their keys, from a key on."""
+        for found, row in tables.items(self._transaction, self._tables.blocks, prefix, key):
+            described = self._described(records.block_id_of(found), row)
+            if described is not None:
+                yield described
+
+    def files(self) -> Iterator[FileRecord]:
+        """Every file."""
+        for _, packed in tables.items(self._transaction, self._tables.files):
+            file = records.unpack_file(packed)
+            if file.queue != Queue.EVICTED:
+                yield file
+
+    def insert(self, file: FileRecord, blocks: Sequence[BlockRecord]) -> None:
+        """Enter a file with all its blocks, which the index has nowhere else."""
+        self.put(file)
+        self._enter_blocks(blocks)
+
+    def admit(self, reservation: Reservation, blocks: Sequence[BlockRecord], pin: int) -> None:
+        """Enter the file of a reservation, which was asked for and not there, under a pin where that is not 0."""
+        slot, size_bytes = self.slot(reservation.slot), reservation.disk_bytes
+        queue = Queue.PINNED if pin else Queue.MAIN
+        file = FileRecord(reservation.file, slot, size_bytes, self.next_sequence(), len(blocks), queue, pin=pin)
+        policy = POLICIES[self.account(slot).eviction]
+        entered = policy.entering(self, file, [block.block_id for block in blocks], size_bytes)
+        if reservation.wanted and entered.queue == Queue.SMALL:
+            entered = replace(entered, queue=Queue.MAIN)
+        self.insert(entered, blocks)
+
+    def extend(self, file: FileRecord, blocks: Sequence[BlockRecord], disk_bytes: int) -> None:
+        """Enter what was appended to a file: `disk_bytes` more, and blocks that the index has nowhere else."""
+        policy = POLICIES[self.account(file.slot).eviction]
+        grown = replace(file, disk_bytes=file.disk_bytes + disk_bytes, blocks=file.blocks + len(blocks))
+        self.change(policy.growing(self, grown, [block.block_id for block in blocks], disk_bytes))
+        self._enter_blocks(blocks)
+
+    def evict(self, file: FileRecord) -> None:
+        """Take out a file that its policy gives up; it is to be unlinked."""
+        account = self.account(file.slot)
+        self.remove(file)
+        one_in = max(1, REMEMBERED_TIMES * account.blocks // REMEMBERED_BLOCKS_MAX)
+        if POLICIES[account.eviction].remembers and not int.from_bytes(records.file_key(file.file)) % one_in:
+            self.put(replace(file, queue=Queue.EVICTED, disk_bytes=0, sequence=self.next_sequence(), pin=0))
+        self.forget(file.slot, min(REMEMBERED_BLOCKS_MAX, REMEMBERED_TIMES * (account.blocks + SWEPT_MIN)))
+
+    def remove(self, file: FileRecord) -> None:
+        """Take a file and its blocks out; it is to be unlinked."""
+        self.take(file)
+        self.set_pending_unlink(WorkerFile(self.worker, file.file))
+
+    def forget(self, slot: int, blocks_max: int) -> None:
+        """Remember no more of what was evicted from a slot than so many blocks."""
+        account = self.account(slot)
+        for _ in range(FORGOTTEN_AT_ONCE):
+            oldest = self.head(slot, Queue.EVICTED) if account.remembered_blocks > blocks_max else None
+            if oldest is None:
+                return
+            self.take(oldest)
+
+    def remove_block(self, block: BlockRecord, file: FileRecord) -> FileRecord | None:
+        """Take one block out; returns its file when nothing else was in it, which then is out, too."""
+        self.delete_rows([block])
+        if file.blocks == 1:
+            self.remove(file)
+            return file
+        self.change(replace(file, blocks=file.blocks - 1))
+        return None
+
+    def move(self, file: FileRecord, slot: int) -> None:
+        """Put a file on another slot's account; its place in the order of use stays."""
+        self.take(file)
+        self.put(replace(file, slot=slot, used_at=self.account(slot).position))
+
+    def resize(self, file: FileRecord, disk_bytes: int) -> None:
+        """Count what a file takes by what it was found to take."""
+        self.change(replace(file, disk_bytes=disk_bytes))
+
+    def touch(self, uses: Iterable[tuple[str, int]]) -> None:
+        """Note that blocks in these files were used, so many times, in this order."""
+        for name, times in uses:
+            file = self.file(name)
+            if file is not None:
+                size_bytes = min(times, file.blocks) * (file.disk_bytes // max(1, file.blocks))
+                POLICIES[self.account(file.slot).eviction].used(self, file, size_bytes)
+
+    def size_bytes(self) -> int:
+        """What the index takes."""
+        return tables.size_bytes(self._transaction, self._tables)
+
+    def stale_rows(self) -> int:
+        """Rows of blocks that count for nothing, about."""
+        rows = int(self._transaction.stat(self._tables.blocks)["entries"])
+        return rows - self.totals.blocks - self.totals.remembered_blocks
+
+    def sweep(self, rows: int) -> int:
+        """Go on through the rows of blocks, so many; how many were removed because they count for nothing."""
+        position = self.counter(_SWEPT) or b""
+        found = list(islice(tables.items(self._transaction, self._tables.blocks, start=position), rows))
+        known: dict[bytes, bool] = {}
+        for _, row in found:
+            file = row[:FILE_KEY_BYTES]
+            if file not in known:
+                known[file] = tables.get(self._transaction, self._tables.files, file) is not None
+        stale = [key for key, row in found if not known[row[:FILE_KEY_BYTES]]]
+        for key in stale:
+            self._transaction.delete(key, db=self._tables.blocks)
+        self.set_counter(_SWEPT, found[-1][0] + b"\0" if len(found) == rows else b"")
+        return len(stale)
+
+    def put_rows(self, blocks: Iterable[BlockRecord]) -> None:
+        """Write down where blocks lie; in the order of their keys, which is what LMDB does fastest."""
+        for key, extent in sorted((records.block_key(block.block_id), block.extent) for block in blocks):
+            self._transaction.put(key, records.pack_block(extent), db=self._tables.blocks)
+
+    def delete_rows(self, blocks: Iterable[BlockRecord]) -> None:
+        for block in blocks:
+            self._transaction.delete(records.block_key(block.block_id), db=self._tables.blocks)
+
+    def _enter_blocks(self, blocks: Sequence[BlockRecord]) -> None:
+        self.put_rows(blocks)
+        if self.stale_rows() > self.totals.blocks // STALE_PART + SWEPT_MIN:
+            self.sweep(min(SWEPT_MAX, SWEPT_MIN + SWEPT_PER_BLOCK * len(blocks)))
+
+    def _block_row(self, block_id: bytes) -> bytes | None:
+        return tables.get(self._transaction, self._tables.blocks, records.block_key(block_id))
+
+    def _file_at(self, key: bytes) -> FileRecord | None:
+        packed = tables.get(self._transaction, self._tables.files, key)
+        return records.unpack_file(packed) if packed is not None else None
+
+    def _is_live(self, key: bytes) -> bool:
+        packed = tables.get(self._transaction, self._tables.files, key)
+        return packed is not None and packed[records.QUEUE_OFFSET] != Queue.EVICTED
+
+    def _described(self, block_id: bytes, row: bytes) -> tuple[BlockRecord, FileRecord] | None:
+        packed = tables.get(self._transaction, self._tables.files, row[:FILE_KEY_BYTES])
+        if packed is None or packed[records.QUEUE_OFFSET] == Queue.EVICTED:
+            return None
+        extent: Extent = records.unpack_extent(row, packed)
+        return BlockRecord(block_id, block_id[-OBJECT_ID_BYTES:], extent), records.unpack_file(packed)
+
+    # The queues: what policies see and change.
+
+    def put(self, file: FileRecord) -> None:
+        """Enter a file that is not there."""
+        self._transaction.put(records.file_key(file.file), records.pack_file(file), db=self._tables.files)
+        self._transaction.put(records.queue_key(file), b"", db=self._tables.queues)
+        self._count(file, 1)
+
+    def take(self, file: FileRecord) -> None:
+        """Take out a file that is there as it says."""
+        self._transaction.delete(records.file_key(file.file), db=self._tables.files)
+        self._transaction.delete(records.queue_key(file), db=self._tables.queues)
+        self._count(file, -1)
+
+    def change(self, file: FileRecord) -> None:
+        """Have a file that is known by its name stand where it says."""
+        known = self._file_at(records.file_key(file.file))
+        if known is None:
+            raise lmdb.CorruptedError(f"{file.file} is to be changed and is not there")
+        if records.queue_key(known) != records.queue_key(file):
+            self.take(known)
+            self.put(file)
+            return
+        self._transaction.put(records.file_key(file.file), records.pack_file(file), db=self._tables.files)
+        self._count(known, -1)
+        self._count(file, 1)
+
+    def head(self, slot: int, queue: Queue) -> FileRecord | None:
+        """The file of a slot's queue that stands first."""
+        key = tables.first_key(self._transaction, self._tables.queues, records.queue_prefix(slot, queue))
+        if key is None:
+            return None
+        file = self._file_at(key[-FILE_KEY_BYTES:])
+        if file is None:
+            raise lmdb.CorruptedError("a file stands in a queue and is not there")
+        return file
+
+    def queued(self, slot: int, queue: Queue, after: bytes, count_max: int) -> list[tuple[bytes, FileRecord]]:
+        """The files of a queue and their places in it, so many behind the place `after`."""
+        start = after + b"\0" if after else b""
+        prefix = records.queue_prefix(slot, queue)
+        found = islice(tables.items(self._transaction, self._tables.queues, prefix, start), count_max)
+        files = [(key, self._file_at(key[-FILE_KEY_BYTES:])) for key, _ in found]
+        return [(key, file) for key, file in files if file is not None]
+
+    def recall(self, slot: int, block_id: bytes) -> int | None:
+        """When the file of a block that was evicted was used last, where that is remembered."""
+        row = self._block_row(block_id)
+        file = self._file_at(row[:FILE_KEY_BYTES]) if row is not None else None
+        return file.used_at if file is not None and (file.queue, file.slot) == (Queue.EVICTED, slot) else None
+
+    def next_sequence(self) -> int:
+        """A number that nobody else gets, higher than all before."""
+        if self._next_sequence is None:
+            self._next_sequence = self.sequence()
+        self._next_sequence += 1
+        return self._next_sequence - 1
+
+    def sequence(self) -> int:
+        """What all numbers given are below."""
+        if self._next_sequence is not None:
+            return self._next_sequence
+        return records.unpack_numbers(self.counter(_SEQUENCE), 1)[0]
+
+    def begin_sequence_at(self, number: int) -> None:
+        """All numbers from now on are at least this."""
+        self._next_sequence = max(number, self.sequence())
+
+    def _count(self, file: FileRecord, sign: int) -> None:
+        account, totals = self.account(file.slot), self.totals
+        if file.queue == Queue.EVICTED:
+            account.remembered_blocks += sign * file.blocks
+            totals.remembered_blocks += sign * file.blocks
+            return
+        account.blocks += sign * file.blocks
+        account.queue_bytes[file.queue] += sign * file.disk_bytes
+        totals.blocks += sign * file.blocks
+        totals.used_bytes += sign * file.disk_bytes
+
+    # Pins.
+
+    def pins(self) -> dict[str, int]:
+        """The number of every pin, by the prefix that it holds."""
+        found = tables.items(self._transaction, self._tables.state, tables.PINS)
+        return {prefix.decode("utf-8", "surrogatepass"): records.unpack_pin(key[1:]) for key, prefix in found}
+
+    def pins_version(self) -> bytes | None:
+        """Another whenever the pins were changed."""
+        return self.counter(_PINS_VERSION)
+
+    def has_pin(self, number: int) -> bool:
+        return self._get(tables.PINS + records.pack_pin(number)) is not None
+
+    def set_pins(self, numbers: dict[str, int]) -> None:
+        """Have these pins and no others."""
+        for key, _ in list(tables.items(self._transaction, self._tables.state, tables.PINS)):
+            self._delete(key)
+        for prefix, number in numbers.items():
+            self._put(tables.PINS + records.pack_pin(number), prefix.encode("utf-8", "surrogatepass"))
+        version = records.unpack_numbers(self.pins_version(), 1)[0] + 1
+        self.set_counter(_PINS_VERSION, records.pack_numbers(version))
+
+    def hold(self, file: FileRecord, pin: int) -> None:
+        """Put a file under a pin; 0 lets go of it, and it stands as if it was just used."""
+        queue = Queue.PINNED if pin else Queue.MAIN
+        used_at = self.account(file.slot).position
+        self.change(replace(file, queue=queue, pin=pin, sequence=self.next_sequence(), used_at=used_at))
+
+    # Files on their way in and out.
+
+    def reserve(self, reservation: Reservation) -> None:
+        """Set room aside."""
+        own, slot = WorkerFile(self.worker, reservation.file), self.slot(reservation.slot)
+        self.release_file(own)
+        packed = records.pack_reservation(reservation.disk_bytes, slot)
+        self._put(tables.RESERVED + records.pack_worker_file(own), packed)
+        self._count_reserved(slot, reservation.disk_bytes)
+
+    def release(self, reservation: Reservation) -> None:
+        """Give the room back."""
+        self.release_file(WorkerFile(self.worker, reservation.file))
+
+    def release_file(self, holder: WorkerFile) -> None:
+        """Give back the room that a worker has set aside for a file, if it has."""
+        key = tables.RESERVED + records.pack_worker_file(holder)
+        packed = self._get(key)
+        if packed is not None:
+            disk_bytes, slot = records.unpack_reservation(packed)
+            self._count_reserved(slot, -disk_bytes)
+            self._delete(key)
+
+    def reserved(self) -> Iterator[WorkerFile]:
+        """The files that are being written, in any process."""
+        return self._holders(tables.RESERVED)
+
+    def pending_unlinks(self) -> dict[WorkerFile, int]:
+        """The files that are to be unlinked, by the worker that does it, and what is counted for each."""
+        found = tables.items(self._transaction, self._tables.state, tables.PENDING_UNLINKS)
+        return {records.unpack_worker_file(key[1:]): records.unpack_numbers(packed, 1)[0] for key, packed in found}
+
+    def set_pending_unlink(self, holder: WorkerFile, counted_bytes: int = 0) -> None:
+        """The file is to be unlinked by this worker; `counted_bytes` are not free before it is."""
+        self.end_pending_unlink(holder)
+        self._put(tables.PENDING_UNLINKS + records.pack_worker_file(holder), records.pack_numbers(counted_bytes))
+        self.totals.pending_bytes += counted_bytes
+
+    def end_pending_unlink(self, holder: WorkerFile) -> None:
+        """The file is gone."""
+        key = tables.PENDING_UNLINKS + records.pack_worker_file(holder)
+        packed = self._get(key)
+        if packed is not None:
+            self.totals.pending_bytes -= records.unpack_numbers(packed, 1)[0]
+            self._delete(key)
+
+    def _holders(self, table: bytes) -> Iterator[WorkerFile]:
+        found = tables.items(self._transaction, self._tables.state, table)
+        return (records.unpack_worker_file(key[1:]) for key, _ in found)
+
+    def _count_reserved(self, slot: int, disk_bytes: int) -> None:
+        self.account(slot).reserved_bytes += disk_bytes
+        self.totals.reserved_bytes += disk_bytes
+
+    # Rows of `state`.
+
+    def counter(self, name: bytes) -> bytes | None:
+        """What is written down under a name."""
+        return self._get(tables.COUNTERS + name)
+
+    def set_counter(self, name: bytes, packed: bytes) -> None:
+        if self.counter(name) != packed:
+            self._put(tables.COUNTERS + name, packed)
+
+    def _get(self, key: bytes) -> bytes | None:
+        return tables.get(self._transaction, self._tables.state, key)
+
+    def _put(self, key: bytes, value: bytes) -> None:
+        self._transaction.put(key, value, db=self._tables.state)
+
+    def _delete(self, key: bytes) -> None:
+        self._transaction.delete(key, db=self._tables.state)

@@ -1,0 +1,25 @@
+"""What jobs work with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.blocks.cache import BlockCache
+from gateway.clock import Clock
+from gateway.metadata.catalog import Catalog
+from gateway.metadata.snapshots.store import SnapshotStore
+from gateway.origin.client import Origin
+from gateway.policy.slots import Slots
+
+
+@dataclass(frozen=True, slots=True)
+class JobDependencies:
+    """What jobs work with; `origin_name` is where the origin is, as snapshots say it."""
+
+    origin: Origin
+    catalog: Catalog
+    blocks: BlockCache
+    slots: Slots
+    clock: Clock
+    snapshots: SnapshotStore | None = None
+    origin_name: str = ""

@@ -1,0 +1,78 @@
+"""How a slot's index stands: for people, and for metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+State = Literal["starting", "inventory", "crawling", "waiting", "failing"]
+
+
+@dataclass(slots=True)
+class IndexStatus:
+    """Times are seconds since 1970.
+
+    `complete`: LIST of the slot's prefix is answered from the index, all of it being known since `known_since` at
+    least, until that is `fresh_seconds` ago. `keys` and `pages` are those of the crawl under way, or of the last one,
+    `keys_before` those of the last one that went through everything: about what there is to list. `changed` counts what
+    crawls have found changed or gone since the gateway started, `crawls` those that came to their end. `inventory` is
+    where to begin from, and `inventory_error` why that could not be done.
+    """
+
+    slot: str
+    prefix: str
+    fresh_seconds: float
+    refresh_seconds: float | None
+    state: State = "starting"
+    complete: bool = False
+    known_since: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    next_at: float | None = None
+    keys: int = 0
+    pages: int = 0
+    keys_before: int | None = None
+    crawls: int = 0
+    changed: int = 0
+    error: str | None = None
+    inventory: str | None = None
+    inventory_error: str | None = None
+
+    def document(self, now: float) -> dict[str, Any]:
+        """As the admin port shows it; `now` in seconds since 1970."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "fresh_seconds"}
+        age_seconds = None if self.known_since is None else max(0.0, now - self.known_since)
+        complete = self.complete and (age_seconds is None or age_seconds < self.fresh_seconds)
+        return fields | {"complete": complete, "age_seconds": age_seconds}
+
+
+class IndexObserver(Protocol):
+    """Told of indexes, for metrics; called on the event loop."""
+
+    def crawled(self, slot: str, keys: int) -> None:
+        """A page of a crawl has been kept."""
+
+    def found_changed(self, slot: str, keys: int) -> None:
+        """Keys that the origin has changed or removed since they were known."""
+
+    def crawl_ended(self, slot: str, outcome: str) -> None:
+        """A crawl has come to its end: done, or failed."""
+
+    def index_stands(self, slot: str, keys: int | None, known_since: float | None) -> None:
+        """How many keys the last whole crawl has found, and since when all is known; None: not all is."""
+
+
+class SilentIndexObserver:
+    """Counts nothing."""
+
+    def crawled(self, slot: str, keys: int) -> None:
+        return
+
+    def found_changed(self, slot: str, keys: int) -> None:
+        return
+
+    def crawl_ended(self, slot: str, outcome: str) -> None:
+        return
+
+    def index_stands(self, slot: str, keys: int | None, known_since: float | None) -> None:
+        return

@@ -1,0 +1,289 @@
+"""Doing one job: its list is written ahead of the work, and the work goes on in order, many objects at a time.
+
+    listing or manifest ─▶ list on disk ─▶ pieces of at most a block ─▶ blocks.fetch, up to PIECES_AT_ONCE
+
+Yields to whoever waits for bytes now: while the workers fill blocks for readers, only PIECES_WHILE_BUSY are fetched at
+once. What a reader fetches at the same time is fetched once for both (blocks/filling/single_flight.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import replace
+
+from gateway.errors import NoSuchSnapshot, OriginAnswered, OriginError, PinRefused, SnapshotError, StoreUnavailable
+from gateway.jobs.dependencies import JobDependencies
+from gateway.jobs.job import Job, JobKind
+from gateway.jobs.listing import list_pages
+from gateway.jobs.retry import with_retries
+from gateway.jobs.worklist import Entry, Recovered, Worklist
+from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_remembered
+from gateway.metadata.listing.records import etag_and_size
+from gateway.metadata.snapshots.registry import check_covers
+from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.origin.client import Purpose
+from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Slot
+from gateway.s3.etags import quote
+from gateway.s3.xml_reader import error_code_of
+
+PIECES_AT_ONCE = 32
+PIECES_WHILE_BUSY = 2
+_BUSY_LOOK_SECONDS = 0.05
+
+_HEADERS = {CHECKSUM_MODE: "ENABLED"}
+"""As most clients ask; what is learned so answers those that ask without it as well."""
+
+
+class ObjectJob:
+    """One run of a job, to its end or until it is cancelled. `job` is how it stands."""
+
+    def __init__(self, tools: JobDependencies, job: Job, worklist: Worklist) -> None:
+        self.job = job
+        self._tools = tools
+        self._worklist = worklist
+        self._pieces = asyncio.Semaphore(PIECES_AT_ONCE)
+        self._running = 0
+        self._held: dict[str, int] = {}
+        self._pin = 0
+        self._started: deque[tuple[Entry, asyncio.Task[None]]] = deque()
+
+    async def run(self) -> None:
+        """Do what is left. Raises ForebayError when the listing fails, or the disk does, or a pin is refused."""
+        if self.job.kind is JobKind.PIN:
+            self._pin = await self._tools.blocks.pin(self.job.prefix)
+        try:
+            await self._run()
+        except PinRefused:
+            await self._tools.blocks.unpin(self.job.prefix)
+            raise
+
+    async def _run(self) -> None:
+        recovered = await asyncio.to_thread(self._worklist.recover, self.job.offset)
+        self.job = _as_recovered(self.job, recovered)
+        start_after = recovered.last.key.key if recovered.last is not None else ""
+        listing = asyncio.create_task(self._list(start_after), name="job listing")
+        try:
+            if self._pin:
+                await listing
+                self._check_pin()
+            await self._do_all()
+            await listing
+            if self._pin and self.job.full:
+                raise PinRefused(f"the cache takes no more: {self.job.bytes_done} bytes of {self.job.prefix} are there")
+        finally:
+            listing.cancel()
+            for _, task in self._started:
+                task.cancel()
+            await asyncio.gather(listing, *(task for _, task in self._started), return_exceptions=True)
+
+    def _check_pin(self) -> None:
+        """PinRefused when there are more bytes than the slot may pin: said before the first of them is fetched."""
+        prefix = Prefix.parse(self.job.prefix)
+        slot = self._tools.slots.find(prefix.bucket, prefix.key_prefix).name
+        pinnable_bytes = self._tools.blocks.pinnable_bytes(slot)
+        if self.job.bytes_found > pinnable_bytes:
+            raise PinRefused(
+                f"{self.job.prefix} holds {self.job.bytes_found} bytes, and slot {slot} can pin {pinnable_bytes}"
+            )
+
+    # The list.
+
+    async def _list(self, start_after: str) -> None:
+        try:
+            if not self.job.manifest and not self.job.found_all:
+                await self._list_pages(start_after)
+            self.job = replace(self.job, found_all=True)
+        finally:
+            self._worklist.finish()
+
+    async def _list_pages(self, start_after: str) -> None:
+        prefix = Prefix.parse(self.job.prefix)
+        pages = list_pages(self._tools, prefix, start_after=start_after)
+        async with aclosing(pages) as listed:
+            async for page in listed:
+                entries = [(prefix.bucket, one.key.decode(), one.etag, one.size_bytes) for one in page]
+                await asyncio.to_thread(self._worklist.add, entries)
+                self.job = replace(
+                    self.job,
+                    objects_found=self.job.objects_found + len(page),
+                    bytes_found=self.job.bytes_found + sum(one.size_bytes for one in page),
+                )
+                self._worklist.grown()
+
+    # The objects.
+
+    async def _do_all(self) -> None:
+        async with aclosing(self._worklist.entries(self.job.offset)) as entries:
+            async for entry in entries:
+                if self.job.full:
+                    break
+                self._started.append((entry, asyncio.create_task(self._do(entry), name="job object")))
+                await self._settle(at_most=PIECES_AT_ONCE)
+        await self._settle(at_most=0)
+
+    async def _settle(self, at_most: int) -> None:
+        """Go on behind what is done, in order; wait while more than `at_most` objects are begun."""
+        while self._started and (self._started[0][1].done() or len(self._started) > at_most):
+            entry, task = self._started[0]
+            await asyncio.wait({task})
+            self._started.popleft()
+            task.result()
+            self.job = replace(self.job, offset=entry.next_offset)
+
+    async def _do(self, entry: Entry) -> None:
+        try:
+            if self.job.kind is JobKind.EVICT:
+                await self._tools.blocks.invalidate(entry.key)
+            else:
+                await self._warm(entry)
+        except (OriginError, SnapshotError) as error:
+            self.job = self.job.failed_with(f"{entry.key}: {_said(error)}")
+        else:
+            self.job = replace(self.job, objects_done=self.job.objects_done + 1)
+
+    async def _warm(self, entry: Entry) -> None:
+        slot = self._tools.slots.find(entry.key.bucket, entry.key.key)
+        if slot.consistency == "snapshot":
+            await self._warm_snapshot(entry.key, slot)
+            return
+        version = await self._version(entry, slot)
+        try:
+            await self._fetch(version, slot)
+        except OriginAnswered as answer:
+            if answer.status != 412:
+                raise
+            self._tools.catalog.forget(entry.key)  # it has changed since it was listed
+            await self._fetch(await self._ask(entry, slot), slot)
+
+    async def _warm_snapshot(self, key: ObjectKey, slot: Slot) -> None:
+        """The frozen version, and its head; what is not in the slot's snapshot needs no warming."""
+        version = await asyncio.to_thread(_snapshot_version, self._tools, key, slot)
+        if version is not None:
+            await self._fetch(await _learn_version(self._tools, version, slot, _HEADERS), slot)
+
+    async def _version(self, entry: Entry, slot: Slot) -> ObjectVersion:
+        """The listed one; where the slot remembers, its metadata is learned along with it."""
+        if entry.etag and not is_remembered(slot, {}):
+            return ObjectVersion(entry.key, entry.etag, entry.size_bytes)
+        return await self._ask(entry, slot)
+
+    async def _ask(self, entry: Entry, slot: Slot) -> ObjectVersion:
+        async def ask() -> ObjectVersion:
+            return (await self._tools.catalog.current(entry.key, slot, headers=_HEADERS)).version
+
+        return await with_retries(self._tools.clock, ask)
+
+    async def _fetch(self, version: ObjectVersion, slot: Slot) -> None:
+        """Every block of a version, as far as there is room; none where the slot keeps no object so large."""
+        if slot.kept_object_bytes_max is not None and version.size_bytes > slot.kept_object_bytes_max:
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for piece in self._tools.blocks.pieces(version, slot.name):
+                    await self._wait_for_turn()
+                    group.create_task(self._fetch_piece(version, slot, piece))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _wait_for_turn(self) -> None:
+        """Wait until one piece more may be fetched."""
+        await self._pieces.acquire()
+        try:
+            while self._running >= PIECES_WHILE_BUSY and self._tools.blocks.others_fill():
+                await self._tools.clock.sleep(_BUSY_LOOK_SECONDS)
+        except BaseException:
+            self._pieces.release()
+            raise
+        self._running += 1
+
+    async def _fetch_piece(self, version: ObjectVersion, slot: Slot, piece: ByteRange) -> None:
+        async def fetch() -> tuple[int, bool]:
+            return await self._tools.blocks.fetch(version, piece, slot=slot.name, purpose=Purpose.WARM)
+
+        try:
+            fetched_bytes, kept = (0, False) if self.job.full else await with_retries(self._tools.clock, fetch)
+        finally:
+            self._running -= 1
+            self._pieces.release()
+        if not kept:
+            self.job = replace(self.job, full=True)
+            return
+        if self._pin:
+            await self._tools.blocks.hold(version, piece, self._pin, slot=slot.name)
+        self._held[slot.name] = self._held.get(slot.name, 0) + piece.length
+        blocks = self._tools.blocks
+        room_bytes = blocks.pinnable_bytes(slot.name) if self._pin else blocks.obtainable_bytes(slot.name)
+        full = self._held[slot.name] + piece.length > room_bytes
+        self.job = replace(
+            self.job,
+            bytes_done=self.job.bytes_done + piece.length,
+            bytes_fetched=self.job.bytes_fetched + fetched_bytes,
+            full=self.job.full or full,  # going on would evict what this job has brought
+        )
+
+
+def _as_recovered(job: Job, found: Recovered) -> Job:
+    """What was done behind `offset` is done again, and counted then; a list that lost its end is listed on."""
+    if job.manifest and found.objects < job.objects_found:
+        raise StoreUnavailable(f"the list of the job has {found.objects} of {job.objects_found} objects left")
+    if job.manifest:
+        return replace(job, objects_done=max(0, found.objects_before - job.objects_failed))
+    return replace(
+        job,
+        offset=min(job.offset, found.last.next_offset if found.last is not None else 0),
+        objects_found=found.objects,
+        bytes_found=found.size_bytes,
+        found_all=job.found_all and found.objects >= job.objects_found,
+        objects_done=max(0, found.objects_before - job.objects_failed),
+        bytes_done=found.bytes_before,
+    )
+
+
+def _said(error: OriginError | SnapshotError) -> str:
+    if isinstance(error, OriginAnswered):
+        return f"the origin answered {error.status} {error_code_of(error.body) or ''}".rstrip()
+    return str(error)
+
+
+def _snapshot_version(tools: JobDependencies, key: ObjectKey, slot: Slot) -> ObjectVersion | None:
+    """The frozen version; None where there was no such object. SnapshotError, StoreUnavailable. Blocks."""
+    if tools.snapshots is None:
+        raise NoSuchSnapshot(f"there is no snapshot {slot.snapshot!r}")
+    with tools.snapshots.opened(slot.snapshot) as snapshot:
+        check_covers(snapshot.manifest, slot)
+        record = snapshot.data.record(key.key.encode())
+        if record is None:
+            return None
+        return ObjectVersion(key, *etag_and_size(record))
+
+
+async def _learn_version(
+    tools: JobDependencies, version: ObjectVersion, slot: Slot, headers: Mapping[str, str]
+) -> ObjectVersion:
+    """The version as the origin names it, which learns its head on the way, where it is not known.
+
+    SnapshotError when the origin has another version now.
+    """
+    with_checksums = CHECKSUM_MODE in headers
+    known = tools.catalog.of_version(version, with_checksums=with_checksums)
+    if known is not None:
+        return known.version
+    etag = quote(version.etag.removeprefix("W/"))
+
+    async def ask() -> ObjectHead:
+        return await tools.catalog.ask(version.key, slot, headers={**headers, "if-match": etag})
+
+    try:
+        head = await with_retries(tools.clock, ask)
+    except OriginAnswered as answer:
+        if answer.status in (404, 412):
+            raise SnapshotError(f"the origin does not have it with ETag {etag} any more") from None
+        raise
+    if (quote(head.version.etag.removeprefix("W/")), head.version.size_bytes) != (etag, version.size_bytes):
+        raise SnapshotError(f"the origin does not have it with ETag {etag} any more")
+    tools.catalog.learned_version(head, with_checksums=with_checksums)
+    return head.version

@@ -1,0 +1,142 @@
+"""Making a snapshot: the origin is listed, page by page, into a snapshot that is none yet, and becomes one at the end.
+
+Killed in between, it is gone on with behind the last key that it has; after a boot it is begun anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import ParamSpec, TypeVar
+
+import structlog
+
+from gateway.errors import OriginBodyError, SnapshotConflict, StoreUnavailable
+from gateway.jobs.dependencies import JobDependencies
+from gateway.jobs.job import Job, JobState
+from gateway.jobs.listing import fetch_page
+from gateway.jobs.retry import with_retries
+from gateway.metadata.snapshots.staging import Origins, Staging, made_by
+from gateway.metadata.snapshots.store import Snapshot, SnapshotStore
+from gateway.origin.client import Purpose
+from gateway.policy.prefixes import Prefix
+from gateway.s3.list_result import ListedEntry, ListedPage, parse_listed_page
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_log = structlog.get_logger("forebay.snapshots")
+
+
+class SnapshotJob:
+    """One run of a job that makes a snapshot, to its end or until it is cancelled. `job` is how it stands."""
+
+    def __init__(self, tools: JobDependencies, job: Job) -> None:
+        self.job = job
+        self._tools = tools
+
+    async def run(self) -> None:
+        """Make it, or what is left of that. Raises ForebayError: then nothing of it stays."""
+        store = snapshots_of(self._tools)
+        if await asyncio.to_thread(made_by, store, self.job.name, self.job.id) is not None:
+            self.job = replace(self.job, found_all=True)
+            return  # the process was killed just behind the end
+        origins = Origins(self.job.name, self.job.prefix, self._tools.origin_name, self._tools.clock.now(), self.job.id)
+        staging = await steadily(Staging.begin, store, self.job.id, origins)
+        try:
+            await self._list(staging)
+            manifest = await steadily(staging.publish, self._tools.clock.now())
+        except asyncio.CancelledError:
+            await asyncio.to_thread(staging.discard if self.job.state is JobState.CANCELLED else staging.leave)
+            raise
+        except BaseException:
+            await asyncio.to_thread(staging.discard)
+            raise
+        self.job = replace(self.job, found_all=True)
+        _log.info("a snapshot was made", name=manifest.name, prefix=manifest.prefix, objects=manifest.objects)
+
+    async def _list(self, staging: Staging) -> None:
+        objects, size_bytes = await steadily(staging.totals)
+        self._count(objects, size_bytes)
+        last = await asyncio.to_thread(staging.last_key)
+        prefix = Prefix.parse(self.job.prefix)
+        async with aclosing(pages(self._tools, prefix, last)) as listed:
+            async for entries in listed:
+                await steadily(staging.append, entries)
+                self._count(
+                    self.job.objects_found + len(entries),
+                    self.job.bytes_found + sum(entry.size_bytes for entry in entries),
+                )
+
+    def _count(self, objects: int, size_bytes: int) -> None:
+        self.job = replace(
+            self.job, objects_found=objects, objects_done=objects, bytes_found=size_bytes, bytes_done=size_bytes
+        )
+
+
+async def steadily(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """What `work` gives, in a thread. Who is cancelled meanwhile waits for its end: nobody may close what it uses."""
+    running = asyncio.ensure_future(asyncio.to_thread(work, *arguments, **options))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        given: object = None if running.cancelled() or running.exception() else running.result()
+        if isinstance(given, Staging):
+            given.leave()  # nobody will have it
+        elif isinstance(given, Snapshot):
+            given.close()
+        raise
+
+
+async def check_free(tools: JobDependencies, name: str) -> None:
+    """SnapshotConflict when there is a snapshot of that name, were it one that cannot be used."""
+    store = snapshots_of(tools)
+    if any(one.name == name for one in await asyncio.to_thread(store.all)):
+        raise SnapshotConflict(f"there is a snapshot {name!r} already: delete it, or take another name")
+
+
+def snapshots_of(tools: JobDependencies) -> SnapshotStore:
+    """Where snapshots lie; StoreUnavailable where there is no cache directory."""
+    if tools.snapshots is None:
+        raise StoreUnavailable("there is no cache directory for snapshots")
+    return tools.snapshots
+
+
+async def pages(tools: JobDependencies, prefix: Prefix, after: bytes | None) -> AsyncGenerator[list[ListedEntry], None]:
+    """All that the origin has under `prefix` behind the key `after`, in order, with all that a LIST can say of it.
+
+    Raises OriginAnswered when the origin refuses, OriginUnreachable, and OriginBodyError for an answer that is no list.
+    """
+    slot, start_after, token = tools.slots.find(prefix.bucket, prefix.key_prefix).name, (after or b"").decode(), None
+    while True:
+
+        async def ask() -> ListedPage:
+            document = await fetch_page(
+                tools.origin,
+                prefix,
+                slot=slot,
+                purpose=Purpose.WARM,
+                start_after=start_after,
+                token=token,  # noqa: B023 - asked before it changes
+                with_owner=True,
+            )
+            return parse_listed_page(document, with_owner=True)
+
+        page = await with_retries(tools.clock, ask)
+        _check(page, prefix.key_prefix.encode())
+        yield page.entries
+        token = page.next_token
+        if token is None:
+            return
+
+
+def _check(page: ListedPage, prefix: bytes) -> None:
+    """OriginBodyError for what cannot be frozen."""
+    for entry in page.entries:
+        if not entry.key.startswith(prefix):
+            raise OriginBodyError(f"the origin lists keys that do not begin with {prefix.decode()!r}")
+        if not entry.etag:
+            raise OriginBodyError(f"the origin lists {entry.key.decode()!r} without an ETag")

@@ -1,0 +1,40 @@
+"""Opening the catalog's LMDB environments: shared by processes, unsynced, one writer at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import lmdb
+
+Table: TypeAlias = Any
+"""An LMDB named database: an opaque handle."""
+
+Cursor: TypeAlias = Any
+"""Rows come as bytes: no environment is opened with buffers."""
+
+OLD_ENGINE, NEW_ENGINE = 0, 1
+"""Keys of up to 511 bytes, and of up to 1,978."""
+
+
+def open_environment(
+    directory: Path, names: Sequence[bytes], *, map_bytes: int, engine: int
+) -> tuple[lmdb.Environment, list[Table]]:
+    """The environment and its tables, which are made where they are missing.
+
+    Blocks while another process writes to it: LMDB gives tables to nobody else. Raises lmdb.Error.
+    """
+    environment = lmdb.open(
+        str(directory),
+        map_size=map_bytes,
+        max_dbs=4,
+        max_readers=1024,
+        sync=False,
+        mode=0o600,
+        subdir=True,
+        lib_version=engine,
+    )
+    environment.reader_check()
+    with environment.begin(write=True) as transaction:  # open_db's own would wait with the interpreter's lock held
+        return environment, [environment.open_db(name, txn=transaction) for name in names]

@@ -1,0 +1,124 @@
+"""Invalidation epochs: what was observed of a key is void once the key's epoch has changed, on every worker at once.
+
+An own write stores new numbers in memory that all workers share: nothing is searched for or deleted, and what lands
+later is void as it lands. A number is never stored twice, so that a change is never missed: its upper 24 bits are the
+opening of the file that it comes from, its lower 40 bits count within that. So a store replaces what is there: there
+is no addition, no lock and no wait, for threads and processes, whichever of them is stopped or killed.
+
+    cell 0                  how often the file was opened
+    4,096 cells             buckets, by hash
+    2 rows of 2,097,152     keys, by two hashes: a write stores in one cell of each row
+
+A key's epoch has changed when its bucket's cell has, or *both* of its own. So a write voids another key only together
+with a second write that shares the other cell.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import zlib
+from functools import lru_cache
+from itertools import count
+from pathlib import Path
+
+from awscrt.checksums import crc64nvme
+
+from gateway.metadata.entries import ObservedAt, catalog_key
+from gateway.objects import ObjectKey
+
+_BUCKETS = 4096
+_ROW_BITS = 21
+_ROW_MASK = 2**_ROW_BITS - 1
+_FIRST_KEY = 1 + _BUCKETS
+_SECOND_KEY = _FIRST_KEY + 2**_ROW_BITS
+_CELL_BYTES = 8
+_COUNT_BITS = 40
+_OPENINGS_MAX = 2**24 - 1
+FILE_BYTES = (_SECOND_KEY + 2**_ROW_BITS) * _CELL_BYTES
+
+
+def create(path: Path) -> None:
+    """A file of zeros, whole on disk: a page that could not be backed would kill the process that touches it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, FILE_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+class InvalidationEpochs:
+    """The cells, as one process sees them. All but `sync` may run on the event loop.
+
+    `path` is a file made by `create`, and nobody else opens it at this moment; None: they are this process's alone.
+    FileNotFoundError when it is not such a file, or was opened 16 million times.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._map = mmap.mmap(-1, FILE_BYTES) if path is None else _mapped(path)
+        self._cells = memoryview(self._map).cast("Q")
+        opening = self._cells[0] + 1
+        if opening > _OPENINGS_MAX:
+            self.close()
+            raise FileNotFoundError(f"{path} has no more numbers to give")
+        self._cells[0] = opening
+        self._numbers = count(opening << _COUNT_BITS)  # next() of it is one step of the interpreter
+
+    def of_bucket(self, bucket: str) -> int:
+        """The epoch of the bucket itself: of what is said of it and of its listings."""
+        return self._cells[_bucket_cell(bucket)]
+
+    def of_key(self, record_key: bytes) -> tuple[int, int]:
+        """The key's own two numbers; `record_key` is its catalog key."""
+        digest = crc64nvme(record_key)
+        cells = self._cells
+        return cells[_FIRST_KEY + (digest & _ROW_MASK)], cells[_SECOND_KEY + (digest >> _ROW_BITS & _ROW_MASK)]
+
+    def is_current(self, observed: ObservedAt, bucket: str, record_key: bytes) -> bool:
+        """Whether nothing was written since the moment `observed` that could have changed what was seen of the key."""
+        cells, (first, second) = self._cells, observed.cells
+        if observed.epoch != cells[_bucket_cell(bucket)]:
+            return False
+        digest: int = crc64nvme(record_key)
+        if cells[_FIRST_KEY + (digest & _ROW_MASK)] == first:
+            return True
+        return bool(cells[_SECOND_KEY + (digest >> _ROW_BITS & _ROW_MASK)] == second)
+
+    def change_key(self, key: ObjectKey) -> None:
+        """The key is being written, or was."""
+        digest, number = crc64nvme(catalog_key(key)), next(self._numbers)
+        self._cells[_FIRST_KEY + (digest & _ROW_MASK)] = number
+        self._cells[_SECOND_KEY + (digest >> _ROW_BITS & _ROW_MASK)] = number
+
+    def change_bucket(self, bucket: str) -> None:
+        """Any key of the bucket may be written."""
+        self._cells[_bucket_cell(bucket)] = next(self._numbers)
+
+    def change_everything(self) -> None:
+        """Any key of any bucket may be written."""
+        number = next(self._numbers)
+        for cell in range(1, 1 + _BUCKETS):
+            self._cells[cell] = number
+
+    def sync(self) -> None:
+        """Make the cells durable. Blocks."""
+        self._map.flush()
+
+    def close(self) -> None:
+        self._cells.release()
+        self._map.close()
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if os.fstat(descriptor).st_size != FILE_BYTES:
+            raise FileNotFoundError(f"{path} is no file of invalidation epochs")
+        return mmap.mmap(descriptor, FILE_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+@lru_cache(maxsize=1024)
+def _bucket_cell(bucket: str) -> int:
+    return 1 + zlib.crc32(bucket.encode("utf-8", "surrogatepass")) % _BUCKETS

@@ -1,0 +1,112 @@
+"""Objects on their way into the order of their keys, in an LMDB environment of their own that one process uses.
+
+    entries  key → record (listing/records.py)
+    forms    number → what records say in common
+
+Nothing is durable about it: a process that is killed can be gone on with, a machine that is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import lmdb
+
+from gateway.errors import SnapshotError
+from gateway.metadata.listing.pages import Listed
+from gateway.metadata.listing.records import pack, pack_form, unpack_form
+from gateway.metadata.listing.store import Cursor, Table
+from gateway.s3.list_result import EntryForm, ListedEntry
+
+FORMS_MAX = 2**16
+
+_MAP_BYTES = 256 * 2**30
+"""Address space, and no memory: a thousand million objects and more."""
+
+
+class ObjectTable:
+    """The environment. All of it blocks; lmdb.Error when the disk does not take it."""
+
+    def __init__(self, path: Path) -> None:
+        self._environment = lmdb.open(
+            str(path),
+            map_size=_MAP_BYTES,
+            max_dbs=2,
+            max_readers=1024,
+            subdir=False,
+            lock=False,
+            sync=False,
+            mode=0o600,
+            lib_version=1,
+        )
+        try:
+            self._entries: Table = self._environment.open_db(b"entries")
+            self._forms: Table = self._environment.open_db(b"forms")
+            with self._environment.begin() as transaction:
+                self.forms = [unpack_form(packed) for _, packed in transaction.cursor(db=self._forms)]
+        except BaseException:
+            self._environment.close()
+            raise
+        self._numbers = {form: number for number, form in enumerate(self.forms)}
+
+    def close(self) -> None:
+        """Nobody may use it any more."""
+        self._environment.close()
+
+    def append(self, entries: Sequence[ListedEntry]) -> None:
+        """Add objects, in order and behind all that are there; SnapshotError otherwise. All of them or none."""
+        with self._environment.begin(write=True) as transaction:
+            rows = self._rows(transaction, entries)
+            _, added = transaction.cursor(db=self._entries).putmulti(rows, append=True)
+            if added != len(rows):  # what is not behind the last one is passed over
+                raise SnapshotError("the objects did not come in the order of their keys")
+
+    def insert(self, entries: Sequence[ListedEntry]) -> int | None:
+        """Add objects in any order; the number in `entries` of the first whose key is there already."""
+        with self._environment.begin(write=True) as transaction:
+            for number, (key, record) in enumerate(self._rows(transaction, entries)):
+                if not transaction.put(key, record, db=self._entries, overwrite=False):
+                    return number
+        return None
+
+    def add_missing(self, entries: Sequence[ListedEntry]) -> None:
+        """Add those objects whose keys are not there yet, in any order."""
+        with self._environment.begin(write=True) as transaction:
+            rows = sorted(self._rows(transaction, entries))
+            transaction.cursor(db=self._entries).putmulti(rows, overwrite=False)
+
+    def read(self, start: bytes, stop: bytes, count: int) -> list[Listed]:
+        """The first `count` keys and records of [start, stop), in order."""
+        with self._environment.begin() as transaction:
+            cursor: Cursor = transaction.cursor(db=self._entries)
+            # An empty key is none for LMDB; "\0" is the least there is.
+            if not cursor.set_range(start or b"\0"):
+                return []
+            return [row for row in islice(cursor, count) if row[0] < stop]
+
+    def count(self) -> int:
+        """How many objects there are."""
+        with self._environment.begin() as transaction:
+            return int(transaction.stat(self._entries)["entries"])
+
+    def last_key(self) -> bytes | None:
+        """The greatest key."""
+        with self._environment.begin() as transaction:
+            cursor: Cursor = transaction.cursor(db=self._entries)
+            return bytes(cursor.key()) if cursor.last() else None
+
+    def _rows(self, transaction: lmdb.Transaction, entries: Sequence[ListedEntry]) -> list[Listed]:
+        return [(entry.key, pack(entry, self._number(transaction, entry.form))) for entry in entries]
+
+    def _number(self, transaction: lmdb.Transaction, form: EntryForm) -> int:
+        number = self._numbers.get(form)
+        if number is None:
+            number = len(self.forms)
+            if number >= FORMS_MAX:
+                raise SnapshotError(f"the objects are of more than {FORMS_MAX} kinds (owner, storage class, checksums)")
+            transaction.put(number.to_bytes(2, "big"), pack_form(form), db=self._forms)
+            self.forms.append(form)
+            self._numbers[form] = number
+        return number

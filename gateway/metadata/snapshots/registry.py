@@ -1,0 +1,272 @@
+"""The snapshots that the slots of this node name, as one worker has them: open, and read without waiting.
+
+Whether snapshots have come or gone is one look at shared memory; only then is the directory looked at, in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol, TypeVar
+
+from gateway.clock import Clock, SystemClock
+from gateway.errors import NoSuchSnapshot, S3Error, SnapshotError, SnapshotUnusable, StoreUnavailable
+from gateway.metadata.head import ObjectHead
+from gateway.metadata.listing.records import etag_and_size, modified_of
+from gateway.metadata.snapshots.manifest import Manifest
+from gateway.metadata.snapshots.store import Snapshot, SnapshotStore
+from gateway.objects import ObjectKey, ObjectVersion
+from gateway.policy.slots import Slot
+from gateway.s3.error_codes import s3_error
+
+V = TypeVar("V")
+
+HEADS_MAX = 16_384
+"""Heads kept per slot: about a kilobyte of memory each."""
+
+LOST_MAX = 16_384
+
+LOOK_SECONDS = 1.0
+"""A snapshot that was missing, or that the disk did not give, is looked for again no more often."""
+
+NOT_USABLE_STATUS = 409
+"""Clients do not try again what answers 409: nothing gets better before somebody has made the snapshot."""
+
+
+class SnapshotObserver(Protocol):
+    """What happens in slots that are frozen, for metrics: called on the event loop, must not block."""
+
+    def refused(self, slot: str, reason: str) -> None:
+        """A request that could not be answered. `reason`: missing (there is no such snapshot), unusable (there is, and
+        it cannot be used), changed or gone (the origin has another version of the object, or none, and it is not
+        cached).
+        """
+
+
+class SilentSnapshotObserver:
+    """Counts nothing."""
+
+    def refused(self, slot: str, reason: str) -> None:
+        return
+
+
+class SnapshotObject(NamedTuple):
+    """One object as it was listed; `version.etag` as the listing gave it, `record` as the snapshot has it."""
+
+    version: ObjectVersion
+    record: bytes
+
+    @property
+    def modified(self) -> str:
+        """The date as it was listed."""
+        return modified_of(self.record)
+
+
+class OpenSnapshot:
+    """An open snapshot for one slot.
+
+    Heads of its objects never change, so that those that were used of late are kept here; `lost` are the keys of
+    objects that the origin turned out not to have any more.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.manifest = snapshot.manifest
+        self.lost: dict[str, None] = {}
+        self._bucket = snapshot.manifest.scope.bucket
+        self._heads: tuple[dict[str, ObjectHead], dict[str, ObjectHead]] = ({}, {})
+
+    def find(self, key: str) -> SnapshotObject | None:
+        """The object of that key; None: there was none when the snapshot was made.
+
+        S3Error when the snapshot is damaged, or the disk fails.
+        """
+        try:
+            record = self.snapshot.data.record(key.encode("utf-8", "surrogatepass"))
+            if record is None:
+                return None
+            etag, size_bytes = etag_and_size(record)
+        except (struct.error, SnapshotUnusable, StoreUnavailable) as error:
+            raise unusable(self.manifest.name, error) from error
+        return SnapshotObject(ObjectVersion(ObjectKey(self._bucket, key), etag, size_bytes), record)
+
+    def head(self, key: str, *, with_checksums: bool) -> ObjectHead | None:
+        """What was kept of an object's head, with or without the checksums that only some ask for."""
+        return self._heads[with_checksums].get(key)
+
+    def keep(self, head: ObjectHead, *, with_checksums: bool) -> None:
+        """Have it at hand for the next who asks."""
+        _put(self._heads[with_checksums], head.version.key.key, head, HEADS_MAX)
+
+    def lose(self, key: str) -> None:
+        """The origin has not what was frozen any more; what is cached of it may still be."""
+        _put(self.lost, key, None, LOST_MAX)
+
+
+class SnapshotRegistry:
+    """All of them. Use `refresh` at the start, so that requests need not wait, and `close` at the end.
+
+    Without a `store`, where the cache directory cannot be used, slots that name a snapshot cannot be answered.
+    """
+
+    def __init__(
+        self, store: SnapshotStore | None, slots: Iterable[Slot], clock: Clock, observer: SnapshotObserver
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._problems: dict[str, SnapshotError | StoreUnavailable] = {}
+        self._looked = 0.0
+        self._slots = [slot for slot in slots if slot.consistency == "snapshot"]
+        self._open: dict[str, OpenSnapshot] = {}
+        self._seen = -1
+        self._refreshing = asyncio.Lock()
+        self.observer = observer
+
+    @classmethod
+    def switched_off(cls) -> SnapshotRegistry:
+        """One without a cache directory."""
+        return cls(None, (), SystemClock(), SilentSnapshotObserver())
+
+    def of(self, slot: Slot) -> OpenSnapshot | None:
+        """The snapshot of a slot, where it is open and nothing has changed since; None: `opened` is to be awaited."""
+        if self._store is None or self._store.changes.number != self._seen:
+            return None
+        return self._open.get(slot.name)
+
+    async def opened(self, slot: Slot) -> OpenSnapshot:
+        """The snapshot of a slot; S3Error 409 when there is none that can be used, 503 when the disk fails."""
+        if self._store is None:
+            message = f"The slot {slot.name!r} is frozen; its snapshot lies in a cache directory that cannot be used."
+            raise s3_error("ServiceUnavailable", message)
+        opened = self.of(slot)
+        if opened is not None:
+            return opened
+        async with self._refreshing:
+            opened = self.of(slot)
+            if opened is not None:
+                return opened
+            if self._is_to_be_looked_at(self._store, slot):
+                await self._refresh(self._store)
+            opened = self._open.get(slot.name)
+            if opened is None:
+                raise self._refusal(slot, self._problems[slot.name])
+            return opened
+
+    @contextmanager
+    def holding(self, opened: OpenSnapshot) -> Iterator[OpenSnapshot]:
+        """To be read over awaits: it stays open as long as the context lasts, though it be deleted.
+
+        S3Error when it was deleted just before.
+        """
+        try:
+            opened.snapshot.hold()
+        except NoSuchSnapshot as error:
+            raise unusable(opened.manifest.name, error) from None
+        try:
+            yield opened
+        finally:
+            opened.snapshot.close()
+
+    async def refresh(self) -> None:
+        """Have open what there is."""
+        if self._store is None:
+            return
+        async with self._refreshing:
+            await self._refresh(self._store)
+
+    async def close(self) -> None:
+        """Nobody may read any more."""
+        async with self._refreshing:
+            for name in list(self._open):
+                self._drop(name)
+
+    async def _refresh(self, store: SnapshotStore) -> None:
+        """Let go of what has gone, and open what has come. What cannot be opened is told to who asks for it."""
+        number, self._looked = store.changes.number, self._clock.monotonic()
+        for slot in self._slots:
+            try:
+                await self._take(store, slot)
+                self._problems.pop(slot.name, None)
+            except (SnapshotError, StoreUnavailable) as error:
+                self._problems[slot.name] = error
+                self._drop(slot.name)
+        self._seen = number
+
+    def _is_to_be_looked_at(self, store: SnapshotStore, slot: Slot) -> bool:
+        """Whether the directory may say something else of the slot than what is known."""
+        if store.changes.number != self._seen or slot.name not in self._problems:
+            return True
+        return self._clock.monotonic() - self._looked >= LOOK_SECONDS
+
+    def _refusal(self, slot: Slot, error: Exception) -> S3Error:
+        if isinstance(error, NoSuchSnapshot):
+            self.observer.refused(slot.name, "missing")
+            return s3_error("NoSuchSnapshot", missing(slot), status=NOT_USABLE_STATUS)
+        self.observer.refused(slot.name, "unusable")
+        return unusable(slot.snapshot, error)
+
+    async def _take(self, store: SnapshotStore, slot: Slot) -> None:
+        snapshot = await self._opening(store, slot.snapshot)
+        known = self._open.get(slot.name)
+        if known is not None and known.manifest.id == snapshot.manifest.id:
+            snapshot.close()  # it is open already
+            return
+        try:
+            check_covers(snapshot.manifest, slot)
+        except SnapshotUnusable:
+            snapshot.close()
+            raise
+        self._drop(slot.name)
+        self._open[slot.name] = OpenSnapshot(snapshot)
+
+    async def _opening(self, store: SnapshotStore, name: str) -> Snapshot:
+        """Who is cancelled meanwhile has it closed again."""
+        opening = asyncio.ensure_future(asyncio.to_thread(store.open, name))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_let_go)
+            raise
+
+    def _drop(self, name: str) -> None:
+        known = self._open.pop(name, None)
+        if known is not None:
+            known.snapshot.close()
+
+
+def _let_go(opening: asyncio.Future[Snapshot]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
+
+
+def check_covers(manifest: Manifest, slot: Slot) -> None:
+    """SnapshotUnusable when the snapshot is not of all that the slot covers."""
+    if not manifest.scope.covers(slot.prefix.bucket, slot.prefix.key_prefix):
+        raise SnapshotUnusable(
+            f"snapshot {slot.snapshot!r} is of {manifest.prefix}, which does not cover {slot.prefix} "
+            f"(slot {slot.name!r})"
+        )
+
+
+def unusable(name: str, error: Exception) -> S3Error:
+    """What to answer where a snapshot is there and cannot be used: 409, or 503 where the disk does not give it now."""
+    if isinstance(error, StoreUnavailable):
+        return s3_error("ServiceUnavailable", f"The snapshot {name!r} cannot be read: {error}")
+    message = f"This is frozen by the snapshot {name!r}, which cannot be used: {error}"
+    return s3_error("SnapshotUnusable", message, status=NOT_USABLE_STATUS)
+
+
+def missing(slot: Slot) -> str:
+    """What to tell who asks for something in a slot whose snapshot is not there."""
+    return (
+        f"The slot {slot.name!r} is frozen by the snapshot {slot.snapshot!r}, which does not exist. "
+        f"Make it: forebay snapshot create {slot.snapshot} {slot.prefix}"
+    )
+
+
+def _put(kept: dict[str, V], key: str, value: V, count_max: int) -> None:
+    kept[key] = value
+    if len(kept) > count_max:
+        del kept[next(iter(kept))]

@@ -1,0 +1,216 @@
+"""The snapshots of one cache directory: which there are, opening them, deleting them.
+
+    snapshots/<name>/MANIFEST    manifest.py
+    snapshots/<name>/<id>.data   the objects (object_file.py)
+    snapshots/.new-<mark>/       one in the making (staging.py), or given up
+    snapshots/.gone-<id>/        one being deleted
+    snapshots/changes            a number that grows whenever a snapshot comes or goes
+
+One is there as a whole or not at all: it comes and goes by the renaming of its directory. It cannot be made again once
+the origin has changed, so that nothing here is ever dropped because it is in doubt. All of this blocks.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.durable import sync_directory
+from gateway.errors import NoSuchSnapshot, SnapshotError, SnapshotUnusable, StoreUnavailable
+from gateway.metadata.snapshots.manifest import Manifest, unpack, valid_name
+from gateway.metadata.snapshots.object_file import ObjectFile
+
+MANIFEST = "MANIFEST"
+NEW, GONE = ".new-", ".gone-"
+
+_SIZE_BYTES = 8
+_FILE_MODE = 0o600
+
+
+class Snapshot:
+    """One that is open: `data` may be read until all who hold it have closed it. Who opens it holds it."""
+
+    def __init__(self, manifest: Manifest, data: ObjectFile) -> None:
+        self.manifest = manifest
+        self.data = data
+        self._holders = 1
+        self._lock = threading.Lock()
+
+    def hold(self) -> None:
+        """Be one more who has it open, and closes it; NoSuchSnapshot when it was closed before."""
+        with self._lock:
+            if not self._holders:
+                raise NoSuchSnapshot(f"snapshot {self.manifest.name!r} was closed")
+            self._holders += 1
+
+    def close(self) -> None:
+        """Let go of it; who does so last closes its file."""
+        with self._lock:
+            self._holders -= 1
+            if not self._holders:
+                self.data.close()
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo:
+    """One as a list of them shows it: `problem` says why it cannot be used."""
+
+    name: str
+    manifest: Manifest | None
+    problem: str | None = None
+
+
+class SnapshotStore:
+    """One process's view of the directory, which is made where it is missing; StoreUnavailable when that fails."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        try:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.changes = ChangeCounter(root / "changes")
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    def all(self) -> list[SnapshotInfo]:
+        """Every snapshot by name, those that cannot be used too; StoreUnavailable."""
+        return [self._info(name) for name in self._names() if self._is_snapshot(name)]
+
+    def manifest(self, name: str) -> Manifest:
+        """What is said of a snapshot; NoSuchSnapshot, SnapshotUnusable, StoreUnavailable."""
+        try:
+            return unpack((self.root / valid_name(name) / MANIFEST).read_bytes(), name)
+        except FileNotFoundError:
+            if (self.root / name).exists():
+                raise SnapshotUnusable(f"snapshot {name!r} has no manifest; it is left as it is") from None
+            raise NoSuchSnapshot(f"there is no snapshot {name!r}") from None
+        except OSError as error:
+            raise StoreUnavailable(f"snapshot {name!r} cannot be read: {error}") from error
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[Snapshot]:
+        """A snapshot for as long as the context lasts; raises as `open`."""
+        snapshot = self.open(name)
+        try:
+            yield snapshot
+        finally:
+            snapshot.close()
+
+    def open(self, name: str) -> Snapshot:
+        """A snapshot, to be closed again. What is read of it is verified then, so that its size does not matter here.
+
+        NoSuchSnapshot, SnapshotUnusable, StoreUnavailable.
+        """
+        manifest = self.manifest(name)
+        try:
+            return Snapshot(manifest, ObjectFile(self.root / name / data_name(manifest.id), manifest.layout))
+        except FileNotFoundError:
+            raise SnapshotUnusable(f"the data of snapshot {name!r} is gone") from None
+        except (SnapshotUnusable, ValueError) as error:
+            raise SnapshotUnusable(f"snapshot {name!r} cannot be used: {error}") from error
+        except OSError as error:
+            raise StoreUnavailable(f"snapshot {name!r} cannot be opened: {error}") from error
+
+    def check(self, name: str, *, whole: bool = False) -> Manifest:
+        """What is said of a snapshot that can be opened, raising as `open`; `whole`: of which all was read. Blocks."""
+        with self.opened(name) as snapshot:
+            if whole:
+                try:
+                    snapshot.data.verify(snapshot.manifest.objects)
+                except SnapshotUnusable as error:
+                    raise SnapshotUnusable(f"snapshot {name!r} cannot be used: {error}") from error
+            return snapshot.manifest
+
+    def delete(self, name: str) -> Manifest | None:
+        """Delete a snapshot for good, one that cannot be used too; NoSuchSnapshot, StoreUnavailable."""
+        manifest = None
+        with suppress(SnapshotUnusable):
+            manifest = self.manifest(name)
+        gone = self.root / f"{GONE}{os.urandom(16).hex()}"
+        try:
+            os.rename(self.root / valid_name(name), gone)
+            sync_directory(self.root)
+            self.changes.tell()
+            shutil.rmtree(gone)
+        except FileNotFoundError:
+            raise NoSuchSnapshot(f"there is no snapshot {name!r}") from None
+        except OSError as error:
+            raise StoreUnavailable(f"snapshot {name!r} cannot be deleted: {error}") from error
+        return manifest
+
+    def sweep(self, marks: Collection[str]) -> None:
+        """Clear away what a killed process has left, but for those in the making under `marks`.
+
+        The background process alone does so, before it makes or deletes any. StoreUnavailable.
+        """
+        kept = {f"{NEW}{mark}" for mark in marks}
+        for name in self._names():
+            if name.startswith((NEW, GONE)) and name not in kept:
+                shutil.rmtree(self.root / name, ignore_errors=True)
+        self.changes.tell()  # the one who was killed may not have come to it
+
+    def close(self) -> None:
+        """Nobody may use it any more; who has a snapshot open closes that."""
+        self.changes.close()
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self.root))
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: OSError) -> StoreUnavailable:
+        return StoreUnavailable(f"the snapshots in {self.root} cannot be used: {error}")
+
+    def _is_snapshot(self, name: str) -> bool:
+        try:
+            return (self.root / valid_name(name)).is_dir()
+        except ValueError:
+            return False
+
+    def _info(self, name: str) -> SnapshotInfo:
+        manifest = None
+        try:
+            manifest = self.manifest(name)
+            return SnapshotInfo(name, self.check(name))
+        except (SnapshotError, StoreUnavailable) as error:
+            return SnapshotInfo(name, manifest, str(error))
+
+
+class ChangeCounter:
+    """One process's view of the number that all share.
+
+    Nothing is durable about it: who begins looks at the directory anyway.
+    """
+
+    def __init__(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
+        try:
+            os.posix_fallocate(descriptor, 0, _SIZE_BYTES)  # a page that the disk has no room for would kill us
+            self._map = mmap.mmap(descriptor, _SIZE_BYTES)
+        finally:
+            os.close(descriptor)
+        self._number = memoryview(self._map).cast("Q")
+
+    @property
+    def number(self) -> int:
+        """Another one than before: something has changed."""
+        return self._number[0]
+
+    def tell(self) -> None:
+        """Something has changed. The background process alone says so."""
+        self._number[0] += 1
+
+    def close(self) -> None:
+        self._number.release()
+        self._map.close()
+
+
+def data_name(snapshot_id: str) -> str:
+    """The name of a snapshot's data: another for each, so that no path ever stands for the data of two."""
+    return f"{snapshot_id}.data"

@@ -1,0 +1,201 @@
+"""The one point that every request to an origin passes, with its slot and purpose: counted, and held to ceilings.
+
+Bodies are held back piece by piece. What is not taken from the connection soon fills the receive buffers, and the
+origin stops sending; what is not given to it, it waits for. No time-out of the connection runs meanwhile: the wait is
+before the next piece is asked for, or before a piece is handed over to be sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Protocol, Self
+
+from gateway.origin.client import Direction, Origin, OriginRequest, OriginResponse, StreamedBody
+from gateway.origin.landing import Landing
+from gateway.origin.s3 import Attempt
+
+
+class RateLimiter(Protocol):
+    """Where one slot's bytes pass in one direction."""
+
+    async def take(self, count: int) -> float:
+        """Wait until `count` bytes may pass; returns the seconds waited. Who is cancelled has taken nothing."""
+
+    def passes(self, count: int) -> bool:
+        """Let `count` bytes pass if they need not wait; False, and nothing taken, when they would."""
+
+    def charge(self, count: int) -> None:
+        """`count` bytes pass without waiting, on account of what comes behind them."""
+
+
+class Ceilings(Protocol):
+    """What limits slots."""
+
+    def limiter(self, direction: Direction, slot: str) -> RateLimiter | None:
+        """None: nothing does."""
+
+
+class OriginObserver(Protocol):
+    """Told of everything that passes, for metrics."""
+
+    def origin_attempt(self, attempt: Attempt) -> None:
+        """One try of a request is over."""
+
+    def origin_bytes(self, direction: Direction, slot: str, purpose: str, count: int) -> None:
+        """A piece of a body has passed."""
+
+    def origin_waited(self, direction: Direction, slot: str, seconds: float) -> None:
+        """A piece had to wait for bandwidth."""
+
+
+class OriginMeter:
+    """Counts for `observer`, and keeps `ceilings`, where there are any.
+
+    Whatever talks to an origin in this process shares one.
+    """
+
+    def __init__(self, observer: OriginObserver, ceilings: Ceilings | None = None) -> None:
+        self._observer = observer
+        self._ceilings = ceilings
+
+    def of_body(self, direction: Direction, request: OriginRequest) -> TrafficMeter:
+        """What a body of `request`, or of its answer, passes."""
+        limiter = self._limiter(direction, request.slot)
+        return TrafficMeter(self._observer, direction, request.slot, request.purpose.value, limiter)
+
+    def attempt(self, attempt: Attempt) -> None:
+        """A try is over. A body in memory that was sent once more is on the account once more."""
+        self._observer.origin_attempt(attempt)
+        if attempt.sent_again_bytes:
+            self._observer.origin_bytes("write", attempt.slot, attempt.purpose.value, attempt.sent_again_bytes)
+            limiter = self._limiter("write", attempt.slot)
+            if limiter is not None:
+                limiter.charge(attempt.sent_again_bytes)
+
+    def _limiter(self, direction: Direction, slot: str) -> RateLimiter | None:
+        return self._ceilings.limiter(direction, slot) if self._ceilings is not None else None
+
+
+class TrafficMeter:
+    """Counts one body, and holds its pieces back."""
+
+    def __init__(
+        self, observer: OriginObserver, direction: Direction, slot: str, purpose: str, limiter: RateLimiter | None
+    ) -> None:
+        self._observer = observer
+        self._direction: Direction = direction
+        self._slot = slot
+        self._purpose = purpose
+        self.limited = limiter is not None
+        self._limiter = limiter
+
+    def count(self, count: int) -> None:
+        """A piece passes."""
+        self._observer.origin_bytes(self._direction, self._slot, self._purpose, count)
+
+    def passes(self, count: int) -> bool:
+        """Whether a piece of `count` bytes passes without waiting; it is counted then."""
+        if self._limiter is not None and not self._limiter.passes(count):
+            return False
+        self.count(count)
+        return True
+
+    async def wait(self, count: int) -> None:
+        """Until a piece of `count` bytes may pass."""
+        if self._limiter is None:
+            return
+        waited = await self._limiter.take(count)
+        if waited:
+            self._observer.origin_waited(self._direction, self._slot, waited)
+
+
+class MeteredOrigin:
+    """An `Origin` whose bodies pass `meter`. A streamed body counts as far as it was taken."""
+
+    def __init__(self, origin: Origin, meter: OriginMeter) -> None:
+        self._origin = origin
+        self._meter = meter
+
+    async def send(self, request: OriginRequest) -> OriginResponse:
+        """As `Origin.send`. A body in memory waits for its bandwidth before anything is sent."""
+        if isinstance(request.body, StreamedBody):
+            chunks = _MeteredChunks(request.body.chunks, self._meter.of_body("write", request))
+            request = replace(request, body=replace(request.body, chunks=chunks))
+        elif request.body:
+            meter = self._meter.of_body("write", request)
+            await meter.wait(len(request.body))
+            meter.count(len(request.body))
+        response = await self._origin.send(request)
+        return _MeteredResponse(response, self._meter.of_body("read", request))
+
+    async def aclose(self) -> None:
+        """As `Origin.aclose`."""
+        await self._origin.aclose()
+
+
+class _MeteredChunks:
+    def __init__(self, chunks: AsyncIterator[bytes | memoryview], meter: TrafficMeter) -> None:
+        self._chunks = chunks
+        self._meter = meter
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes | memoryview:
+        chunk = await anext(self._chunks)
+        if self._meter.limited:
+            await self._meter.wait(len(chunk))
+        self._meter.count(len(chunk))
+        return chunk
+
+
+class _MeteredResponse:
+    """A piece has crossed the link when it is seen here: it counts at once, and waits before anybody gets it."""
+
+    def __init__(self, response: OriginResponse, meter: TrafficMeter) -> None:
+        self._response = response
+        self._meter = meter
+
+    @property
+    def status(self) -> int:
+        return self._response.status
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self._response.headers
+
+    async def stream(self, landing: Landing | None = None) -> AsyncIterator[bytes | memoryview]:
+        pieces, meter = self._response.stream(landing), self._meter
+        try:
+            async for piece in pieces:
+                meter.count(len(piece))
+                if meter.limited:
+                    await meter.wait(len(piece))
+                yield piece
+        finally:
+            if isinstance(pieces, AsyncGenerator):
+                await pieces.aclose()
+
+    def whole(self) -> memoryview | None:
+        body = self._response.whole()
+        return body if body is not None and self._meter.passes(len(body)) else None
+
+    async def read(self, limit_bytes: int) -> bytes:
+        body = await self._response.read(limit_bytes)
+        if body:
+            self._meter.count(len(body))
+            await self._meter.wait(len(body))
+        return body
+
+    async def aclose(self) -> None:
+        await self._response.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._response.aclose()

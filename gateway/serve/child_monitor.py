@@ -1,0 +1,168 @@
+"""Keeps one child running: starts it, starts it again when it ends unasked or hangs, stops it when told."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from gateway import metric_kinds, metrics
+from gateway.control.state import ProcessState
+from gateway.errors import StartupError, StoreUnavailable
+from gateway.serve.child_process import ChildProcess, ChildSpec, describe_exit, restart_delay_seconds
+
+STEADY_SECONDS = 30.0
+"""A child that lived this long was well: its death begins a new row."""
+
+HANG_LOOKS = 30
+HANG_LOOK_SECONDS = 1.0
+"""A child whose event loop has not turned at so many looks in a row is killed. Looks are counted, not time: a machine
+that stands still as a whole stops the supervisor, too."""
+
+_log = structlog.get_logger("forebay.serve")
+
+
+class ChildMonitor:
+    """One child's place. `changed` is called after every change of `state`; `heartbeat` gives its last time stamp.
+
+    `unusable` is called when a child that is started again finds that the disk under the cache directory fails.
+    """
+
+    def __init__(
+        self,
+        spec: ChildSpec,
+        orders: Callable[[], bytes],
+        metrics_directory: Path,
+        heartbeat: Callable[[], int],
+        changed: Callable[[], None],
+        unusable: Callable[[str], None],
+    ) -> None:
+        self._spec = spec
+        self._orders = orders
+        self._metrics_directory = metrics_directory
+        self._heartbeat = heartbeat
+        self._changed = changed
+        self._unusable = unusable
+        self._child: ChildProcess | None = None
+        self._ready = False
+        self._restarts = 0
+        self._restarting = False
+        self._stopping = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        return self._spec.name
+
+    @property
+    def state(self) -> ProcessState:
+        return ProcessState(self.name, self._child.process_id if self._child else None, self._ready, self._restarts)
+
+    def tell(self, line: bytes) -> None:
+        """Send a line to the child, if there is one."""
+        if self._child is not None:
+            self._child.tell(line)
+
+    async def start(self) -> None:
+        """The first start. Raises StartupError when the child does not become ready."""
+        while True:
+            try:
+                return await self._start()
+            except StoreUnavailable as error:
+                self._unusable(str(error))
+            except StartupError:
+                if not self._restarting:
+                    raise
+            await self._wait_for_end()
+            self._restarting = False
+
+    async def keep(self) -> None:
+        """After `start`: until stopped, wait for the child's end and start it again. Returns when it is gone."""
+        deaths_in_a_row = 0
+        while True:
+            began = time.monotonic()
+            await self._wait_for_end()
+            if self._stopping.is_set():
+                return
+            if self._restarting:
+                began = -STEADY_SECONDS
+            deaths_in_a_row = 1 if time.monotonic() - began > STEADY_SECONDS else deaths_in_a_row + 1
+            await self._rest(restart_delay_seconds(deaths_in_a_row))
+            if self._stopping.is_set():
+                return
+            await self._start_again()
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Ask (SIGTERM) or force (SIGKILL) the child to end, for good."""
+        self._stopping.set()
+        if self._child is not None:
+            self._child.signal(number)
+
+    def restart(self) -> None:
+        """Have the child end in good order, and start it again with the orders of then."""
+        self._restarting = True
+        if self._child is not None:
+            self._child.signal(signal.SIGTERM)
+
+    async def gone(self) -> None:
+        """Wait for the end of a child that is not kept."""
+        if self._child is not None:
+            await self._child.ended()
+
+    async def _start(self) -> None:
+        self._child = await ChildProcess.start(self._spec, self._orders())
+        self._changed()
+        if self._stopping.is_set():
+            self._child.signal(signal.SIGTERM)  # told to stop while it was being made
+        await self._child.wait_until_ready()
+        self._ready = True
+        self._changed()
+
+    async def _start_again(self) -> None:
+        if not self._restarting:
+            self._restarts += 1
+            metrics.WORKER_RESTARTS.add(1, self.name)
+        self._restarting = False
+        try:
+            await self._start()
+        except StoreUnavailable as error:
+            self._unusable(str(error))
+        except (StartupError, OSError) as error:
+            if not self._stopping.is_set():
+                _log.error("a process could not be started again", name=self.name, error=str(error))
+            if self._child is not None:
+                self._child.signal(signal.SIGKILL)
+
+    async def _wait_for_end(self) -> None:
+        if self._child is None:
+            return
+        watching = asyncio.create_task(self._end_when_hung(self._child), name="hang watch")
+        try:
+            process_id, status = self._child.process_id, await self._child.ended()
+        finally:
+            watching.cancel()
+        self._child = None
+        self._ready = False
+        metric_kinds.forget_process(self._metrics_directory, self.name)
+        if not self._stopping.is_set() and not self._restarting:
+            _log.error("a process ended unasked", name=self.name, process_id=process_id, how=describe_exit(status))
+        self._changed()
+
+    async def _end_when_hung(self, child: ChildProcess) -> None:
+        """Kill a child that lives and does not turn: whoever waits for what it holds goes on."""
+        unchanged, stamp = 0, self._heartbeat()
+        while unchanged < HANG_LOOKS:
+            await asyncio.sleep(HANG_LOOK_SECONDS)
+            before, stamp = stamp, self._heartbeat()
+            unchanged = unchanged + 1 if stamp == before else 0
+        _log.error("a process hangs and is killed", name=self.name, process_id=child.process_id)
+        child.signal(signal.SIGKILL)
+
+    async def _rest(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+        except TimeoutError:
+            return

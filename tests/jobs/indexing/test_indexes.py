@@ -1,0 +1,389 @@
+"""Indexes that keep themselves: complete after a crawl, refreshed, going on when killed, taking back no own write."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.blocks.cache import BlockCache
+from gateway.jobs.indexing.crawl import LISTERS_WHILE_BUSY
+from gateway.jobs.indexing.indexes import IndexPlan
+from gateway.metadata.listing.ranges import Bound
+from gateway.objects import ObjectKey
+from gateway.origin.client import OriginRequest, OriginResponse, Purpose
+from gateway.origin.memory import MemoryOrigin
+from gateway.origin.memory.faults import AlterBody, Answer, Hold, Unreachable, on
+from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Slot
+from gateway.s3.requests import Operation
+from tests.support.blocks import BUCKET, make_origin, read
+from tests.support.indexing import (
+    IMMUTABLE,
+    TTL,
+    IndexBench,
+    SmallPages,
+    fill,
+    index_bench,
+    lists,
+)
+from tests.support.listing_model import KEY, KEYS
+
+Scenario = Callable[[IndexBench, MemoryOrigin], Awaitable[None]]
+ONCE = IndexPlan("data", None, listers=4)
+EVERY_50_SECONDS = IndexPlan("data", 50.0, listers=4)
+FRESH = Bound(100.0, 100.0)
+LIST = on(Operation.LIST_OBJECTS_V2)
+
+
+def play(
+    directory: Path,
+    scenario: Scenario,
+    *slots: Slot,
+    plan: IndexPlan = EVERY_50_SECONDS,
+    keys: set[str] | None = None,
+    page: int = 5,
+) -> None:
+    """Run a scenario over an origin with these keys, in pages of a few."""
+
+    async def run() -> None:
+        origin = make_origin()
+        origin.create_bucket(BUCKET)
+        fill(origin, {f"k{number:03}" for number in range(60)} if keys is None else keys)
+        through = SmallPages(origin, page)
+        async with index_bench(directory, origin, slots or (TTL,), plans=[plan], through=through) as kept:
+            await scenario(kept, origin)
+
+    asyncio.run(run())
+
+
+def there(origin: MemoryOrigin) -> list[str]:
+    return [key.decode() for key in origin.buckets[BUCKET].sorted_keys]
+
+
+@settings(max_examples=8, deadline=None)
+@given(KEYS, st.integers(1, 4))
+def test_a_crawl_makes_the_index_complete(keys: set[str], page: int) -> None:
+    """Whatever the keys are, none and one included: LIST needs no origin any more, and lists what is there."""
+
+    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+        await kept.crawled()
+        asked = len(origin.calls)
+        assert kept.listed(FRESH) == there(origin)
+        assert len(origin.calls) == asked
+        assert {call.purpose for call in origin.calls} == {Purpose.REFRESH}
+        document = kept.indexes.documents()[0]
+        assert (document["complete"], document["keys"], document["keys_before"]) == (True, len(keys), len(keys))
+
+    with tempfile.TemporaryDirectory() as directory:
+        play(Path(directory), scenario, keys=keys, page=page)
+
+
+def test_what_others_change_is_found_and_dropped(tmp_path: Path) -> None:
+    """An object that was overwritten, or is gone: forgotten by the catalog, its blocks dropped, with the next crawl."""
+
+    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+        await kept.crawled()
+        catalog, cache = kept.bench.catalog, kept.bench.cache
+        for key in ("k001", "k002", "k003"):
+            await read(cache, (await catalog.current(ObjectKey(BUCKET, key), IMMUTABLE, headers={})).version)
+        await cache.settle()
+        await catalog.settle()
+        origin.put(BUCKET, "k001", b"another")
+        origin.buckets[BUCKET].remove("k002")
+        origin.put(BUCKET, "new", b"x")
+        await kept.crawled(2)
+        assert kept.listed(FRESH) == there(origin)
+        assert catalog.remembered(ObjectKey(BUCKET, "k001"), IMMUTABLE, headers={}) is None
+        assert catalog.remembered(ObjectKey(BUCKET, "k002"), IMMUTABLE, headers={}) is None
+        assert catalog.remembered(ObjectKey(BUCKET, "k003"), IMMUTABLE, headers={}) is not None
+        assert cache.usage().blocks == 1
+        assert (kept.observer.changed_keys, kept.indexes.documents()[0]["changed"]) == (2, 2)
+
+    play(tmp_path, scenario, IMMUTABLE)
+
+
+def test_an_own_write_that_was_looked_at_keeps_its_blocks(tmp_path: Path) -> None:
+    """The crawl sees another version than the index knew; the catalog knows that one already."""
+
+    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+        await kept.crawled()
+        await write(kept, origin, "k001", b"own")
+        catalog, cache = kept.bench.catalog, kept.bench.cache
+        await read(cache, (await catalog.current(ObjectKey(BUCKET, "k001"), TTL, headers={})).version)
+        await cache.settle()
+        await catalog.settle()
+        await kept.crawled(2)
+        assert cache.usage().blocks == 1
+        assert kept.observer.changed_keys == 0
+
+    play(tmp_path, scenario)
+
+
+def test_an_immutable_slot_is_crawled_once(tmp_path: Path) -> None:
+    """Unless it says how often: nothing is asked any more, however much time passes."""
+
+    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+        await kept.crawled()
+        asked = lists(origin)
+        kept.clock.advance(1e6)
+        for _ in range(20):
+            await asyncio.sleep(0.002)
+            kept.clock.advance(10.0)
+        assert lists(origin) == asked
+        assert kept.indexes.documents()[0]["next_at"] is None
+
+    play(tmp_path, scenario, IMMUTABLE, plan=ONCE)
+
+
+def test_an_immutable_slot_with_a_period_shows_what_was_added(tmp_path: Path) -> None:
+    """Data sets that grow."""
+
+    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+        await kept.crawled()
+        origin.put(BUCKET, "added", b"x")
+        await kept.crawled(2)
+        assert kept.listed() == there(origin)
+
+    play(tmp_path, scenario, IMMUTABLE)
+
+
+def test_the_index_is_never_too_old_while_it_is_kept(tmp_path: Path) -> None:
+    """At every moment of a few periods all of it is known, and none of it for longer than the period and a crawl."""
+
+    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+        await kept.crawled()
+        while kept.indexes.documents()[0]["crawls"] < 4:
+            assert kept.listed(Bound(60.0, 60.0)) is not None
+            await asyncio.sleep(0.002)
+            kept.clock.advance(0.5)
+
+    play(tmp_path, scenario)
+
+
+def test_a_refresh_asks_for_hardly_more_than_there_is(tmp_path: Path) -> None:
+    """Where to cut is known by then: no request brings nothing but to find that out."""
+
+    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+        await kept.crawled()
+        before = lists(origin)
+        await kept.crawled(2)
+        assert lists(origin) - before <= 12 + 3
+
+    play(tmp_path, scenario, plan=IndexPlan("data", 50.0, listers=32))
+
+
+def test_what_is_voided_is_crawled_again(tmp_path: Path) -> None:
+    """A forwarded request that may have changed any key voids the bucket; the next look finds that out."""
+
+    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+        await kept.crawled()
+        kept.bench.catalog.forget_bucket(BUCKET)
+        assert kept.listed() is None
+        await kept.crawled(2)
+        assert kept.listed() == there(origin)
+
+    play(tmp_path, scenario, IMMUTABLE, plan=ONCE)
+
+
+def test_a_crawl_that_is_voided_under_way_is_made_good(tmp_path: Path) -> None:
+    """Pages asked for before are not kept, and asked for again."""
+
+    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+        await kept.until(lambda: lists(origin) >= 5)
+        kept.bench.catalog.forget_bucket(BUCKET)
+        await kept.until(lambda: kept.indexes.documents()[0]["complete"])
+        assert kept.listed() == there(origin)
+
+    play(tmp_path, scenario, IMMUTABLE, plan=IndexPlan("data", None, listers=1))
+
+
+@pytest.mark.parametrize("effect", [Answer(503, "SlowDown"), Unreachable()], ids=["slow down", "unreachable"])
+def test_an_origin_that_is_down_is_waited_for(tmp_path: Path, effect: Answer | Unreachable) -> None:
+    """Each lister asks again; when that does not help the crawl fails, says so, and goes on later."""
+
+    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+        fault = origin.inject(LIST, effect, times=None)
+        await kept.until(lambda: kept.indexes.documents()[0]["state"] == "failing")
+        assert kept.indexes.documents()[0]["error"]
+        assert kept.observer.outcomes == ["failed"]
+        fault.times = 0
+        await kept.crawled()
+        assert kept.listed() == there(origin)
+        assert (kept.observer.outcomes[-1], kept.indexes.documents()[0]["error"]) == ("done", None)
+
+    play(tmp_path, scenario)
+
+
+def test_a_refusal_is_not_repeated_at_once(tmp_path: Path) -> None:
+    """An origin that says no is asked again with longer and longer pauses."""
+
+    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+        origin.inject(LIST, Answer(403, "AccessDenied"), times=None)
+        await kept.until(lambda: len(kept.observer.outcomes) >= 4)
+        assert lists(origin) == len(kept.observer.outcomes)
+        assert kept.indexes.documents()[0]["error"] == "the origin answered 403 AccessDenied to LIST"
+
+    play(tmp_path, scenario)
+
+
+def test_pages_without_keys_are_followed(tmp_path: Path) -> None:
+    """Origins that skip deleted versions give nothing but a token."""
+    nothing = b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>AA==</NextContinuationToken>"
+
+    async def scenario() -> None:
+        origin = make_origin()
+        fill(origin, {f"k{number:03}" for number in range(30)})
+        origin.inject(LIST, AlterBody(lambda _: nothing + b"</ListBucketResult>"), times=3)
+        async with index_bench(tmp_path, origin, through=SmallPages(origin, 5), plans=[EVERY_50_SECONDS]) as kept:
+            await kept.crawled()
+            assert kept.listed() == there(origin)
+
+    asyncio.run(scenario())
+
+
+def test_what_a_killed_crawl_had_listed_is_not_listed_again(tmp_path: Path) -> None:
+    """The next process asks for what is missing: no page of the other half."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        fill(origin, {f"k{number:03}" for number in range(100)})
+        through, plans = SmallPages(origin, 5), [IndexPlan("data", 50.0, listers=1)]
+        async with index_bench(tmp_path, origin, through=through, plans=plans) as kept:
+            stuck = asyncio.Event()
+            await kept.until(lambda: lists(origin) >= 10)
+            origin.inject(LIST, Hold(asyncio.Event(), stuck), times=None)
+            await kept.until(stuck.is_set)
+            clock = kept.clock
+        first = lists(origin)
+        origin.faults.clear()
+        async with index_bench(tmp_path, origin, through=through, plans=plans, clock=clock) as kept:
+            await kept.crawled()
+            assert kept.listed(FRESH) == there(origin)
+        assert first >= 10
+        assert lists(origin) - first <= 20 - (first - 1) + 1
+
+    asyncio.run(scenario())
+
+
+def test_strict_slots_within_are_not_crawled(tmp_path: Path) -> None:
+    """Nothing is kept of them; the rest around them is complete."""
+
+    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+        await kept.crawled()
+        assert kept.indexes.documents()[0]["complete"]
+        assert kept.listed(prefix="a/") == ["a/1"]
+        assert kept.listed(prefix="c/") == ["c/1"]
+        assert kept.listed(prefix="b/") is None
+
+    strict = Slot("strict", Prefix.parse(f"s3://{BUCKET}/b/"), "read-write", "strict")
+    keys = {"a/1", "b/1", "b0", "b/2", "c/1"}
+    play(tmp_path, scenario, TTL, strict, keys=keys, page=1)
+
+
+async def write(kept: IndexBench, origin: MemoryOrigin, key: str, body: bytes | None) -> None:
+    """An own write, as the operations send one: marked, sent, and over."""
+    catalog = kept.bench.catalog
+    name = ObjectKey(BUCKET, key)
+    own = await catalog.listing.begin_write(BUCKET, [key])
+    catalog.forget(name)
+    request = OriginRequest("DELETE" if body is None else "PUT", BUCKET, key, body=body or b"")
+    async with await origin.send(request) as answer:
+        assert answer.status in (200, 204)
+    catalog.forget(name)
+    await catalog.listing.end_write(own)
+
+
+class Late:
+    """Answers of LIST are held back: what they tell is older than what is written meanwhile."""
+
+    def __init__(self, origin: MemoryOrigin) -> None:
+        self._origin = SmallPages(origin, 3)
+        self.held: list[asyncio.Event] = []
+
+    async def send(self, request: OriginRequest) -> OriginResponse:
+        answer = await self._origin.send(request)
+        if request.key is None:
+            event = asyncio.Event()
+            self.held.append(event)
+            await event.wait()
+        return answer
+
+    async def aclose(self) -> None:
+        return
+
+    def let_go(self, count: int) -> None:
+        for event in self.held[:count]:
+            event.set()
+        del self.held[:count]
+
+
+STEPS = st.lists(
+    st.one_of(st.tuples(KEY, st.sampled_from([b"1", b"22", None])), st.integers(1, 3)), min_size=1, max_size=15
+)
+
+
+@settings(max_examples=8, deadline=None)
+@given(KEYS, STEPS)
+def test_no_crawl_takes_back_an_own_write(keys: set[str], steps: list[tuple[str, bytes | None] | int]) -> None:
+    """Whenever its pages were asked for, and whenever they come: what the index tells by itself is what was written.
+
+    Keys whose marks are not settled yet are asked about; the index's word on them does not count.
+    """
+
+    async def scenario(directory: Path) -> None:
+        origin = make_origin()
+        origin.create_bucket(BUCKET)
+        fill(origin, keys)
+        late = Late(origin)
+        plans = [IndexPlan("data", 50.0, listers=3)]
+        async with index_bench(directory, origin, through=late, plans=plans) as kept:
+            await kept.until(lambda: late.held)
+            for step in steps:
+                if isinstance(step, int):
+                    late.let_go(step)
+                    await asyncio.sleep(0.002)
+                else:
+                    await write(kept, origin, *step)
+            while not kept.indexes.documents()[0]["crawls"]:
+                late.let_go(5)
+                await asyncio.sleep(0.002)
+                kept.clock.advance(0.05)
+            opened = kept.listing._opened
+            assert opened is not None
+            with opened.dirty.written(BUCKET) as written:
+                unsettled = {key.decode() for key in written(b"", b"\xff", 1000)}
+            with opened.listing.view(BUCKET) as view:
+                assert view is not None
+                told = {key.decode() for key, _ in view.read(b"", b"\xff", 1000)}
+            assert told - unsettled == set(there(origin)) - unsettled
+            assert unsettled <= {step[0] for step in steps if not isinstance(step, int)}
+
+    with tempfile.TemporaryDirectory() as directory:
+        asyncio.run(scenario(Path(directory)))
+
+
+def test_a_crawl_makes_way_for_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While workers fill blocks for those who wait for them, few ask for pages at once."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        fill(origin, {f"k{number:03}" for number in range(200)})
+        late = Late(origin)
+        plans = [IndexPlan("data", 50.0, listers=16)]
+        async with index_bench(tmp_path, origin, through=late, plans=plans) as kept:
+            most = 0
+            while not kept.indexes.documents()[0]["crawls"]:
+                most = max(most, len(late.held))
+                late.let_go(1)
+                await asyncio.sleep(0.001)
+                kept.clock.advance(0.05)
+            assert 0 < most <= LISTERS_WHILE_BUSY
+
+    monkeypatch.setattr(BlockCache, "others_fill", lambda _: True)
+    asyncio.run(scenario())

@@ -1,0 +1,152 @@
+"""Invalidation epochs: no change is ever missed, whoever makes it, stops or dies; and few are taken for another's."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from gateway.metadata import epochs as epochs_module
+from gateway.metadata.entries import ObservedAt, catalog_key
+from gateway.metadata.epochs import InvalidationEpochs, create
+from gateway.objects import ObjectKey
+
+ROOT = Path(__file__).parents[2]
+KEY = ObjectKey("bucket", "k")
+PLACE = catalog_key(KEY)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[InvalidationEpochs]:
+    if not path.exists():
+        create(path)
+    epochs = InvalidationEpochs(path)
+    try:
+        yield epochs
+    finally:
+        epochs.close()
+
+
+def now(epochs: InvalidationEpochs, key: ObjectKey = KEY) -> ObservedAt:
+    return ObservedAt(epochs.of_bucket(key.bucket), 0.0, 0, epochs.of_key(catalog_key(key)))
+
+
+def race(epochs: InvalidationEpochs, rounds: int) -> int:
+    """Changes the key, as others do, in four threads; how often something of before a change counted after it."""
+
+    def change() -> int:
+        missed, before = 0, deque[ObservedAt](maxlen=8)
+        for _ in range(rounds):
+            before.append(now(epochs))
+            epochs.change_key(KEY)
+            missed += sum(epochs.is_current(one, KEY.bucket, PLACE) for one in before)
+        return missed
+
+    with ThreadPoolExecutor(4) as threads:
+        return sum(changing.result() for changing in [threads.submit(change) for _ in range(4)])
+
+
+OTHER = """
+import sys
+from pathlib import Path
+from tests.metadata.test_epochs import opened, race
+sys.setswitchinterval(1e-6)
+with opened(Path(sys.argv[1])) as epochs:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(race(epochs, 4000))
+"""
+
+
+def test_no_change_is_missed_by_threads_and_processes_at_once(tmp_path: Path) -> None:
+    """What was observed before a change is void after it, for good: no number comes back."""
+    path = tmp_path / "epochs"
+    create(path)
+    command = [sys.executable, "-c", OTHER, str(path)]
+    processes = []
+    for _ in range(3):
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        processes.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"  # one after the other, as catalogs are opened
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert [process.communicate(timeout=60)[0] for process in processes] == ["0\n"] * 3
+
+
+def test_a_stopped_process_holds_up_no_change(tmp_path: Path) -> None:
+    """Whatever it has locked: changes wait for nobody."""
+    path = tmp_path / "epochs"
+    with opened(path) as epochs:
+        holder = os.fork()
+        if not holder:
+            fcntl.lockf(os.open(path, os.O_RDWR), fcntl.LOCK_EX)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            os._exit(0)
+        try:
+            os.waitpid(holder, os.WUNTRACED)
+            before = now(epochs)
+            changing = threading.Thread(target=epochs.change_key, args=(KEY,), daemon=True)
+            changing.start()
+            changing.join(timeout=10)
+            assert not changing.is_alive()
+            assert not epochs.is_current(before, KEY.bucket, PLACE)
+        finally:
+            os.kill(holder, signal.SIGKILL)
+            os.waitpid(holder, 0)
+
+
+def test_a_write_voids_next_to_nothing_else(tmp_path: Path) -> None:
+    """Of 200,000 keys that were not written, none is void after 1,000 writes of others. (One cell each: 95.)"""
+    with opened(tmp_path / "epochs") as epochs:
+        keys = [ObjectKey("bucket", f"set/{number:08}.jpg") for number in range(200_000)]
+        before = [now(epochs, key) for key in keys]
+        for number in range(1000):
+            epochs.change_key(ObjectKey("bucket", f"checkpoints/{number:05}.pt"))
+        void = [
+            key
+            for key, observed in zip(keys, before, strict=True)
+            if not epochs.is_current(observed, key.bucket, catalog_key(key))
+        ]
+        assert void == []
+
+
+def test_numbers_do_not_come_back_when_the_file_is_opened_again(tmp_path: Path) -> None:
+    """What was observed before a restart is void after a write behind it; another bucket's writes change nothing."""
+    path = tmp_path / "epochs"
+    with opened(path) as epochs:
+        epochs.change_key(KEY)
+        before = now(epochs)
+    with opened(path) as epochs:
+        epochs.change_bucket("another")
+        epochs.change_key(ObjectKey("bucket", "another"))
+        assert epochs.is_current(before, KEY.bucket, PLACE)
+        epochs.change_key(KEY)
+        assert not epochs.is_current(before, KEY.bucket, PLACE)
+        for change in (partial(epochs.change_bucket, "bucket"), epochs.change_everything):
+            before = now(epochs)
+            change()
+            assert not epochs.is_current(before, KEY.bucket, PLACE)
+
+
+def test_a_file_that_has_no_more_numbers_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made anew, with all that was held against it, before a number comes twice."""
+    monkeypatch.setattr(epochs_module, "_OPENINGS_MAX", 1)
+    path = tmp_path / "epochs"
+    with opened(path):
+        pass
+    with pytest.raises(FileNotFoundError):
+        InvalidationEpochs(path)

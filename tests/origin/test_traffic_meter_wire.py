@@ -1,0 +1,118 @@
+"""Waiting for bandwidth over real connections: it is nobody's silence, and no time-out strikes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+
+import pytest
+
+from gateway.clock import SystemClock
+from gateway.origin.client import Direction, OriginRequest, StreamedBody
+from gateway.origin.credentials import StaticCredentials
+from gateway.origin.landing import Landing
+from gateway.origin.memory.faults import Answer, on
+from gateway.origin.s3 import Attempt, S3Origin
+from gateway.origin.settings import OriginSettings
+from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
+from gateway.s3.requests import Operation
+from tests.origin.clients import MEBIBYTE, Client, play
+from tests.origin.origins import STRICT_PAIR
+from tests.support.strict_origin import StrictOrigin
+
+READ_TIMEOUT_SECONDS = 0.2
+HELD_SECONDS = 3 * READ_TIMEOUT_SECONDS
+
+
+class Held:
+    """Ceilings that hold every piece back for longer than the origin may be silent. Tells nobody anything."""
+
+    def limiter(self, direction: Direction, slot: str) -> Held:
+        return self
+
+    async def take(self, count: int) -> float:
+        await asyncio.sleep(HELD_SECONDS)
+        return HELD_SECONDS
+
+    def passes(self, count: int) -> bool:
+        return False
+
+    def charge(self, count: int) -> None:
+        raise AssertionError("nothing is sent again here")
+
+    def origin_attempt(self, attempt: Attempt) -> None:
+        assert attempt.status == 200
+
+    def origin_bytes(self, direction: Direction, slot: str, purpose: str, count: int) -> None:
+        assert count
+
+    def origin_waited(self, direction: Direction, slot: str, seconds: float) -> None:
+        assert seconds == HELD_SECONDS
+
+
+def held_origin(strict: StrictOrigin) -> MeteredOrigin:
+    meter = OriginMeter(Held(), Held())
+    settings = OriginSettings(strict.endpoint_url, read_timeout_seconds=READ_TIMEOUT_SECONDS, max_attempts=1)
+    credentials = StaticCredentials(STRICT_PAIR)
+    origin = S3Origin(settings, credentials, SystemClock(), instance_id="gateway-1", on_attempt=meter.attempt)
+    return MeteredOrigin(origin, meter)
+
+
+@pytest.mark.parametrize("size_bytes", [100 * 1024, MEBIBYTE + 1], ids=["all arrived", "more to come"])
+@pytest.mark.parametrize(
+    "landing", [None, Landing(memoryview(bytearray(MEBIBYTE)), MEBIBYTE)], ids=["as it comes", "landing"]
+)
+def test_time_spent_waiting_to_read_is_no_silence_of_the_origin(
+    strict: StrictOrigin, size_bytes: int, landing: Landing | None
+) -> None:
+    """10.3 Whether the rest of the body already lies here or is still to be sent."""
+    strict.model.put("bucket", "big", bytes(size_bytes))
+
+    async def run() -> None:
+        origin = held_origin(strict)
+        try:
+            async with await origin.send(OriginRequest("GET", "bucket", "big")) as response:
+                assert sum([len(piece) async for piece in response.stream(landing)]) == size_bytes
+        finally:
+            await origin.aclose()
+
+    asyncio.run(run())
+
+
+async def chunks(count: int) -> AsyncIterator[bytes]:
+    for _ in range(count):
+        yield bytes(1000)
+
+
+@pytest.mark.parametrize("body", [bytes(1000), partial(StreamedBody, length_bytes=3000)], ids=["in memory", "streamed"])
+def test_time_spent_waiting_to_send_is_no_stall_of_the_origin(
+    strict: StrictOrigin, body: bytes | partial[StreamedBody]
+) -> None:
+    """10.3 Neither before a request nor in the midst of its body."""
+
+    async def run() -> None:
+        origin = held_origin(strict)
+        try:
+            sent = body if isinstance(body, bytes) else body(chunks(3))
+            async with await origin.send(OriginRequest("PUT", "bucket", "new", body=sent)) as response:
+                assert response.status == 200
+        finally:
+            await origin.aclose()
+
+    asyncio.run(run())
+
+
+def test_a_body_that_is_sent_again_is_told_to_the_meter(strict: StrictOrigin) -> None:
+    """Each time but the first, which was on the account before."""
+    strict.model.inject(on(Operation.PUT_OBJECT), Answer(503, "SlowDown"), times=2)
+
+    async def scenario(client: Client) -> None:
+        async with await client.origin.send(
+            OriginRequest("PUT", "bucket", "new", body=b"abcdefg", slot="a")
+        ) as response:
+            assert response.status == 200
+        assert [attempt.sent_again_bytes for attempt in client.attempts] == [0, 7, 7]
+        assert {attempt.slot for attempt in client.attempts} == {"a"}
+
+    play(strict, scenario)
