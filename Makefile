@@ -31,7 +31,7 @@ help:  ## show this list
 demo: $(STAMPS)/demo  ## set up, then run a small training job directly and through Forebay
 	@$(BIN)/forebay demo
 
-test: $(STAMPS)/test  ## set up, then run the quick tests (under five minutes)
+test: $(STAMPS)/test  ## set up, then run the quick tests (minutes)
 	$(PYTEST) -n 3 -m "not clients and not torch and not slow"  # on two cores, too: they wait for disks and processes
 
 test-clients: $(STAMPS)/clients  ## boto3, AWS CLI, s5cmd, s3fs, polars and more, unmodified, through a running gateway
