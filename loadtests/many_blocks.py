@@ -6,7 +6,7 @@
 One process, no sockets: the look-up of a small object's block, in the index and in its open file, up to the span that
 would be sent. The blocks are written by the writer of segments itself. Keys are shuffled, everything is in the page
 cache, verified and looked up once before. CPU time of the thread; rounds take turns, so that a noisy machine disturbs
-both. A warm GET costs some 80 µs beside this (loadtests.warm_small).
+both. The last line assumes that the rest of a warm GET costs 80 µs; `loadtests.warm_small` measures whole ones.
 """
 
 from __future__ import annotations
