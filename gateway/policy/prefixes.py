@@ -64,14 +64,6 @@ class PrefixMap(Generic[T]):
         found = prefixes.longest(key) if prefixes is not None else None
         return self._everywhere if found is None else found
 
-    def all_matching(self, bucket: str, key: str) -> Iterator[T]:
-        """The values of all prefixes that cover `key`, the longest prefix first."""
-        prefixes = self._buckets.get(bucket)
-        if prefixes is not None:
-            yield from prefixes.matching(key)
-        if self._everywhere is not None:
-            yield self._everywhere
-
     def within(self, bucket: str, key_prefix: str) -> Iterator[T]:
         """The values of all prefixes of `bucket` that are longer than `key_prefix` and begin with it, in order."""
         prefixes = self._buckets.get(bucket)
@@ -104,13 +96,6 @@ class _PrefixesOfBucket(Generic[T]):
                 return self._values[number]
             number = self._enclosing[number]
         return None
-
-    def matching(self, key: str) -> Iterator[T]:
-        number = bisect_right(self._prefixes, key) - 1
-        while number >= 0:
-            if key.startswith(self._prefixes[number]):
-                yield self._values[number]
-            number = self._enclosing[number]
 
     def within(self, key_prefix: str) -> Iterator[T]:
         first = bisect_right(self._prefixes, key_prefix)

@@ -22,12 +22,11 @@ PREFIXES = st.builds(lambda bucket, key: Prefix(bucket, key if bucket else ""), 
 
 @given(st.lists(PREFIXES, max_size=12), st.sampled_from("ab"), KEYS)
 def test_a_look_up_answers_as_looking_at_every_prefix_would(prefixes: list[Prefix], bucket: str, key: str) -> None:
-    """Those that cover the key, the longest first; those of one bucket before that of every bucket; those within."""
+    """The longest that covers the key, that of its bucket before that of every bucket; and those within."""
     numbered = dict(reversed([(prefix, number) for number, prefix in enumerate(prefixes)]))  # the first counts
     covering = [prefix for prefix in numbered if prefix.covers(bucket, key)]
     covering.sort(key=lambda prefix: (prefix.bucket, len(prefix.key_prefix)), reverse=True)
     found = PrefixMap((prefix, number) for number, prefix in enumerate(prefixes))
-    assert list(found.all_matching(bucket, key)) == [numbered[prefix] for prefix in covering]
     assert found.longest(bucket, key) == (numbered[covering[0]] if covering else None)
     within = [one for one in numbered if one.bucket == bucket and one.key_prefix.startswith(key)]
     within = sorted((one for one in within if one.key_prefix != key), key=lambda one: one.key_prefix)
