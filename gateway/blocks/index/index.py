@@ -66,6 +66,9 @@ LOWERED_PART = 64
 
 TRIED_ROWS = 64
 
+ROWS_LOOKED_AT_MAX = 64
+"""By a question that is asked on the event loop."""
+
 _WRITTEN, _CEILING = b"written", b"ceiling"
 
 
@@ -160,15 +163,20 @@ class BlockIndex:
             return [transaction.has_block(block_id) for block_id in block_ids]
 
     def has_object(self, object_id: bytes) -> bool:
-        """Whether there is a block of any version of an object."""
+        """Whether there is a block of any version of an object.
+
+        It may say so of an object that has more than `ROWS_LOOKED_AT_MAX` blocks and is being evicted whole.
+        """
         try:  # as in `lookup`: this is asked for every object of which nothing is remembered
-            with self._environment.begin() as lmdb_transaction:
-                if tables.first_key(lmdb_transaction, self._tables.blocks, object_id) is None:
-                    return False
+            with self._environment.begin() as transaction:
+                rows = tables.items(transaction, self._tables.blocks, object_id)
+                for _, row in islice(rows, ROWS_LOOKED_AT_MAX):
+                    file: bytes | None = transaction.get(row[: records.FILE_KEY_BYTES], db=self._tables.files)
+                    if file is not None and file[records.QUEUE_OFFSET] != Queue.EVICTED:
+                        return True
+                return next(rows, None) is not None
         except lmdb.Error as error:
             raise StoreUnavailable(f"the block index cannot be read: {error}") from error
-        with self.reading() as transaction:
-            return next(transaction.blocks_from(object_id, object_id), None) is not None
 
     def usage(self) -> Usage:
         with self.reading() as transaction:
