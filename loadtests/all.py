@@ -19,6 +19,7 @@ from loadtests import (
     heads,
     listing,
     many_ranges,
+    many_slots,
     one_stream,
     random_reads,
     receiving,
@@ -36,6 +37,7 @@ from loadtests.harness.report import Report
 TESTS: dict[str, tuple[command.Test, Options]] = {
     "warm_ranges": (warm_ranges.test, Options(2, 5, 1)),
     "warm_small": (warm_small.test, Options(2, 5, 1)),
+    "many_slots": (many_slots.test, Options(2, 3, 0.1)),
     "heads": (heads.test, Options(2, 2, 1)),
     "one_stream": (one_stream.test, Options(2, 5, 1)),
     "cold_large": (cold_large.test, Options(2, 3, 1)),

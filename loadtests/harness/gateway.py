@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,9 +75,10 @@ def gateway(
     slot: Mapping[str, Any] | None = None,
     cache: Mapping[str, Any] | None = None,
     cores: set[int] | None = None,
+    more_slots: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[Gateway]:
     """One worker, bucket `load` as one slot, `consistency = "immutable"` unless `slot` says otherwise; on one core
-    unless `cores` are given.
+    unless `cores` are given. `more_slots` lie beside that one, or within it.
 
     Settings in `slot` that this version does not know are left out.
     """
@@ -86,7 +87,7 @@ def gateway(
     config: dict[str, Any] = {
         "origin": {"endpoint_url": origin.url},
         "cache": {"capacity": capacity, "block_size": block_size} | dict(cache or {}),
-        "slots": [{"name": "load", "prefix": f"s3://{BUCKET}/"} | known],
+        "slots": [{"name": "load", "prefix": f"s3://{BUCKET}/"} | known, *more_slots],
     }
     directory = Path(tempfile.mkdtemp(prefix="forebay-load-"))
     try:

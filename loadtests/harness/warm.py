@@ -100,15 +100,17 @@ def measure(work: Workload, options: Options) -> Result:
         for one in contenders:
             progress(f"filling {one.name}")
             for _ in range(_FILLS):
-                _fill(one, work)
+                fill(one, work)
         for number in range(options.rounds):
             for one in turn(contenders, number):
                 progress(f"round {number + 1}: {one.name}")
-                _round(one, work, requests[one.name], options.seconds, result)
+                round_of(one, work, requests[one.name], options.seconds, result)
         return result
 
 
-def _fill(contender: Contender, work: Workload) -> None:
+def fill(contender: Contender, work: Workload) -> None:
+    """Read every piece once."""
+
     async def read() -> None:
         pieces: Sequence[tuple[int, int, int | None]] = work.pieces()
         found = [
@@ -121,7 +123,8 @@ def _fill(contender: Contender, work: Workload) -> None:
     asyncio.run(read())
 
 
-def _round(one: Contender, work: Workload, requests: list[bytes], seconds: float, result: Result) -> None:
+def round_of(one: Contender, work: Workload, requests: list[bytes], seconds: float, result: Result) -> None:
+    """Send requests for so many seconds and add what that has cost to the result."""
     before = one.cpu_seconds()
     seen = wrk.run(one.url, requests, connections=work.connections, seconds=seconds, body_bytes=work.body_bytes)
     used = one.cpu_seconds() - before
