@@ -100,6 +100,7 @@ async def _directory(
             clock=node.clock,
             observer=node.metrics.catalog,
             slots=node.slots,
+            process=worker,
         )
         stack.push_async_callback(catalog.close)
         yield blocks, catalog

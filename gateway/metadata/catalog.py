@@ -9,7 +9,7 @@ What was asked before an own write of the key is never believed after it, on any
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,6 +19,7 @@ import structlog
 from gateway.clock import Clock
 from gateway.errors import OriginAnswered, OriginUnreachable, StoreUnavailable
 from gateway.metadata.disk_thread import DiskThread
+from gateway.metadata.doubts import WritesInDoubt
 from gateway.metadata.entries import Entry, ObservedAt, catalog_key, without_checksums
 from gateway.metadata.epochs import InvalidationEpochs
 from gateway.metadata.freshness import Freshness, freshness, is_confirmed, is_settled
@@ -54,6 +55,10 @@ class Catalog:
         self._boot = opened.boot if opened is not None else 0
         self._writer = CatalogWriter(self._store, observer)
         self.listing = ListingIndex(opened, self._epochs, clock, observer)
+        self.doubts = WritesInDoubt(clock)
+        if self._epochs.left_behind:
+            self._epochs.void(self._epochs.left_behind)
+            self.doubts.add(self._end_left_behind)
 
     @classmethod
     async def open(
@@ -65,15 +70,19 @@ class Catalog:
         clock: Clock,
         observer: CatalogObserver,
         slots: Slots,
+        process: int = 0,
     ) -> Catalog:
         """Open the shared directory. What it holds of another origin than `origin_name` is dropped.
+
+        `process` is this process's number in shared memory (heartbeats.py): what the one before it was killed in the
+        midst of writing is not believed.
 
         So is what is listed in slots that are strict now; `slots` are the same in all processes.
         StartupError when it has another format or is a mistake, StoreUnavailable when the disk fails.
         """
         try:
             opened = await DiskThread("opening the catalog").run(
-                OPENING_SECONDS_MAX, _opened, directory, origin_name, slots
+                OPENING_SECONDS_MAX, _opened, directory, origin_name, slots, process
             )
         except TimeoutError:
             raise StoreUnavailable(f"the catalog {directory} cannot be opened: another process holds it up") from None
@@ -200,6 +209,18 @@ class Catalog:
         else:
             self._epochs.change_bucket(bucket)
 
+    def begin_write(self, bucket: str | None, keys: Sequence[ObjectKey] | None) -> Sequence[int]:
+        """A write is about to be sent, of all keys of the bucket, or all buckets, where it names none.
+
+        If this process is killed before `end_write`, nothing is believed that was asked about them before the next one
+        in its place starts, or soon after.
+        """
+        return self._epochs.begin_write(bucket, keys)
+
+    def end_write(self, places: Sequence[int]) -> None:
+        """It has been answered, or never will be, and what it changes is forgotten. `places`: from `begin_write`."""
+        self._epochs.end_write(places)
+
     async def settle(self) -> None:
         """Wait until what was learned so far is written."""
         await self._writer.settle()
@@ -207,6 +228,7 @@ class Catalog:
 
     async def close(self) -> None:
         """Write what is left, and leave the directory in order."""
+        await self.doubts.close()
         ended = await asyncio.gather(self._writer.close(), self.listing.close())
         if not all(ended):
             _log.warning("the catalog is left as it is: another process does not finish its transaction")
@@ -216,6 +238,10 @@ class Catalog:
                 await asyncio.to_thread(self._opened.close)
         except (OSError, lmdb.Error) as error:
             _log.warning("the catalog could not be left in order; it is learned again", error=str(error))
+
+    async def _end_left_behind(self) -> None:
+        self._epochs.void(self._epochs.left_behind)
+        self._epochs.end_write(self._epochs.left_behind)
 
     def _lookup(self, key: ObjectKey) -> Entry | None:
         return self._store.lookup(key) if self._store is not None else None
@@ -254,8 +280,8 @@ def _entry(asked: ObservedAt, head: ObjectHead, *, with_checksums: bool) -> Entr
     return Entry(asked, head, with_checksums=with_checksums, settled=is_settled(head))
 
 
-def _opened(directory: Path, origin_name: str, slots: Slots) -> OpenCatalog:
-    opened = open_directory(directory, origin_name)
+def _opened(directory: Path, origin_name: str, slots: Slots, process: int) -> OpenCatalog:
+    opened = open_directory(directory, origin_name, process=process)
     try:
         trim(opened.listing, slots)
     except lmdb.Error as error:

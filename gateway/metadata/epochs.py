@@ -8,9 +8,13 @@ is no addition, no lock and no wait, for threads and processes, whichever of the
     cell 0                  how often the file was opened
     4,096 cells             buckets, by hash
     2 rows of 2,097,152     keys, by two hashes: a write stores in one cell of each row
+    512 times 256           writes under way, by process
 
 A key's epoch has changed when its bucket's cell has, or *both* of its own. So a write voids another key only together
 with a second write that shares the other cell.
+
+A process that is killed in the midst of a write can void nothing when the origin has done its work. So each write is
+written down before it is sent, and the next process in that place voids what it finds (`left_behind`).
 """
 
 from __future__ import annotations
@@ -18,12 +22,15 @@ from __future__ import annotations
 import mmap
 import os
 import zlib
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
+from typing import Final
 
 from awscrt.checksums import crc64nvme
 
+from gateway.heartbeats import PROCESSES_MAX
 from gateway.metadata.entries import ObservedAt, catalog_key
 from gateway.objects import ObjectKey
 
@@ -32,10 +39,21 @@ _ROW_BITS = 21
 _ROW_MASK = 2**_ROW_BITS - 1
 _FIRST_KEY = 1 + _BUCKETS
 _SECOND_KEY = _FIRST_KEY + 2**_ROW_BITS
+_FIRST_WRITE = _SECOND_KEY + 2**_ROW_BITS
+_WRITES_MAX = 256
+"""Of a process, which are written down by themselves. With more at once, everything is void when it is killed."""
+
+_KEYS_MAX = 8
+"""Of one write, likewise: with more, all of its bucket is void."""
+
+_OF_KEY: Final = 1 << 60
+_OF_BUCKET: Final = 2 << 60
+_OF_EVERYTHING: Final = 3 << 60
+_DIGEST_MASK: Final = 2 ** (2 * _ROW_BITS) - 1
 _CELL_BYTES = 8
 _COUNT_BITS = 40
 _OPENINGS_MAX = 2**24 - 1
-FILE_BYTES = (_SECOND_KEY + 2**_ROW_BITS) * _CELL_BYTES
+FILE_BYTES = (_FIRST_WRITE + PROCESSES_MAX * _WRITES_MAX) * _CELL_BYTES
 
 
 def create(path: Path) -> None:
@@ -51,10 +69,11 @@ class InvalidationEpochs:
     """The cells, as one process sees them. All but `sync` may run on the event loop.
 
     `path` is a file made by `create`, and nobody else opens it at this moment; None: they are this process's alone.
-    FileNotFoundError when it is not such a file, or was opened 16 million times.
+    `process` is the number that no other living process has. FileNotFoundError when it is not such a file, or was
+    opened 16 million times.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, process: int = 0) -> None:
         self._map = mmap.mmap(-1, FILE_BYTES) if path is None else _mapped(path)
         self._cells = memoryview(self._map).cast("Q")
         opening = self._cells[0] + 1
@@ -63,6 +82,14 @@ class InvalidationEpochs:
             raise FileNotFoundError(f"{path} has no more numbers to give")
         self._cells[0] = opening
         self._numbers = count(opening << _COUNT_BITS)  # next() of it is one step of the interpreter
+        own = _FIRST_WRITE + process * _WRITES_MAX
+        self._beyond, self._count_beyond = own, 0
+        """Where it is written down that there are more writes than places, and how many."""
+        self._places = [place for place in range(own + 1, own + _WRITES_MAX) if not self._cells[place]]
+        self.left_behind = [place for place in range(own, own + _WRITES_MAX) if self._cells[place]]
+        """Of writes that the process before was killed in: for `void`, and then for `end_write`."""
+        if self._beyond in self.left_behind:
+            self._count_beyond = 1
 
     def of_bucket(self, bucket: str) -> int:
         """The epoch of the bucket itself: of what is said of it and of its listings."""
@@ -86,7 +113,10 @@ class InvalidationEpochs:
 
     def change_key(self, key: ObjectKey) -> None:
         """The key is being written, or was."""
-        digest, number = crc64nvme(catalog_key(key)), next(self._numbers)
+        self._change(crc64nvme(catalog_key(key)))
+
+    def _change(self, digest: int) -> None:
+        number = next(self._numbers)
         self._cells[_FIRST_KEY + (digest & _ROW_MASK)] = number
         self._cells[_SECOND_KEY + (digest >> _ROW_BITS & _ROW_MASK)] = number
 
@@ -99,6 +129,46 @@ class InvalidationEpochs:
         number = next(self._numbers)
         for cell in range(1, 1 + _BUCKETS):
             self._cells[cell] = number
+
+    def begin_write(self, bucket: str | None, keys: Sequence[ObjectKey] | None) -> list[int]:
+        """A write of these keys of a bucket is about to be sent; None: of all keys, of all buckets.
+
+        Gives the places where it is written down, for `void` and `end_write`.
+        """
+        if keys is not None and len(keys) <= _KEYS_MAX:
+            written = [_OF_KEY | crc64nvme(catalog_key(key)) & _DIGEST_MASK for key in keys]
+        else:
+            written = [_OF_EVERYTHING if bucket is None else _OF_BUCKET | _bucket_cell(bucket)]
+        if len(written) > len(self._places):
+            self._count_beyond += 1
+            self._cells[self._beyond] = _OF_EVERYTHING
+            return [self._beyond]
+        places = [self._places.pop() for _ in written]
+        for place, one in zip(places, written, strict=True):
+            self._cells[place] = one
+        return places
+
+    def void(self, places: Sequence[int]) -> None:
+        """What the writes in these places may have changed."""
+        for place in places:
+            kind, digest = self._cells[place] & ~_DIGEST_MASK, self._cells[place] & _DIGEST_MASK
+            if kind == _OF_KEY:
+                self._change(digest)
+            elif kind == _OF_BUCKET:
+                self._cells[digest] = next(self._numbers)
+            else:
+                self.change_everything()
+
+    def end_write(self, places: Sequence[int]) -> None:
+        """They have been answered, or never will be, and what they change is void."""
+        for place in places:
+            if place == self._beyond:
+                self._count_beyond -= 1
+                if self._count_beyond:
+                    continue
+            else:
+                self._places.append(place)
+            self._cells[place] = 0
 
     def sync(self) -> None:
         """Make the cells durable. Blocks."""

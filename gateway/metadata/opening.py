@@ -96,15 +96,15 @@ class OpenCatalog:
             os.close(self._users)
 
 
-def open_directory(path: Path, origin: str, *, size_bytes_max: int = SIZE_BYTES_MAX) -> OpenCatalog:
-    """Open or create the catalog of the objects at `origin`.
+def open_directory(path: Path, origin: str, *, process: int = 0, size_bytes_max: int = SIZE_BYTES_MAX) -> OpenCatalog:
+    """Open or create the catalog of the objects at `origin`, as the process of this number (heartbeats.py).
 
     StartupError is a mistake to be put right, StoreUnavailable a disk that fails.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _opening(path, OPENING_SECONDS_MAX):
-            return _open(path, origin.encode(), size_bytes_max)
+            return _open(path, origin.encode(), process, size_bytes_max)
     except (OSError, lmdb.Error) as error:
         raise opening_failure(f"the catalog {path}", error) from error
 
@@ -118,7 +118,7 @@ def disbelieve(path: Path) -> None:
         raise StoreUnavailable(f"the catalog {path} cannot be dropped: {error}") from error
 
 
-def _open(path: Path, origin: bytes, size_bytes_max: int) -> OpenCatalog:
+def _open(path: Path, origin: bytes, process: int, size_bytes_max: int) -> OpenCatalog:
     _refuse_other_formats(path)
     users = os.open(path / "users.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -126,7 +126,7 @@ def _open(path: Path, origin: bytes, size_bytes_max: int) -> OpenCatalog:
         if not _believable(path, origin, boot):
             _drop(path, users)
         (path / "CLEAN").unlink(missing_ok=True)
-        files = _open_files(path, users, size_bytes_max)
+        files = _open_files(path, users, process, size_bytes_max)
         if _locked(users):
             files.dirty.recover()
         _keep(path / "ORIGIN", origin)
@@ -138,23 +138,23 @@ def _open(path: Path, origin: bytes, size_bytes_max: int) -> OpenCatalog:
         raise
 
 
-def _open_files(path: Path, users: int, size_bytes_max: int) -> _Files:
+def _open_files(path: Path, users: int, process: int, size_bytes_max: int) -> _Files:
     """Made anew where they are missing, or are not what they should be."""
     try:
         for name in ENVIRONMENTS:
             os.stat(path / name / "data.mdb")  # LMDB would make one that is gone anew, and the others be believed
-        return _try_open_files(path, size_bytes_max)
+        return _try_open_files(path, process, size_bytes_max)
     except (*_NOT_AN_INDEX, FileNotFoundError):
         _drop(path, users)
     for name in ENVIRONMENTS:
         (path / name).mkdir(mode=0o700)
     epochs.create(path / "epochs")
-    return _try_open_files(path, size_bytes_max)
+    return _try_open_files(path, process, size_bytes_max)
 
 
-def _try_open_files(path: Path, size_bytes_max: int) -> _Files:
+def _try_open_files(path: Path, process: int, size_bytes_max: int) -> _Files:
     with ExitStack() as stack:
-        shared = InvalidationEpochs(path / "epochs")
+        shared = InvalidationEpochs(path / "epochs", process)
         stack.callback(shared.close)
         store = CatalogStore(path / "index", shared, size_bytes_max=size_bytes_max)
         stack.callback(store.close)

@@ -1,16 +1,18 @@
 """Read your writes: what an own write changes is forgotten by the catalog before it is sent and when it is answered.
 
 Whatever asked the origin before the second moment may have seen the state before the write, so none of it is believed
-from then on. The first moment is for a worker that is killed in between, and for answers that never come. From the
-first moment on, and until it has caught up, the listing index is asked nothing about the key.
+from then on. From the first moment on, and until it has caught up, the listing index is asked nothing about the key.
+Where no answer comes, the origin may carry the write out later: what is learned until then is forgotten again
+(metadata/doubts.py). So it is when the worker is killed in between (`Catalog.begin_write`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from gateway.errors import OriginAnswered, S3Error
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.listing.dirty_keys import OwnWrite
 from gateway.objects import BodyStream, HeldSpan, ObjectKey
@@ -28,6 +30,7 @@ class Change:
         self._keys = None if keys is None else [ObjectKey(bucket or "", key) for key in keys]
         self._listed = [] if self._keys is None else [key.key for key in self._keys if _is_indexed(slots, key)]
         self._write: OwnWrite | None = None
+        self._written_down: Sequence[int] = ()
 
     def forget(self) -> None:
         """Believe nothing that was asked until now."""
@@ -40,14 +43,25 @@ class Change:
 
     async def begin(self) -> None:
         """To be called before the write is sent."""
+        self._written_down = self._catalog.begin_write(self._bucket, self._keys)
         if self._listed:
             self._write = await self._catalog.listing.begin_write(self._bucket or "", self._listed)
 
     async def end(self) -> None:
         """To be called when the origin has done its work, or has not; until then LIST asks it about the keys."""
+        written_down, self._written_down = self._written_down, ()
+        self._catalog.end_write(written_down)
         write, self._write = self._write, None
         if write is not None:
             await self._catalog.listing.end_write(write)
+
+    def end_later(self) -> None:
+        """The same where nobody knows what the origin has done, or will do."""
+        self._catalog.doubts.add(self._end_doubt)
+
+    async def _end_doubt(self) -> None:
+        self.forget()
+        await self.end()
 
 
 async def visible(change: Change, write: Awaitable[Reply]) -> Reply:
@@ -56,19 +70,36 @@ async def visible(change: Change, write: Awaitable[Reply]) -> Reply:
     An answer that begins before the work is done (CopyObject, CompleteMultipartUpload) says so in its last bytes, so
     that the catalog forgets before any piece of a body is passed on.
     """
-    reply = None
     try:
         await change.begin()
         change.forget()
         reply = await write
-    finally:
+    except BaseException as error:
         change.forget()
-        if reply is None or isinstance(reply.body, (bytes, memoryview, HeldSpan)):
+        if _is_answer(error):
             await change.end()
+        else:
+            change.end_later()
+        raise
+    change.forget()
     if not isinstance(reply.body, (bytes, memoryview, HeldSpan)):
-        reply.body = _forgetting(reply.body, change.forget)
-        reply.resource = _Changing(change, reply.resource)
+        changing = _Changing(change, reply.resource, is_over=reply.status != _OK and reply.status < _SERVER_ERROR)
+        reply.body, reply.resource = changing.forgetting(reply.body, reply.status), changing
+    elif reply.status < _SERVER_ERROR:
+        await change.end()
+    else:
+        change.end_later()
     return reply
+
+
+_OK = 200
+_SERVER_ERROR = 500
+"""From here on, a status does not tell whether the origin has carried out what it was asked for."""
+
+
+def _is_answer(error: BaseException) -> bool:
+    """Whether a request has ended for sure: the origin has refused it, or was not asked."""
+    return isinstance(error, (S3Error, OriginAnswered)) and error.status < _SERVER_ERROR
 
 
 async def doubt(change: Change) -> None:
@@ -97,22 +128,27 @@ def _is_indexed(slots: Slots, key: ObjectKey) -> bool:
 
 @dataclass(slots=True)
 class _Changing:
-    """Ends the change when its answer is over, sent or not."""
+    """Ends the change when its answer is over, sent or not. `is_over`: whether what is known of it says all."""
 
     change: Change
     resource: Closable | None
+    is_over: bool
+
+    async def forgetting(self, body: BodyStream, status: int) -> BodyStream:
+        """The same body; what it says last is true when it is passed on."""
+        async with aclosing(body):
+            async for piece in body:
+                self.change.forget()
+                yield piece
+        self.change.forget()
+        self.is_over = status < _SERVER_ERROR
 
     async def aclose(self) -> None:
         try:
             if self.resource is not None:
                 await self.resource.aclose()
         finally:
-            await self.change.end()
-
-
-async def _forgetting(body: BodyStream, forget: Callable[[], None]) -> BodyStream:
-    async with aclosing(body):
-        async for piece in body:
-            forget()
-            yield piece
-        forget()
+            if self.is_over:
+                await self.change.end()
+            else:
+                self.change.end_later()

@@ -28,10 +28,10 @@ PLACE = catalog_key(KEY)
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[InvalidationEpochs]:
+def opened(path: Path, process: int = 0) -> Iterator[InvalidationEpochs]:
     if not path.exists():
         create(path)
-    epochs = InvalidationEpochs(path)
+    epochs = InvalidationEpochs(path, process)
     try:
         yield epochs
     finally:
@@ -140,6 +140,60 @@ def test_numbers_do_not_come_back_when_the_file_is_opened_again(tmp_path: Path) 
             before = now(epochs)
             change()
             assert not epochs.is_current(before, KEY.bucket, PLACE)
+
+
+MANY = [ObjectKey("bucket", f"many/{number}") for number in range(1000)]
+
+
+@pytest.mark.parametrize("writes", [[[KEY]], [[*MANY, KEY]], [[one] for one in [*MANY, KEY]], [None]])
+@pytest.mark.parametrize("bucket", ["bucket", None])
+def test_a_write_that_its_process_was_killed_in_is_voided_by_the_next(
+    tmp_path: Path, writes: list[list[ObjectKey] | None], bucket: str | None
+) -> None:
+    """One key, a thousand in one write or in as many, a bucket, all buckets: whatever was asked of them meanwhile."""
+    path = tmp_path / "epochs"
+    with opened(path) as epochs, opened(path, 1) as other:
+        for keys in writes:
+            epochs.begin_write(bucket, keys)
+        meanwhile = now(other)
+        with opened(path) as successor:
+            successor.void(successor.left_behind)
+            assert not other.is_current(meanwhile, KEY.bucket, PLACE)
+            after = now(other)
+            with opened(path) as another:  # the first was killed before it had ended what it found
+                assert another.left_behind == successor.left_behind
+                another.void(another.left_behind)
+                assert not other.is_current(after, KEY.bucket, PLACE)
+                another.end_write(another.left_behind)
+    with opened(path) as epochs:
+        assert epochs.left_behind == []
+
+
+def test_a_write_that_has_ended_leaves_nothing_behind(tmp_path: Path) -> None:
+    """However many there are at once, in whatever order they end; a thousand keys that were not written stay."""
+    path = tmp_path / "epochs"
+    with opened(path) as epochs:
+        places = [epochs.begin_write("bucket", [key]) for key in MANY]
+        before = now(epochs)
+        for place in [*places[500:], *places[:500]]:
+            epochs.end_write(place)
+        with opened(path) as successor:
+            assert successor.left_behind == []
+            epochs.begin_write("bucket", MANY[:3])
+        with opened(path) as successor:
+            successor.void(successor.left_behind)
+            assert len(successor.left_behind) == 3
+        assert epochs.is_current(before, KEY.bucket, PLACE)
+
+
+def test_processes_have_their_own_places(tmp_path: Path) -> None:
+    """One that starts beside others lets their writes be."""
+    path = tmp_path / "epochs"
+    with opened(path, 3) as epochs:
+        epochs.begin_write("bucket", [KEY])
+        for process in (2, 4, 256):
+            with opened(path, process) as other:
+                assert other.left_behind == []
 
 
 def test_a_file_that_has_no_more_numbers_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from gateway.errors import OriginAnswered
 from gateway.metadata.catalog import Catalog, ObjectHead
+from gateway.metadata.doubts import DOUBT_SECONDS
 from gateway.metadata.observer import SilentCatalogObserver
 from gateway.objects import ObjectKey
 from gateway.origin.client import OriginRequest
@@ -385,6 +386,51 @@ def test_2_1_a_write_whose_answer_is_lost_voids_too(tmp_path: Path) -> None:
         gateway.origin.inject(on(Operation.PUT_OBJECT), Unreachable(late=True))
         assert (await ask(gateway, "PUT", body=b"new")).status == 503
         assert (await ask(gateway, "GET")).body == b"new"
+
+    play(tmp_path, IMMUTABLE, scenario)
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "failure"),
+    [
+        ("PUT", "/bucket/k", Unreachable()),
+        ("PUT", "/bucket/k", Failure(500, "InternalError")),
+        ("DELETE", "/bucket/k", Failure(503, "ServiceUnavailable")),
+        ("PUT", "/bucket?policy", Unreachable()),
+    ],
+)
+def test_2_3_a_write_in_doubt_is_not_forgotten_when_the_origin_carries_it_out_later(
+    tmp_path: Path, method: str, target: str, failure: Unreachable | Failure
+) -> None:
+    """2.3 What was learned of the key until the doubt is over is not believed behind it, by GET, HEAD and LIST."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        gateway.origin.inject(lambda call: call.method == method, failure)
+        assert (await ask(gateway, method, target, body=b"new" if method == "PUT" else b"")).status >= 500
+        assert (await ask(gateway, "GET")).body == OLD
+        assert b"<Key>k</Key>" in (await ask(gateway, "GET", "/bucket?list-type=2")).body
+        gateway.origin.put("bucket", "k", NEW)
+        gateway.origin.put("bucket", "k2", NEW)
+        await clock.advance(DOUBT_SECONDS + 1)
+        assert (await ask(gateway, "GET")).body == NEW
+        assert (await ask(gateway, "HEAD")).headers["etag"] == f'"{hashlib.md5(NEW).hexdigest()}"'
+        listed = (await ask(gateway, "GET", "/bucket?list-type=2")).body
+        assert hashlib.md5(NEW).hexdigest().encode() in listed
+
+    play(tmp_path, IMMUTABLE, scenario)
+
+
+def test_2_3_a_write_that_is_refused_leaves_no_doubt(tmp_path: Path) -> None:
+    """2.3 What the origin has said it will not do is over: what is learned afterwards stays remembered."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        gateway.origin.inject(on(Operation.PUT_OBJECT), Failure(403, "AccessDenied"))
+        assert (await ask(gateway, "PUT", body=b"new")).status == 403
+        await ask(gateway, "GET")
+        asked = len(gateway.origin.calls)
+        await clock.advance(DOUBT_SECONDS + 1)
+        assert (await ask(gateway, "GET")).body == OLD
+        assert len(gateway.origin.calls) == asked
 
     play(tmp_path, IMMUTABLE, scenario)
 

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 import trustme
 
+from gateway.origin.memory.faults import Hold
 from gateway.serve.metrics_directory import in_memory_directory
 from tests.serve.gated_origin import CONTENT, GatedOrigin, gated_origin
+from tests.support import strict_origin
 from tests.support.gateway_process import ORIGIN_KEYS, GatewayProcess
+from tests.support.strict_origin import StrictOrigin
 
 NOWHERE = {"endpoint_url": "http://127.0.0.1:1"}
 """An origin that is down: nothing listens on port 1."""
 
 PATIENCE_SECONDS = 60.0
+POLL_SECONDS = 0.01
 
 
 def get(url: str, **options: object) -> httpx.Response:
@@ -86,6 +93,33 @@ def test_a_killed_worker_is_replaced_alone() -> None:
         refused = 'forebay_requests_total{cache="none",operation="GetObject",slot="none",status="403"}'
         metrics = metrics_after(gateway, refused, 20)
         assert metrics['forebay_worker_restarts_total{process="worker1"}'] == 1
+
+
+def test_what_a_worker_was_killed_in_the_midst_of_writing_is_asked_about_again() -> None:
+    """2.3 The origin carries a PUT out when its worker is gone: no other believes what was learned before that."""
+    slot = {"name": "all", "prefix": "s3://bucket/", "consistency": "immutable"}
+    with StrictOrigin() as origin:
+        origin.model.put("bucket", "key", b"old")
+        held = origin.run_inside(asyncio.Event)
+        origin.model.inject(lambda call: call.method == "PUT", Hold(held))
+        keys = {"access_key_id": strict_origin.ACCESS_KEY_ID, "secret_access_key": strict_origin.SECRET_ACCESS_KEY}
+        config: dict[str, Any] = {
+            "origin": {"endpoint_url": origin.endpoint_url} | keys,
+            "server": {"workers": 1, "allow_unsigned": True},
+            "slots": [slot],
+        }
+        with GatewayProcess(config) as gateway, ThreadPoolExecutor(1) as pool:
+            url = f"{gateway.s3_url}/bucket/key"
+            pool.submit(httpx.put, url, content=b"new", timeout=PATIENCE_SECONDS, trust_env=False)
+            while not any(call.method == "PUT" for call in origin.model.calls):
+                time.sleep(POLL_SECONDS)  # the test's own time limit is the deadline
+            assert get(url).content == b"old"
+            assert get(url).headers["x-forebay-cache"] == "hit"
+            killed = gateway.kill_worker(0)
+            origin.run_inside(held.set)
+            origin.settle()
+            gateway.wait_for_worker(0, other_than=killed)
+            assert get(url).content == b"new"
 
 
 def test_a_killed_background_process_is_replaced_alone() -> None:

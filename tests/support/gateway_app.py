@@ -83,6 +83,7 @@ async def gateway_app(
             clock=clock,
             observer=SilentCatalogObserver(),
             slots=Slots(slots),
+            process=worker,
         )
     except BaseException:
         await blocks.close()
