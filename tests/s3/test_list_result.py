@@ -110,8 +110,8 @@ def test_pages_that_lead_back_are_found_out(before: int, circle: int) -> None:
     chain, pages_max = PageChain(), 3 * (before + circle) + 1
 
     def follow_all() -> None:
-        for given in range(pages_max):
-            place = given if given < before else before + (given - before) % circle
+        for number in range(pages_max):
+            place = number if number < before else before + (number - before) % circle
             chain.follow([b"%d" % place], str(place))
 
     with pytest.raises(OriginBodyError):
