@@ -21,6 +21,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS)
 PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 
+# Tests start hundreds of processes: each would compile the whole gateway where the environment forbids to keep the result.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-clients test-clients-back test-torch test-slow load check campaign clean
