@@ -89,7 +89,7 @@ class RangeReader:
         if self.outcome == "hit" and not source.cached:
             self.outcome = "partial" if several else "miss"
         if isinstance(source, BlockSource):
-            self._ahead.entered(source.block)
+            self._ahead.entered(source.block, self._opener.was_ahead)
 
     def _lacks_sub_blocks(self, source: Source) -> bool:
         """Whether sub-blocks are missing behind the first one, which is there."""
@@ -219,12 +219,14 @@ Outcome: TypeAlias = Literal["hit", "partial", "miss"]
 class SourceOpener:
     """Opens one reader's sources, one after another. `is_sub_block` says of the last one whether it is of a sub_block.
 
-    `fetched` are the blocks that were fetched ahead for this reader: they are no hits of its.
+    `fetched` are the blocks that were fetched ahead for this reader: they are no hits of its. `was_ahead` says whether
+    the last one opened was fetched ahead by a reader before, and nobody had come to it.
     """
 
     def __init__(self, tools: ReadDependencies, request: ReadRequest) -> None:
         self.is_sub_block = False
         self.fetched: set[bytes] = set()
+        self.was_ahead = False
         self._tools = tools
         self._request = request
         self._looks_first = request.answer is not None
@@ -333,7 +335,9 @@ class SourceOpener:
         except BlockDamaged:
             await self.drop(block, extent)
             return None
-        self._tools.accesses.note(extent.file)
+        self.was_ahead = self._tools.ahead_marks.take(block.id)
+        if not self.was_ahead and block.id not in self.fetched:
+            self._tools.accesses.note(extent.file)  # what was fetched ahead does not come back: it is read at last
         return self.in_file(block, extent, file, cached=block.id not in self.fetched)
 
     async def _open_file(self, block: Block, extent: Extent) -> BlockLease:
