@@ -45,7 +45,7 @@ def comparisons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Comparison
         yield comparison_with
 
 
-@pytest.mark.parametrize(("kind", "case"), _runs())
+@pytest.mark.parametrize(("kind", "case"), list(_runs()))
 def test_the_gateway_answers_as_its_origin(comparisons: Comparisons, kind: str, case: Case) -> None:
     """Clause 7: status, error code, body and headers are the origin's, from blocks as well as past them."""
     found = comparisons(kind).differences_of(case)
