@@ -75,6 +75,7 @@ campaign: $(STAMPS)/test  ## long: generated tests, 100,000 pages of listings, s
 	$(call part,leavers,FOREBAY_LEAVERS=1000000 FOREBAY_LEAVER_SEED=$(SEED),-s tests/crash/test_leavers.py)
 	$(call part,buffer-histories,FOREBAY_ABSORB_EXAMPLES=6000,-s --timeout=7200 --hypothesis-seed=$(SEED) tests/operations/absorbing/test_histories.py)
 	$(call part,buffer-kills,FOREBAY_BUFFER_KILLS=500 FOREBAY_BUFFER_KILL_POINTS=3000 FOREBAY_KILL_SEED=$(SEED),--timeout=3600 tests/crash/test_buffer_kills.py)
+	$(call part,journal-flips,FOREBAY_JOURNAL_FLIPS=3000 FOREBAY_JOURNAL_SEED=$(SEED),--timeout=3600 tests/writeback/journal/test_checking.py -k flipped)
 	$(call part,kill-points,FOREBAY_KILL_POINTS=100000 FOREBAY_KILL_SEED=$(SEED) FOREBAY_KILL_RECORD=$(DONE).kill-points,tests/crash/test_kill_points.py)
 	$(call part,strict-disk,FOREBAY_STRICT_CUTS=10000 FOREBAY_KILL_SEED=$(SEED),--timeout=7200 tests/crash/test_strict_disk.py)
 	$(call part,gateway-power-cuts,FOREBAY_GATEWAY_POWER_CUTS=300 FOREBAY_KILL_SEED=$(SEED),tests/crash/test_gateway_power_cuts.py)
