@@ -363,7 +363,7 @@ class SourceOpener:
             ):
                 return None
             fill = tools.fetches.start(block, request.slot, request.headers, request, request.purpose, request.answer)
-        elif fill.started_by is not request:
+        if fill.started_by is not request:
             tools.observer.coalesced(request.slot)
         try:
             await fill.begun()
