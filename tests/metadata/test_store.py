@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +26,7 @@ from gateway.metadata.store import LANDED_PER_TRANSACTION, CatalogUpdate
 from gateway.objects import ObjectKey
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
+from tests.support.prepared_process import PreparedProcess
 
 ROOT = Path(__file__).parents[2]
 KEY = ObjectKey("bucket", "k")
@@ -211,8 +211,7 @@ catalog.close()
 
 def other(directory: Path, *steps: str) -> subprocess.Popen[str]:
     """Another process that has the directory open, and does these things."""
-    command = [sys.executable, "-c", OTHER, str(directory), *steps]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    return PreparedProcess(["-c", OTHER, directory, *steps], stdout=subprocess.PIPE)
 
 
 def ended(process: subprocess.Popen[str]) -> str:

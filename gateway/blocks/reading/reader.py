@@ -90,7 +90,7 @@ class RangeReader:
         except StoreUnavailable as error:
             source = await self._open_origin(first, error)
         if isinstance(source, BlockSource):
-            self._ahead.entered(source.block)
+            self._ahead.entered(source.block, self._opener.was_ahead)
             source = await self._begin_to_read(source)
         if self.outcome == "hit" and not source.cached:
             self.outcome = "partial" if several else "miss"
@@ -233,12 +233,14 @@ Outcome: TypeAlias = Literal["hit", "partial", "miss"]
 class SourceOpener:
     """Opens one reader's sources, one after another. `is_sub_block` says of the last one whether it is of a sub_block.
 
-    `fetched` are the blocks that were fetched ahead for this reader: they are no hits of its.
+    `fetched` are the blocks that were fetched ahead for this reader: they are no hits of its. `was_ahead` says whether
+    the last one opened was fetched ahead by a reader before, and nobody had come to it.
     """
 
     def __init__(self, tools: ReadDependencies, request: ReadRequest) -> None:
         self.is_sub_block = False
         self.fetched: set[bytes] = set()
+        self.was_ahead = False
         self._tools = tools
         self._request = request
         self._looks_first = request.answer is not None
@@ -347,7 +349,9 @@ class SourceOpener:
         except BlockDamaged:
             await self.drop(block, extent)
             return None
-        self._tools.accesses.note(extent.file)
+        self.was_ahead = self._tools.ahead_marks.take(block.id)
+        if not self.was_ahead and block.id not in self.fetched:
+            self._tools.accesses.note(extent.file)  # what was fetched ahead does not come back: it is read at last
         return self.in_file(block, extent, file, cached=block.id not in self.fetched)
 
     async def _open_file(self, block: Block, extent: Extent) -> BlockLease:
@@ -373,7 +377,7 @@ class SourceOpener:
             ):
                 return None
             fill = tools.fetches.start(block, request.slot, request.headers, request, request.purpose, request.answer)
-        elif fill.started_by is not request:
+        if fill.started_by is not request:
             tools.observer.coalesced(request.slot)
         try:
             await fill.begun()
