@@ -16,7 +16,7 @@ from tests.scenarios.transparency.sides import VIRTUAL_DOMAIN, running_pair
 from tests.scenarios.transparency.steps import Case, delete, get, head, pattern, put
 from tests.scenarios.transparency.table import TABLE
 
-_QUICK_OF_MOTO = 4
+_QUICK_OF_MOTO = 8
 """Every so manieth case is quick with it: the table is about the gateway, moto is a second opinion and costs most."""
 
 
