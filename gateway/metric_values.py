@@ -90,7 +90,7 @@ class SharedValues:
             return SharedValue(self._file, *arguments, **keywords)
         except OSError as error:
             self._on_lost(error)
-            return MutexValue(*arguments, **keywords)
+            return MutexValue(*arguments, **keywords)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """No further values are made; those that are there go on counting."""

@@ -15,8 +15,8 @@ from pathlib import Path
 import structlog
 
 from gateway.errors import StoreUnavailable
-from gateway.serve.metrics_directory import in_memory_directory
 from gateway.serve.preparation import lock_directory, prepare_directory
+from gateway.serve.shared_directory import SHARED_MEMORY, name_by_path
 
 _log = structlog.get_logger("forebay.serve")
 
@@ -55,6 +55,11 @@ def report_closed(directory: Path, reason: str) -> None:
         directory=str(directory),
         reason=reason,
     )
+    leave_mark(directory)
+
+
+def leave_mark(directory: Path) -> None:
+    """For the next gateway that can use the directory."""
     try:
         closed_mark(directory).touch(mode=0o600)
     except OSError as error:
@@ -63,4 +68,4 @@ def report_closed(directory: Path, reason: str) -> None:
 
 def closed_mark(directory: Path) -> Path:
     """A file in memory: while this machine was up, a gateway on the directory has done without it."""
-    return in_memory_directory(directory).with_suffix(".closed")
+    return SHARED_MEMORY / f"{name_by_path(directory)}.closed"

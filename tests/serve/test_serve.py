@@ -21,7 +21,7 @@ import pytest
 import trustme
 
 from gateway.origin.memory.faults import Hold
-from gateway.serve.metrics_directory import in_memory_directory
+from gateway.serve.shared_directory import in_memory_directory
 from tests.serve.gated_origin import CONTENT, GatedOrigin, gated_origin
 from tests.support import strict_origin
 from tests.support.gateway_process import ORIGIN_KEYS, GatewayProcess
@@ -332,6 +332,7 @@ def test_the_directory_and_what_is_in_it_are_the_owners_alone(tmp_path: Path) ->
 
 def test_nothing_is_left_in_shared_memory(tmp_path: Path) -> None:
     """The metrics of a run end with it."""
+    (tmp_path / "cache").mkdir()
     shared = in_memory_directory(tmp_path / "cache")
     with GatewayProcess({"origin": NOWHERE}, directory=tmp_path / "cache") as gateway:
         assert shared.exists() or (gateway.directory / "run" / "metrics").exists()
