@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -349,3 +351,21 @@ def test_a_stopped_worker_does_not_outlive_its_supervisor() -> None:
         gateway.kill()
         gateway.start()
         assert gateway.status()["gateway"]["ready"]
+
+
+def test_a_gateway_outlives_the_removal_of_its_files_in_shared_memory(tmp_path: Path) -> None:
+    """Whoever removes them, and whichever process dies then: it comes back, and whoever asks is answered meanwhile."""
+    with GatewayProcess({"origin": NOWHERE, "server": {"workers": 2}}, directory=tmp_path / "cache") as gateway:
+        shared = in_memory_directory(gateway.directory)
+        if not shared.exists():
+            pytest.skip("there is no room in shared memory")
+        before = [pid for pid in gateway.worker_pids() if pid is not None]
+        shutil.rmtree(shared)
+        os.kill(before[0], signal.SIGKILL)
+        for path in ("/metrics", "/api/v1/status", "/readyz", "/"):
+            with suppress(httpx.TransportError):  # the process that answers is started again, too
+                assert get(f"{gateway.admin_url}{path}").status_code in (200, 503), path
+        for number, pid in enumerate(before):
+            gateway.wait_for_worker(number, other_than=pid)
+        assert shared.exists()
+        assert gateway.log.count("were removed: they are made anew") == 1
