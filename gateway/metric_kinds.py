@@ -27,8 +27,8 @@ LATENCY_BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 
 _KINDS = ("counter", "histogram", "gauge_livesum", "gauge_mostrecent")
 _READS_MAX = 3
-_BYTES_OF_SLOT = 12288
-"""What the numbers of one slot take in a process's files when all that can happen in it has happened, and some more."""
+_BYTES_OF_SLOT = 8192
+"""For the numbers of one slot in a process's files, where most of what can happen in it has happened."""
 
 DECLARED: list[Metric] = []
 """Every metric, in order of declaration."""
