@@ -21,6 +21,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS)
 PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 
+# Tests start hundreds of processes: each would compile the whole gateway where the environment forbids to keep the result.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-clients test-clients-back test-torch test-slow load check campaign clean
@@ -31,8 +34,8 @@ help:  ## show this list
 demo: $(STAMPS)/demo  ## set up, then run a small training job directly and through Forebay
 	@$(BIN)/forebay demo
 
-test: $(STAMPS)/test  ## set up, then run the quick tests (minutes)
-	$(PYTEST) -n 3 -m "not clients and not torch and not slow"  # on two cores, too: they wait for disks and processes
+test: $(STAMPS)/test  ## set up, then run the quick tests (under 5 minutes)
+	$(PYTEST) -n 3 --dist worksteal -m "not clients and not torch and not slow"  # on two cores, too: they wait for disks and processes
 
 test-clients: $(STAMPS)/clients  ## boto3, AWS CLI, s5cmd, s3fs, polars and more, unmodified, through a running gateway
 	$(PYTEST) -m "clients and not torch"
@@ -44,7 +47,7 @@ test-torch: $(STAMPS)/torch  ## the PyTorch S3 connector through a running gatew
 	$(PYTEST) -m "torch"
 
 test-slow: $(STAMPS)/test  ## kills, large objects, long histories
-	$(PYTEST) -m "slow and not clients and not torch"
+	$(PYTEST) -n 2 --dist worksteal -m "slow and not clients and not torch"  # they wait more than they compute
 
 load: $(STAMPS)/test  ## load tests, shortened: warm, cold, epochs, against nginx, Varnish, rclone where installed
 	$(BIN)/python -m loadtests.all --quick
@@ -62,6 +65,8 @@ campaign: $(STAMPS)/test  ## long: generated tests, 100,000 pages of listings, s
 	$(call part,listing-staleness,FOREBAY_LISTING_EXAMPLES=3000,--timeout=3600 --hypothesis-seed=$(SEED) tests/semantics/test_listing_staleness.py)
 	$(call part,listing-moto,FOREBAY_LISTING_EXAMPLES=1500 FOREBAY_LISTING_ORIGIN=moto,--timeout=3600 --hypothesis-seed=$(SEED) tests/scenarios/test_listing.py -k every_page)
 	$(call part,staleness,FOREBAY_STALENESS_EXAMPLES=5000,--timeout=7200 --hypothesis-seed=$(SEED) tests/semantics/test_staleness_histories.py)
+	$(call part,transparency,FOREBAY_TRANSPARENCY_HISTORIES=10000 FOREBAY_TRANSPARENCY_SEED=$(SEED),--timeout=7200 tests/scenarios/test_transparency_random.py -k many)
+	$(call part,large-objects,FOREBAY_LARGE_GIB=10,tests/scenarios/test_large_objects.py)
 	$(call part,races,FOREBAY_STEPS=50000 FOREBAY_SEED=$(SEED),tests/scenarios/test_races.py)
 	$(call part,kills,FOREBAY_KILLS=500 FOREBAY_KILL_SEED=$(SEED),tests/crash/test_kills.py)
 	$(call part,stops,FOREBAY_STOPS=500 FOREBAY_STOP_SEED=$(SEED),-s tests/crash/test_stops.py)
@@ -70,6 +75,7 @@ campaign: $(STAMPS)/test  ## long: generated tests, 100,000 pages of listings, s
 	$(call part,leavers,FOREBAY_LEAVERS=1000000 FOREBAY_LEAVER_SEED=$(SEED),-s tests/crash/test_leavers.py)
 	$(call part,buffer-histories,FOREBAY_ABSORB_EXAMPLES=6000,-s --timeout=7200 --hypothesis-seed=$(SEED) tests/operations/absorbing/test_histories.py)
 	$(call part,buffer-kills,FOREBAY_BUFFER_KILLS=500 FOREBAY_BUFFER_KILL_POINTS=3000 FOREBAY_KILL_SEED=$(SEED),--timeout=3600 tests/crash/test_buffer_kills.py)
+	$(call part,journal-flips,FOREBAY_JOURNAL_FLIPS=3000 FOREBAY_JOURNAL_SEED=$(SEED),--timeout=3600 tests/writeback/journal/test_checking.py -k flipped)
 	$(call part,kill-points,FOREBAY_KILL_POINTS=100000 FOREBAY_KILL_SEED=$(SEED) FOREBAY_KILL_RECORD=$(DONE).kill-points,tests/crash/test_kill_points.py)
 	$(call part,strict-disk,FOREBAY_STRICT_CUTS=10000 FOREBAY_KILL_SEED=$(SEED),--timeout=7200 tests/crash/test_strict_disk.py)
 	$(call part,gateway-power-cuts,FOREBAY_GATEWAY_POWER_CUTS=300 FOREBAY_KILL_SEED=$(SEED),tests/crash/test_gateway_power_cuts.py)

@@ -25,6 +25,13 @@ def write_durably(path: Path, content: bytes) -> None:
     sync_directory(path.parent)
 
 
+def remove_durably(*paths: Path) -> None:
+    """Remove files of one directory, where they are there; they do not come back after a power cut. OSError."""
+    for path in paths:
+        path.unlink(missing_ok=True)
+    sync_directory(paths[0].parent)
+
+
 def _write(path: Path, content: bytes) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     with os.fdopen(os.open(path, flags, _FILE_MODE), "wb") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from gateway.metadata import bucket_metadata
@@ -14,6 +15,15 @@ settings.register_profile("forebay", deadline=None, print_blob=True)
 settings.load_profile("forebay")
 """A generated case may take as long as it takes: a machine that stands still for 200 ms is no failure of it. A failure
 prints what repeats it."""
+
+structlog.configure(
+    processors=[
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
+"""The way it comes with draws a traceback with every local variable, which takes 50 ms."""
 
 
 @pytest.fixture(scope="session", autouse=True)

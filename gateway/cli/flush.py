@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlencode
 
 import orjson
@@ -11,9 +11,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from gateway.cli.common import AdminPort, AdminUrlOption, ConfigOption, JsonOption, admin_port, print_json, printable
+from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_port, print_json, printable
 from gateway.config.units import DURATION_FORM, parse_duration_seconds
 from gateway.control.words import are, counted, size_text
+
+if TYPE_CHECKING:
+    from gateway.cli.admin_port import AdminPort
 
 _PATH = "/api/v1/flush"
 _LOOK_SECONDS = 0.5

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
@@ -23,9 +23,12 @@ from rich.progress import (
 )
 from rich.table import Column, Table
 
-from gateway.cli.common import AdminPort, AdminUrlOption, ConfigOption, JsonOption, admin_port, fail, print_json
-from gateway.control.jobs import MANIFEST_TYPE
+from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_port, fail, print_json
+from gateway.control.media_types import MANIFEST_TYPE
 from gateway.control.words import size_text
+
+if TYPE_CHECKING:
+    from gateway.cli.admin_port import AdminPort
 
 _LOOK_SECONDS = 0.5
 _READ_BYTES = 1024 * 1024

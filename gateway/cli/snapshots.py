@@ -18,7 +18,7 @@ from rich.table import Column, Table
 
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_port, fail, print_json
 from gateway.cli.jobs import follow, pieces_of
-from gateway.control.snapshots import LINES_TYPE
+from gateway.control.media_types import LINES_TYPE
 from gateway.control.words import counted, size_text
 
 app = typer.Typer(name="snapshot", help="Freeze data sets under a name.", no_args_is_help=True)

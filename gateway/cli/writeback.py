@@ -7,15 +7,18 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from urllib.parse import urlencode
 
 import orjson
 import typer
 
-from gateway.cli.common import AdminPort, AdminUrlOption, ConfigOption, JsonOption, admin_port, print_json, printable
+from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_port, print_json, printable
 from gateway.cli.export import export
 from gateway.control.words import are, counted, size_text
+
+if TYPE_CHECKING:
+    from gateway.cli.admin_port import AdminPort
 
 app = typer.Typer(name="writeback", help="See to what the origin does not have yet.", no_args_is_help=True)
 

@@ -9,13 +9,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from gateway.control.answers import content_type, json_answer, posted, problem
+from gateway.control.media_types import MANIFEST_TYPE
 from gateway.errors import PinRefused, StoreUnavailable
 from gateway.jobs.job import Job, JobKind, to_document
 from gateway.jobs.runner import Jobs, TooManyJobs
 from gateway.jobs.worklist import BadManifest
 from gateway.policy.prefixes import Prefix
 
-MANIFEST_TYPE = "application/vnd.forebay.manifest"
 """`s3://bucket/key` a line. No type that a web page may send to other sites without asking first."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway import __version__
-from gateway.control.jobs import MANIFEST_TYPE
+from gateway.control.media_types import MANIFEST_TYPE
 from gateway.control.openapi_snapshots import snapshot_paths
 from gateway.control.openapi_writeback import SUMMARY, writeback_paths
 from gateway.metrics import DISK_STATES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.control.snapshots import LINES_TYPE
+from gateway.control.media_types import LINES_TYPE
 
 _SNAPSHOT = {
     "type": "object",

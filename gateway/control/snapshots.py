@@ -11,13 +11,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from gateway.control.answers import content_type, json_answer, posted, problem
+from gateway.control.media_types import LINES_TYPE
 from gateway.errors import NoSuchSnapshot, SnapshotConflict, SnapshotError, StoreUnavailable
 from gateway.jobs.job import to_document
 from gateway.jobs.runner import TooManyJobs
 from gateway.jobs.snapshot_service import BadLine, SnapshotService
 from gateway.policy.prefixes import Prefix
 
-LINES_TYPE = "application/vnd.forebay.snapshot"
 """JSON lines. No type that a web page may send to other sites without asking first."""
 
 _Endpoint: TypeAlias = Callable[["SnapshotsApi", SnapshotService, Request], Awaitable[Response]]

@@ -33,7 +33,7 @@ def main(json: bool = False, workload: Workload | None = None) -> int:
     interruptions = Interruptions()
     try:
         with interruptions.installed(), without_aws_settings():
-            report = _run(workload or Workload(), Narrator(console), interruptions)
+            report = _run(workload or Workload(), Narrator(console, interruptions.check), interruptions)
     except Interrupted as interrupted:
         console.print("forebay demo: interrupted; what it started is stopped, what it wrote is removed", soft_wrap=True)
         return 128 + interrupted.signal_number

@@ -13,7 +13,10 @@ _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruptions:
-    """Turns the first Ctrl-C, SIGTERM or SIGHUP into `Interrupted`, raised in the main thread; ignores later ones."""
+    """Turns the first Ctrl-C, SIGTERM or SIGHUP into `Interrupted`, raised in the main thread; ignores later ones.
+
+    What runs at that moment may swallow it: a finalizer cannot raise anything. `check` raises it again.
+    """
 
     def __init__(self) -> None:
         self._holds = 0
@@ -26,6 +29,7 @@ class Interruptions:
         before = {number: signal.signal(number, self._on_signal) for number in _ENDING_SIGNALS}
         try:
             yield
+            self.check()
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -39,6 +43,11 @@ class Interruptions:
         finally:
             self._holds -= 1
         self._raise_pending()
+
+    def check(self) -> None:
+        """Raise what has arrived by now, if anything has: whoever comes here is not being interrupted."""
+        if self._pending is not None:
+            raise Interrupted(self._pending)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if not self._raised:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -13,10 +13,11 @@ from gateway.demo.epochs import Advance
 
 
 class Narrator:
-    """Shows the steps of the demo one after the other."""
+    """Shows the steps of the demo one after the other; before each, `check` may raise."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, check: Callable[[], None] = lambda: None) -> None:
         self._console = console or Console(stderr=True)
+        self._check = check
 
     def say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
@@ -24,6 +25,7 @@ class Narrator:
     @contextmanager
     def step(self, title: str, total_bytes: int | None = None) -> Iterator[Advance]:
         """Show `title` until the block ends, with a bar where the number of bytes is known, then how long it took."""
+        self._check()
         begun = time.perf_counter()
         if self._console.is_terminal:
             with self._bar(total_bytes) as progress:

@@ -24,7 +24,7 @@ from gateway.edge.authorisation import authorise
 from gateway.edge.body import AsgiRequestBody, Receive
 from gateway.edge.failures import reply_to
 from gateway.edge.foreign_services import foreign_service_reply
-from gateway.edge.replies import content_length, own_fields, ready_lines, send_reply
+from gateway.edge.replies import START_AGAIN, content_length, own_fields, ready_lines, send_reply
 from gateway.edge.server.immediate import BEGUN, ImmediateResponse
 from gateway.edge.server.receiving import RECEIVE_INTO
 from gateway.edge.visit import BROKEN_OFF, CLIENT_LEFT, NO_BODY, CountedBody, Visit
@@ -178,10 +178,27 @@ class S3App:
             )
         except ClientDisconnected:
             raise
-        except Exception as error:  # noqa: BLE001 - it is logged, and the client sees a body that ends early
-            self._broken_off(visit, reply, error)
+        except Exception as error:  # noqa: BLE001 - it is logged, and the client sees it, or a body that ends early
+            if not await self._told(visit, reply, error, scope, send):
+                self._broken_off(visit, reply, error)
         finally:
             await reply.aclose()
+
+    async def _told(self, visit: Visit, reply: Reply, error: Exception, scope: Scope, send: Send) -> bool:
+        """Answer with what has gone wrong, where nothing of the answer is out yet; False where some is."""
+        if START_AGAIN not in (scope.get("extensions") or {}):
+            return False
+        try:
+            await send({"type": START_AGAIN})
+        except RuntimeError:
+            return False
+        reply.failed(error)
+        failure = reply_to(error, visit.request_id, visit.path)
+        visit.status, visit.cache = str(failure.status), failure.cache
+        visit.sent_bytes = await send_reply(
+            failure, scope, send, request_id=visit.request_id, close=not visit.body_complete
+        )
+        return True
 
     async def _reply(self, visit: Visit) -> Reply:
         if isinstance(visit.answer, Reply):

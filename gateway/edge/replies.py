@@ -20,6 +20,9 @@ SPAN = "forebay.span"
 LENT = "forebay.lent_bytes"
 """Our own server's: it takes what the client takes of bytes that are lent (server/cycle.py)."""
 
+START_AGAIN = "forebay.start_again"
+"""Our own server's message: another response instead of the one that was begun. RuntimeError when some of it is out."""
+
 COPIED_BYTES = 64 * 1024
 """What is sent at once of lent bytes where `LENT` is not to be had: a client that reads slowly keeps a copy of it."""
 

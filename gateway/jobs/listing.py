@@ -10,7 +10,7 @@ from gateway.metadata.listing.pages import ListRequest
 from gateway.metadata.listing.ranges import bound_of
 from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.policy.prefixes import Prefix
-from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX, ListedEntry, parse_listed_page
+from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX, ListedEntry, PageChain, parse_listed_page
 
 _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 
@@ -25,7 +25,7 @@ async def fetch_page(
     token: str | None = None,
     with_owner: bool = False,
 ) -> bytes:
-    """The document of one page: key_successor a continuation token, or behind the key `start_after`.
+    """The document of one page: behind a continuation token, or behind the key `start_after`.
 
     Raises OriginAnswered when the origin refuses, OriginUnreachable, and OriginBodyError for a page that is too long.
     """
@@ -48,14 +48,15 @@ async def fetch_page(
 async def list_pages(
     tools: JobDependencies, prefix: Prefix, *, start_after: str = ""
 ) -> AsyncGenerator[list[ListedEntry], None]:
-    """All objects under `prefix` in order, key_successor the key `start_after`; the listing index learns every page.
+    """All objects under `prefix` in order, behind the key `start_after`; the listing index learns every page.
 
-    Raises as `fetch_page`, and OriginBodyError for an answer that is no list.
+    Raises as `fetch_page`, and OriginBodyError for an answer that is no list, and for pages
+    without an end.
     """
     listing, slots = tools.catalog.listing, tools.slots
     bound = bound_of(slots.under(prefix.bucket, prefix.key_prefix))
     slot = slots.find(prefix.bucket, prefix.key_prefix).name
-    wanted, token = ListRequest(prefix.key_prefix.encode(), after=start_after.encode()), None
+    wanted, token, chain = ListRequest(prefix.key_prefix.encode(), after=start_after.encode()), None, PageChain()
     while True:
         asked, after = listing.asked(prefix.bucket), wanted.after.decode()
         document = await fetch_page(
@@ -68,5 +69,6 @@ async def list_pages(
         token = page.next_token
         if token is None:
             return
+        chain.follow([entry.key for entry in page.entries], token)
         if page.entries:
             wanted = ListRequest(wanted.prefix, after=page.entries[-1].key)

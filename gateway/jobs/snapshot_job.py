@@ -22,7 +22,7 @@ from gateway.metadata.snapshots.staging import Origins, Staging, made_by
 from gateway.metadata.snapshots.store import Snapshot, SnapshotStore
 from gateway.origin.client import Purpose
 from gateway.policy.prefixes import Prefix
-from gateway.s3.list_result import ListedEntry, ListedPage, parse_listed_page
+from gateway.s3.list_result import ListedEntry, ListedPage, PageChain, parse_listed_page
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -108,9 +108,11 @@ def snapshots_of(tools: JobDependencies) -> SnapshotStore:
 async def pages(tools: JobDependencies, prefix: Prefix, after: bytes | None) -> AsyncGenerator[list[ListedEntry], None]:
     """All that the origin has under `prefix` behind the key `after`, in order, with all that a LIST can say of it.
 
-    Raises OriginAnswered when the origin refuses, OriginUnreachable, and OriginBodyError for an answer that is no list.
+    Raises OriginAnswered when the origin refuses, OriginUnreachable, and OriginBodyError for an answer that is no list,
+    and for pages without an end.
     """
     slot, start_after, token = tools.slots.find(prefix.bucket, prefix.key_prefix).name, (after or b"").decode(), None
+    chain = PageChain()
     while True:
 
         async def ask() -> ListedPage:
@@ -131,6 +133,7 @@ async def pages(tools: JobDependencies, prefix: Prefix, after: bytes | None) -> 
         token = page.next_token
         if token is None:
             return
+        chain.follow([entry.key for entry in page.entries], token)
 
 
 def _check(page: ListedPage, prefix: bytes) -> None:

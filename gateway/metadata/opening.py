@@ -30,7 +30,7 @@ from pathlib import Path
 
 import lmdb
 
-from gateway.durable import write_durably
+from gateway.durable import remove_durably, write_durably
 from gateway.errors import StartupError, StoreUnavailable, opening_failure
 from gateway.metadata import epochs
 from gateway.metadata.epochs import InvalidationEpochs
@@ -112,8 +112,8 @@ def open_directory(path: Path, origin: str, *, process: int = 0, size_bytes_max:
 def disbelieve(path: Path) -> None:
     """Have the next one to open it drop everything; StoreUnavailable when the disk fails."""
     try:
-        for name in ("BOOT", "CLEAN"):
-            (path / name).unlink(missing_ok=True)
+        if path.is_dir():  # a new disk has none
+            remove_durably(path / "BOOT", path / "CLEAN")
     except OSError as error:
         raise StoreUnavailable(f"the catalog {path} cannot be dropped: {error}") from error
 
@@ -125,7 +125,7 @@ def _open(path: Path, origin: bytes, process: int, size_bytes_max: int) -> OpenC
         boot = BOOT_ID.read_bytes()
         if not _believable(path, origin, boot):
             _drop(path, users)
-        (path / "CLEAN").unlink(missing_ok=True)
+        remove_durably(path / "CLEAN")  # of another boot it would be believed, as it is, and is not synced
         files = _open_files(path, users, process, size_bytes_max)
         if _locked(users):
             files.dirty.recover()
@@ -188,8 +188,7 @@ def _drop(path: Path, users: int) -> None:
     """Forget everything. BOOT goes first: a drop that is killed half-way is begun again."""
     if not _locked(users):
         raise StartupError(f"the catalog {path} cannot be read while other processes use it: stop them first")
-    for name in ("BOOT", "CLEAN"):
-        (path / name).unlink(missing_ok=True)
+    remove_durably(path / "BOOT", path / "CLEAN")
     if (path / ANSWERS).exists():
         shutil.rmtree(path / ANSWERS)  # before the epochs, which begin again
     for name in ("epochs", "generations"):  # so named until format 2

@@ -27,7 +27,7 @@ from gateway.operations.reply import Answer, Reply
 from gateway.origin.client import OriginRequest, OriginResponse
 from gateway.s3.list_document import list_document
 from gateway.s3.list_query import ListQuery, list_query
-from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX, ListedPage, parse_listed_page
+from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX, ListedPage, PageChain, parse_listed_page
 from gateway.s3.list_token import ListPlace
 
 ListOutcome: TypeAlias = Literal["hit", "partial", "miss", "stale"]
@@ -36,7 +36,6 @@ ListOutcome: TypeAlias = Literal["hit", "partial", "miss", "stale"]
 TRUTHS_MAX = 16
 """Keys just written that are asked about one by one; with more in a page, the page is asked for."""
 
-_EMPTY_PAGES_MAX = 100
 """Pages without a key, in a row, after which an origin is not asked for more."""
 
 _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
@@ -167,13 +166,13 @@ async def _told(listing: Listing) -> ListedPage:
 
 async def _page_with_keys(listing: Listing) -> ListedPage:
     """One page; pages without a key, as of origins that skip deleted versions, are followed by the next."""
-    origin_token = None
-    for _ in range(_EMPTY_PAGES_MAX):
+    origin_token, chain = None, PageChain()
+    while True:
         page = await origin_page(listing, listing.wanted, origin_token)
         origin_token = page.next_token
         if page.entries or page.prefixes or origin_token is None:
             return page
-    raise OriginBodyError(f"the origin has given {_EMPTY_PAGES_MAX} pages without a key")
+        chain.follow((), origin_token)
 
 
 async def _send(listing: Listing, wanted: ListRequest, origin_token: str | None) -> OriginResponse:

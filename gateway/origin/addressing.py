@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from botocore.loaders import create_loader
-from botocore.regions import EndpointResolver
 from yarl import URL
 
 from gateway.errors import ConfigError
@@ -50,6 +48,10 @@ def default_endpoint(region: str) -> str:
 def _default_endpoint(region: str) -> str:
     if region == "us-east-1":
         return "https://s3.us-east-1.amazonaws.com"
+    # Only who names a region of AWS and no endpoint needs it.
+    from botocore.loaders import create_loader
+    from botocore.regions import EndpointResolver
+
     resolver = EndpointResolver(create_loader().load_data("endpoints"))
     found = resolver.construct_endpoint("s3", region)
     if found is None:

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import structlog
-from aiobotocore.session import AioSession
-from botocore.exceptions import BotoCoreError
 
 from gateway.clock import Clock
 from gateway.errors import OriginUnreachable
@@ -79,6 +77,13 @@ class ChainCredentials:
     """
 
     def __init__(self, clock: Clock, *, profile: str | None = None) -> None:
+        # Only who has no pair of its own needs it: 0.2 s of CPU and 20 MB in every process. Not first in the look-up,
+        # which runs on the event loop.
+        from aiobotocore.session import AioSession
+        from botocore.exceptions import BotoCoreError
+
+        self._new_session = AioSession
+        self._errors: tuple[type[Exception], ...] = (BotoCoreError, OSError, TimeoutError)
         self._clock = clock
         self._profile = profile
         self._known: tuple[KeyPair, ...] = ()
@@ -127,8 +132,8 @@ class ChainCredentials:
         try:
             async with asyncio.timeout(_LOOKUP_TIMEOUT_SECONDS):
                 # A session remembers the files that it has read; a new one sees what has changed since.
-                self._found = await AioSession(profile=self._profile).get_credentials()
-        except (BotoCoreError, OSError, TimeoutError) as error:
+                self._found = await self._new_session(profile=self._profile).get_credentials()
+        except self._errors as error:
             log.warning("origin_credentials_lookup_failed", error=type(error).__name__)
         finally:
             self._lookup = None

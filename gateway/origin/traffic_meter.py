@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from gateway.origin.client import Direction, Origin, OriginRequest, OriginResponse, StreamedBody
 from gateway.origin.landing import Landing
-from gateway.origin.s3 import Attempt
+
+if TYPE_CHECKING:
+    from gateway.origin.s3 import Attempt  # brings the HTTP client with it, which a supervisor does not need
 
 
 class RateLimiter(Protocol):

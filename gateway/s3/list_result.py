@@ -7,7 +7,7 @@ expression, at a tenth of an XML parser's cost; what does not fit it to the lett
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
@@ -51,6 +51,36 @@ class ListedPage(NamedTuple):
     entries: list[ListedEntry]
     prefixes: list[bytes]
     next_token: str | None
+
+
+EMPTY_PAGES_MAX = 100
+"""In a row: some origins give pages without a key, for versions that are deleted, but not so many."""
+
+
+class PageChain:
+    """The pages of one listing, each named by the token of the one before. They must lead on, and come to an end.
+
+    A page that comes again is found out by one that is remembered, of which there is another after 1, 2, 4, … pages
+    (Brent's cycle detection): within three times as many pages as there are different ones.
+    """
+
+    def __init__(self) -> None:
+        self._remembered: tuple[bytes, bytes, str] | None = None
+        self._until_next = self._distance = 1
+        self._empty_pages = 0
+
+    def follow(self, keys: Sequence[bytes], next_token: str) -> None:
+        """A page with these keys, and not the last. OriginBodyError when there is no end to be expected."""
+        self._empty_pages = 0 if keys else self._empty_pages + 1
+        if self._empty_pages >= EMPTY_PAGES_MAX:
+            raise OriginBodyError(f"the origin has given {EMPTY_PAGES_MAX} pages without a key")
+        page = (keys[0], keys[-1], next_token) if keys else (b"", b"", next_token)
+        if page == self._remembered:
+            raise OriginBodyError("the origin's pages lead back to one that was given before")
+        self._until_next -= 1
+        if not self._until_next:
+            self._remembered, self._distance = page, 2 * self._distance
+            self._until_next = self._distance
 
 
 _ENTRY = re.compile(

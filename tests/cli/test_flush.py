@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway import cli
-from gateway.cli import common, flush
+from gateway.cli import admin_port, flush
 from tests.support.admin_double import AdminDouble, admin_double
 
 
@@ -18,7 +18,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look often: how long is not what is tested."""
     monkeypatch.setattr(flush, "_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(flush, "_AGAIN_SECONDS", 0.0)
-    monkeypatch.setattr(common, "_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(admin_port, "_AGAIN_SECONDS", 0.01)
 
 
 def left(objects: int, **more: Any) -> tuple[int, dict[str, Any]]:

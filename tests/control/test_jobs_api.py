@@ -13,7 +13,8 @@ from pydantic import SecretStr
 from gateway.config import AdminSettings, OriginSettings, Settings
 from gateway.control.app import control_app
 from gateway.control.holders import Holders
-from gateway.control.jobs import MANIFEST_TYPE, JobsHolder
+from gateway.control.jobs import JobsHolder
+from gateway.control.media_types import MANIFEST_TYPE
 from gateway.control.openapi import describe
 from gateway.control.state import StateHolder
 from gateway.jobs.job import JobState

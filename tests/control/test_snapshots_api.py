@@ -14,8 +14,9 @@ import pytest
 from gateway.config import OriginSettings, Settings
 from gateway.control.app import control_app
 from gateway.control.holders import Holders
+from gateway.control.media_types import LINES_TYPE
 from gateway.control.openapi import describe
-from gateway.control.snapshots import LINES_TYPE, SnapshotsHolder
+from gateway.control.snapshots import SnapshotsHolder
 from gateway.control.state import StateHolder
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot

@@ -23,7 +23,7 @@ from tests.crash.points.finding import find_lost_uploads
 from tests.crash.points.scenarios import several_at_once
 from tests.support.disks import kill_disk, mortal_disk, mounted
 
-CUTS = int(os.environ.get("FOREBAY_GATEWAY_POWER_CUTS", "20"))
+CUTS = int(os.environ.get("FOREBAY_GATEWAY_POWER_CUTS", "12"))
 SEED = int(os.environ.get("FOREBAY_KILL_SEED", random.SystemRandom().randrange(2**32)))
 SECONDS_MAX = 120 + 15 * CUTS
 

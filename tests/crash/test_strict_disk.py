@@ -27,7 +27,7 @@ from gateway.writeback.reading import FileGone
 from tests.support.buffer_history import Expected, Hearing, check, start_writers
 from tests.support.strict_disk import Moment, built, moments, synced_names, traced
 
-CUTS = int(os.environ.get("FOREBAY_STRICT_CUTS", "150"))
+CUTS = int(os.environ.get("FOREBAY_STRICT_CUTS", "100"))
 SEED = int(os.environ.get("FOREBAY_KILL_SEED", random.SystemRandom().randrange(2**32)))
 LINES = 900
 """So many that the journal's log is taken over into the journal, and begun anew."""

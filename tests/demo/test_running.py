@@ -113,8 +113,14 @@ def test_json_is_all_there_is_on_standard_output(tmp_path: Path) -> None:
     assert all(seconds > 0 for one in results.values() for seconds in one["direct_seconds"] + one["forebay_seconds"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("line", ["forebay demo:", "upload 4 shards", "save checkpoint, direct, step 1"])
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [
+        pytest.param(number, line, marks=() if which == when else pytest.mark.slow)
+        for which, number in enumerate([signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+        for when, line in enumerate(["forebay demo:", "upload 4 shards", "save checkpoint, direct, step 1"])
+    ],
+)
 def test_a_signal_ends_it_and_leaves_nothing(number: signal.Signals, line: str, tmp_path: Path) -> None:
     """Ctrl-C, SIGTERM and a closed terminal, at the start and in the middle: 128 + n, no process, no file."""
     with _demo(tmp_path / "demo") as run:

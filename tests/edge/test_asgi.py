@@ -15,7 +15,9 @@ import pytest
 from gateway.clock import SystemClock
 from gateway.edge.asgi import S3App
 from gateway.edge.visit import BROKEN_OFF, CLIENT_LEFT
-from gateway.errors import ClientDisconnected
+from gateway.errors import ClientDisconnected, OriginUnreachable
+from gateway.objects import BodyStream
+from gateway.operations.reply import Reply
 from gateway.origin.client import OriginRequest
 from gateway.origin.memory import MemoryOrigin
 from gateway.origin.memory.faults import CutBody, Unreachable, on
@@ -25,6 +27,7 @@ from gateway.policy.slots import Slot
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call, signed_headers
 from tests.support.gateway_app import gateway_app
+from tests.support.serving import request, serving
 
 BODY = os.urandom(200_000)
 
@@ -80,6 +83,40 @@ def test_an_unexpected_failure_is_an_internal_error_with_a_request_id(
     logged = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
     assert request_id in logged
     assert "ZeroDivisionError" in logged
+
+
+def test_a_body_that_fails_before_its_first_byte_is_answered_with_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not as a fault of ours with InternalError; what the body held is let go of, the observer hears the status."""
+    closed: list[bool] = []
+
+    async def fail() -> BodyStream:
+        raise OriginUnreachable("the origin is away")
+        yield b""
+
+    class Held:
+        async def aclose(self) -> None:
+            closed.append(True)
+
+    async def perform(_: object) -> Reply:
+        return Reply(200, [("content-length", "7")], fail(), "hit", Held())
+
+    async def scenario() -> list[tuple[str, str, str | None, int, int]]:
+        async with gateway_app(tmp_path, allow_unsigned=True) as gateway:
+            monkeypatch.setattr("gateway.edge.asgi.perform", perform)
+            app, observer = observed(gateway.app)
+            async with serving(app) as port:
+                wire = await port.connect()
+                for _ in range(2):
+                    await wire.say(request("GET", "/bucket/k"))
+                    answer = await wire.answer()
+                    assert (answer.status, b"<Code>ServiceUnavailable</Code>" in answer.body) == (503, True)
+                await wire.close()
+            return observer.ends
+
+    assert [end[1:3] for end in asyncio.run(scenario())] == [("503", None)] * 2
+    assert closed == [True] * 2
 
 
 def test_an_error_answer_to_head_has_no_body(tmp_path: Path) -> None:

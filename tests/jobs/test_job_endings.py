@@ -18,7 +18,10 @@ from gateway.jobs.job import JobKind, JobState
 from gateway.jobs.runner import ENDED_KEPT, RUNNING_MAX
 from gateway.jobs.store import JobStore
 from gateway.jobs.worklist import BadManifest
+from gateway.origin.memory.faults import Answer, on
+from gateway.s3.requests import Operation
 from tests.support.blocks import BUCKET, TestClock, make_origin, stored, until
+from tests.support.indexing import pages_without_end
 from tests.support.jobs import job_bench
 
 PREFIX = f"s3://{BUCKET}/data/"
@@ -193,6 +196,25 @@ def test_a_job_that_breaks_off_by_itself_has_failed(
             await until(lambda: bench.jobs.get(job.id) is None or bench.now(job).state is not JobState.RUNNING)
             assert (bench.now(job).state, len(bench.now(job).errors)) == (JobState.FAILED, 1)
             await until(lambda: [one.state for one in bench.store.load()] == [JobState.FAILED])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("keys", [0, 3])
+@pytest.mark.parametrize("kind", [JobKind.WARM, JobKind.SNAPSHOT])
+def test_a_job_ends_though_the_origins_pages_do_not(tmp_path: Path, kind: JobKind, keys: int) -> None:
+    """Empty ones, or the same again and again: it fails, and has kept no more of them than a few."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        origin.inject(on(Operation.LIST_OBJECTS_V2), Answer(200, body=pages_without_end(keys)), times=None)
+        async with job_bench(tmp_path, origin, clock=ShortWaits()) as bench:
+            started = bench.service.create("frozen", PREFIX) if kind is JobKind.SNAPSHOT else None
+            job = await (started or bench.jobs.start(kind, PREFIX))
+            await until(lambda: bench.now(job).state is not JobState.RUNNING)
+            assert bench.now(job).state is JobState.FAILED
+            assert bench.now(job).objects_found <= 3 * keys
+            assert origin.count() <= 100
 
     asyncio.run(scenario())
 

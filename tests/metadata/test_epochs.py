@@ -6,7 +6,6 @@ import fcntl
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from gateway.metadata import epochs as epochs_module
 from gateway.metadata.entries import ObservedAt, catalog_key
 from gateway.metadata.epochs import InvalidationEpochs, create
 from gateway.objects import ObjectKey
+from tests.support.prepared_process import PreparedProcess
 
 ROOT = Path(__file__).parents[2]
 KEY = ObjectKey("bucket", "k")
@@ -73,10 +73,9 @@ def test_no_change_is_missed_by_threads_and_processes_at_once(tmp_path: Path) ->
     """What was observed before a change is void after it, for good: no number comes back."""
     path = tmp_path / "epochs"
     create(path)
-    command = [sys.executable, "-c", OTHER, str(path)]
     processes = []
     for _ in range(3):
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        process = PreparedProcess(["-c", OTHER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         processes.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"  # one after the other, as catalogs are opened

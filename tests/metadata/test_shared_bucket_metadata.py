@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 from gateway.metadata.bucket_metadata import BucketMetadataFile
 from gateway.metadata.opening import ANSWERS, open_directory
+from tests.support.prepared_process import PreparedProcess
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,8 +38,7 @@ file.close()
 
 def other(directory: Path, *steps: str) -> subprocess.Popen[str]:
     """Another process that has the directory open, and does these things."""
-    command = [sys.executable, "-c", OTHER, str(directory), *steps]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    return PreparedProcess(["-c", OTHER, directory, *steps], stdout=subprocess.PIPE)
 
 
 def ended(process: subprocess.Popen[str]) -> list[str]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import lmdb
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway import durable
 from gateway.errors import StartupError
 from gateway.metadata import entries as records
 from gateway.metadata.entries import CATALOG_KEY_BYTES_MAX, Entry, ObservedAt, catalog_key, pack, unpack
@@ -24,6 +26,7 @@ from gateway.metadata.store import LANDED_PER_TRANSACTION, CatalogUpdate
 from gateway.objects import ObjectKey
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
+from tests.support.prepared_process import PreparedProcess
 
 ROOT = Path(__file__).parents[2]
 KEY = ObjectKey("bucket", "k")
@@ -208,8 +211,7 @@ catalog.close()
 
 def other(directory: Path, *steps: str) -> subprocess.Popen[str]:
     """Another process that has the directory open, and does these things."""
-    command = [sys.executable, "-c", OTHER, str(directory), *steps]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    return PreparedProcess(["-c", OTHER, directory, *steps], stdout=subprocess.PIPE)
 
 
 def ended(process: subprocess.Popen[str]) -> str:
@@ -237,6 +239,27 @@ def test_after_an_orderly_end_everything_is_kept(tmp_path: Path) -> None:
     (directory / "BOOT").write_bytes(b"another boot\n")
     with opened(directory) as catalog:
         assert catalog.store.lookup(KEY) is not None
+
+
+def test_clean_is_gone_for_good_before_anything_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut would bring it back else, beside records that were not synced, and they would be believed."""
+    directory, gone = tmp_path / "c", list[bool]()
+    with opened(directory):
+        pass
+    sync_directory, open_environment = durable.sync_directory, lmdb.open
+
+    def synced(path: Path) -> None:
+        gone.append(not (path / "CLEAN").exists())
+        sync_directory(path)
+
+    def checked(*arguments: Any, **keywords: Any) -> lmdb.Environment:
+        assert gone == [True]
+        return open_environment(*arguments, **keywords)
+
+    monkeypatch.setattr(durable, "sync_directory", synced)
+    monkeypatch.setattr(lmdb, "open", checked)
+    with opened(directory):
+        pass
 
 
 def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:

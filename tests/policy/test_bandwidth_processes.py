@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 
 from gateway.clock import SystemClock
 from gateway.policy.token_bucket import BURST_SECONDS, make_shared_memory
+from tests.support.prepared_process import PreparedProcess
 
 RATE = 4e6
 PIECE = 50_000
@@ -43,11 +43,8 @@ class Crowd:
     def start(self, own: int, point: str = "-", after: int = 0) -> int:
         """Another one; its number here."""
         arguments = [self._descriptor, own, PROCESSES, RATE, PIECE, point, after]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.bandwidth_worker", *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            pass_fds=[self._descriptor],
-            text=True,
+        process = PreparedProcess(
+            ["tests.support.bandwidth_worker", *arguments], stdout=subprocess.PIPE, pass_fds=[self._descriptor]
         )
         assert process.stdout is not None
         self.processes.append(process)

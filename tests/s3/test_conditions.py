@@ -97,6 +97,16 @@ def test_an_empty_if_match_matches_nothing() -> None:
     assert not etag_matches('""', ETAG)
     assert not etag_matches("", ETAG)
     assert etag_matches('"a,b"', '"a,b"')
+    assert etag_matches(' , ,\t"x" ,, abc', ETAG)
+
+
+@pytest.mark.parametrize(
+    "repeated", ['"x",{}"y"z', '{}"', '{}"z', 'x{}y"z', '"x"{}"'], ids=["list", "quote", "rest", "words", "quoted"]
+)
+@pytest.mark.parametrize("part", [" ", "\t ", "a ", "W/", '"', ",", '"x",', "W/ ", ", "])
+def test_a_list_of_any_make_costs_what_its_length_does(repeated: str, part: str) -> None:
+    """64 KiB are looked at once; what gave back what it had taken would not be done in a day."""
+    etag_matches(repeated.format(part * (64 * 1024 // len(part))), ETAG)
 
 
 @pytest.mark.parametrize(

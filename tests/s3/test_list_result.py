@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import OriginBodyError
-from gateway.s3.list_result import EntryTemplate, ListedEntry, parse_listed_page
+from gateway.s3.list_result import EMPTY_PAGES_MAX, EntryTemplate, ListedEntry, PageChain, parse_listed_page
 from gateway.s3.xml_writer import encode_list_key
 
 PAGE = (
@@ -102,3 +102,33 @@ def test_what_is_no_page_is_refused(body: bytes) -> None:
     """Half a listing must not pass for a whole one, nor one out of order for a place to go on from."""
     with pytest.raises(OriginBodyError):
         parse_listed_page(body, with_owner=False)
+
+
+@given(st.integers(0, 40), st.integers(1, 40))
+def test_pages_that_lead_back_are_found_out(before: int, circle: int) -> None:
+    """However long the way into the circle, and the circle, are: within three times as many pages as both have."""
+    chain, pages_max = PageChain(), 3 * (before + circle) + 1
+
+    def follow_all() -> None:
+        for number in range(pages_max):
+            place = number if number < before else before + (number - before) % circle
+            chain.follow([b"%d" % place], str(place))
+
+    with pytest.raises(OriginBodyError):
+        follow_all()
+
+
+def test_pages_that_lead_on_are_followed() -> None:
+    """However many; empty ones as long as they are not too many in a row, whatever their tokens."""
+    chain = PageChain()
+    for number in range(10_000):
+        chain.follow([b"%08d" % number], f"token {number}")
+    for _ in range(3):
+        for number in range(EMPTY_PAGES_MAX - 1):
+            chain.follow([], f"empty {number}")
+        chain.follow([b"key"], "the same token")
+        chain.follow([b"other key"], "the same token")
+    for number in range(EMPTY_PAGES_MAX - 1):
+        chain.follow([], f"more {number}")
+    with pytest.raises(OriginBodyError):
+        chain.follow([], "one too many")

@@ -48,4 +48,4 @@ def test_random_histories(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_many_random_histories(tmp_path: Path) -> None:
     """The same for minutes."""
-    compare(tmp_path, int(os.environ.get("FOREBAY_TRANSPARENCY_HISTORIES", "1500")))
+    compare(tmp_path, int(os.environ.get("FOREBAY_TRANSPARENCY_HISTORIES", "400")))

@@ -23,6 +23,7 @@ from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call
+from tests.support.blocks import block_files
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
 
@@ -431,6 +432,29 @@ def test_2_3_a_write_that_is_refused_leaves_no_doubt(tmp_path: Path) -> None:
         await clock.advance(DOUBT_SECONDS + 1)
         assert (await ask(gateway, "GET")).body == OLD
         assert len(gateway.origin.calls) == asked
+
+    play(tmp_path, IMMUTABLE, scenario)
+
+
+@pytest.mark.parametrize("target", ["/bucket/k", "/bucket/small"])
+@pytest.mark.parametrize("away", [False, True])
+def test_1_1_a_damaged_block_of_a_version_that_is_gone_is_no_internal_error(
+    tmp_path: Path, target: str, away: bool
+) -> None:
+    """1.1, 8.1 Found out before the first byte: the new version is looked up; 503 where the origin is away."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        gateway.origin.put("bucket", "small", b"old")
+        for _ in range(2):
+            await ask(gateway, "GET", target)
+        gateway.origin.put("bucket", target.removeprefix("/bucket/"), NEW)
+        for file in block_files(tmp_path):
+            file.write_bytes(bytes(byte ^ 1 for byte in file.read_bytes()))
+        if away:
+            gateway.origin.inject(on(), Unreachable(), times=None)
+        answer = await ask(gateway, "GET", target)
+        assert (answer.status, answer.complete) == (503 if away else 200, True)
+        assert answer.body == NEW or away
 
     play(tmp_path, IMMUTABLE, scenario)
 

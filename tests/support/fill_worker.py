@@ -28,11 +28,11 @@ from gateway.origin.memory.content import GeneratedContent
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
 from tests.support.blocks import BUCKET, KIB, open_cache, take, whole
+from tests.support.prepared_process import PreparedProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY
 
 BLOCK = 512 * KIB
 _ANSWER_SECONDS = 60
-_ROOT = Path(__file__).parents[2]
 
 
 class FillWorker:
@@ -47,10 +47,9 @@ class FillWorker:
         capacity_bytes: int = 64 * 1024 * KIB,
         packed_bytes_max: int = 0,
     ) -> None:
-        command = [sys.executable, "-m", "tests.support.fill_worker"]
-        arguments = [str(directory), str(slot), endpoint_url, str(capacity_bytes), str(packed_bytes_max)]
-        self._process = subprocess.Popen(
-            [*command, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT
+        arguments = [directory, slot, endpoint_url, capacity_bytes, packed_bytes_max]
+        self._process = PreparedProcess(
+            ["tests.support.fill_worker", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._listening = threading.Thread(target=self._listen, daemon=True)

@@ -125,6 +125,17 @@ def fill(origin: MemoryOrigin, keys: Collection[str], body: bytes = b"x") -> Non
         origin.put(BUCKET, key, body)
 
 
+def pages_without_end(keys: int) -> bytes:
+    """A page that is followed by itself."""
+    entries = "".join(
+        f"<Contents><Key>data/{number}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+        f"<ETag>&quot;{number}&quot;</ETag><Size>0</Size></Contents>"
+        for number in range(keys)
+    )
+    truncated = "<IsTruncated>true</IsTruncated><NextContinuationToken>on</NextContinuationToken>"
+    return f"<ListBucketResult><Name>{BUCKET}</Name>{truncated}{entries}</ListBucketResult>".encode()
+
+
 class SmallPages:
     """Stands before an origin, and asks it for pages of a few keys only."""
 

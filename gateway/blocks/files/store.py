@@ -1,6 +1,6 @@
 """The block files: written under a partial name, header last, renamed into place, never changed again.
 
-    data/3f/<block id>-<nonce>          published blocks, in 256 directories by the first byte of the id
+    data/3f/<block id>-<nonce>          published blocks, in up to 256 directories by the first byte of the id
     data/3f/<32 digits>.segment         small objects packed together: appended to, and nothing else (segments.py)
     partial/w<slot>/<block id>-<nonce>  fills of one worker slot in progress
 
@@ -12,10 +12,10 @@ read a moment ago excepted.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import structlog
 
@@ -26,6 +26,8 @@ from gateway.blocks.layout import Block, Extent
 from gateway.errors import BlockDamaged, StoreUnavailable
 
 _log = structlog.get_logger("forebay.cache")
+
+T = TypeVar("T")
 
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
@@ -38,7 +40,7 @@ BALLAST_BYTES = 1024 * 1024
 """Given up on a full disk: without any room the index could not even write down what is evicted."""
 
 DIRECTORIES = 256
-"""Published files lie in as many directories."""
+"""Published files lie in as many directories, each made with its first file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,6 @@ class BlockStore:
         """Make the directories, and find out what the system tells of files in them."""
         for directory in (self._data, self._partial_root, self._partial):
             directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-        for number in range(DIRECTORIES):
-            self._directory(number).mkdir(mode=DIRECTORY_MODE, exist_ok=True)
         self._maps_files = mapped_pages.is_supported(self._partial)
         if not self._maps_files:
             _log.warning(
@@ -119,7 +119,7 @@ class BlockStore:
         """
         flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if new else 0)
         try:
-            descriptor = os.open(self._place(file), flags, FILE_MODE)
+            descriptor = self._in_directory(file, lambda: os.open(self._place(file), flags, FILE_MODE))
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -144,7 +144,7 @@ class BlockStore:
     def publish(self, file: str) -> None:
         """Move a finished partial file to its place."""
         try:
-            os.rename(self._partial / file, self._place(file))
+            self._in_directory(file, lambda: os.rename(self._partial / file, self._place(file)))
         except OSError as error:
             raise StoreUnavailable(f"a block file cannot be renamed: {error}") from error
 
@@ -152,7 +152,7 @@ class BlockStore:
         """Give a file that lies elsewhere a place here, too. It belongs to the owner alone from then on."""
         try:
             os.chmod(source, FILE_MODE)
-            os.link(source, self._place(file))
+            self._in_directory(file, lambda: os.link(source, self._place(file)))
         except OSError as error:
             raise StoreUnavailable(f"a file cannot be linked into the block directory: {error}") from error
 
@@ -244,11 +244,18 @@ class BlockStore:
 
     def listing(self, number: int) -> list[str]:
         """The names of the published files in directory `number`, 0 to DIRECTORIES - 1."""
-        return os.listdir(self._directory(number))
+        try:
+            return os.listdir(self._directory(number))
+        except FileNotFoundError:
+            return []
 
     def bytes_on_disk(self, number: int) -> int:
         """What the published files in a directory take, in whole pages."""
-        with os.scandir(self._directory(number)) as entries:
+        try:
+            entries = os.scandir(self._directory(number))
+        except FileNotFoundError:
+            return 0
+        with entries:
             return sum(layout.in_pages(entry.stat(follow_symlinks=False).st_size) for entry in entries)
 
     def is_published(self, file: str) -> bool:
@@ -275,6 +282,14 @@ class BlockStore:
 
     def _directory(self, number: int) -> Path:
         return self._data / f"{number:02x}"
+
+    def _in_directory(self, file: str, publish: Callable[[], T]) -> T:
+        """Give a file its place; the directory of its place is made where there is none yet."""
+        try:
+            return publish()
+        except FileNotFoundError:
+            self._directory(int(file[:2], 16)).mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+            return publish()
 
     def _place(self, file: str) -> str:
         return f"{self._data}/{file[:2]}/{file}"

@@ -100,7 +100,10 @@ class SingleFlight:
         purpose: Purpose = Purpose.LIVE,
         response: UnpinnedResponse | None = None,
     ) -> InflightFetch:
-        """A new fetch that a reader waits for, entered; only when `join` found none."""
+        """A fetch that a reader waits for, entered: a new one, unless there is one by now."""
+        running = self.join(block, headers)
+        if running is not None:
+            return running
         fetch = InflightFetch(block, slot, headers, purpose, reader, response)
         fetch.enter()
         if response is not None:
@@ -252,7 +255,7 @@ class SingleFlight:
         self._end(fetch, None)
 
     def _end(self, fetch: InflightFetch, failure: BaseException | None) -> None:
-        del self._fetches[fetch.key]
+        del self._fetches[fetch.key]  # there is never another of the same key
         fetch.end(failure)
         if fetch.response is not None:
             fetch.response.get.let_go()

@@ -28,7 +28,7 @@ from gateway.blocks.index.pins import Pins
 from gateway.blocks.maintenance import crash_recovery, index_rebuild
 from gateway.blocks.maintenance.worker_locks import WorkerLocks
 from gateway.blocks.settings import BlockSettings
-from gateway.durable import sync_directory, write_durably
+from gateway.durable import remove_durably, write_durably
 from gateway.errors import BlockError, StartupError, StoreUnavailable, opening_failure
 from gateway.heartbeats import Heartbeats
 
@@ -188,8 +188,7 @@ def _open_index(settings: BlockSettings, store: BlockStore, slots: WorkerLocks, 
     path, boot = settings.directory, BOOT_ID.read_bytes()
     fingerprint = fingerprint_of(settings.slots)
     believable = _read(path / "BOOT") == boot or (path / "CLEAN").exists()
-    (path / "CLEAN").unlink(missing_ok=True)
-    sync_directory(path)
+    remove_durably(path / "CLEAN")
     index = _try_open(settings, worker) if believable else None
     if index is None:
         if not slots.alone():

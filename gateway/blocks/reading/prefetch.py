@@ -128,9 +128,9 @@ class Prefetcher:
         self._readahead: Readahead | None = None
         self._hinted_stop = 0
 
-    def entered(self, block: Block) -> None:
+    def entered(self, block: Block, was_ahead: bool) -> None:
         """The reader begins in a block that is here: if it was fetched ahead, so shall be what follows it."""
-        if self._tools.ahead_marks and self._tools.ahead_marks.take(block.id):
+        if self._tools.ahead_marks.take(block.id) or was_ahead:
             with suppress(StoreUnavailable):
                 self.prefetch(self._request.range.first, beyond=True)
 

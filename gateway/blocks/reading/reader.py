@@ -61,6 +61,9 @@ class RangeReader:
         self._opener = SourceOpener(tools, self._request)
         self._ahead = Prefetcher(tools, self._request, self._opener.fetched)
         self._source: Source | None = None
+        self._first: BodyPiece | None = None
+        """Of a block on disk, so that it is known to be good before a reply begins: what may take its place may not
+        be had any more."""
         self._given = 0
         self._damages = 0
 
@@ -86,10 +89,20 @@ class RangeReader:
                 self.outcome = "partial"
         except StoreUnavailable as error:
             source = await self._open_origin(first, error)
+        if isinstance(source, BlockSource):
+            self._ahead.entered(source.block, self._opener.was_ahead)
+            source = await self._begin_to_read(source)
         if self.outcome == "hit" and not source.cached:
             self.outcome = "partial" if several else "miss"
-        if isinstance(source, BlockSource):
-            self._ahead.entered(source.block)
+
+    async def _begin_to_read(self, source: Source) -> Source:
+        """Have the first piece ready; the source that it is from."""
+        try:
+            self._first = await self._next(self._request.range.first)
+        except BaseException:
+            await self.aclose()
+            raise
+        return self._source or source
 
     def _lacks_sub_blocks(self, source: Source) -> bool:
         """Whether sub-blocks are missing behind the first one, which is there."""
@@ -117,7 +130,8 @@ class RangeReader:
         position = self._request.range.first
         try:
             while position < self._request.range.stop:
-                piece = await self._next(position)
+                first, self._first = self._first, None
+                piece = first if first is not None else await self._next(position)
                 if isinstance(piece, LentBytes):
                     yield piece
                     size = piece.taken
@@ -140,7 +154,7 @@ class RangeReader:
 
     async def aclose(self) -> None:
         """Let go of everything. Idempotent; the fills that this reader has begun go on."""
-        source, self._source = self._source, None
+        source, self._source, self._first = self._source, None, None
         if source is None:
             return
         count, self._given = self._given, 0
@@ -219,12 +233,14 @@ Outcome: TypeAlias = Literal["hit", "partial", "miss"]
 class SourceOpener:
     """Opens one reader's sources, one after another. `is_sub_block` says of the last one whether it is of a sub_block.
 
-    `fetched` are the blocks that were fetched ahead for this reader: they are no hits of its.
+    `fetched` are the blocks that were fetched ahead for this reader: they are no hits of its. `was_ahead` says whether
+    the last one opened was fetched ahead by a reader before, and nobody had come to it.
     """
 
     def __init__(self, tools: ReadDependencies, request: ReadRequest) -> None:
         self.is_sub_block = False
         self.fetched: set[bytes] = set()
+        self.was_ahead = False
         self._tools = tools
         self._request = request
         self._looks_first = request.answer is not None
@@ -333,7 +349,9 @@ class SourceOpener:
         except BlockDamaged:
             await self.drop(block, extent)
             return None
-        self._tools.accesses.note(extent.file)
+        self.was_ahead = self._tools.ahead_marks.take(block.id)
+        if not self.was_ahead and block.id not in self.fetched:
+            self._tools.accesses.note(extent.file)  # what was fetched ahead does not come back: it is read at last
         return self.in_file(block, extent, file, cached=block.id not in self.fetched)
 
     async def _open_file(self, block: Block, extent: Extent) -> BlockLease:
@@ -359,7 +377,7 @@ class SourceOpener:
             ):
                 return None
             fill = tools.fetches.start(block, request.slot, request.headers, request, request.purpose, request.answer)
-        elif fill.started_by is not request:
+        if fill.started_by is not request:
             tools.observer.coalesced(request.slot)
         try:
             await fill.begun()

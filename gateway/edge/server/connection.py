@@ -17,7 +17,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gateway.clock import Clock, SystemClock
-from gateway.edge.server.cycle import HEADER_LINES_EXTENSION, LENT_EXTENSION, ZERO_COPY_EXTENSION, S3Cycle
+from gateway.edge.server.cycle import (
+    HEADER_LINES_EXTENSION,
+    LENT_EXTENSION,
+    START_AGAIN_EXTENSION,
+    ZERO_COPY_EXTENSION,
+    S3Cycle,
+)
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.readable import readable
 from gateway.edge.server.refusals import refusal_bytes
@@ -77,7 +83,7 @@ class S3Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        extensions: dict[str, object] = {HEADER_LINES_EXTENSION: {}}
+        extensions: dict[str, object] = {HEADER_LINES_EXTENSION: {}, START_AGAIN_EXTENSION: {}}
         if self.scheme == "http":
             # Nothing is queued behind the kernel's own buffer, so "not paused" means that a file may be sent now.
             transport.set_write_buffer_limits(high=0)

@@ -45,6 +45,7 @@ SPAN = "forebay.span"
 """In a zerocopysend message: the FileSpan, which can tell whether its bytes are still those that were checked."""
 
 LENT_EXTENSION = "forebay.lent_bytes"
+START_AGAIN_EXTENSION = "forebay.start_again"
 """A message with `bytes` that are a LentBytes: the connection takes as many as go out at once. More must follow it."""
 
 _logger = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ class S3Cycle(RequestResponseCycle):
         if self.writer.on_the_wire:
             self._break_off()
             return
-        self.writer, self.response_started = ResponseWriter(self.transport, self.flow, self._wire), False
+        self._start_again()
         status, headers, body = refusal(s3_error("InternalError"))
         try:
             await self.send({"type": "http.response.start", "status": status, "headers": headers})
@@ -244,6 +245,9 @@ class S3Cycle(RequestResponseCycle):
         elif kind == ZERO_COPY_EXTENSION:
             is_fresh, self._has_waited = not self._has_waited, False
             await self._send_file(message, more_body=more_body, is_fresh=is_fresh)
+        elif kind == START_AGAIN_EXTENSION:
+            self._start_again()
+            return
         elif kind == LENT_EXTENSION:
             more_body = True
             await self.writer.write_lent(message["bytes"])
@@ -279,6 +283,11 @@ class S3Cycle(RequestResponseCycle):
         self.keep_alive = framing.keep_alive
         self.waiting_for_100_continue = False
         self.response_started = True
+
+    def _start_again(self) -> None:
+        if self.writer.on_the_wire:
+            raise RuntimeError("a part of the response is out")
+        self.writer, self.response_started = ResponseWriter(self.transport, self.flow, self._wire), False
 
     def take_over(self, writer: ResponseWriter, framing: ResponseFraming) -> None:
         """Go on with a response whose head is out, and whose body is a file on its way."""

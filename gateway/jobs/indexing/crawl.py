@@ -35,6 +35,7 @@ from gateway.metadata.listing.records import unpack
 from gateway.objects import ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.policy.prefixes import Prefix
+from gateway.s3.list_result import PageChain
 from gateway.s3.xml_reader import error_code_of
 
 LISTERS_WHILE_BUSY = 2
@@ -128,13 +129,14 @@ class Crawl:
 
     async def _told(self, crawl_range: CrawlRange) -> tuple[PackedPage, QueryStamp]:
         """The next page of a range, and when it was asked for. Pages without a key are followed by the next."""
-        asked, token = self._index.asked(self._plan.prefix.bucket), None
+        asked, token, chain = self._index.asked(self._plan.prefix.bucket), None, PageChain()
         while True:
             page = await self._page(crawl_range, token)
             first = bisect_left(page.listed, (crawl_range.start, b""))
             if first < len(page.listed) or page.is_cut or page.next_token is None:
                 return replace(page, listed=page.listed[first:]), asked
             token = page.next_token
+            chain.follow([key for key, _ in page.listed], token)
 
     async def _page(self, crawl_range: CrawlRange, token: str | None) -> PackedPage:
         document = await fetch_page(

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import NamedTuple
 
-from gateway.errors import OriginBodyError, SnapshotUnusable, StoreUnavailable
+from gateway.errors import SnapshotUnusable, StoreUnavailable
 from gateway.metadata.listing.index import Found
 from gateway.metadata.listing.pages import Keys, Listed, ListRequest, Page, take
 from gateway.metadata.listing.ranges import Bound
@@ -22,10 +22,9 @@ from gateway.operations.reply import Answer, Reply
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.list_query import ListQuery, list_query
-from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
+from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage, PageChain
 
 _COSTS_NOTHING = frozenset({"x-amz-request-payer"})
-_EMPTY_PAGES_MAX = 100
 
 
 class _Frozen(NamedTuple):
@@ -150,12 +149,12 @@ async def _told(listing: Listing, place: bytes, wanted: ListRequest) -> ListedPa
     """What the origin lists from `place` on; pages on which there is nothing of it are followed by the next."""
     if place > wanted.prefix:
         wanted = replace(wanted, after=before(place).encode())
-    token = None
-    for _ in range(_EMPTY_PAGES_MAX):
+    token, chain = None, PageChain()
+    while True:
         page = await origin_page(listing, wanted, token)
         token = page.next_token
         entries = [entry for entry in page.entries if entry.key >= place]
         prefixes = [prefix for prefix in page.prefixes if prefix >= place]
         if entries or prefixes or token is None:
             return ListedPage(entries, prefixes, token)
-    raise OriginBodyError(f"the origin has given {_EMPTY_PAGES_MAX} pages without a key")
+        chain.follow((), token)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Protocol
 
@@ -39,8 +40,7 @@ class GeneratedContent:
 
     def __init__(self, size_bytes: int, seed: int = 0) -> None:
         self._size = size_bytes
-        pad = random.Random(seed).randbytes(_PERIOD_BYTES)
-        self._pad = pad * 2
+        self._pad = _pad(seed)
 
     @property
     def size_bytes(self) -> int:
@@ -55,6 +55,12 @@ class GeneratedContent:
             pieces.append(piece)
             offset += len(piece)
         return b"".join(pieces)
+
+
+@lru_cache(maxsize=16)
+def _pad(seed: int) -> bytes:
+    """Two periods; objects of one seed have one pad, which takes 4 ms to make."""
+    return random.Random(seed).randbytes(_PERIOD_BYTES) * 2
 
 
 class DiscardedContent:

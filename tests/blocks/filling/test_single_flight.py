@@ -6,10 +6,13 @@ import asyncio
 from contextlib import aclosing
 from pathlib import Path
 
-from gateway.errors import OriginAnswered
+import pytest
+
+from gateway.blocks.filling.unpinned_get import UnpinnedGets
+from gateway.errors import OriginAnswered, OriginUnreachable
 from gateway.objects import ByteRange, FileSpan
 from gateway.origin.client import Purpose
-from gateway.origin.memory.faults import Answer, Hold
+from gateway.origin.memory.faults import Answer, Hold, Unreachable
 from tests.support.blocks import (
     BLOCK,
     KIB,
@@ -158,5 +161,33 @@ def test_following_blocks_fill_ahead(tmp_path: Path) -> None:
                 await until(lambda: origin.count() == 4)
                 assert [call.purpose for call in origin.calls] == [Purpose.LIVE] + [Purpose.READAHEAD] * 3
             released.set()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("packed_bytes_max", [0, 2 * BLOCK])
+@pytest.mark.parametrize("fails", [False, True])
+def test_readers_that_give_the_same_process_up_share_one_fetch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed_bytes_max: int, fails: bool
+) -> None:
+    """They have waited for who finds out the version, and go on without it in the same moment: all of them are told."""
+
+    async def give_up(*_: object) -> bool:
+        await asyncio.sleep(0)
+        return False
+
+    monkeypatch.setattr(UnpinnedGets, "settled", give_up)
+
+    async def scenario() -> None:
+        origin = make_origin()
+        version = stored(origin, "a", BLOCK)
+        if fails:
+            origin.inject(lambda call: True, Unreachable(), times=None)
+        async with open_cache(tmp_path / "c", origin, packed_bytes_max=packed_bytes_max, fill_retries=0) as cache:
+            async with asyncio.timeout(30):
+                found = await asyncio.gather(*(read(cache, version) for _ in range(4)), return_exceptions=True)
+        assert found == [content_of(origin, version)] * 4 or fails
+        assert not fails or [type(error) for error in found] == [OriginUnreachable] * 4
+        assert origin.count() == 1
 
     asyncio.run(scenario())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +31,7 @@ from tests.support.blocks import (
     stored,
     whole,
 )
+from tests.support.prepared_process import PreparedProcess
 
 SMALL = 64 * KIB
 FILE = SMALL + 4096
@@ -62,10 +62,9 @@ class Team:
 
     def __init__(self, directory: Path, workers: int, capacity_bytes: int, packed_bytes_max: int) -> None:
         numbers = [(worker, workers, capacity_bytes, packed_bytes_max) for worker in range(workers)]
-        command = [sys.executable, "-m", "tests.support.epoch_worker", str(directory)]
         self._processes = [
-            subprocess.Popen(
-                [*command, *map(str, one)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+            PreparedProcess(
+                ["tests.support.epoch_worker", directory, *one], stdin=subprocess.PIPE, stdout=subprocess.PIPE
             )
             for one in numbers
         ]

@@ -170,6 +170,24 @@ def test_a_small_slot_is_not_flooded(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("length", [64 * BLOCK, 3 * BLOCK])
+def test_what_was_fetched_ahead_stays_until_it_is_read(tmp_path: Path, length: int) -> None:
+    """However slow the reader: that it comes to a block fetched for it is no sign that blocks come back soon."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        version = stored(origin, "a", 63 * BLOCK)
+        async with open_cache(tmp_path / "c", origin, capacity_bytes=8 * (BLOCK + 4 * KIB)) as cache:
+            for first in range(0, version.size_bytes, length):
+                reader = await cache.open_range(version, ByteRange(first, min(first + length, version.size_bytes) - 1))
+                async with aclosing(reader.body()) as body:
+                    async for _ in body:
+                        await cache.settle()
+            assert blocks_asked(origin) == list(range(63))
+
+    asyncio.run(scenario())
+
+
 def test_readers_who_wait_go_first(tmp_path: Path) -> None:
     """However long the window, half of the fills are left to those who wait for a first byte."""
 

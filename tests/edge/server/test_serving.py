@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gateway.edge.server.cycle import START_AGAIN_EXTENSION
 from gateway.edge.server.s3_server import ASGIApp, Receive, Scope, Send
 from tests.edge.server.apps import echo, file_app, mirror, respond, unread
 from tests.support.manual_clock import ManualClock
@@ -355,6 +356,31 @@ def test_a_failing_application_becomes_an_internal_error(caplog: pytest.LogCaptu
     assert b"<Code>InternalError</Code>" in answer.body
     assert b"secret" not in answer.body
     assert "the secret reason" in caplog.text
+
+
+def test_a_response_can_be_started_again_until_some_of_it_is_out() -> None:
+    """Whole, with the second head and body, on a connection that goes on; afterwards it is refused."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x-first", b"1")]})
+        await send({"type": START_AGAIN_EXTENSION})
+        await respond(send, b"second", 503)
+        with pytest.raises(RuntimeError):
+            await send({"type": START_AGAIN_EXTENSION})
+
+    answers = asyncio.run(ask(app, request("GET"), request("GET")))
+    assert [(answer.status, answer.body) for answer in answers] == [(503, b"second")] * 2
+    assert "x-first" not in answers[0].headers
+
+    async def too_late(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        with pytest.raises(RuntimeError):
+            await send({"type": START_AGAIN_EXTENSION})
+        await send({"type": "http.response.body", "body": b"whole"})
+
+    [answer] = asyncio.run(ask(too_late, request("GET")))
+    assert (answer.status, answer.body) == (200, b"halfwhole")
 
 
 def test_an_application_that_stops_halfway_breaks_the_connection() -> None:

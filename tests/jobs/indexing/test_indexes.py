@@ -21,6 +21,7 @@ from gateway.origin.memory import MemoryOrigin
 from gateway.origin.memory.faults import AlterBody, Answer, Hold, Unreachable, on
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
+from gateway.s3.list_result import EMPTY_PAGES_MAX
 from gateway.s3.requests import Operation
 from tests.support.blocks import BUCKET, make_origin, read
 from tests.support.indexing import (
@@ -31,6 +32,7 @@ from tests.support.indexing import (
     fill,
     index_bench,
     lists,
+    pages_without_end,
 )
 from tests.support.listing_model import KEY, KEYS
 
@@ -64,6 +66,18 @@ def play(
 
 def there(origin: MemoryOrigin) -> list[str]:
     return [key.decode() for key in origin.buckets[BUCKET].sorted_keys]
+
+
+@pytest.mark.parametrize("keys", [0, 3])
+def test_a_crawl_ends_though_the_origins_pages_do_not(tmp_path: Path, keys: int) -> None:
+    """Empty ones, or the same again and again: it fails, and is begun again as any that fails."""
+
+    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+        origin.inject(LIST, Answer(200, body=pages_without_end(keys)), times=None)
+        await kept.until(lambda: kept.observer.outcomes[:1] == ["failed"])
+        assert lists(origin) <= 2 * EMPTY_PAGES_MAX
+
+    play(tmp_path, scenario)
 
 
 @settings(max_examples=8, deadline=None)
