@@ -1,4 +1,4 @@
-"""Small files that are there whole after a power cut, as they are now or as they were before. All of it blocks."""
+"""Small files that are there whole: after a power cut, and on a disk that is full. All of it blocks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 _FILE_MODE = 0o600
+LMDB_READERS_MAX = 1024
+_LMDB_LOCK_BYTES = 17 * 4096
+"""For so many readers, in whole pages."""
 
 
 def write_durably(path: Path, content: bytes) -> None:
@@ -42,5 +45,24 @@ def sync_directory(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def set_aside_lock_file(environment: Path) -> None:
+    """Have the disk keep room for the lock file of an LMDB environment that is about to be opened. OSError.
+
+    LMDB maps it, and lets it grow by a hole: on a full disk the process that touches a page of it, as the next reader,
+    would be killed. One of an earlier version that finds no room is used as it is.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(environment / "lock.mdb", flags, _FILE_MODE)
+    try:
+        size_bytes = os.fstat(descriptor).st_size  # of one that is in use it stays
+        if size_bytes == 0:
+            os.posix_fallocate(descriptor, 0, _LMDB_LOCK_BYTES)
+        else:
+            with suppress(OSError):
+                os.posix_fallocate(descriptor, 0, size_bytes)
     finally:
         os.close(descriptor)

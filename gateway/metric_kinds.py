@@ -9,20 +9,26 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import prometheus_client
+import structlog
 from prometheus_client import CollectorRegistry, generate_latest, values
+from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.registry import Collector
 
-from gateway.metric_values import SharedValues, Value
+from gateway.metric_values import GROWTH_BYTES, SharedValues, Value, set_aside
+
+_log = structlog.get_logger("forebay.metrics")
 
 LATENCY_BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
-# Room set aside on disk per file. A page of a shared file that the disk cannot back kills the process (SIGBUS), so a
-# full disk must be met here, when the file is made, and not at some later addition.
-_FILE_BYTES = {"counter": 2**18, "histogram": 2**18, "gauge_livesum": 2**16, "gauge_mostrecent": 2**16}
+_KINDS = ("counter", "histogram", "gauge_livesum", "gauge_mostrecent")
+_READS_MAX = 3
+_BYTES_OF_SLOT = 8192
+"""For the numbers of one slot in a process's files, where most of what can happen in it has happened."""
 
 DECLARED: list[Metric] = []
 """Every metric, in order of declaration."""
@@ -132,6 +138,20 @@ class Histogram(Metric):
         buckets[bisect_left(LATENCY_BUCKETS_SECONDS, seconds)].inc(1)
 
 
+NOT_EXPORTED = Counter(
+    "forebay_metric_values_not_exported_total",
+    "values",
+    (),
+    "Numbers of other metrics that a process counts in its own memory, and that are missing here: the memory that the "
+    "gateway's processes share had no room for them.",
+)
+
+
+def room_bytes(slots: int) -> int:
+    """What the files of one process take at most where so many slots are used."""
+    return len(_KINDS) * GROWTH_BYTES + slots * _BYTES_OF_SLOT
+
+
 def _number(child: prometheus_client.Counter | prometheus_client.Gauge) -> float:
     return next(iter(child.collect())).samples[0].value
 
@@ -148,12 +168,36 @@ def share(directory: Path, slot: str) -> None:
     `slot` is unique among living processes, and free of `_`, which separates the parts of a file's name.
     Raises OSError when the files cannot be made whole.
     """
-    for kind, size_bytes in _FILE_BYTES.items():
-        _set_aside(directory / f"{kind}_{slot}.db", size_bytes)
+    for kind in _KINDS:  # a full disk is best met here, when the files are made
+        set_aside(directory / f"{kind}_{slot}.db", GROWTH_BYTES)
     unshare()
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(directory)
-    values.ValueClass = SharedValues(directory, slot)
+    lost = _Lost()
+    values.ValueClass = SharedValues(directory, slot, lost)
     reset()
+    lost.count()
+
+
+class _Lost:
+    """Tells of numbers that are not exported: the first in the log, all in a metric, once that has its place."""
+
+    def __init__(self) -> None:
+        self._uncounted = 0
+        self._is_told = self._is_counting = False
+
+    def __call__(self, error: OSError) -> None:
+        if not self._is_told:
+            self._is_told = True
+            _log.error("some metrics of this process are not exported: there is no room for them", error=str(error))
+        if self._is_counting:
+            NOT_EXPORTED.add(1)
+        else:
+            self._uncounted += 1
+
+    def count(self) -> None:
+        """From now on in the metric."""
+        self._is_counting = True
+        NOT_EXPORTED.add(self._uncounted)
 
 
 def unshare() -> None:
@@ -163,15 +207,6 @@ def unshare() -> None:
     reset()
     if isinstance(shared, SharedValues):
         shared.close()
-
-
-def _set_aside(path: Path, size_bytes: int) -> None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        if os.fstat(descriptor).st_size < size_bytes:
-            os.posix_fallocate(descriptor, 0, size_bytes)
-    finally:
-        os.close(descriptor)
 
 
 def forget_process(directory: Path, slot: str) -> None:
@@ -197,5 +232,29 @@ def by_label(directory: Path, label: str, *metrics: Metric) -> list[dict[str, fl
 
 def _collected(directory: Path) -> CollectorRegistry:
     registry = CollectorRegistry()
-    MultiProcessCollector(registry, path=str(directory))  # type: ignore[no-untyped-call]
+    registry.register(_Files(directory))
     return registry
+
+
+class _Files(Collector):
+    """All slots' files; those that are there, where somebody has removed the directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def collect(self) -> Iterable[Family]:
+        helps = {metric.name.removesuffix("_total"): metric.help for metric in DECLARED}
+        for _ in range(_READS_MAX):
+            files = [str(path) for path in self._directory.glob("*.db")]
+            try:
+                found: list[Family] = list(MultiProcessCollector.merge(files))  # type: ignore[no-untyped-call]
+                for family in found:
+                    family.documentation = helps.get(family.name, "")
+                return found
+            except FileNotFoundError:
+                continue
+        return []
+
+    def describe(self) -> Iterable[Family]:
+        """Nothing is known before: registering reads no files."""
+        return []

@@ -6,6 +6,7 @@ addition, which a request would pay for twenty times.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,13 @@ from threading import Lock
 from typing import Any, Protocol
 
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
+from prometheus_client.values import MutexValue
+
+GROWTH_BYTES = 2**18
+"""By so much a file grows that is full. It is mapped anew then, and what was mapped stays."""
+
+_VALUE_BYTES = 24
+"""What a value takes beside its key, with padding: the key's length, the number and its time."""
 
 _lock = Lock()
 
@@ -34,13 +42,14 @@ class SharedValue:
         name: str,
         labelnames: Sequence[str],
         labelvalues: Sequence[str],
-        help_text: str,
+        _help_text: str,
         multiprocess_mode: str = "",
         **_: Any,
     ) -> None:
         with _lock:
             file = file_of(f"{typ}_{multiprocess_mode}" if typ == "gauge" else typ)
-            key = mmap_key(metric_name, name, list(labelnames), list(labelvalues), help_text)
+            # Without the help text, which would be half of the file: who reads it knows it.
+            key = mmap_key(metric_name, name, list(labelnames), list(labelvalues), "")
             self._value = file.read_value(key)[0]  # type: ignore[no-untyped-call]
             place = file._positions[key]
             # Value and time; the file stays mapped here as long as this lives, also when it is mapped larger.
@@ -64,15 +73,24 @@ class SharedValue:
 
 
 class SharedValues:
-    """Makes the values that count into the files of `slot`."""
+    """Makes the values that count into the files of `slot`.
 
-    def __init__(self, directory: Path, slot: str) -> None:
+    A value that a file has no room for is counted in this process's memory, where nobody else sees it: `on_lost` is
+    called for each, with what the file system says.
+    """
+
+    def __init__(self, directory: Path, slot: str, on_lost: Callable[[OSError], None] = lambda _: None) -> None:
         self._directory = directory
         self._slot = slot
-        self._files: dict[str, MmapedDict] = {}
+        self._on_lost = on_lost
+        self._files: dict[str, _WholeFile] = {}
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> SharedValue:
-        return SharedValue(self._file, *arguments, **keywords)
+    def __call__(self, *arguments: Any, **keywords: Any) -> SharedValue | MutexValue:
+        try:
+            return SharedValue(self._file, *arguments, **keywords)
+        except OSError as error:
+            self._on_lost(error)
+            return MutexValue(*arguments, **keywords)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """No further values are made; those that are there go on counting."""
@@ -81,6 +99,34 @@ class SharedValues:
 
     def _file(self, kind: str) -> MmapedDict:
         if kind not in self._files:
-            path = os.fspath(self._directory / f"{kind}_{self._slot}.db")
-            self._files[kind] = MmapedDict(path)  # type: ignore[no-untyped-call]
+            self._files[kind] = _WholeFile(self._directory / f"{kind}_{self._slot}.db")
         return self._files[kind]
+
+
+class _WholeFile(MmapedDict):
+    """A file whose every page the file system has set aside: touching one that it has no room for kills the process."""
+
+    def __init__(self, path: Path) -> None:
+        """Made where it is not there. OSError."""
+        set_aside(path, GROWTH_BYTES)
+        super().__init__(os.fspath(path))  # type: ignore[no-untyped-call]
+
+    def _init_value(self, key: str) -> None:
+        """OSError, and nothing has changed, where there is no room for another value."""
+        needed = self._used + len(key.encode()) + _VALUE_BYTES + 8
+        if needed > self._capacity:
+            size_bytes = -(-needed // GROWTH_BYTES) * GROWTH_BYTES
+            descriptor = self._f.fileno()
+            os.posix_fallocate(descriptor, 0, size_bytes)
+            self._m = mmap.mmap(descriptor, size_bytes)
+            self._capacity = size_bytes
+        super()._init_value(key)  # type: ignore[no-untyped-call]
+
+
+def set_aside(path: Path, size_bytes: int) -> None:
+    """Have the file system keep room for a file, and for all of one that is larger. OSError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, max(size_bytes, os.fstat(descriptor).st_size))
+    finally:
+        os.close(descriptor)

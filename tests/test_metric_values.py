@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from prometheus_client.mmap_dict import MmapedDict
+from prometheus_client.values import MutexValue
 
-from gateway import metric_kinds
+from gateway import metric_kinds, metrics
 from gateway.metric_kinds import LATENCY_BUCKETS_SECONDS
 from gateway.metric_values import SharedValue, SharedValues
+from tests.support.disks import small_disk
 
 
 @pytest.fixture
@@ -22,7 +27,9 @@ def values(tmp_path: Path) -> Iterator[SharedValues]:
 
 
 def value(of: SharedValues, label: str, typ: str = "counter", mode: str = "") -> SharedValue:
-    return of(typ, "name", "name", ["label"], [label], "Help.", multiprocess_mode=mode)
+    made = of(typ, "name", "name", ["label"], [label], "Help.", multiprocess_mode=mode)
+    assert isinstance(made, SharedValue)
+    return made
 
 
 def on_disk(path: Path) -> dict[str, tuple[float, float]]:
@@ -85,3 +92,74 @@ def test_a_duration_falls_into_the_bucket_that_prometheus_gives_it(seconds: floa
     other._parent.observe(seconds)
     ours, theirs = ([sample[2] for sample in metric._parent._child_samples()] for metric in (one, other))
     assert ours[:-1] == theirs[:-1]
+
+
+def test_a_number_that_finds_no_room_is_counted_in_the_process_and_harms_nobody(tmp_path: Path) -> None:
+    """The file system is full: a page that it cannot back would kill the process. The others go on, and one says so."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting takes root")
+    with small_disk(tmp_path / "memory", 4 * 2**18) as memory:
+        counted = _in_a_process_of_its_own(_COUNTING, memory)
+    assert counted.count("not exported: there is no room") == 1
+    assert counted.endswith("5000.0 of 5000 values, some not exported: True\n")
+
+
+_COUNTING = """
+import sys
+from pathlib import Path
+from gateway import metric_kinds, metrics
+directory = Path(sys.argv[1])
+metric_kinds.share(directory, "worker0")
+for number in range(5000):
+    metrics.SENT_BYTES.add(1, "GetObject", f"slot-{number}")
+total = sum(metrics.SENT_BYTES.value("GetObject", f"slot-{number}") for number in range(5000))
+[exported] = metric_kinds.by_label(directory, "slot", metrics.SENT_BYTES)
+missing = metric_kinds.NOT_EXPORTED.value()
+assert len(exported) == sum(exported.values()) == 5000 - missing, (len(exported), missing)
+assert f"{metric_kinds.NOT_EXPORTED.name} {missing}" in metric_kinds.exposition(directory).decode()
+print(f"{total} of 5000 values, some not exported: {0 < missing < 5000}")
+"""
+
+
+def _in_a_process_of_its_own(code: str, directory: Path) -> str:
+    command = [sys.executable, "-c", code, str(directory)]
+    repository = Path(__file__).resolve().parents[1]
+    return subprocess.run(command, cwd=repository, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def test_room_is_reckoned_with_for_every_slot(tmp_path: Path) -> None:
+    """Of each metric that has the label, a number, and of requests those of many kinds, take less than is kept free."""
+    made = SharedValues(tmp_path, "worker0")
+    name_of_slot = "team-0001-dataset"
+    labels = {"operation": "CompleteMultipartUpload", "slot": name_of_slot, "status": "200", "cache": "absorbed"}
+    for metric in metrics.DECLARED:
+        if "slot" in metric.labels:
+            for number in range(8 if metric is metrics.REQUESTS else 1):
+                labelled = [f"{labels.get(name, 'value')}{number}" for name in metric.labels]
+                made(metric.kind, metric.name, metric.name, metric.labels, labelled, "", multiprocess_mode="livesum")
+    made.close()
+    used_bytes = 0
+    for path in tmp_path.glob("*.db"):
+        file = MmapedDict(str(path))  # type: ignore[no-untyped-call]
+        used_bytes += file._used
+        file.close()  # type: ignore[no-untyped-call]
+    assert used_bytes < metric_kinds.room_bytes(1) - metric_kinds.room_bytes(0)
+
+
+def test_metrics_are_told_where_the_files_are_gone(tmp_path: Path) -> None:
+    """Somebody has removed the directory: there are none, and nobody who asks is answered with an error."""
+    assert metric_kinds.exposition(tmp_path / "gone") == b""
+    assert metric_kinds.by_label(tmp_path / "gone", "slot", metrics.SENT_BYTES) == [{}]
+
+
+def test_a_number_is_counted_where_the_directory_is_gone(tmp_path: Path) -> None:
+    """As the one of restarts, which the supervisor counts first when a worker has died."""
+    lost: list[OSError] = []
+    one = value_of_no_file(SharedValues(tmp_path / "gone", "supervisor", lost.append))
+    one.inc(1)
+    assert one.get() == 1
+    assert len(lost) == 1
+
+
+def value_of_no_file(of: SharedValues) -> SharedValue | MutexValue:
+    return of("counter", "name", "name", ["label"], ["a"], "Help.")

@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 
 import lmdb
 
+from gateway.durable import LMDB_READERS_MAX, set_aside_lock_file
+
 Table: TypeAlias = Any
 """An LMDB named database: an opaque handle."""
 
@@ -23,13 +25,14 @@ def open_environment(
 ) -> tuple[lmdb.Environment, list[Table]]:
     """The environment and its tables, which are made where they are missing.
 
-    Blocks while another process writes to it: LMDB gives tables to nobody else. Raises lmdb.Error.
+    Blocks while another process writes to it: LMDB gives tables to nobody else. Raises lmdb.Error, OSError.
     """
+    set_aside_lock_file(directory)
     environment = lmdb.open(
         str(directory),
         map_size=map_bytes,
         max_dbs=4,
-        max_readers=1024,
+        max_readers=LMDB_READERS_MAX,
         sync=False,
         mode=0o600,
         subdir=True,

@@ -112,7 +112,8 @@ def open_directory(path: Path, origin: str, *, process: int = 0, size_bytes_max:
 def disbelieve(path: Path) -> None:
     """Have the next one to open it drop everything; StoreUnavailable when the disk fails."""
     try:
-        remove_durably(path / "BOOT", path / "CLEAN")
+        if path.is_dir():  # a new disk has none
+            remove_durably(path / "BOOT", path / "CLEAN")
     except OSError as error:
         raise StoreUnavailable(f"the catalog {path} cannot be dropped: {error}") from error
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 
 import structlog
 
 from gateway import metric_kinds, metrics
 from gateway.control.state import ProcessState
 from gateway.errors import StartupError, StoreUnavailable
+from gateway.serve.child_config import process_number
 from gateway.serve.child_process import ChildProcess, ChildSpec, describe_exit, restart_delay_seconds
+from gateway.serve.shared_directory import SharedFiles
 
 STEADY_SECONDS = 30.0
 """A child that lived this long was well: its death begins a new row."""
@@ -23,31 +24,39 @@ HANG_LOOK_SECONDS = 1.0
 """A child whose event loop has not turned at so many looks in a row is killed. Looks are counted, not time: a machine
 that stands still as a whole stops the supervisor, too."""
 
+FIRST_BEAT_LOOKS = 120
+"""So long a child may take to load its code, before its event loop turns for the first time."""
+
+SLOW_START_SECONDS = 60.0
+"""A start that takes so long is told of, again and again."""
+
 _log = structlog.get_logger("forebay.serve")
 
 
 class ChildMonitor:
-    """One child's place. `changed` is called after every change of `state`; `heartbeat` gives its last time stamp.
+    """One child's place. `changed` is called after every change of `state`.
 
-    `unusable` is called when a child that is started again finds that the disk under the cache directory fails.
+    `config_lines` gives what a child is told first, `shared_files` the files that it shares with the others: it keeps
+    to those that it was started with. `unusable` is called when a child that is started again finds that the disk under
+    the cache directory fails.
     """
 
     def __init__(
         self,
         spec: ChildSpec,
-        config_lines: Callable[[], bytes],
-        metrics_directory: Path,
-        heartbeat: Callable[[], int],
+        config_lines: Callable[[SharedFiles], bytes],
+        shared_files: Callable[[], Awaitable[SharedFiles]],
         changed: Callable[[], None],
         unusable: Callable[[str], None],
     ) -> None:
         self._spec = spec
         self._config_lines = config_lines
-        self._metrics_directory = metrics_directory
-        self._heartbeat = heartbeat
+        self._shared_files = shared_files
         self._changed = changed
         self._unusable = unusable
         self._child: ChildProcess | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._files: SharedFiles | None = None
         self._ready = False
         self._restarts = 0
         self._restarting = False
@@ -60,6 +69,16 @@ class ChildMonitor:
     @property
     def state(self) -> ProcessState:
         return ProcessState(self.name, self._child.process_id if self._child else None, self._ready, self._restarts)
+
+    @property
+    def files(self) -> SharedFiles | None:
+        """What the child shares with the others; None while there is no child."""
+        return self._files
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a child is there, or about to be, that does not serve yet, or will soon be another one."""
+        return self._restarting or (self._child is not None and not self._ready)
 
     def tell(self, line: bytes) -> None:
         """Send a line to the child, if there is one."""
@@ -113,13 +132,26 @@ class ChildMonitor:
             await self._child.ended()
 
     async def _start(self) -> None:
-        self._child = await ChildProcess.start(self._spec, self._config_lines())
+        files = await self._shared_files()
+        self._child = await ChildProcess.start(self._spec, self._config_lines(files))
+        self._files = files
+        self._watch = asyncio.create_task(self._end_when_hung(self._child, files), name="hang watch")
         self._changed()
         if self._stopping.is_set():
             self._child.signal(signal.SIGTERM)  # told to stop while it was being made
-        await self._child.wait_until_ready()
+        await self._until_ready(self._child)
         self._ready = True
         self._changed()
+
+    async def _until_ready(self, child: ChildProcess) -> None:
+        """A child that turns may take its time; one that does not is killed by the hang watch."""
+        waiting = asyncio.ensure_future(child.wait_until_ready())
+        try:
+            while not (await asyncio.wait((waiting,), timeout=SLOW_START_SECONDS))[0]:
+                _log.warning("a process takes long to start", name=self.name, process_id=child.process_id)
+            waiting.result()
+        finally:
+            waiting.cancel()
 
     async def _start_again(self) -> None:
         if not self._restarting:
@@ -139,25 +171,29 @@ class ChildMonitor:
     async def _wait_for_end(self) -> None:
         if self._child is None:
             return
-        watching = asyncio.create_task(self._end_when_hung(self._child), name="hang watch")
-        try:
-            process_id, status = self._child.process_id, await self._child.ended()
-        finally:
-            watching.cancel()
-        self._child = None
+        process_id, status = self._child.process_id, await self._child.ended()
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._files is not None:
+            metric_kinds.forget_process(self._files.path, self.name)
+        self._child = self._files = self._watch = None
         self._ready = False
-        metric_kinds.forget_process(self._metrics_directory, self.name)
         if not self._stopping.is_set() and not self._restarting:
             _log.error("a process ended unasked", name=self.name, process_id=process_id, how=describe_exit(status))
         self._changed()
 
-    async def _end_when_hung(self, child: ChildProcess) -> None:
+    async def _end_when_hung(self, child: ChildProcess, files: SharedFiles) -> None:
         """Kill a child that lives and does not turn: whoever waits for what it holds goes on."""
-        unchanged, stamp = 0, self._heartbeat()
-        while unchanged < HANG_LOOKS:
+        number = process_number(self.name)
+        unchanged, looks = 0, FIRST_BEAT_LOOKS
+        stamp = files.heartbeats.stamp(number)
+        while unchanged < looks:
             await asyncio.sleep(HANG_LOOK_SECONDS)
-            before, stamp = stamp, self._heartbeat()
-            unchanged = unchanged + 1 if stamp == before else 0
+            before, stamp = stamp, files.heartbeats.stamp(number)
+            if stamp == before:
+                unchanged += 1
+            else:
+                unchanged, looks = 0, HANG_LOOKS
         _log.error("a process hangs and is killed", name=self.name, process_id=child.process_id)
         child.signal(signal.SIGKILL)
 

@@ -15,7 +15,8 @@ import orjson
 
 from gateway.errors import StartupError, StoreUnavailable
 
-READY_SECONDS = 120.0
+READY_SECONDS = 3600.0
+"""For a child that turns: it may have a large directory to look through. One that hangs is ended by the hang watch."""
 _REPORT_LINE_BYTES = 65536
 
 # The child looks for modules exactly where this process does. Without it, `python -m` would take a package named

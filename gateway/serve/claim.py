@@ -9,14 +9,18 @@ gateway that can use the directory has it forget.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
-from gateway.errors import StoreUnavailable
-from gateway.serve.metrics_directory import in_memory_directory
+from gateway.errors import StoreUnavailable, opening_failure
 from gateway.serve.preparation import lock_directory, prepare_directory
+from gateway.serve.shared_directory import SHARED_MEMORY, name_by_path
+
+_HEEDED_MAX = 1000
+"""Of more directories at one path, those that forgot first forget again."""
 
 _log = structlog.get_logger("forebay.serve")
 
@@ -39,12 +43,38 @@ def claim(directory: Path) -> tuple[int | None, str | None]:
 
 
 def _heed_mark(directory: Path) -> None:
-    if closed_mark(directory).exists():
-        from gateway.app import forget_remembered  # the supervisor stays small: it seldom needs the rest
+    """Forget, unless this very directory has since the mark was left: containers have others at the same path."""
+    try:
+        status = directory.stat()
+    except OSError as error:
+        raise opening_failure(f"cache.directory {directory}", error) from error
+    own = b"%d:%d" % (status.st_dev, status.st_ino)
+    heeded = _heeded_by(closed_mark(directory))
+    if heeded is None or own in heeded:
+        return
+    from gateway.app import forget_remembered  # the supervisor stays small: it seldom needs the rest
 
-        forget_remembered(directory)
-        with suppress(OSError):  # somebody else has put it there: then the next start forgets, too
-            closed_mark(directory).unlink()
+    forget_remembered(directory)
+    with suppress(OSError):  # somebody else has put it there: then the next start forgets, too
+        _write_mark(directory, [*heeded[-_HEEDED_MAX:], own])
+
+
+def _heeded_by(mark: Path) -> list[bytes] | None:
+    """Which directories have forgotten since the mark was left; None: there is no mark."""
+    try:
+        descriptor = os.open(mark, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError:  # somebody else has put it there
+        return []
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read().split() if os.fstat(descriptor).st_uid == os.geteuid() else []
+
+
+def _write_mark(directory: Path, heeded: Sequence[bytes]) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(closed_mark(directory), flags, 0o600), "wb") as file:
+        file.write(b"\n".join(heeded))
 
 
 def report_closed(directory: Path, reason: str) -> None:
@@ -55,12 +85,17 @@ def report_closed(directory: Path, reason: str) -> None:
         directory=str(directory),
         reason=reason,
     )
+    leave_mark(directory)
+
+
+def leave_mark(directory: Path) -> None:
+    """For the next gateway that can use the directory."""
     try:
-        closed_mark(directory).touch(mode=0o600)
+        _write_mark(directory, [])
     except OSError as error:
         _log.error("after this, empty the directory's catalog/ before it is used again", error=str(error))
 
 
 def closed_mark(directory: Path) -> Path:
     """A file in memory: while this machine was up, a gateway on the directory has done without it."""
-    return in_memory_directory(directory).with_suffix(".closed")
+    return SHARED_MEMORY / f"{name_by_path(directory)}.closed"

@@ -24,19 +24,22 @@ from gateway.config import Settings
 from gateway.config.checks import own_address_problem
 from gateway.control.state import GatewayState
 from gateway.errors import StartupError
-from gateway.heartbeats import Heartbeats
 from gateway.metering import make_shared_bandwidth
 from gateway.serve import listeners
-from gateway.serve.child_config import BACKGROUND, ChildConfig, process_number
+from gateway.serve.child_config import BACKGROUND, ChildConfig
 from gateway.serve.child_monitor import ChildMonitor
 from gateway.serve.child_process import ChildSpec
-from gateway.serve.claim import claim, report_closed
-from gateway.serve.metrics_directory import make_metrics_directory, remove_metrics_directory
+from gateway.serve.claim import claim, leave_mark, report_closed
 from gateway.serve.preparation import raise_descriptor_limit
 from gateway.serve.recovering import recover_buffer
+from gateway.serve.shared_directory import SharedFiles, SharedMemory
 
 CHILD_MODULE = "gateway.serve.child"
 _BEYOND_GRACE_SECONDS = 5.0
+_SHARED_LOOK_SECONDS = 1.0
+_LOCKS_ROOM_BYTES = 2**20
+"""For the locks of blocks and the heartbeats, which all processes use together, and some more."""
+
 _log = structlog.get_logger("forebay.serve")
 
 
@@ -49,7 +52,7 @@ class ServerResources:
     admin_listeners: list[socket]
     lock: int | None
     state: GatewayState
-    heartbeats: Heartbeats
+    shared: SharedMemory
 
 
 def serve(settings: Settings, child_module: str = CHILD_MODULE) -> int:
@@ -71,17 +74,33 @@ def _prepare(settings: Settings, undo: ExitStack) -> ServerResources:
     admin = listeners.open_listeners("admin", settings.admin.host, settings.admin.port)
     undo.callback(listeners.close_all, admin)
     settings = _with_ports(settings, listeners.port_of(s3), listeners.port_of(admin))
-    metrics_directory = make_metrics_directory(directory, settings.server.workers + 2)
-    undo.callback(remove_metrics_directory, metrics_directory)
-    metric_kinds.share(metrics_directory, "supervisor")
+    shared = _share(settings)
+    undo.callback(shared.remove)
     undo.callback(metric_kinds.unshare)
     bandwidth = make_shared_bandwidth(settings, SystemClock())
     if bandwidth is not None:
         undo.callback(os.close, bandwidth)
-    config = ChildConfig(settings, secrets.token_hex(8), metrics_directory, bandwidth, closed)
-    heartbeats = Heartbeats(config.heartbeats)
-    undo.callback(heartbeats.close)
-    return ServerResources(config, s3, admin, lock, _first_state(config), heartbeats)
+    config = ChildConfig(settings, secrets.token_hex(8), shared.files.path, bandwidth, closed)
+    return ServerResources(config, s3, admin, lock, _first_state(config), shared)
+
+
+def _share(settings: Settings) -> SharedMemory:
+    """StartupError where nothing can be shared."""
+    room_bytes = (settings.server.workers + 2) * metric_kinds.room_bytes(len(settings.slots)) + _LOCKS_ROOM_BYTES
+    try:
+        shared = SharedMemory(settings.cache.directory, room_bytes, _count_into)
+        metric_kinds.share(shared.files.path, "supervisor")
+    except OSError as error:
+        raise StartupError(f"there is no place for what the processes share: {error}") from error
+    return shared
+
+
+def _count_into(files: SharedFiles) -> None:
+    try:
+        metric_kinds.share(files.path, "supervisor")
+    except OSError as error:
+        metric_kinds.unshare()
+        _log.error("metrics of the supervisor are not exported", error=str(error))
 
 
 def _worker_names(settings: Settings) -> list[str]:
@@ -137,19 +156,11 @@ class _Supervisor:
         self._background = self._monitor(ChildSpec(BACKGROUND, admin, shared, child_module))
 
     def _monitor(self, spec: ChildSpec) -> ChildMonitor:
-        def config_lines() -> bytes:
-            line = replace(self._resources.config, closed=self._closed).to_line()
+        def config_lines(files: SharedFiles) -> bytes:
+            line = replace(self._resources.config, metrics_directory=files.path, closed=self._closed).to_line()
             return line + self._state().to_line() if spec.name == BACKGROUND else line
 
-        number = process_number(spec.name)
-        return ChildMonitor(
-            spec,
-            config_lines,
-            self._resources.config.metrics_directory,
-            lambda: self._resources.heartbeats.stamp(number),
-            self._publish,
-            self._close,
-        )
+        return ChildMonitor(spec, config_lines, self._resources.shared.whole_files, self._publish, self._close)
 
     @property
     def _monitors(self) -> list[ChildMonitor]:
@@ -184,7 +195,9 @@ class _Supervisor:
                 return 0
             self._announce()
             keeping = [asyncio.create_task(monitor.keep()) for monitor in self._monitors]
-            await self._until_stopped(keeping)
+            renewing = asyncio.create_task(self._keep_sharing(), name="shared files")
+            await self._until_stopped([*keeping, renewing])
+            renewing.cancel()
             return await self._drain(keeping[:-1], keeping[-1])
         except BaseException:
             await self._abandon()
@@ -225,6 +238,20 @@ class _Supervisor:
         for task in keeping:
             if task.done():
                 task.result()  # a monitor that fails leaves its child unkept: the gateway must not go on
+
+    async def _keep_sharing(self) -> None:
+        """All processes share the same files: where these were removed and made anew, all are started again.
+
+        One at a time, so that the others answer meanwhile.
+        """
+        while True:
+            await asyncio.sleep(_SHARED_LOOK_SECONDS)
+            files = await self._resources.shared.whole_files()
+            if self._closed is not None:
+                leave_mark(self._resources.config.settings.cache.directory)
+            behind = [monitor for monitor in self._monitors if monitor.files not in (files, None)]
+            if behind and not any(monitor.is_starting for monitor in self._monitors):
+                behind[0].restart()
 
     async def _drain(self, workers: list[asyncio.Task[None]], background: asyncio.Task[None]) -> int:
         grace_seconds = self._resources.config.settings.server.shutdown_grace_seconds

@@ -18,7 +18,7 @@ import pytest
 
 from gateway import metric_kinds, metrics
 from gateway.policy.token_bucket import BURST_SECONDS
-from gateway.serve.metrics_directory import in_memory_directory
+from gateway.serve.shared_directory import in_memory_directory
 from tests.support.gateway_process import GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 

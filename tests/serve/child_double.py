@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from gateway.serve import child
 from gateway.serve.child_context import ChildContext
 
+SLOW_SECONDS = 4.0
+"""Longer than a hung process is left alone in the test, which does so for a shorter time than in earnest."""
+
 
 def main(arguments: Sequence[str]) -> None:
     """As `gateway.serve.child.main`, with other work."""
@@ -26,6 +29,10 @@ async def _behave(context: ChildContext) -> None:
         starts.write(".")
     if what == "dies-early":
         signal.raise_signal(signal.SIGKILL)
+    if what == "stops-when-started-again" and (directory / f"starts-{context.name}").stat().st_size == 2:
+        signal.raise_signal(signal.SIGSTOP)
+    if what == "starts-slowly":
+        await asyncio.sleep(SLOW_SECONDS)
     context.ready()
     if what == "ignores-sigterm":
         asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
@@ -33,6 +40,8 @@ async def _behave(context: ChildContext) -> None:
         await asyncio.Event().wait()
     if what == "hangs" and (directory / f"starts-{context.name}").stat().st_size == 1:
         signal.raise_signal(signal.SIGSTOP)
-    if what == "dies-when-ready":
+    if what == "dies-when-ready" or (
+        what == "stops-when-started-again" and (directory / f"starts-{context.name}").stat().st_size == 1
+    ):
         signal.raise_signal(signal.SIGKILL)
     await context.stop.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +23,7 @@ import pytest
 import trustme
 
 from gateway.origin.memory.faults import Hold
-from gateway.serve.metrics_directory import in_memory_directory
+from gateway.serve.shared_directory import in_memory_directory
 from tests.serve.gated_origin import CONTENT, GatedOrigin, gated_origin
 from tests.support import strict_origin
 from tests.support.gateway_process import ORIGIN_KEYS, GatewayProcess
@@ -332,6 +334,7 @@ def test_the_directory_and_what_is_in_it_are_the_owners_alone(tmp_path: Path) ->
 
 def test_nothing_is_left_in_shared_memory(tmp_path: Path) -> None:
     """The metrics of a run end with it."""
+    (tmp_path / "cache").mkdir()
     shared = in_memory_directory(tmp_path / "cache")
     with GatewayProcess({"origin": NOWHERE}, directory=tmp_path / "cache") as gateway:
         assert shared.exists() or (gateway.directory / "run" / "metrics").exists()
@@ -348,3 +351,21 @@ def test_a_stopped_worker_does_not_outlive_its_supervisor() -> None:
         gateway.kill()
         gateway.start()
         assert gateway.status()["gateway"]["ready"]
+
+
+def test_a_gateway_outlives_the_removal_of_its_files_in_shared_memory(tmp_path: Path) -> None:
+    """Whoever removes them, and whichever process dies then: it comes back, and whoever asks is answered meanwhile."""
+    with GatewayProcess({"origin": NOWHERE, "server": {"workers": 2}}, directory=tmp_path / "cache") as gateway:
+        shared = in_memory_directory(gateway.directory)
+        if not shared.exists():
+            pytest.skip("there is no room in shared memory")
+        before = [pid for pid in gateway.worker_pids() if pid is not None]
+        shutil.rmtree(shared)
+        os.kill(before[0], signal.SIGKILL)
+        for path in ("/metrics", "/api/v1/status", "/readyz", "/"):
+            with suppress(httpx.TransportError):  # the process that answers is started again, too
+                assert get(f"{gateway.admin_url}{path}").status_code in (200, 503), path
+        for number, pid in enumerate(before):
+            gateway.wait_for_worker(number, other_than=pid)
+        assert shared.exists()
+        assert gateway.log.count("were removed: they are made anew") == 1

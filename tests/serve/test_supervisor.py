@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gateway.serve.child_process import describe_exit, restart_delay_seconds
+from gateway.serve.shared_directory import in_memory_directory
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 60.0
@@ -35,6 +38,17 @@ except Exception as error:
     sys.exit(f"{type(error).__name__}: {error}")
 sys.exit(code)
 """
+
+HASTY = "child_monitor.HANG_LOOK_SECONDS = 0.05; child_monitor.FIRST_BEAT_LOOKS = 10**6; "
+"""Children hang after 1.5 seconds; they may take as long as they like to load their code."""
+
+
+def until_started(process: subprocess.Popen[str], starts: Path, times: int) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while starts.stat().st_size < times:
+        assert process.poll() is None
+        assert time.monotonic() < deadline, f"{starts.name} {starts.stat().st_size} times"
+        time.sleep(0.02)
 
 
 @contextmanager
@@ -89,7 +103,7 @@ def test_a_child_that_keeps_dying_is_started_again_and_again(tmp_path: Path) -> 
 
 def test_a_child_that_hangs_is_killed_and_started_again(tmp_path: Path) -> None:
     """It lives, and does not turn: the supervisor says so, ends it, and the gateway lives on with the next one."""
-    with supervised(tmp_path, "worker0 hangs", "child_monitor.HANG_LOOK_SECONDS = 0.05") as process:
+    with supervised(tmp_path, "worker0 hangs", HASTY) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("forebay: S3 on ")
         while (tmp_path / "starts-worker0").stat().st_size < 2:
@@ -99,6 +113,52 @@ def test_a_child_that_hangs_is_killed_and_started_again(tmp_path: Path) -> None:
     assert process.returncode == 0
     assert "a process hangs and is killed" in out
     assert (tmp_path / "starts-worker1").read_text() == "."
+
+
+def test_a_child_that_is_stopped_while_it_starts_is_killed_and_started_again(tmp_path: Path) -> None:
+    """It may hold what the others need to start. So it is ended after the same time, not when it should be ready."""
+    with supervised(tmp_path, "worker0 stops-when-started-again", HASTY) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("forebay: S3 on ")
+        until_started(process, tmp_path / "starts-worker0", 3)
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0
+    assert "a process hangs and is killed" in out
+
+
+def test_a_child_that_starts_slowly_and_turns_is_waited_for(tmp_path: Path) -> None:
+    """It may have a large directory to look through; killed, it would begin again, for ever."""
+    with supervised(tmp_path, "worker0 starts-slowly", HASTY + "child_monitor.SLOW_START_SECONDS = 0.5") as process:
+        assert process.stdout is not None
+        lines: list[str] = []
+        while not (line := process.stdout.readline()).startswith("forebay: S3 on "):
+            lines.append(line)
+            assert line, "ended"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE_SECONDS)
+    assert (tmp_path / "starts-worker0").read_text() == "."
+    assert any("a process takes long to start" in line for line in lines)
+
+
+def test_processes_share_new_files_where_the_old_ones_are_removed(tmp_path: Path) -> None:
+    """systemd does that when its user logs out. All are started again, so that all share the same ones."""
+    with supervised(tmp_path, "", HASTY) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("forebay: S3 on ")
+        shared = in_memory_directory(tmp_path)
+        was = shared.stat().st_ino
+        shutil.rmtree(shared)
+        for name in ("worker0", "worker1", "background"):
+            until_started(process, tmp_path / f"starts-{name}", 2)
+        assert shared.stat().st_ino != was
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0
+    assert "are made anew" in out
+    assert "killed" not in out
+    assert "unasked" not in out
+    assert not shared.exists()
 
 
 def test_restarts_slow_down() -> None:

@@ -25,6 +25,7 @@ page table for each page. Where there is no pagemap (/proc hidden, gVisor) or no
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import struct
@@ -45,6 +46,10 @@ _SCAN_RESULT = (ctypes.c_uint64 * 3)()
 _ENTRY_BYTES = 8
 _PRESENT_BIT = 0x80
 """Of an entry's last byte, little-endian."""
+
+_TRIAL_PAGES = 64
+_NOT_OF_THIS_SYSTEM = {errno.EINVAL, errno.ENOSYS, errno.ENODEV, errno.EOPNOTSUPP}
+"""What the kernel answers where it knows of no such thing, or the file system has none."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -164,22 +169,42 @@ class MappedPages:
 
 
 def is_supported(directory: Path) -> bool:
-    """Whether this system keeps what the module says, for files of a directory: tried with one. Blocks."""
-    pages = 64
+    """Whether this system keeps what the module says, for files of a directory: tried with one. Blocks.
+
+    What the disk says of it (it is full, say) says nothing of the system: then it is tried with a file in memory.
+    """
     try:
-        with tempfile.TemporaryFile(dir=directory) as file:
-            file.write(bytes(pages * PAGE_BYTES))
-            file.flush()
-            mapped = MappedPages(file.fileno(), pages * PAGE_BYTES)
-            try:
-                mapped.map(8 * PAGE_BYTES, 2 * PAGE_BYTES)
-                runs = mapped.absent_runs(0, pages * PAGE_BYTES)
-                as_told = mapped.present(8 * PAGE_BYTES, 1) and not mapped.present(0, 1)
-            finally:
-                mapped.close()
+        return _keeps_promises_on_disk(directory)
+    except OSError as error:
+        if error.errno in _NOT_OF_THIS_SYSTEM:
+            return False
+    try:
+        descriptor = os.memfd_create("forebay-pages", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(descriptor, 0, _TRIAL_PAGES * PAGE_BYTES)
+            return _keeps_promises(descriptor)
+        finally:
+            os.close(descriptor)
     except OSError:
         return False
-    return as_told and runs == [(0, 8 * PAGE_BYTES), (10 * PAGE_BYTES, (pages - 10) * PAGE_BYTES)]
+
+
+def _keeps_promises_on_disk(directory: Path) -> bool:
+    with tempfile.TemporaryFile(dir=directory) as file:
+        file.write(bytes(_TRIAL_PAGES * PAGE_BYTES))
+        file.flush()
+        return _keeps_promises(file.fileno())
+
+
+def _keeps_promises(descriptor: int) -> bool:
+    mapped = MappedPages(descriptor, _TRIAL_PAGES * PAGE_BYTES)
+    try:
+        mapped.map(8 * PAGE_BYTES, 2 * PAGE_BYTES)
+        runs = mapped.absent_runs(0, _TRIAL_PAGES * PAGE_BYTES)
+        as_told = mapped.present(8 * PAGE_BYTES, 1) and not mapped.present(0, 1)
+    finally:
+        mapped.close()
+    return as_told and runs == [(0, 8 * PAGE_BYTES), (10 * PAGE_BYTES, (_TRIAL_PAGES - 10) * PAGE_BYTES)]
 
 
 def _error(call: str) -> OSError:

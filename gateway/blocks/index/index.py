@@ -31,6 +31,7 @@ from gateway.blocks.index.tables import TABLES_MAX, Tables
 from gateway.blocks.index.transaction import SWEPT_MAX, IndexTransaction, Totals
 from gateway.blocks.index.written_bytes import WrittenBytes
 from gateway.blocks.layout import OBJECT_ID_BYTES, Extent
+from gateway.durable import LMDB_READERS_MAX, set_aside_lock_file
 from gateway.errors import NotKept, StoreUnavailable
 
 MAP_BYTES = 64 * 1024**3
@@ -118,8 +119,9 @@ class BlockIndex:
         self._waits_since: float | None = None
         self._size_bytes_max = min(int(BUDGET_PART * MAP_BYTES), size_bytes_max or MAP_BYTES)
         map_bytes = MAP_BYTES + SLACK_BYTES
+        set_aside_lock_file(directory)
         self._environment = lmdb.open(
-            str(directory), map_size=map_bytes, max_dbs=TABLES_MAX, max_readers=1024, sync=False, mode=0o600
+            str(directory), map_size=map_bytes, max_dbs=TABLES_MAX, max_readers=LMDB_READERS_MAX, sync=False, mode=0o600
         )
         self._tables = Tables.open(self._environment)
         self._environment.reader_check()

@@ -35,7 +35,7 @@ from gateway.heartbeats import Heartbeats
 FORMAT = b"forebay blocks 6\n"
 _FORMATS_BEFORE = tuple(b"forebay blocks %d\n" % number for number in range(1, 6))
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_BEFORE_FORMAT = {"FORMAT.new", "slots"}
+_BEFORE_FORMAT = {"FORMAT.new", "slots", "shared"}
 
 
 class OpenDirectory:
@@ -61,7 +61,7 @@ class OpenDirectory:
 
     def close(self) -> None:
         """Leave nothing of this slot behind; the last process to close makes the index durable and says so."""
-        with self._locks_of_workers.opening():
+        with self._locks_of_workers.opening(self.heartbeats.stamp):
             crash_recovery.clear_up(self.blocks, self.worker)
             self.locks.forget(self.worker)
             self.locks.close()
@@ -96,7 +96,11 @@ def _open(settings: BlockSettings, worker: int, now: Callable[[], float]) -> Ope
     path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
     _refuse_other_formats(path)
     slots = WorkerLocks(path, worker)
-    with slots.opening():
+    shared = _shared_directory(settings)
+    with ExitStack() as stack:
+        heartbeats = Heartbeats(shared / "heartbeats")
+        stack.callback(heartbeats.close)
+        stack.enter_context(slots.opening(heartbeats.stamp))
         _write_format(path)
         slots.take_own()
         try:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gateway.blocks.files.store import DIRECTORY_MODE, FILE_MODE
 from gateway.errors import StartupError
+
+OPENING_LOOKS_MAX = 45
+OPENING_LOOK_SECONDS = 1.0
+"""Who opens or closes the directory and has not turned at so many looks in a row is not waited for: the supervisor,
+which has ended what hangs by then, cannot end it. Looks are counted, not time, as the machine may stand still."""
+
+_TRY_SECONDS = 0.02
 
 
 class WorkerLocks:
@@ -21,15 +30,37 @@ class WorkerLocks:
         self._own: int | None = None
 
     @contextmanager
-    def opening(self) -> Iterator[None]:
-        """Alone among the processes that open or close the directory; waits for them. Blocks."""
+    def opening(self, stamp: Callable[[int], int]) -> Iterator[None]:
+        """Alone among the processes that open or close the directory. Blocks.
+
+        One that opens it is waited for as long as it turns: `stamp` gives a worker's last heartbeat. BlockingIOError
+        where it does not.
+        """
         self._directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
         descriptor = self._open("opening.lock")
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            self._wait_for(descriptor, stamp)
+            self._leave_number(descriptor)
             yield
         finally:
             os.close(descriptor)
+
+    def _wait_for(self, descriptor: int, stamp: Callable[[int], int]) -> None:
+        looks = 0
+        seen: tuple[int | None, int] = None, 0
+        while not _lock_within(descriptor, OPENING_LOOK_SECONDS):
+            holder = _number_in(descriptor)
+            before, seen = seen, (holder, stamp(holder) if holder is not None else 0)
+            looks = looks + 1 if seen == before and holder is not None else 0
+            if looks >= OPENING_LOOKS_MAX:
+                raise BlockingIOError(errno.EAGAIN, f"worker {holder} does not finish opening or closing it, and hangs")
+
+    def _leave_number(self, descriptor: int) -> None:
+        try:
+            os.pwrite(descriptor, b"%-8d" % self._worker, 0)
+        except OSError:  # a full disk: then nobody knows who it is
+            with suppress(OSError):
+                os.ftruncate(descriptor, 0)
 
     def take_own(self) -> None:
         """Take this worker's slot; StartupError when a living process has it."""
@@ -72,6 +103,21 @@ class WorkerLocks:
 
 def _file_name(worker: int) -> str:
     return f"w{worker}.lock"
+
+
+def _number_in(descriptor: int) -> int | None:
+    """Of the worker that has the lock, or had it before; None: nobody knows."""
+    text = os.pread(descriptor, 8, 0).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _lock_within(descriptor: int, seconds: float) -> bool:
+    give_up_at = time.monotonic() + seconds
+    while not _try_lock(descriptor):
+        if time.monotonic() > give_up_at:
+            return False
+        time.sleep(_TRY_SECONDS)
+    return True
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -20,6 +20,7 @@ from gateway.blocks.files.mapped_pages import PAGE_BYTES, MappedPages, is_suppor
 from gateway.blocks.files.verification import ChunkChecksums
 from gateway.blocks.layout import CHUNK_BYTES, Extent
 from gateway.errors import BlockDamaged
+from tests.support.disks import fill_up, small_disk
 from tests.support.page_cache import drop_unmapped, page_out
 
 LENGTH = 5 * CHUNK_BYTES + 777
@@ -366,3 +367,22 @@ def test_a_fingerprint_tells_every_change(tmp_path: Path) -> None:
     os.utime(descriptor, ns=(1, 1))
     assert fingerprint(descriptor) != before
     os.close(descriptor)
+
+
+def test_a_disk_that_takes_nothing_says_nothing_of_the_system(tmp_path: Path) -> None:
+    """A process that is started on a full disk would read and verify every byte for as long as it lives."""
+    assert is_supported(tmp_path / "absent")
+    if os.geteuid() != 0:
+        pytest.skip("mounting takes root")
+    with small_disk(tmp_path / "disk", 2**20) as disk:
+        fill_up(disk)
+        assert is_supported(disk)
+
+
+def test_a_system_that_tells_nothing_of_pages_is_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before Linux 5.14 the kernel knows no such advice, for no file at all."""
+    monkeypatch.setattr(mapped_pages, "_MADV_POPULATE_READ", 9999)
+    assert not is_supported(tmp_path)
+    assert not is_supported(tmp_path / "absent")

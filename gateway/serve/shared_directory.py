@@ -1,0 +1,247 @@
+"""Where the processes of one gateway keep what they share in memory: metrics, heartbeats, locks of blocks.
+
+The files are mapped into memory and changed by every request. On a disk under checkpoint load, changing a mapped page
+may wait for the file system's journal, for as long as a flush takes; in memory (/dev/shm) it never waits. So they lie
+in memory where there is room, in the cache directory otherwise, and among temporary files where both cannot be used.
+
+A gateway has its directory locked as long as it lives, so that no other one takes it, and whoever starts next removes
+what a killed one has left. Others remove it all the same: systemd when its user logs out (RemoveIPC=), tmpfiles, an
+administrator. Then it is made anew, for all processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from gateway.heartbeats import Heartbeats
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  checked for owner and mode below
+_MODE = 0o700
+_CLAIMS_MAX = 10
+_CLAIM_PAUSE_SECONDS = 0.02
+_GO_WITH_THEIR_PROCESS = "gauge_live"
+"""What prometheus_client removes when a process has died."""
+
+_log = structlog.get_logger("forebay.serve")
+
+
+class SharedFiles:
+    """A directory that this gateway alone has, with the heartbeats of its processes. Everything but `path` blocks."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        """`lock` is the directory's own descriptor, locked. OSError where it has no room for heartbeats."""
+        self.path = path
+        self._lock = lock
+        self.heartbeats = Heartbeats(path / "heartbeats")
+        self._heartbeats_file = os.stat(path / "heartbeats").st_ino
+        self._names: set[str] = set()
+
+    def is_lost(self) -> bool:
+        """Whether the directory, or a file in it, is gone or another one."""
+        if self._lock < 0:
+            return True
+        try:
+            if not _is_still_at(self.path, self._lock):
+                return True
+            names = {name for name in os.listdir(self.path) if not name.startswith(_GO_WITH_THEIR_PROCESS)}
+            known, self._names = self._names, names
+            return not known <= names or os.stat(self.path / "heartbeats").st_ino != self._heartbeats_file
+        except FileNotFoundError:
+            return True
+        except OSError:  # the disk fails: that says nothing about who has the directory
+            return False
+
+    def give_up(self) -> None:
+        """Let others have the directory. What is mapped stays so: processes that know no other go on with it.
+
+        Idempotent.
+        """
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+    def remove(self) -> None:
+        """Remove the directory, if it is this gateway's still, and give it up."""
+        if not self.is_lost():
+            shutil.rmtree(self.path, ignore_errors=True)
+        self.heartbeats.close()
+        self.give_up()
+
+
+class SharedMemory:
+    """The files that the processes of a gateway share now. `renewed` is called when they are others than before."""
+
+    def __init__(
+        self,
+        cache_directory: Path,
+        room_bytes: int,
+        renewed: Callable[[SharedFiles], None],
+        shared_memory: Path = SHARED_MEMORY,
+    ) -> None:
+        """OSError where there is no place for them."""
+        self._cache_directory = cache_directory
+        self._room_bytes = room_bytes
+        self._renewed = renewed
+        self._shared_memory = shared_memory
+        self._looking = asyncio.Lock()
+        self._is_told = False
+        self.files = make_shared_files(cache_directory, room_bytes, shared_memory)
+
+    async def whole_files(self) -> SharedFiles:
+        """The files, made anew where they are lost."""
+        async with self._looking:
+            if await asyncio.to_thread(self.files.is_lost):
+                await self._renew()
+            return self.files
+
+    async def _renew(self) -> None:
+        lost = self.files
+        lost.give_up()
+        try:
+            made = await asyncio.to_thread(
+                make_shared_files, self._cache_directory, self._room_bytes, self._shared_memory
+            )
+        except OSError as error:
+            self._tell_failure(error)
+            return
+        self._is_told = False
+        self.files = made
+        self._renewed(made)
+        _log.error(
+            "the files that all processes have in memory were removed: they are made anew, counters begin again, and "
+            "the processes are started again one after the other",
+            removed=str(lost.path),
+            made=str(made.path),
+        )
+
+    def _tell_failure(self, error: OSError) -> None:
+        if not self._is_told:
+            self._is_told = True
+            _log.error("the files that all processes have in memory were removed, and there is no place for others")
+            _log.error("no process can be started again before there is", error=str(error))
+
+    def remove(self) -> None:
+        """At the end. Blocks."""
+        self.files.remove()
+
+
+def make_shared_files(cache_directory: Path, room_bytes: int, shared_memory: Path = SHARED_MEMORY) -> SharedFiles:
+    """An empty directory with room for so much; what an earlier run left is gone. OSError where there is no place."""
+    failure = OSError("there is no place for them")
+    for path in _places(cache_directory, room_bytes, shared_memory):
+        try:
+            lock = _claim(path)
+        except OSError as error:
+            failure = error
+            continue
+        try:
+            return SharedFiles(path, lock)
+        except OSError as error:
+            failure = error
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+    raise failure
+
+
+def _places(cache_directory: Path, room_bytes: int, shared_memory: Path) -> Iterator[Path]:
+    in_memory = in_memory_directory(cache_directory, shared_memory)
+    on_disk = cache_directory / "run" / "metrics"
+    with suppress(OSError):  # the disk fails: nobody reads them there either
+        shutil.rmtree(on_disk)
+    _remove_left_behind(shared_memory)
+    with suppress(OSError):
+        if shutil.disk_usage(shared_memory).free >= room_bytes:
+            yield in_memory
+    with suppress(OSError):
+        on_disk.parent.mkdir(mode=_MODE, parents=True, exist_ok=True)
+        yield on_disk
+    yield Path(tempfile.mkdtemp(prefix="forebay-metrics-"))
+
+
+def in_memory_directory(cache_directory: Path, shared_memory: Path = SHARED_MEMORY) -> Path:
+    """Of the gateway on `cache_directory`: of this very one, as containers have others at the same path."""
+    return shared_memory / f"{_beginning_of_names()}{_digest(cache_directory, _identity(cache_directory))}"
+
+
+def name_by_path(cache_directory: Path) -> str:
+    """A name that is the same for whatever directory lies there, and where that cannot be told, too."""
+    return f"forebay-{os.geteuid()}-{_digest(cache_directory, b'')}"
+
+
+def _beginning_of_names() -> str:
+    return f"forebay-run-{os.geteuid()}-"
+
+
+def _digest(cache_directory: Path, identity: bytes) -> str:
+    return hashlib.sha256(os.fsencode(cache_directory.resolve()) + identity).hexdigest()[:16]
+
+
+def _identity(directory: Path) -> bytes:
+    try:
+        status = directory.stat()
+    except OSError:
+        return b"\0unknown"
+    return b"\0%d:%d" % (status.st_dev, status.st_ino)
+
+
+def _remove_left_behind(shared_memory: Path) -> None:
+    """Those of gateways that live are locked."""
+    for path in shared_memory.glob(f"{_beginning_of_names()}*"):
+        with suppress(OSError):
+            lock = _try_claim(path)
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+
+
+def _claim(path: Path) -> int:
+    """The same, where somebody who starts now may look for a moment whether it is left behind."""
+    for _ in range(_CLAIMS_MAX - 1):
+        with suppress(BlockingIOError, FileNotFoundError):
+            return _try_claim(path)
+        time.sleep(_CLAIM_PAUSE_SECONDS)
+    return _try_claim(path)
+
+
+def _try_claim(path: Path) -> int:
+    """Make or empty a directory, and lock it: its descriptor. OSError where it is another's, or not to be had."""
+    with suppress(FileExistsError):
+        path.mkdir(mode=_MODE)
+    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_uid != os.geteuid():
+            raise PermissionError(f"{path} belongs to another user")
+        if not _is_still_at(path, lock):
+            raise FileNotFoundError(f"{path} has just been removed")
+        os.fchmod(lock, _MODE)
+        _empty(path)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _is_still_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _empty(path: Path) -> None:
+    for entry in path.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
