@@ -15,7 +15,7 @@ from gateway.s3.presigned import (
     verify_presigned_v4,
 )
 from gateway.s3.requests import S3Request
-from gateway.s3.signature_v4 import SeedSignature, parse_authorization, verify_header
+from gateway.s3.signature_v4 import SeedSignature, parse_authorization, remember_proved, verify_header
 
 
 @dataclass(slots=True)
@@ -60,6 +60,7 @@ class Authenticator:
         authorization = parse_authorization(header)
         key = self._keyring.find(authorization.access_key_id, request.headers.get("x-amz-security-token"))
         seed = verify_header(request, authorization, key.secret_access_key, self._clock.now())
+        remember_proved(header, authorization)
         return Caller(key.access_key_id, key.grant, seed)
 
     def _by_old_query(self, request: S3Request) -> Caller:

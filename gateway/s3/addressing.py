@@ -46,9 +46,18 @@ def split_absolute(target: bytes) -> tuple[str | None, bytes]:
     return authority.decode("latin-1"), target[found.end() :] or b"/"
 
 
-@lru_cache(maxsize=1024)
 def bucket_of_host(host: str, base_domains: tuple[str, ...]) -> str | None:
     """The bucket that `host` names below the longest base domain that fits; None means path style."""
+    find = _bucket_of_host if len(host) <= _HOST_CHARACTERS_MAX else _bucket_of_host.__wrapped__
+    return find(host, base_domains)
+
+
+_HOST_CHARACTERS_MAX = 320
+"""A name and its port: what is kept of strangers must be short."""
+
+
+@lru_cache(maxsize=1024)
+def _bucket_of_host(host: str, base_domains: tuple[str, ...]) -> str | None:
     name = _PORT.sub("", host).lower().rstrip(".")
     for base in sorted(base_domains, key=len, reverse=True):
         domain = base.lower().strip(".")

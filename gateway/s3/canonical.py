@@ -23,6 +23,7 @@ _HMAC_BLOCK_BYTES = 64
 _CANONICAL_PATH = re.compile(rb"[A-Za-z0-9\-._~/]*")
 _CANONICAL_QUERY = re.compile(rb"[A-Za-z0-9\-._~]+=[A-Za-z0-9\-._~]*")
 _WHITESPACE_RUN = re.compile("[ \t]+")
+_TIMESTAMP_CHARACTERS = 16
 _TIMESTAMP = re.compile(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z", re.ASCII)
 
 
@@ -107,9 +108,13 @@ def _format_second(second: int) -> str:
     return strftime("%Y%m%dT%H%M%SZ", gmtime(second))
 
 
-@lru_cache(maxsize=2048)
 def parse_timestamp(timestamp: str) -> float | None:
     """Seconds since the epoch of an ISO 8601 basic timestamp; None when it is not one."""
+    return _parse_timestamp(timestamp) if len(timestamp) == _TIMESTAMP_CHARACTERS else None
+
+
+@lru_cache(maxsize=2048)
+def _parse_timestamp(timestamp: str) -> float | None:
     found = _TIMESTAMP.fullmatch(timestamp)
     if found is None:
         return None

@@ -24,9 +24,17 @@ _FORMS = tuple(
 """IMF-fixdate, then the obsolete forms of RFC 850 and of C's asctime."""
 
 
-@lru_cache(maxsize=1024)
 def parse_http_date(text: str) -> float | None:
     """Seconds since the epoch; None when `text` is no date."""
+    return _parse_http_date(text) if len(text) <= _CHARACTERS_MAX else None
+
+
+_CHARACTERS_MAX = 40
+"""More than any of the forms has: what is kept of strangers must be short."""
+
+
+@lru_cache(maxsize=1024)
+def _parse_http_date(text: str) -> float | None:
     for form in _FORMS:
         found = form.fullmatch(text)
         if found is not None:

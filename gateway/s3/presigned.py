@@ -135,7 +135,7 @@ def verify_presigned_v4(request: S3Request, parsed: PresignedV4, secret: str, no
             f"{parsed.timestamp[:8]}."
         )
     _check_lifetime(parse_timestamp(parsed.timestamp) or 0.0, parsed.expires_seconds, now)
-    check_signed_headers(request.headers, authorization.signed_headers)
+    check_signed_headers(request.headers, authorization)
     payload_hash = (
         request.parameter("X-Amz-Content-Sha256") or request.headers.get("x-amz-content-sha256") or "UNSIGNED-PAYLOAD"
     )

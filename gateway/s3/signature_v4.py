@@ -50,6 +50,9 @@ _MAY_BE_UNSIGNED = frozenset(
 _MAY_NEED_TRIMMING = re.compile("\t|  |: | \n| $")
 """White space where canonical_value would take some away; between header lines."""
 
+_REGION_CHARACTERS_MAX = 64
+"""Signing keys are kept by it, before the caller has proved anything."""
+
 _SIGNED_WHEN_PRESENT = frozenset({"host", "content-type", "content-md5", "range"})
 
 
@@ -63,6 +66,23 @@ class Authorization:
     service: str
     signed_headers: tuple[str, ...]
     signature: str
+    accounted_for: frozenset[str] = field(init=False, repr=False, compare=False)
+    """The header names that need no look: those that are signed, and those that need not be."""
+
+    def __post_init__(self) -> None:
+        self.accounted_for = _MAY_BE_UNSIGNED.union(self.signed_headers)
+
+    def with_signature(self, signature: str) -> Authorization:
+        """Another one of the same kind. Field by field: each request of SDKs needs one."""
+        other = object.__new__(Authorization)
+        other.access_key_id, other.date, other.region, other.service = (
+            self.access_key_id,
+            self.date,
+            self.region,
+            self.service,
+        )
+        other.signed_headers, other.accounted_for, other.signature = self.signed_headers, self.accounted_for, signature
+        return other
 
     @property
     def scope(self) -> str:
@@ -89,19 +109,31 @@ def parse_authorization(header: str) -> Authorization:
     Raises S3Error: InvalidRequest for Signature Version 2, NotImplemented for SigV4A, InvalidArgument for other
     schemes, AuthorizationHeaderMalformed for a header that lacks a part.
     """
-    common, found, signature = header.rpartition(", Signature=")
-    if found and signature and "," not in signature:
-        known = _common_part(common)
-        return Authorization(
-            known.access_key_id, known.date, known.region, known.service, known.signed_headers, signature
-        )
-    return _parse_authorization(header)
+    common, _, signature = header.rpartition(_SIGNATURE_LAST)
+    known = _proved.get(common)
+    if known is None or not signature or "," in signature:
+        return _parse_authorization(header)
+    return known.with_signature(signature)
 
 
-@lru_cache(maxsize=1024)
-def _common_part(common: str) -> Authorization:
-    """All but the signature, as SDKs write it last: the same for a client's requests of one day and kind."""
-    return _parse_authorization(f"{common}, Signature=-")
+_SIGNATURE_LAST = ", Signature="
+_PROVED_MAX = 1024
+_PROVED_CHARACTERS_MAX = 1024
+
+_proved: dict[str, Authorization] = {}
+"""All of a header but the signature, as SDKs write it last: the same for a client's requests of one day and kind.
+
+Only of clients that have proved to have the secret: a stranger can neither fill memory with it nor push others out.
+"""
+
+
+def remember_proved(header: str, authorization: Authorization) -> None:
+    """The header's signature has been verified: its likes need not be parsed."""
+    common, found, _ = header.rpartition(_SIGNATURE_LAST)
+    if found and common not in _proved and len(common) <= _PROVED_CHARACTERS_MAX:
+        if len(_proved) >= _PROVED_MAX:
+            _proved.clear()
+        _proved[common] = authorization
 
 
 def _parse_authorization(header: str) -> Authorization:
@@ -134,7 +166,7 @@ def parse_credential(credential: str) -> tuple[str, str, str, str]:
     access_key_id, date, region, service, _ = parts
     if service != "s3":
         raise ValueError(f"The credential is scoped to the service {service!r}; this endpoint expects 's3'.")
-    if len(date) != 8 or not date.isdecimal() or not region:
+    if len(date) != 8 or not date.isdecimal() or not 0 < len(region) <= _REGION_CHARACTERS_MAX:
         raise ValueError("The credential needs a date YYYYMMDD and a region.")
     return access_key_id, date, region, service
 
@@ -151,7 +183,7 @@ def verify_header(request: S3Request, authorization: Authorization, secret: str,
         raise _skewed(timestamp, now)
     if authorization.date != timestamp[:8]:
         raise _malformed(f"The credential's date {authorization.date} is not the request's, {timestamp[:8]}.")
-    check_signed_headers(headers, authorization.signed_headers)
+    check_signed_headers(headers, authorization)
     payload_hash = headers.get("x-amz-content-sha256")
     if payload_hash is None:
         raise s3_error("InvalidRequest", "Missing required header for this request: x-amz-content-sha256")
@@ -173,11 +205,12 @@ def canonical_request(request: S3Request, query: str, signed_headers: Sequence[s
     return f"{request.method}\n{path}\n{query}\n{fields}\n\n{names}\n{payload_hash}".encode("latin-1")
 
 
-def check_signed_headers(headers: Mapping[str, str], signed_headers: Sequence[str]) -> None:
+def check_signed_headers(headers: Mapping[str, str], authorization: Authorization) -> None:
     """Raise AccessDenied unless `host` and every `x-amz-*` header present are signed."""
+    signed_headers = authorization.signed_headers
     if "host" not in signed_headers:
         raise s3_error("AccessDenied", "The host header must be signed.", HeadersNotSigned="host")
-    if _accounted_for(signed_headers).issuperset(headers):
+    if authorization.accounted_for.issuperset(headers):
         return
     unsigned = [name for name in headers if name.startswith("x-amz-") and name not in signed_headers]
     if unsigned:
@@ -186,12 +219,6 @@ def check_signed_headers(headers: Mapping[str, str], signed_headers: Sequence[st
             "There were headers present in the request which were not signed",
             HeadersNotSigned=", ".join(unsigned),
         )
-
-
-@lru_cache(maxsize=1024)
-def _accounted_for(signed_headers: Sequence[str]) -> frozenset[str]:
-    """The names that need no look: those that are signed, and those that need not be."""
-    return _MAY_BE_UNSIGNED.union(signed_headers)
 
 
 def check_signature(authorization: Authorization, secret: str, timestamp: str, canonical: bytes) -> SeedSignature:
