@@ -36,11 +36,20 @@ def decode_token(token: str) -> ListPlace:
     """The place; S3Error InvalidArgument when it is no token that this gateway has given."""
     raw = _decoded(token[1:]) if token[:1] == _VERSION and len(token) <= _LENGTH_MAX else b""
     content = raw[4:]
-    if raw[:4] != zlib.crc32(content).to_bytes(4, "big") or content[:1] not in (_KEY, _PREFIX):
+    is_whole = raw[:4] == zlib.crc32(content).to_bytes(4, "big") and content[:1] in (_KEY, _PREFIX)
+    if not (is_whole and _is_utf8(content)):  # anybody can make one
         raise s3_error(
             "InvalidArgument", "The continuation token provided is incorrect", ArgumentName="continuation-token"
         )
     return ListPlace(content[1:], content[:1] == _PREFIX)
+
+
+def _is_utf8(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _decoded(text: str) -> bytes:

@@ -130,18 +130,24 @@ def _completed_part(node: Element) -> CompletedPart:
         for name, value in fields.items()
         if name.startswith("Checksum") and name != "ChecksumType" and value.strip()
     }
-    return CompletedPart(_part_number(int(number[1])), quote(etag), checksums)
+    return CompletedPart(part_number("PartNumber", number[1]), quote(etag), checksums)
 
 
-def _part_number(number: int) -> int:
-    if not 1 <= number <= PARTS_COUNT_MAX:
+def part_number(name: str, text: str) -> int:
+    """The number that a parameter or element of this name gives; S3Error InvalidArgument unless it is 1 to 10,000.
+
+    Whatever its length: Python converts no more than 4,300 digits.
+    """
+    digits = text.lstrip("0")
+    is_number = text.isascii() and digits.isdecimal() and len(digits) <= len(str(PARTS_COUNT_MAX))
+    if not is_number or int(digits) > PARTS_COUNT_MAX:
         raise s3_error(
             "InvalidArgument",
             "Part number must be an integer between 1 and 10000, inclusive",
-            ArgumentName="PartNumber",
-            ArgumentValue=str(number),
+            ArgumentName=name,
+            ArgumentValue=text,
         )
-    return number
+    return int(digits)
 
 
 def _parse_request(body: bytes, root_name: str, size_bytes_max: int, entries_max: int) -> Element:

@@ -33,6 +33,17 @@ def test_a_changed_token_is_refused(place: ListPlace, data: st.DataObject) -> No
         assert decoded(changed) in ("InvalidArgument", place)
 
 
+@given(st.binary(max_size=64))
+def test_a_forged_token_is_refused_or_names_a_key(place: bytes) -> None:
+    """Anybody can make one that is whole: keys are UTF-8, and nothing else goes on from here."""
+    try:
+        place.decode()
+    except UnicodeDecodeError:
+        assert decoded(encode_token(ListPlace(place))) == "InvalidArgument"
+    else:
+        assert decoded(encode_token(ListPlace(place))) == ListPlace(place)
+
+
 def decoded(token: str) -> ListPlace | str:
     """The place, or the error's code."""
     try:

@@ -18,6 +18,7 @@ from gateway.s3.xml import (
     insert_delete_results,
     parse_complete_multipart_upload,
     parse_delete,
+    part_number,
 )
 from gateway.s3.xml_reader import error_code_of, parse_bounded, text_of
 from gateway.s3.xml_writer import element, encode_list_key, escape
@@ -251,3 +252,18 @@ def test_errors_do_not_join_anything_else() -> None:
     """An error document of the origin is passed on, not amended."""
     with pytest.raises(ValueError, match="DeleteResult"):
         insert_delete_results(b"<Error><Code>X</Code></Error>", [])
+
+
+@pytest.mark.parametrize(("text", "number"), [("1", 1), ("10000", 10_000), ("007", 7), ("0" * 100_000 + "42", 42)])
+def test_part_numbers_are_read_whatever_zeros_they_begin_with(text: str, number: int) -> None:
+    """As AWS reads them."""
+    assert part_number("partNumber", text) == number
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "10001", "-1", "+1", "1_0", " 1", "x", "٣", "00000000120000", "9" * 100_000, "0" * 100_000]
+)
+def test_a_part_number_that_is_none_is_an_invalid_argument(text: str) -> None:
+    """However long it is: that is no error of ours."""
+    with pytest.raises(S3Error, match="InvalidArgument"):
+        part_number("partNumber", text)

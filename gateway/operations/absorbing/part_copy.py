@@ -16,7 +16,7 @@ from gateway.operations.absorbing.barrier import flushed
 from gateway.operations.absorbing.part_through import may_be_on_its_way
 from gateway.operations.absorbing.patient import with_retries
 from gateway.operations.absorbing.staging import store_part
-from gateway.operations.absorbing.upload_requests import part_number, upload_of
+from gateway.operations.absorbing.upload_requests import number_of_part, upload_of
 from gateway.operations.exchange import Exchange
 from gateway.operations.reply import Answer, Reply
 from gateway.origin.client import OriginRequest, Purpose
@@ -39,7 +39,7 @@ Handler = Callable[[Exchange], Answer]
 
 async def absorb_part_copy(exchange: Exchange, buffer: WritebackBuffer, copy: Handler) -> Reply:
     """Have `copy` ask the origin, with its upload's id in the place of ours."""
-    upload, number = upload_of(exchange, buffer), part_number(exchange)
+    upload, number = upload_of(exchange, buffer), number_of_part(exchange)
     await flushed(exchange, buffer, [parse_copy_source(exchange.request.headers["x-amz-copy-source"]).key])
     if upload.origin_upload_id is None:
         raise s3_error(

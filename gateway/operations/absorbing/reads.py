@@ -19,6 +19,7 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.http_dates import format_http_date
 from gateway.s3.requests import S3Request
 from gateway.s3.stored_headers import stored_headers
+from gateway.s3.xml import part_number
 from gateway.writeback.journal.records import PendingObject
 from gateway.writeback.reading import FileGone, part_range
 
@@ -85,15 +86,9 @@ def _headers(pending: PendingObject, *, with_checksums: bool) -> dict[str, str]:
 
 
 def _part(pending: PendingObject, text: str) -> ByteRange | None:
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= 10_000):
-        raise s3_error(
-            "InvalidArgument",
-            "Part number must be an integer between 1 and 10000, inclusive",
-            ArgumentName="partNumber",
-            ArgumentValue=text,
-        )
+    number = part_number("partNumber", text)
     try:
-        return part_range(pending, int(text))
+        return part_range(pending, number)
     except IndexError:
         raise s3_error("InvalidPartNumber") from None
 

@@ -9,7 +9,7 @@ from gateway.operations.exchange import Exchange
 from gateway.origin.client import OriginRequest
 from gateway.s3.error_codes import s3_error
 from gateway.s3.multipart_checksums import upload_checksum_type
-from gateway.s3.xml import PARTS_COUNT_MAX
+from gateway.s3.xml import part_number
 from gateway.writeback.journal.records import Upload
 
 if TYPE_CHECKING:
@@ -43,17 +43,9 @@ async def check_owner(exchange: Exchange, upload: Upload) -> None:
             raise s3_error("AccessDenied" if response.status == 403 else "ServiceUnavailable")
 
 
-def part_number(exchange: Exchange) -> int:
+def number_of_part(exchange: Exchange) -> int:
     """Of UploadPart and UploadPartCopy."""
-    text = exchange.request.parameter("partNumber") or ""
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= PARTS_COUNT_MAX):
-        raise s3_error(
-            "InvalidArgument",
-            "Part number must be an integer between 1 and 10000, inclusive",
-            ArgumentName="partNumber",
-            ArgumentValue=text,
-        )
-    return int(text)
+    return part_number("partNumber", exchange.request.parameter("partNumber") or "")
 
 
 def number_of(exchange: Exchange, name: str, default: int) -> int:

@@ -29,7 +29,7 @@ from gateway.operations.absorbing.upload_requests import (
     check_owner,
     no_such_upload,
     number_of,
-    part_number,
+    number_of_part,
     upload_of,
 )
 from gateway.operations.exchange import Exchange
@@ -59,7 +59,7 @@ _XML = ("content-type", "application/xml")
 async def absorb_part(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
     """Keep a part on this node's disk; where there is no room for it, only its place in the journal."""
     found = upload_of(exchange, buffer)
-    number = part_number(exchange)
+    number = number_of_part(exchange)
     check_algorithm(exchange, found)
     await check_owner(exchange, found)
     slot = found.fixed.slot
