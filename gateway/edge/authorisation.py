@@ -8,6 +8,7 @@ from gateway.policy.access import (
     refusal_of_bucket_operation,
     refusal_of_listing,
     refusal_of_read,
+    refusal_of_unknown_writes,
     refusal_of_write,
 )
 from gateway.policy.grants import Grant
@@ -36,6 +37,8 @@ def authorise(request: S3Request, grant: Grant, slots: Slots) -> None:
     """
     _refuse_method_overrides(request)
     reason = _refusal(request, grant, slots) or _refusal_of_sources(request, grant)
+    if reason is None and _names_keys_elsewhere(request):
+        reason = refusal_of_unknown_writes(grant, slots, request.bucket or "")
     if reason is not None:
         raise s3_error("AccessDenied", f"Access Denied. {reason}")
 
@@ -65,18 +68,17 @@ def _refusal_of_sources(request: S3Request, grant: Grant) -> str | None:
             return "The credential does not cover the copy source."
     if any(_FOREIGN_SOURCE.fullmatch(name) for name in request.headers):
         return "A copy source in a header other than x-amz-copy-source needs a credential that covers everything."
-    return _refusal_of_hidden_keys(request, grant)
-
-
-def _refusal_of_hidden_keys(request: S3Request, grant: Grant) -> str | None:
-    """Rights to keys that are named where they are not looked at."""
-    if grant.covers(request.bucket or "", ""):
-        return None
-    if "x-amz-rename-source" in request.headers:
-        return "RenameObject needs a credential that covers the whole bucket."
-    if request.method == "POST" and request.headers.get("content-type", "").strip().lower().startswith(_FORM):
-        return "A form names its key in its body: it needs a credential that covers the whole bucket."
     return None
+
+
+def _names_keys_elsewhere(request: S3Request) -> bool:
+    """Whether a write names keys where they are not looked at: RenameObject takes one away, a form holds its own."""
+    return "x-amz-rename-source" in request.headers or _is_form(request)
+
+
+def _is_form(request: S3Request) -> bool:
+    """Whatever else is in its target: some servers look at the content type alone."""
+    return request.method == "POST" and request.headers.get("content-type", "").strip().lower().startswith(_FORM)
 
 
 def _refuse_method_overrides(request: S3Request) -> None:
@@ -92,8 +94,10 @@ def is_read(request: S3Request) -> bool:
 
     SelectObjectContent reads, though it is a POST. CreateSession hands out the origin's own keys, though it is a GET.
     """
-    if not request.query:
-        return request.method in _READING
+    if request.method in _READING and not request.query:
+        return True
+    if request.method not in _READING and (request.method != "POST" or _is_form(request)):
+        return False
     names = {name for name, _ in request.query}
     if request.method in _READING:
         return "session" not in names

@@ -39,11 +39,16 @@ def refusal_of_bucket_operation(grant: Grant, slots: Slots, bucket: str | None, 
     """Why an operation on a whole bucket (or, with None, on the service) is refused."""
     if not (grant.covers_everything if bucket is None else grant.covers(bucket, "")):
         return "Operations on a bucket or on the service need a credential that covers all of it."
-    if is_read:
-        return None
+    return None if is_read else refusal_of_unknown_writes(grant, slots, bucket or "")
+
+
+def refusal_of_unknown_writes(grant: Grant, slots: Slots, bucket: str) -> str | None:
+    """Why a bucket may not be changed by what does not say which keys it changes: rules, forms, renames."""
+    if not grant.covers(bucket, ""):
+        return "What may change any key of a bucket needs a credential that covers all of it."
     if grant.read_only:
         return "The credential is read-only."
-    slot = slots.find(bucket or "", "")
-    if slot.mode == "read-only":
-        return f"The slot {slot.name!r} ({slot.prefix}) is read-only."
+    for slot in slots.under(bucket, ""):
+        if slot.mode == "read-only":
+            return f"It may change any key of the bucket, and the slot {slot.name!r} ({slot.prefix}) is read-only."
     return None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from gateway.policy.grants import EVERYTHING, Grant
 from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Slot
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import gateway_app
 
@@ -19,12 +20,18 @@ READER = Grant((Prefix("bucket"),), read_only=True)
 
 
 def ask(
-    directory: Path, grant: Grant, method: str, target: str, headers: Mapping[str, str], body: bytes = b""
+    directory: Path,
+    grant: Grant,
+    method: str,
+    target: str,
+    headers: Mapping[str, str],
+    body: bytes = b"",
+    slots: Sequence[Slot] = (),
 ) -> tuple[Answer, int]:
     """The answer, and how many requests the origin got to see."""
 
     async def scenario() -> tuple[Answer, int]:
-        async with gateway_app(directory, grant=grant) as gateway:
+        async with gateway_app(directory, grant=grant, slots=slots) as gateway:
             gateway.origin.put("bucket", "secret", b"x")
             answer = await call(gateway.app, method, target, headers, body)
             return answer, len(gateway.origin.calls)
@@ -56,6 +63,31 @@ def test_a_form_needs_a_credential_for_the_bucket(tmp_path: Path) -> None:
     refused, calls = ask(tmp_path / "job", JOB, "POST", "/bucket/job/k?anything", form, b"--x--")
     assert (refused.status, calls) == (403, 0)
     _, calls = ask(tmp_path / "writer", WRITER, "POST", "/bucket/job/k?anything", form, b"--x--")
+    assert calls == 1
+
+
+LIFECYCLE = b"<LifecycleConfiguration><Rule><Status>Enabled</Status></Rule></LifecycleConfiguration>"
+SIDE_DOORS: list[tuple[str, str, Mapping[str, str], bytes]] = [
+    ("PUT", "/bucket/free?renameObject", {"x-amz-rename-source": "/bucket/kept/k"}, b""),
+    ("PUT", "/bucket/free?renameObject", {"x-amz-rename-source": "kept/k"}, b""),
+    ("POST", "/bucket", {"content-type": "multipart/form-data; boundary=x"}, b"--x--"),
+    ("POST", "/bucket/free?anything", {"content-type": "multipart/form-data; boundary=x"}, b"--x--"),
+    ("POST", "/bucket/free?select&select-type=2", {"content-type": "Multipart/form-data; boundary=x"}, b"--x--"),
+    ("PUT", "/bucket?lifecycle", {}, LIFECYCLE),
+    ("PUT", "/bucket?replication", {}, b"<ReplicationConfiguration/>"),
+]
+
+
+@pytest.mark.parametrize(("method", "target", "headers", "body"), SIDE_DOORS)
+def test_what_may_change_any_key_changes_none_that_is_read_only(
+    tmp_path: Path, method: str, target: str, headers: Mapping[str, str], body: bytes
+) -> None:
+    """Neither for a credential that is read-only nor where a part of the bucket is, whatever else it may do."""
+    kept = Slot("kept", Prefix("bucket", "kept/"), "read-only")
+    for name, grant, slots in (("reader", READER, ()), ("slot", EVERYTHING, (kept,))):
+        refused, calls = ask(tmp_path / name, grant, method, target, headers, body, slots)
+        assert (refused.status, calls) == (403, 0)
+    _, calls = ask(tmp_path / "writer", WRITER, method, target, headers, body)
     assert calls == 1
 
 
