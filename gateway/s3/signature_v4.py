@@ -206,19 +206,34 @@ def canonical_request(request: S3Request, query: str, signed_headers: Sequence[s
 
 
 def check_signed_headers(headers: Mapping[str, str], authorization: Authorization) -> None:
-    """Raise AccessDenied unless `host` and every `x-amz-*` header present are signed."""
+    """Raise AccessDenied unless `host`, every `x-amz-*` header present and its likes in other dialects are signed."""
     signed_headers = authorization.signed_headers
     if "host" not in signed_headers:
         raise s3_error("AccessDenied", "The host header must be signed.", HeadersNotSigned="host")
     if authorization.accounted_for.issuperset(headers):
         return
-    unsigned = [name for name in headers if name.startswith("x-amz-") and name not in signed_headers]
+    unsigned = [name for name in headers if name not in signed_headers and _changes_the_request(name)]
     if unsigned:
         raise s3_error(
             "AccessDenied",
             "There were headers present in the request which were not signed",
             HeadersNotSigned=", ".join(unsigned),
         )
+
+
+_DIALECTS = ("x-amz-", "x-goog-", "x-oss-", "x-cos-", "x-obs-", "x-bce-", "x-tos-", "x-ms-", "x-rgw-", "x-minio-")
+_WORDS = re.compile(
+    "copy|rename|-move|-source|-acl|grant|tagging|encrypt|-meta|directive|storage-class|retention|legal-hold|object-lock"
+    "|redirect|version-?id"
+)
+
+
+def _changes_the_request(name: str) -> bool:
+    """Whether some server makes another request of one that has this header: all of S3's dialects, and their words.
+
+    What proxies and tracing add (`x-forwarded-for`, `x-request-id`, …) is not among them.
+    """
+    return name.startswith("x-") and (name.startswith(_DIALECTS) or _WORDS.search(name) is not None)
 
 
 def check_signature(authorization: Authorization, secret: str, timestamp: str, canonical: bytes) -> SeedSignature:

@@ -196,6 +196,51 @@ def test_the_date_header_stands_in_for_x_amz_date() -> None:
     assert timestamp in refusal.value.elements["StringToSign"]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x-goog-copy-source",
+        "x-oss-copy-source",
+        "x-cos-tagging",
+        "x-obs-acl",
+        "x-copy-from",
+        "x-rename-to",
+        "x-move-source",
+        "x-custom-server-side-encryption",
+        "x-metadata-directive",
+        "x-delete-version-id",
+        "x-ms-copy-source",
+        "x-object-lock-mode",
+    ],
+)
+def test_what_may_make_another_request_of_it_must_be_signed(name: str) -> None:
+    """In whichever dialect: who has a presigned URL may send its request and no other."""
+    parsed = plain()
+    parsed.headers = {**parsed.headers, name: "value"}
+    with pytest.raises(S3Error, match="AccessDenied") as refusal:
+        verify(parsed)
+    assert refusal.value.elements == {"HeadersNotSigned": name}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x-forwarded-for",
+        "x-request-id",
+        "x-real-ip",
+        "x-amzn-trace-id",
+        "x-b3-traceid",
+        "x-datadog-tags",
+        "x-client-version",
+    ],
+)
+def test_what_proxies_and_tracing_add_need_not_be(name: str) -> None:
+    """They change nothing of what is asked."""
+    parsed = plain()
+    parsed.headers = {**parsed.headers, name: "value"}
+    verify(parsed)
+
+
 def test_the_credentials_date_must_be_the_requests() -> None:
     """A signing key holds for one day."""
     parsed = plain()
