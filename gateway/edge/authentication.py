@@ -60,7 +60,8 @@ class Authenticator:
         authorization = parse_authorization(header)
         key = self._keyring.find(authorization.access_key_id, request.headers.get("x-amz-security-token"))
         seed = verify_header(request, authorization, key.secret_access_key, self._clock.now())
-        remember_proved(header, authorization)
+        if authorization.unproved:
+            remember_proved(authorization)
         return Caller(key.access_key_id, key.grant, seed)
 
     def _by_old_query(self, request: S3Request) -> Caller:

@@ -68,6 +68,8 @@ class Authorization:
     signature: str
     accounted_for: frozenset[str] = field(init=False, repr=False, compare=False)
     """The header names that need no look: those that are signed, and those that need not be."""
+    unproved: str = field(default="", init=False, repr=False, compare=False)
+    """Of a header of a new kind: all of it but the signature."""
 
     def __post_init__(self) -> None:
         self.accounted_for = _MAY_BE_UNSIGNED.union(self.signed_headers)
@@ -82,6 +84,7 @@ class Authorization:
             self.service,
         )
         other.signed_headers, other.accounted_for, other.signature = self.signed_headers, self.accounted_for, signature
+        other.unproved = ""
         return other
 
     @property
@@ -111,9 +114,11 @@ def parse_authorization(header: str) -> Authorization:
     """
     common, _, signature = header.rpartition(_SIGNATURE_LAST)
     known = _proved.get(common)
-    if known is None or not signature or "," in signature:
-        return _parse_authorization(header)
-    return known.with_signature(signature)
+    if known is not None and signature and "," not in signature:
+        return known.with_signature(signature)
+    authorization = _parse_authorization(header)
+    authorization.unproved = common
+    return authorization
 
 
 _SIGNATURE_LAST = ", Signature="
@@ -127,10 +132,10 @@ Only of clients that have proved to have the secret: a stranger can neither fill
 """
 
 
-def remember_proved(header: str, authorization: Authorization) -> None:
-    """The header's signature has been verified: its likes need not be parsed."""
-    common, found, _ = header.rpartition(_SIGNATURE_LAST)
-    if found and common not in _proved and len(common) <= _PROVED_CHARACTERS_MAX:
+def remember_proved(authorization: Authorization) -> None:
+    """The signature has been verified: headers of its kind need not be parsed."""
+    common, authorization.unproved = authorization.unproved, ""
+    if 0 < len(common) <= _PROVED_CHARACTERS_MAX:
         if len(_proved) >= _PROVED_MAX:
             _proved.clear()
         _proved[common] = authorization
