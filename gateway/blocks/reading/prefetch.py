@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from gateway.blocks.filling.single_flight import SingleFlight
 from gateway.blocks.filling.unpinned_get import UnpinnedGets
 from gateway.blocks.index.index import BlockIndex
-from gateway.blocks.layout import Block
 from gateway.blocks.reading.sources import AheadMarks, ReadDependencies, ReadRequest, hint_beginning
 from gateway.errors import StoreUnavailable
 from gateway.origin.client import Purpose
@@ -128,11 +127,10 @@ class Prefetcher:
         self._readahead: Readahead | None = None
         self._hinted_stop = 0
 
-    def entered(self, block: Block, was_ahead: bool) -> None:
-        """The reader begins in a block that is here: if it was fetched ahead, so shall be what follows it."""
-        if self._tools.ahead_marks.take(block.id) or was_ahead:
-            with suppress(StoreUnavailable):
-                self.prefetch(self._request.range.first, beyond=True)
+    def go_on(self) -> None:
+        """The reader begins in a block that was fetched ahead: so shall be what follows it."""
+        with suppress(StoreUnavailable):
+            self.prefetch(self._request.range.first, beyond=True)
 
     def prefetch(self, position: int, *, beyond: bool) -> None:
         """Keep the next blocks on their way while the one at a position is read; from now on those `beyond` the range.

@@ -90,7 +90,8 @@ class RangeReader:
         except StoreUnavailable as error:
             source = await self._open_origin(first, error)
         if isinstance(source, BlockSource):
-            self._ahead.entered(source.block, self._opener.was_ahead)
+            if self._opener.was_ahead:
+                self._ahead.go_on()
             source = await self._begin_to_read(source)
         if self.outcome == "hit" and not source.cached:
             self.outcome = "partial" if several else "miss"
