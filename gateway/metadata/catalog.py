@@ -19,11 +19,11 @@ import structlog
 from gateway.clock import Clock
 from gateway.errors import OriginAnswered, OriginUnreachable, StoreUnavailable
 from gateway.metadata.disk_thread import DiskThread
-from gateway.metadata.doubts import WritesInDoubt
 from gateway.metadata.entries import Entry, ObservedAt, catalog_key, without_checksums
 from gateway.metadata.epochs import InvalidationEpochs
 from gateway.metadata.freshness import Freshness, freshness, is_confirmed, is_settled
 from gateway.metadata.head import ObjectHead, object_head
+from gateway.metadata.in_doubt import InDoubtWrites
 from gateway.metadata.listing.index import ListingIndex, trim
 from gateway.metadata.listing.ranges import bound_of
 from gateway.metadata.observer import CatalogObserver
@@ -55,10 +55,10 @@ class Catalog:
         self._boot = opened.boot if opened is not None else 0
         self._writer = CatalogWriter(self._store, observer)
         self.listing = ListingIndex(opened, self._epochs, clock, observer)
-        self.doubts = WritesInDoubt(clock)
+        self.in_doubt = InDoubtWrites(clock)
         if self._epochs.left_behind:
             self._epochs.void(self._epochs.left_behind)
-            self.doubts.add(self._end_left_behind)
+            self.in_doubt.add(self._end_left_behind)
 
     @classmethod
     async def open(
@@ -228,7 +228,7 @@ class Catalog:
 
     async def close(self) -> None:
         """Write what is left, and leave the directory in order."""
-        await self.doubts.close()
+        await self.in_doubt.close()
         ended = await asyncio.gather(self._writer.close(), self.listing.close())
         if not all(ended):
             _log.warning("the catalog is left as it is: another process does not finish its transaction")

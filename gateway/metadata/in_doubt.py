@@ -16,16 +16,16 @@ import structlog
 from gateway.clock import Clock
 from gateway.errors import StoreUnavailable
 
-DOUBT_SECONDS = 60.0
+IN_DOUBT_SECONDS = 60.0
 """A request of which nothing has been heard is carried out within so long, or never."""
 
-DOUBTS_MAX = 10_000
+IN_DOUBT_MAX = 10_000
 """With more, the oldest is ended sooner: an origin that is away must not fill the memory."""
 
 _log = structlog.get_logger("forebay.catalog")
 
 
-class WritesInDoubt:
+class InDoubtWrites:
     """Those of this process, each with what ends it. Event loop only."""
 
     def __init__(self, clock: Clock) -> None:
@@ -35,7 +35,7 @@ class WritesInDoubt:
 
     def add(self, end: Callable[[], Awaitable[None]]) -> None:
         """Call this when the time of doubt is over; not when the gateway stops before."""
-        self._waiting.append((self._clock.monotonic() + DOUBT_SECONDS, end))
+        self._waiting.append((self._clock.monotonic() + IN_DOUBT_SECONDS, end))
         if self._ending is None:
             self._ending = asyncio.create_task(self._end_all(), name="writes in doubt")
 
@@ -50,7 +50,7 @@ class WritesInDoubt:
         while self._waiting:
             due, _ = self._waiting[0]
             left = due - self._clock.monotonic()
-            if left > 0 and len(self._waiting) <= DOUBTS_MAX:
+            if left > 0 and len(self._waiting) <= IN_DOUBT_MAX:
                 await self._clock.sleep(min(left, 1.0))
                 continue
             _, end = self._waiting.popleft()

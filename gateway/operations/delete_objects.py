@@ -15,7 +15,7 @@ from gateway.operations.exchange import Exchange
 from gateway.operations.passthrough import forward_write, onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document
 from gateway.operations.reply import Reply
-from gateway.operations.visibility import changed_keys, visible
+from gateway.operations.visibility import changed_keys, with_invalidation
 from gateway.policy.access import refusal_of_write
 from gateway.s3.forwarding import towards_client, towards_origin, without
 from gateway.s3.xml import (
@@ -59,7 +59,7 @@ async def delete_objects(exchange: Exchange) -> Reply:
         sending = _send(exchange, Payload(body))
     else:
         sending = _delete_some(exchange, DeleteRequest(left, asked.quiet), done)
-    reply = await _written_down(exchange, keys, visible(changed_keys(exchange, keys), sending))
+    reply = await _written_down(exchange, keys, with_invalidation(changed_keys(exchange, keys), sending))
     await _forget(exchange, keys)
     return reply
 

@@ -32,7 +32,7 @@ from gateway.operations.reading import (
     towards_blocks,
 )
 from gateway.operations.reply import Answer, Reply
-from gateway.operations.visibility import changed_by, doubt
+from gateway.operations.visibility import changed_by, invalidate
 from gateway.s3.conditions import evaluate_read, if_range_holds
 from gateway.s3.error_codes import s3_error
 from gateway.s3.forwarding import EncodedHeaders, towards_client, without
@@ -147,7 +147,7 @@ def _is_another_version(error: OriginAnswered | OriginBodyError, head: ObjectHea
 
 
 async def _forget_version(exchange: Exchange) -> None:
-    await doubt(changed_by(exchange))
+    await invalidate(changed_by(exchange))
     await exchange.services.blocks.invalidate(exchange.object_key)
 
 

@@ -17,7 +17,7 @@ from gateway.operations.exchange import Exchange
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document
 from gateway.operations.reply import Reply
-from gateway.operations.visibility import changed_by, visible
+from gateway.operations.visibility import changed_by, with_invalidation
 from gateway.origin.client import OriginResponse, StreamedBody
 from gateway.s3.etags import multipart_etag
 from gateway.s3.forwarding import towards_client, without
@@ -34,7 +34,7 @@ _EMPTY_ETAG = re.compile(rb"<ETag\s*/>|<ETag>\s*(?:&quot;&quot;|\"\")?\s*</ETag>
 
 async def complete_multipart_upload(exchange: Exchange) -> Reply:
     """Complete an upload at the origin and forget what is known of the key."""
-    return await visible(changed_by(exchange), _complete(exchange))
+    return await with_invalidation(changed_by(exchange), _complete(exchange))
 
 
 async def _complete(exchange: Exchange) -> Reply:

@@ -14,7 +14,7 @@ from itertools import islice
 from gateway.blocks.cache import BlockCache
 from gateway.metadata.catalog import Catalog
 from gateway.objects import ObjectKey
-from gateway.operations.visibility import Change, doubt
+from gateway.operations.visibility import WriteScope, invalidate
 from gateway.policy.slots import Slots
 from gateway.s3.events import ObjectEvent
 
@@ -41,7 +41,7 @@ class OriginEvents:
         for bucket, keys in _by_bucket(applied).items():
             following = iter(keys)
             while batch := list(islice(following, _KEYS_AT_ONCE)):
-                await doubt(Change(self._catalog, self._slots, bucket, batch))
+                await invalidate(WriteScope(self._catalog, self._slots, bucket, batch))
         for key in {ObjectKey(event.bucket, event.key): None for event in outdated}:
             await self._blocks.invalidate(key)
         return reasons

@@ -8,7 +8,7 @@ from gateway.objects import BodyStream
 from gateway.operations.exchange import Exchange
 from gateway.operations.payload import Payload, receive_payload
 from gateway.operations.reply import CacheLabel, Reply
-from gateway.operations.visibility import changed_by, visible
+from gateway.operations.visibility import changed_by, with_invalidation
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.s3.forwarding import towards_client, towards_origin, without
 from gateway.s3.presigned import strip_signature_parameters
@@ -31,7 +31,7 @@ async def forward_write(exchange: Exchange) -> Reply:
 
     The origin has answered when catalog and cache are told, so a reader that starts after the client's 200 sees it.
     """
-    reply = await visible(changed_by(exchange), forward(exchange))
+    reply = await with_invalidation(changed_by(exchange), forward(exchange))
     if exchange.request.bucket is not None and exchange.request.key is not None:
         await exchange.services.blocks.invalidate(exchange.object_key)
     return reply

@@ -3,7 +3,7 @@
 Whatever asked the origin before the second moment may have seen the state before the write, so none of it is believed
 from then on. From the first moment on, and until it has caught up, the listing index is asked nothing about the key.
 Where no answer comes, the origin may carry the write out later: what is learned until then is forgotten again
-(metadata/doubts.py). So it is when the worker is killed in between (`Catalog.begin_write`).
+(metadata/in_doubt.py). So it is when the worker is killed in between (`Catalog.begin_write`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from gateway.metadata.listing.dirty_keys import OwnWrite
 from gateway.objects import BodyStream, HeldSpan, ObjectKey
 from gateway.operations.exchange import Exchange
 from gateway.operations.reply import Closable, Reply
+from gateway.origin.retry import may_be_done
 from gateway.policy.slots import Slots
 
 
-class Change:
+class WriteScope:
     """What a write may change: these keys of a bucket, or, without keys, all that it holds."""
 
     def __init__(self, catalog: Catalog, slots: Slots, bucket: str | None, keys: Iterable[str] | None) -> None:
@@ -41,9 +42,12 @@ class Change:
         if self._write is not None:
             self._catalog.listing.void_if_not_noted(self._write)
 
+    def write_down(self) -> None:
+        """Have this process's successor void it, if this process is killed before the end."""
+        self._written_down = self._catalog.begin_write(self._bucket, self._keys)
+
     async def begin(self) -> None:
         """To be called before the write is sent."""
-        self._written_down = self._catalog.begin_write(self._bucket, self._keys)
         if self._listed:
             self._write = await self._catalog.listing.begin_write(self._bucket or "", self._listed)
 
@@ -57,20 +61,21 @@ class Change:
 
     def end_later(self) -> None:
         """The same where nobody knows what the origin has done, or will do."""
-        self._catalog.doubts.add(self._end_doubt)
+        self._catalog.in_doubt.add(self._end_doubt)
 
     async def _end_doubt(self) -> None:
         self.forget()
         await self.end()
 
 
-async def visible(change: Change, write: Awaitable[Reply]) -> Reply:
+async def with_invalidation(change: WriteScope, write: Awaitable[Reply]) -> Reply:
     """Carry out a write such that everybody sees it when the client has its answer.
 
     An answer that begins before the work is done (CopyObject, CompleteMultipartUpload) says so in its last bytes, so
     that the catalog forgets before any piece of a body is passed on.
     """
     try:
+        change.write_down()
         await change.begin()
         change.forget()
         reply = await write
@@ -83,43 +88,49 @@ async def visible(change: Change, write: Awaitable[Reply]) -> Reply:
         raise
     change.forget()
     if not isinstance(reply.body, (bytes, memoryview, HeldSpan)):
-        changing = _Changing(change, reply.resource, is_over=reply.status != _OK and reply.status < _SERVER_ERROR)
+        changing = _Changing(change, reply.resource, is_over=reply.status != _OK and not may_be_done(reply.status))
         reply.body, reply.resource = changing.forgetting(reply.body, reply.status), changing
-    elif reply.status < _SERVER_ERROR:
-        await change.end()
-    else:
+    elif may_be_done(reply.status):
         change.end_later()
+    else:
+        await change.end()
     return reply
 
 
 _OK = 200
 _SERVER_ERROR = 500
-"""From here on, a status does not tell whether the origin has carried out what it was asked for."""
 
 
 def _is_answer(error: BaseException) -> bool:
-    """Whether a request has ended for sure: the origin has refused it, or was not asked."""
-    return isinstance(error, (S3Error, OriginAnswered)) and error.status < _SERVER_ERROR
+    """Whether a request has ended for sure: the origin has refused it, or was not asked.
+
+    A 503 of the origin's own is a refusal; of this gateway's, it may mean that the origin has not answered.
+    """
+    if isinstance(error, OriginAnswered):
+        return not may_be_done(error.status)
+    return isinstance(error, S3Error) and error.status < _SERVER_ERROR
 
 
-async def doubt(change: Change) -> None:
+async def invalidate(change: WriteScope) -> None:
     """The origin has turned out to have another version than the one remembered: it is asked again, by LIST too."""
     change.forget()
-    await change.begin()
-    await change.end()
+    try:
+        await change.begin()
+    finally:
+        await change.end()
 
 
-def changed_by(exchange: Exchange) -> Change:
+def changed_by(exchange: Exchange) -> WriteScope:
     """What a request that changes something may change: its key, or all that its bucket holds where it names none."""
     services, request = exchange.services, exchange.request
     is_of_one_key = request.key is not None and "x-amz-rename-source" not in request.headers
     keys = [request.key] if request.key is not None and is_of_one_key else None
-    return Change(services.catalog, services.slots, request.bucket, keys)
+    return WriteScope(services.catalog, services.slots, request.bucket, keys)
 
 
-def changed_keys(exchange: Exchange, keys: Iterable[str]) -> Change:
+def changed_keys(exchange: Exchange, keys: Iterable[str]) -> WriteScope:
     """What a request changes that names its keys in its body."""
-    return Change(exchange.services.catalog, exchange.services.slots, exchange.request.bucket, keys)
+    return WriteScope(exchange.services.catalog, exchange.services.slots, exchange.request.bucket, keys)
 
 
 def _is_indexed(slots: Slots, key: ObjectKey) -> bool:
@@ -130,7 +141,7 @@ def _is_indexed(slots: Slots, key: ObjectKey) -> bool:
 class _Changing:
     """Ends the change when its answer is over, sent or not. `is_over`: whether what is known of it says all."""
 
-    change: Change
+    change: WriteScope
     resource: Closable | None
     is_over: bool
 
@@ -141,7 +152,7 @@ class _Changing:
                 self.change.forget()
                 yield piece
         self.change.forget()
-        self.is_over = status < _SERVER_ERROR
+        self.is_over = not may_be_done(status)
 
     async def aclose(self) -> None:
         try:

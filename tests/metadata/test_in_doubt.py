@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gateway.metadata import doubts as doubts_module
-from gateway.metadata.doubts import DOUBT_SECONDS, WritesInDoubt
+from gateway.metadata import in_doubt as in_doubt_module
+from gateway.metadata.in_doubt import IN_DOUBT_SECONDS, InDoubtWrites
 from tests.support.manual_clock import ManualClock
 
 
@@ -24,19 +24,19 @@ def test_each_is_ended_when_its_time_is_over() -> None:
 
     async def scenario() -> None:
         clock, ended = ManualClock(), list[int]()
-        doubts = WritesInDoubt(clock)
-        doubts.add(ending(ended, 1))
-        await clock.advance(DOUBT_SECONDS / 2)
-        doubts.add(ending(ended, 2))
-        await clock.advance(DOUBT_SECONDS / 2 - 0.5)
+        writes = InDoubtWrites(clock)
+        writes.add(ending(ended, 1))
+        await clock.advance(IN_DOUBT_SECONDS / 2)
+        writes.add(ending(ended, 2))
+        await clock.advance(IN_DOUBT_SECONDS / 2 - 0.5)
         assert ended == []
         await clock.advance(1.0)
         assert ended == [1]
-        await clock.advance(DOUBT_SECONDS)
-        doubts.add(ending(ended, 3))
-        await clock.advance(DOUBT_SECONDS + 1)
+        await clock.advance(IN_DOUBT_SECONDS)
+        writes.add(ending(ended, 3))
+        await clock.advance(IN_DOUBT_SECONDS + 1)
         assert ended == [1, 2, 3]
-        await doubts.close()
+        await writes.close()
 
     asyncio.run(scenario())
 
@@ -46,33 +46,33 @@ def test_one_that_cannot_be_ended_keeps_none_of_the_others() -> None:
 
     async def scenario() -> None:
         clock, ended = ManualClock(), list[int]()
-        doubts = WritesInDoubt(clock)
+        writes = InDoubtWrites(clock)
 
         async def fail() -> None:
             raise OSError("the disk is gone")
 
-        doubts.add(fail)
-        doubts.add(ending(ended, 1))
-        await clock.advance(DOUBT_SECONDS + 1)
+        writes.add(fail)
+        writes.add(ending(ended, 1))
+        await clock.advance(IN_DOUBT_SECONDS + 1)
         assert ended == [1]
-        await doubts.close()
+        await writes.close()
 
     asyncio.run(scenario())
 
 
 def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """With more, the oldest is ended sooner; what is left is not ended when the gateway stops."""
-    monkeypatch.setattr(doubts_module, "DOUBTS_MAX", 10)
+    monkeypatch.setattr(in_doubt_module, "IN_DOUBT_MAX", 10)
 
     async def scenario() -> None:
         clock, ended = ManualClock(), list[int]()
-        doubts = WritesInDoubt(clock)
+        writes = InDoubtWrites(clock)
         for number in range(50):
-            doubts.add(ending(ended, number))
+            writes.add(ending(ended, number))
         await clock.advance(1.0)
         assert ended == list(range(40))
-        await doubts.close()
-        await clock.advance(DOUBT_SECONDS + 1)
+        await writes.close()
+        await clock.advance(IN_DOUBT_SECONDS + 1)
         assert ended == list(range(40))
 
     asyncio.run(scenario())

@@ -13,14 +13,16 @@ import pytest
 
 from gateway.errors import OriginAnswered
 from gateway.metadata.catalog import Catalog, ObjectHead
-from gateway.metadata.doubts import DOUBT_SECONDS
+from gateway.metadata.epochs import InvalidationEpochs
+from gateway.metadata.in_doubt import IN_DOUBT_SECONDS
 from gateway.metadata.observer import SilentCatalogObserver
 from gateway.objects import ObjectKey
+from gateway.operations.visibility import WriteScope, invalidate
 from gateway.origin.client import OriginRequest
 from gateway.origin.memory.faults import Answer as Failure
 from gateway.origin.memory.faults import Hold, Unreachable, on
 from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Slot, Slots
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call
 from tests.support.blocks import block_files
@@ -396,7 +398,7 @@ def test_2_1_a_write_whose_answer_is_lost_voids_too(tmp_path: Path) -> None:
     [
         ("PUT", "/bucket/k", Unreachable()),
         ("PUT", "/bucket/k", Failure(500, "InternalError")),
-        ("DELETE", "/bucket/k", Failure(503, "ServiceUnavailable")),
+        ("DELETE", "/bucket/k", Failure(504, "GatewayTimeout")),
         ("PUT", "/bucket?policy", Unreachable()),
     ],
 )
@@ -412,7 +414,7 @@ def test_2_3_a_write_in_doubt_is_not_forgotten_when_the_origin_carries_it_out_la
         assert b"<Key>k</Key>" in (await ask(gateway, "GET", "/bucket?list-type=2")).body
         gateway.origin.put("bucket", "k", NEW)
         gateway.origin.put("bucket", "k2", NEW)
-        await clock.advance(DOUBT_SECONDS + 1)
+        await clock.advance(IN_DOUBT_SECONDS + 1)
         assert (await ask(gateway, "GET")).body == NEW
         assert (await ask(gateway, "HEAD")).headers["etag"] == f'"{hashlib.md5(NEW).hexdigest()}"'
         listed = (await ask(gateway, "GET", "/bucket?list-type=2")).body
@@ -421,15 +423,31 @@ def test_2_3_a_write_in_doubt_is_not_forgotten_when_the_origin_carries_it_out_la
     play(tmp_path, IMMUTABLE, scenario)
 
 
-def test_2_3_a_write_that_is_refused_leaves_no_doubt(tmp_path: Path) -> None:
+def test_2_3_what_is_no_write_of_this_gateway_leaves_nothing_behind(tmp_path: Path) -> None:
+    """2.3 An invalidation that is cancelled in its midst, too: its successor must not void a bucket for it."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        scope = WriteScope(gateway.catalog, Slots([IMMUTABLE]), "bucket", ["k"] * 20)
+        invalidating = asyncio.create_task(invalidate(scope))
+        await asyncio.sleep(0)
+        assert InvalidationEpochs(tmp_path / "catalog" / "epochs").left_behind == []
+        invalidating.cancel()
+        await asyncio.gather(invalidating, return_exceptions=True)
+        assert InvalidationEpochs(tmp_path / "catalog" / "epochs").left_behind == []
+
+    play(tmp_path, IMMUTABLE, scenario)
+
+
+@pytest.mark.parametrize("refusal", [Failure(403, "AccessDenied"), Failure(503, "SlowDown")])
+def test_2_3_a_write_that_is_refused_leaves_no_doubt(tmp_path: Path, refusal: Failure) -> None:
     """2.3 What the origin has said it will not do is over: what is learned afterwards stays remembered."""
 
     async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
-        gateway.origin.inject(on(Operation.PUT_OBJECT), Failure(403, "AccessDenied"))
-        assert (await ask(gateway, "PUT", body=b"new")).status == 403
+        gateway.origin.inject(on(Operation.PUT_OBJECT), refusal)
+        assert (await ask(gateway, "PUT", body=b"new")).status == refusal.status
         await ask(gateway, "GET")
         asked = len(gateway.origin.calls)
-        await clock.advance(DOUBT_SECONDS + 1)
+        await clock.advance(IN_DOUBT_SECONDS + 1)
         assert (await ask(gateway, "GET")).body == OLD
         assert len(gateway.origin.calls) == asked
 

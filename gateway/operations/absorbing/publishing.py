@@ -13,7 +13,7 @@ from gateway.blocks.filling.hard_link_ingest import OfferedFile
 from gateway.errors import BlockError
 from gateway.metadata.catalog import Catalog
 from gateway.objects import ObjectVersion
-from gateway.operations.visibility import Change, doubt
+from gateway.operations.visibility import WriteScope, invalidate
 from gateway.policy.slots import Slots
 from gateway.writeback.files.staging import Staging
 from gateway.writeback.journal.records import PendingObject
@@ -33,7 +33,7 @@ class Publisher:
         await self._blocks.invalidate(pending.key)
         if etag is not None:
             await self._keep(pending, ObjectVersion(pending.key, etag, pending.size_bytes))
-        await doubt(Change(self._catalog, self._slots, pending.key.bucket, [pending.key.key]))
+        await invalidate(WriteScope(self._catalog, self._slots, pending.key.bucket, [pending.key.key]))
 
     async def _keep(self, pending: PendingObject, version: ObjectVersion) -> None:
         slot = self._slots.find(pending.key.bucket, pending.key.key).name

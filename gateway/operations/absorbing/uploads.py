@@ -35,7 +35,7 @@ from gateway.operations.absorbing.upload_requests import (
 from gateway.operations.exchange import Exchange
 from gateway.operations.payload import receive_document
 from gateway.operations.reply import Reply
-from gateway.operations.visibility import changed_by, visible
+from gateway.operations.visibility import changed_by, with_invalidation
 from gateway.s3.error_codes import s3_error
 from gateway.s3.etags import unquote
 from gateway.s3.http_dates import format_iso_date
@@ -95,7 +95,7 @@ async def absorb_complete(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
     ended = Ended(upload_id, exchange.object_key, now, made.etag, [(one.number, unquote(one.etag)) for one in listed])
     if has_conditions(exchange.request.headers) or not all(part.file.is_here for part in made.parts):
         completing = _completed_at_origin(exchange, buffer, upload, made, ended)
-        return await with_retries(visible(changed_by(exchange), completing), exchange.services.clock)
+        return await with_retries(with_invalidation(changed_by(exchange), completing), exchange.services.clock)
     upload = replace(upload, base=await base_now(exchange, buffer, upload.base))
     try:
         completed = await buffer.complete(_pending(upload, made, now), ended)
