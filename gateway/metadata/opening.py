@@ -21,7 +21,6 @@ import errno
 import fcntl
 import os
 import shutil
-import time
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -32,6 +31,7 @@ import lmdb
 
 from gateway.durable import remove_durably, write_durably
 from gateway.errors import StartupError, StoreUnavailable, opening_failure
+from gateway.file_lock import lock_within, try_lock
 from gateway.metadata import epochs
 from gateway.metadata.epochs import InvalidationEpochs
 from gateway.metadata.listing.dirty_keys import DirtyKeys
@@ -50,7 +50,6 @@ OPENING_SECONDS_MAX = 60.0
 CLOSING_SECONDS_MAX = 10.0
 """Who cannot close it in order leaves it as it is."""
 
-_OPENING_PAUSE_SECONDS = 0.01
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _NOT_AN_INDEX = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError)
@@ -89,7 +88,7 @@ class OpenCatalog:
     def close(self) -> None:
         """The last process to close makes everything durable and says so. Blocks."""
         with _opening(self._path, CLOSING_SECONDS_MAX):
-            alone = _locked(self._users)
+            alone = try_lock(self._users)
             self._files.close(sync=alone)
             if alone:
                 write_durably(self._path / "CLEAN", b"")
@@ -127,7 +126,7 @@ def _open(path: Path, origin: bytes, process: int, size_bytes_max: int) -> OpenC
             _drop(path, users)
         remove_durably(path / "CLEAN")  # of another boot it would be believed, as it is, and is not synced
         files = _open_files(path, users, process, size_bytes_max)
-        if _locked(users):
+        if try_lock(users):
             files.dirty.recover()
         _keep(path / "ORIGIN", origin)
         _keep(path / "BOOT", boot)
@@ -186,7 +185,7 @@ def _believable(path: Path, origin: bytes, boot: bytes) -> bool:
 
 def _drop(path: Path, users: int) -> None:
     """Forget everything. BOOT goes first: a drop that is killed half-way is begun again."""
-    if not _locked(users):
+    if not try_lock(users):
         raise StartupError(f"the catalog {path} cannot be read while other processes use it: stop them first")
     remove_durably(path / "BOOT", path / "CLEAN")
     if (path / ANSWERS).exists():
@@ -202,23 +201,11 @@ def _opening(path: Path, seconds_max: float) -> Iterator[None]:
     """Alone among the processes that open or close the directory; BlockingIOError when one stays at it for too long."""
     descriptor = os.open(path / "opening.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        give_up_at = time.monotonic() + seconds_max
-        while not _locked(descriptor):
-            if time.monotonic() > give_up_at:
-                raise BlockingIOError(errno.EAGAIN, "another process does not finish opening or closing it")
-            time.sleep(_OPENING_PAUSE_SECONDS)
+        if not lock_within(descriptor, seconds_max):
+            raise BlockingIOError(errno.EAGAIN, "another process does not finish opening or closing it")
         yield
     finally:
         os.close(descriptor)
-
-
-def _locked(descriptor: int) -> bool:
-    """Whether the file is locked by us alone, now."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _keep(path: Path, content: bytes) -> None:

@@ -157,6 +157,12 @@ class StrictOrigin:
         finally:
             self.start()
 
+    def wait_for(self, event: asyncio.Event) -> None:
+        """Until an event of the server's loop is set: one that a fault tells by that it has been reached."""
+        assert self._server is not None
+        assert self._server.loop is not None
+        asyncio.run_coroutine_threadsafe(event.wait(), self._server.loop).result(60)
+
     def run_inside(self, action: Callable[[], _T]) -> _T:
         """Call `action` on the server's event loop: for events that faults wait on."""
         if self._server is None or self._server.loop is None:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gateway.blocks.files.store import DIRECTORY_MODE, FILE_MODE
 from gateway.errors import StartupError
+from gateway.file_lock import lock_within, try_lock
 
 OPENING_LOOKS_MAX = 45
 OPENING_LOOK_SECONDS = 1.0
 """Who opens or closes the directory and has not turned at so many looks in a row is not waited for: the supervisor,
 which has ended what hangs by then, cannot end it. Looks are counted, not time, as the machine may stand still."""
-
-_TRY_SECONDS = 0.02
 
 
 class WorkerLocks:
@@ -48,7 +45,7 @@ class WorkerLocks:
     def _wait_for(self, descriptor: int, stamp: Callable[[int], int]) -> None:
         looks = 0
         seen: tuple[int | None, int] = None, 0
-        while not _lock_within(descriptor, OPENING_LOOK_SECONDS):
+        while not lock_within(descriptor, OPENING_LOOK_SECONDS):
             holder = _number_in(descriptor)
             before, seen = seen, (holder, stamp(holder) if holder is not None else 0)
             looks = looks + 1 if seen == before and holder is not None else 0
@@ -65,7 +62,7 @@ class WorkerLocks:
     def take_own(self) -> None:
         """Take this worker's slot; StartupError when a living process has it."""
         descriptor = self._open(_file_name(self._worker))
-        if not _try_lock(descriptor):
+        if not try_lock(descriptor):
             os.close(descriptor)
             raise StartupError(
                 f"another process uses worker slot {self._worker} of {self._directory.parent}: "
@@ -93,7 +90,7 @@ class WorkerLocks:
     def _is_free(self, worker: int) -> bool:
         descriptor = self._open(_file_name(worker))
         try:
-            return _try_lock(descriptor)
+            return try_lock(descriptor)
         finally:
             os.close(descriptor)
 
@@ -109,20 +106,3 @@ def _number_in(descriptor: int) -> int | None:
     """Of the worker that has the lock, or had it before; None: nobody knows."""
     text = os.pread(descriptor, 8, 0).strip()
     return int(text) if text.isdigit() else None
-
-
-def _lock_within(descriptor: int, seconds: float) -> bool:
-    give_up_at = time.monotonic() + seconds
-    while not _try_lock(descriptor):
-        if time.monotonic() > give_up_at:
-            return False
-        time.sleep(_TRY_SECONDS)
-    return True
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

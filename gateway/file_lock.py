@@ -1,0 +1,27 @@
+"""Locks on whole files, by which processes keep out of each other's way: flock(2). They end with their process."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+
+_TRY_SECONDS = 0.01
+
+
+def try_lock(descriptor: int) -> bool:
+    """Whether the file is locked by this descriptor alone, now. OSError where the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def lock_within(descriptor: int, seconds: float) -> bool:
+    """The same, and waits so long for whoever has it. Blocks."""
+    give_up_at = time.monotonic() + seconds
+    while not try_lock(descriptor):
+        if time.monotonic() > give_up_at:
+            return False
+        time.sleep(_TRY_SECONDS)
+    return True
