@@ -14,7 +14,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-LEAVES = {"objects", "errors", "clock", "durable", "file_lease", "heartbeats"}
+LEAVES = {"objects", "errors", "clock", "durable", "file_lease", "file_lock", "heartbeats"}
 SETTINGS = {"config"}
 COUNTING = {"metric_kinds", "metric_values", "metrics", "counting", "logs"}
 BASE = LEAVES | {"s3"}
