@@ -115,7 +115,7 @@ def test_what_a_worker_was_killed_in_the_midst_of_writing_is_asked_about_again()
             assert get(url).content == b"old"
             assert get(url).headers["x-forebay-cache"] == "hit"
             killed = gateway.kill_worker(0)
-            # The held request may notice that its connection is gone, and store nothing: here it is stored all the same.
+            # The held request may notice that its connection is gone, and store nothing: it is stored all the same.
             origin.run_inside(lambda: origin.model.put("bucket", "key", b"new"))
             origin.run_inside(held.set)
             gateway.wait_for_worker(0, other_than=killed)
