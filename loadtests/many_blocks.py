@@ -30,7 +30,7 @@ from gateway.blocks.observer import SilentObserver
 from gateway.blocks.settings import BlockSettings
 from gateway.clock import SystemClock
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
-from gateway.origin.memory import MemoryOrigin
+from tests.support.memory_origin import MemoryOrigin
 
 BATCH_BLOCKS = 256
 WARM_READERS = 8

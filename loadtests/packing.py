@@ -27,10 +27,10 @@ from gateway.blocks.observer import SilentObserver
 from gateway.blocks.settings import BlockSettings
 from gateway.clock import SystemClock
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
-from gateway.origin.memory import MemoryOrigin
-from gateway.origin.memory.content import BytesContent
-from gateway.origin.memory.store import StoredObject
 from gateway.policy.slots import Slots
+from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin.content import BytesContent
+from tests.support.memory_origin.store import StoredObject
 
 BUCKET = "train"
 READERS = 32

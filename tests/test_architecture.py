@@ -22,7 +22,6 @@ BASE = LEAVES | {"s3"}
 ALLOWED: Mapping[str, set[str]] = {
     **{leaf: set[str]() for leaf in LEAVES},
     "config": LEAVES,
-    "reference": SETTINGS | COUNTING,
     **dict.fromkeys(COUNTING, LEAVES | COUNTING),
     "s3": LEAVES,
     "origin": BASE,

@@ -14,7 +14,7 @@ from gateway.config.loading import load_settings, read_document
 from gateway.config.problems import table_of, toml_names
 from gateway.control.openapi import describe
 from gateway.metrics import DECLARED
-from gateway.reference import metrics_reference, settings_reference, with_references
+from tools.reference import metrics_reference, settings_reference, with_references
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCS = REPOSITORY / "docs"
@@ -23,7 +23,7 @@ CONFIGS = REPOSITORY / "configs"
 
 @pytest.mark.parametrize("name", ["configuration.md", "metrics.md"])
 def test_generated_parts_are_up_to_date(name: str) -> None:
-    """Run `python -m gateway.reference docs/configuration.md docs/metrics.md` after a change."""
+    """Run `python -m tools.reference docs/configuration.md docs/metrics.md` after a change."""
     text = (DOCS / name).read_text(encoding="utf-8")
     assert "<!-- generated: " in text
     assert with_references(text) == text

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.origin.memory.faults import Delay, on
 from gateway.s3.requests import Operation
 from tests.clients.boto import boto3_client
 from tests.support.gateway_process import GatewayProcess
+from tests.support.memory_origin.faults import Delay, on
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
 KEYS = 20_000

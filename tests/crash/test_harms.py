@@ -18,8 +18,6 @@ from typing import Any
 
 import pytest
 
-from gateway.origin.memory.content import BytesContent
-from gateway.origin.memory.store import StoredObject
 from tests.crash.harms import BY_NAME, IN_PLACE, Harm, drop_from_memory, is_being_filled
 from tests.scenarios.races import reading
 from tests.scenarios.races.caller import Caller
@@ -27,6 +25,8 @@ from tests.scenarios.races.contents import Value
 from tests.scenarios.races.history import Bounds
 from tests.scenarios.races.world import World
 from tests.support.gateway_process import GatewayProcess
+from tests.support.memory_origin.content import BytesContent
+from tests.support.memory_origin.store import StoredObject
 from tests.support.serving import until
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 

@@ -20,8 +20,6 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.origin.memory.content import BytesContent
-from gateway.origin.memory.store import StoredObject
 from loadtests.harness.server_process import held_port
 from tests.scenarios.races import reading
 from tests.scenarios.races.caller import Caller
@@ -30,6 +28,8 @@ from tests.scenarios.races.history import STRICT, Bounds
 from tests.scenarios.races.playing import READS, WRITES, Play, Steps, race
 from tests.scenarios.races.world import World
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
+from tests.support.memory_origin.content import BytesContent
+from tests.support.memory_origin.store import StoredObject
 from tests.support.processes import kill_if_there
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 

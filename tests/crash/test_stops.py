@@ -22,9 +22,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gateway.origin.memory.content import GeneratedContent
 from tests.crash.test_kills import children_of
 from tests.support.gateway_process import GatewayProcess
+from tests.support.memory_origin.content import GeneratedContent
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
 STOPS = int(os.environ.get("FOREBAY_STOPS", "3"))

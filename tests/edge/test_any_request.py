@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.origin.memory import MemoryOrigin
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import gateway_app
 from tests.support.manual_clock import ManualClock
+from tests.support.memory_origin import MemoryOrigin
 
 PATHS = ["/", "//", "/bucket", "/bucket/", "/bucket/k", "/bucket/%00", "/bucket/%ff", "/bucket/%", "/bucket//../.",
          "/bucket/%E2%82%AC", "/a:b/k", "/%62ucket/k", f"/bucket/{'k' * 1025}", "/none/k"]  # fmt: skip

@@ -19,14 +19,14 @@ from gateway.errors import ClientDisconnected, OriginUnreachable
 from gateway.objects import BodyStream
 from gateway.operations.reply import Reply
 from gateway.origin.client import OriginRequest
-from gateway.origin.memory import MemoryOrigin
-from gateway.origin.memory.faults import CutBody, Unreachable, on
-from gateway.origin.memory.response import MemoryResponse
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call, signed_headers
 from tests.support.gateway_app import gateway_app
+from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin.faults import CutBody, Unreachable, on
+from tests.support.memory_origin.response import MemoryResponse
 from tests.support.serving import request, serving
 
 BODY = os.urandom(200_000)

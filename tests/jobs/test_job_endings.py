@@ -18,11 +18,11 @@ from gateway.jobs.job import JobKind, JobState
 from gateway.jobs.runner import ENDED_KEPT, RUNNING_MAX
 from gateway.jobs.store import JobStore
 from gateway.jobs.worklist import BadManifest
-from gateway.origin.memory.faults import Answer, on
 from gateway.s3.requests import Operation
 from tests.support.blocks import BUCKET, TestClock, make_origin, stored, until
 from tests.support.indexing import pages_without_end
 from tests.support.jobs import job_bench
+from tests.support.memory_origin.faults import Answer, on
 
 PREFIX = f"s3://{BUCKET}/data/"
 

@@ -16,14 +16,14 @@ from gateway.jobs.job import Job, JobKind, JobState
 from gateway.jobs.snapshot_service import BadLine
 from gateway.metadata.snapshots import object_table as table_module
 from gateway.metadata.snapshots.object_table import ObjectTable
-from gateway.origin.memory import MemoryOrigin
-from gateway.origin.memory.faults import Answer as Failure
-from gateway.origin.memory.faults import Hold, Unreachable, on
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
 from gateway.s3.requests import Operation
 from tests.support.blocks import BLOCK, BUCKET, TestClock, make_origin, pass_until, stored, until
 from tests.support.jobs import JobBench, job_bench
+from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin.faults import Answer as Failure
+from tests.support.memory_origin.faults import Hold, Unreachable, on
 from tests.support.snapshots import files_of, keys_of
 
 PREFIX = f"s3://{BUCKET}/data/"

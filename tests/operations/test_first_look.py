@@ -16,8 +16,6 @@ import pytest
 from gateway.clock import SystemClock
 from gateway.objects import ObjectKey
 from gateway.origin.client import Origin
-from gateway.origin.memory import MemoryOrigin
-from gateway.origin.memory.faults import AlterHeaders, CutBody, Hold, Unreachable, on
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
 from gateway.s3.requests import Operation
@@ -25,6 +23,8 @@ from tests.support import gateway_app as support
 from tests.support.asgi import Answer, call
 from tests.support.blocks import until
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp
+from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin.faults import AlterHeaders, CutBody, Hold, Unreachable, on
 from tests.support.whole_answers import WholeAnswers
 
 SMALL = bytes(range(256)) * 100

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.origin.memory.faults import AlterHeaders, on
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, gateway_app
+from tests.support.memory_origin.faults import AlterHeaders, on
 
 BODY = bytes(range(256)) * 1024
 """Four blocks exactly."""

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from gateway.origin.client import Origin, StreamedBody
-from gateway.origin.memory.digests import ALGORITHMS
 from tests.origin.origins import Scenario, ask, xml
+from tests.support.memory_origin.digests import ALGORITHMS
 
 MEBIBYTE = 1024 * 1024
 

@@ -9,10 +9,10 @@ import pytest
 
 from gateway.errors import OriginUnreachable
 from gateway.origin.client import OriginRequest, StreamedBody
-from gateway.origin.memory.faults import Answer, Unreachable, on
 from gateway.s3.requests import Operation
 from tests.origin.clients import MEBIBYTE, Client, pieces, play
 from tests.origin.origins import ask
+from tests.support.memory_origin.faults import Answer, Unreachable, on
 from tests.support.strict_origin import StrictOrigin
 
 GET = Operation.GET_OBJECT

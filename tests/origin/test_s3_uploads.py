@@ -9,11 +9,11 @@ import pytest
 
 from gateway.errors import S3Error
 from gateway.origin.client import StreamedBody
-from gateway.origin.memory.faults import Answer, on
 from gateway.origin.transport import EXPECT_CONTINUE_MIN_BYTES
 from gateway.s3.requests import Operation
 from tests.origin.clients import MEBIBYTE, Client, pieces, play
 from tests.origin.origins import ask
+from tests.support.memory_origin.faults import Answer, on
 from tests.support.strict_origin import StrictOrigin
 
 GET = Operation.GET_OBJECT

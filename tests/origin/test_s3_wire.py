@@ -12,13 +12,13 @@ import pytest
 from gateway.errors import OriginBodyError, OriginUnreachable, S3Error
 from gateway.origin.client import OriginRequest, StreamedBody
 from gateway.origin.credentials import KeyPair, StaticCredentials
-from gateway.origin.memory.faults import AlterBody, Answer, CutBody, Unreachable, on
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.s3.requests import Operation
 from tests.origin.clients import MEBIBYTE, Client, play
 from tests.origin.clocks import JumpingClock
 from tests.origin.origins import STRICT_PAIR, ask
+from tests.support.memory_origin.faults import AlterBody, Answer, CutBody, Unreachable, on
 from tests.support.strict_origin import SECRET_ACCESS_KEY, StrictOrigin
 
 GET = Operation.GET_OBJECT

@@ -10,11 +10,11 @@ import pytest
 
 from gateway.clock import Clock
 from gateway.origin.client import Direction, OriginRequest, Purpose, StreamedBody
-from gateway.origin.memory import MemoryOrigin
 from gateway.origin.s3 import Attempt
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.policy.bandwidth import Bandwidth, Ceiling
 from tests.support.manual_clock import ManualClock
+from tests.support.memory_origin import MemoryOrigin
 
 PIECE_BYTES = 256 * 1024
 

@@ -12,13 +12,13 @@ from gateway.clock import SystemClock
 from gateway.origin.client import Direction, OriginRequest, StreamedBody
 from gateway.origin.credentials import StaticCredentials
 from gateway.origin.landing import Landing
-from gateway.origin.memory.faults import Answer, on
 from gateway.origin.s3 import Attempt, S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.s3.requests import Operation
 from tests.origin.clients import MEBIBYTE, Client, play
 from tests.origin.origins import STRICT_PAIR
+from tests.support.memory_origin.faults import Answer, on
 from tests.support.strict_origin import StrictOrigin
 
 READ_TIMEOUT_SECONDS = 0.2

@@ -22,12 +22,12 @@ from gateway.clock import SystemClock
 from gateway.errors import OriginError, StoreUnavailable
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
-from gateway.origin.memory import MemoryOrigin
-from gateway.origin.memory.faults import AlterBody, AlterHeaders, Call, CutBody, Effect, on
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.gateway_process import GatewayProcess
+from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin.faults import AlterBody, AlterHeaders, Call, CutBody, Effect, on
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
 SIZE_BYTES = 5 * BLOCK_SIZE_BYTES + 4321

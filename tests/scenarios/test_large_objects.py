@@ -13,8 +13,8 @@ import pytest
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 
-from gateway.origin.memory.content import GeneratedContent
 from tests.support.gateway_process import GatewayProcess
+from tests.support.memory_origin.content import GeneratedContent
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
 GIB = int(os.environ.get("FOREBAY_LARGE_GIB", "5"))

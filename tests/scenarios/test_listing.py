@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 
 from gateway.origin.client import Origin, OriginRequest
 from gateway.origin.credentials import KeyPair
-from gateway.origin.memory import MemoryOrigin
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
 from gateway.s3.addressing import parse_query
@@ -35,6 +34,7 @@ from tests.support import listing_model as model
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
+from tests.support.memory_origin import MemoryOrigin
 from tests.support.strict_origin import ACCESS_KEY_ID
 from tests.support.strict_origin import SECRET_ACCESS_KEY as SECRET
 

@@ -19,8 +19,6 @@ from gateway.metadata.observer import SilentCatalogObserver
 from gateway.objects import ObjectKey
 from gateway.operations.visibility import WriteScope, invalidate
 from gateway.origin.client import OriginRequest
-from gateway.origin.memory.faults import Answer as Failure
-from gateway.origin.memory.faults import Hold, Unreachable, on
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.requests import Operation
@@ -28,6 +26,8 @@ from tests.support.asgi import Answer, call
 from tests.support.blocks import block_files
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
+from tests.support.memory_origin.faults import Answer as Failure
+from tests.support.memory_origin.faults import Hold, Unreachable, on
 
 OLD = b"o" * (3 * BLOCK_SIZE_BYTES + 17)
 NEW = b"n" * (3 * BLOCK_SIZE_BYTES + 17)

@@ -10,7 +10,6 @@ from pathlib import Path
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.indexes import Indexes, IndexPlan
 from gateway.jobs.indexing.status import SilentIndexObserver
-from gateway.origin.memory.faults import Unreachable, on
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.requests import Operation
@@ -18,6 +17,7 @@ from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.listing_scenarios import LIST, ask, keys, source, write
 from tests.support.manual_clock import ManualClock
+from tests.support.memory_origin.faults import Unreachable, on
 from tests.support.serving import until
 from tests.support.snapshots import freeze
 

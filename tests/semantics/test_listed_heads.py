@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from gateway.origin.client import OriginRequest
-from gateway.origin.memory.faults import Hold, on
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
+from tests.support.memory_origin.faults import Hold, on
 
 PREFIX = Prefix.parse("s3://bucket/")
 TTL = Slot("t", PREFIX, "read-write", "ttl", 60.0)

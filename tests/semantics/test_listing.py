@@ -11,8 +11,6 @@ import pytest
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.observer import SilentCatalogObserver
 from gateway.origin.client import OriginRequest
-from gateway.origin.memory.faults import Answer as Failure
-from gateway.origin.memory.faults import Hold, Unreachable, on
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
 from tests.origin.origins import xml
@@ -34,6 +32,8 @@ from tests.support.listing_scenarios import (
     write,
 )
 from tests.support.manual_clock import ManualClock
+from tests.support.memory_origin.faults import Answer as Failure
+from tests.support.memory_origin.faults import Hold, Unreachable, on
 
 
 @pytest.mark.parametrize("slot", [TTL, IMMUTABLE])

@@ -15,7 +15,6 @@ from gateway.metadata.listing import index as listing_index
 from gateway.metadata.listing.dirty_keys import PAGE_SECONDS_MAX
 from gateway.operations.list_objects import TRUTHS_MAX
 from gateway.origin.client import OriginRequest, OriginResponse
-from gateway.origin.memory.faults import Hold, Unreachable, on
 from gateway.s3.requests import Operation
 from tests.origin.origins import xml
 from tests.semantics.test_consistency import OWN_WRITES, md5_of
@@ -34,6 +33,7 @@ from tests.support.listing_scenarios import (
     write,
 )
 from tests.support.manual_clock import ManualClock
+from tests.support.memory_origin.faults import Hold, Unreachable, on
 from tests.support.stopped_process import stopped_writer
 
 

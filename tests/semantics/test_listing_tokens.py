@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from gateway.origin.memory.faults import AlterBody, on
 from tests.origin.origins import xml
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.listing_scenarios import (
@@ -21,6 +20,7 @@ from tests.support.listing_scenarios import (
     token_of,
 )
 from tests.support.manual_clock import ManualClock
+from tests.support.memory_origin.faults import AlterBody, on
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from gateway.origin.memory.faults import AlterHeaders, CutBody, Hold, on
 from gateway.s3.requests import Operation
 from tests.support.asgi import call
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, gateway_app
+from tests.support.memory_origin.faults import AlterHeaders, CutBody, Hold, on
 
 OLD = b"o" * (3 * BLOCK_SIZE_BYTES + 17)
 NEW = b"n" * (3 * BLOCK_SIZE_BYTES + 17)

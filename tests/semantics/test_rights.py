@@ -12,14 +12,14 @@ import pytest
 
 from gateway.edge.keyring import OriginKeyring
 from gateway.origin.credentials import KeyPair
-from gateway.origin.memory.faults import Answer as OriginAnswer
-from gateway.origin.memory.faults import on
 from gateway.policy.grants import Grant
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
 from gateway.s3.requests import Operation
 from tests.support.asgi import SECRET_ACCESS_KEY, call
 from tests.support.gateway_app import INSTANCE_ID, gateway_app
+from tests.support.memory_origin.faults import Answer as OriginAnswer
+from tests.support.memory_origin.faults import on
 
 JOB = Grant((Prefix("bucket", "job/"),))
 READER = Grant((Prefix("bucket"),), read_only=True)

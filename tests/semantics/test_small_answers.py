@@ -13,8 +13,6 @@ from gateway.edge.keyring import ConfiguredKeyring, Key
 from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, BucketMetadataCache, Question
 from gateway.metadata.observer import SilentAnswersObserver
 from gateway.metadata.opening import ANSWERS
-from gateway.origin.memory.faults import AlterBody, AlterHeaders, CutBody, Hold, Unreachable, on
-from gateway.origin.memory.faults import Answer as Failure
 from gateway.policy.grants import EVERYTHING, Grant
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import DEFAULT_SLOT, Slot
@@ -22,6 +20,8 @@ from gateway.s3.requests import Operation
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY, Answer, call
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
+from tests.support.memory_origin.faults import AlterBody, AlterHeaders, CutBody, Hold, Unreachable, on
+from tests.support.memory_origin.faults import Answer as Failure
 
 PREFIX = Prefix.parse("s3://bucket/")
 PATIENT = Slot("p", PREFIX, "read-write", "ttl", 5.0, stale_if_unreachable_seconds=100.0)

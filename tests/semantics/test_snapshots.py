@@ -19,9 +19,6 @@ from hypothesis import strategies as st
 
 from gateway.metadata.snapshots.registry import LOOK_SECONDS, SilentSnapshotObserver, SnapshotRegistry
 from gateway.metadata.snapshots.store import Snapshot
-from gateway.origin.memory import MemoryOrigin
-from gateway.origin.memory.faults import Answer as Failure
-from gateway.origin.memory.faults import Unreachable, on
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
 from tests.origin.origins import xml
@@ -30,6 +27,9 @@ from tests.support.asgi import Answer, call
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.listing_scenarios import names, source, token_of
 from tests.support.manual_clock import ManualClock
+from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin.faults import Answer as Failure
+from tests.support.memory_origin.faults import Unreachable, on
 from tests.support.snapshots import freeze
 
 OLD = b"o" * (2 * BLOCK_SIZE_BYTES + 17)

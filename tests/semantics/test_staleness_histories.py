@@ -24,7 +24,6 @@ from gateway.metadata.catalog import Catalog
 from gateway.metadata.observer import SilentCatalogObserver
 from gateway.operations.origin_events import OriginEvents
 from gateway.origin.client import OriginRequest, OriginResponse
-from gateway.origin.memory import MemoryOrigin
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
 from gateway.s3.events import ObjectEvent
@@ -32,6 +31,7 @@ from tests.origin.origins import xml
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
+from tests.support.memory_origin import MemoryOrigin
 
 EXAMPLES = int(os.environ.get("FOREBAY_STALENESS_EXAMPLES", "15"))
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import BufferDamaged
-from gateway.origin.memory.faults import AlterHeaders, Answer, Fault, Unreachable, on
 from gateway.s3.requests import Operation
 from tests.support.absorbing import PART_BYTES, SLOTS, Client, eventually, with_client
 from tests.support.asgi import call
 from tests.support.gateway_app import gateway_app
+from tests.support.memory_origin.faults import AlterHeaders, Answer, Fault, Unreachable, on
 
 
 def away(client: Client) -> Fault:

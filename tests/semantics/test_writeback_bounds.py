@@ -11,11 +11,11 @@ from typing import Literal
 import pytest
 
 from gateway.operations.absorbing import admission
-from gateway.origin.memory.faults import Unreachable
 from gateway.s3.etags import multipart_etag
 from gateway.s3.requests import Operation
 from tests.support.absorbing import PART_BYTES, SLOTS, Client, with_client
 from tests.support.asgi import call
+from tests.support.memory_origin.faults import Unreachable
 
 KIB = 1024
 BUFFER_BYTES = 100 * KIB

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.origin.memory.faults import AlterBody, Unreachable, on
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import GatewayApp, gateway_app
+from tests.support.memory_origin.faults import AlterBody, Unreachable, on
 
 SMALL = b"small body"
 LARGE = bytes(range(256)) * 4096

@@ -21,11 +21,11 @@ import httpx
 import pytest
 import trustme
 
-from gateway.origin.memory.faults import Hold
 from gateway.serve.shared_directory import in_memory_directory
 from tests.serve.gated_origin import CONTENT, GatedOrigin, gated_origin
 from tests.support import strict_origin
 from tests.support.gateway_process import ORIGIN_KEYS, GatewayProcess
+from tests.support.memory_origin.faults import Hold
 from tests.support.strict_origin import StrictOrigin
 
 NOWHERE = {"endpoint_url": "http://127.0.0.1:1"}

@@ -20,8 +20,8 @@ from typing import Any
 
 from gateway.blocks.index.index import BlockIndex
 from gateway.objects import ByteRange, ObjectVersion
-from gateway.origin.memory import MemoryOrigin
 from tests.support.blocks import BLOCK, KIB, content_of, make_origin, open_cache, read, stored
+from tests.support.memory_origin import MemoryOrigin
 
 OBJECTS = 12
 READERS = 3

@@ -21,7 +21,7 @@ from gateway.clock import Clock, SystemClock
 from gateway.objects import BodyPiece, ByteRange, FileSpan, LentBytes, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
 from gateway.origin.landing import Landing
-from gateway.origin.memory import MemoryOrigin
+from tests.support.memory_origin import MemoryOrigin
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -10,7 +10,6 @@ from typing import Any
 
 from gateway.objects import ObjectKey
 from gateway.origin.client import Origin
-from gateway.origin.memory.origin import MemoryOrigin
 from gateway.s3.etags import multipart_etag
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.files.staging import Staging
@@ -22,6 +21,7 @@ from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import Base, Ended, Fixed, Part, PendingObject, Upload
 from gateway.writeback.threads import BufferThreads
 from tests.support.manual_clock import ManualClock
+from tests.support.memory_origin.origin import MemoryOrigin
 from tests.support.writeback import md5
 
 PART_BYTES = 5 * 1024 * 1024

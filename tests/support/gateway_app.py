@@ -22,12 +22,12 @@ from gateway.metadata.snapshots.registry import SilentSnapshotObserver, Snapshot
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.operations.exchange import Services
 from gateway.origin.client import Origin
-from gateway.origin.memory import MemoryOrigin
 from gateway.policy.grants import EVERYTHING, Grant
 from gateway.policy.slots import Slot, Slots
 from gateway.writeback.bounds.bounds import BoundsObserver, SilentBoundsObserver
 from gateway.writeback.buffer import WritebackBuffer
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY
+from tests.support.memory_origin import MemoryOrigin
 
 BLOCK_SIZE_BYTES = 64 * 1024
 INSTANCE_ID = "feedfacefeedface"

@@ -15,12 +15,12 @@ from gateway.metadata.listing.index import Found, ListingIndex
 from gateway.metadata.listing.pages import ListRequest
 from gateway.metadata.listing.ranges import Bound
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
-from gateway.origin.memory import MemoryOrigin
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.requests import Operation
 from tests.support.blocks import BUCKET, TestClock
 from tests.support.jobs import JobBench, job_bench
+from tests.support.memory_origin import MemoryOrigin
 
 FOR_EVER = Bound(math.inf, math.inf)
 TTL = Slot("data", Prefix.parse(f"s3://{BUCKET}/"), "read-write", "ttl", 100.0)

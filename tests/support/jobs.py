@@ -18,9 +18,9 @@ from gateway.metadata.catalog import Catalog
 from gateway.metadata.observer import SilentCatalogObserver
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.origin.client import Origin
-from gateway.origin.memory import MemoryOrigin
 from gateway.policy.slots import Slot, Slots
 from tests.support.blocks import BUCKET, MIB, open_cache, until
+from tests.support.memory_origin import MemoryOrigin
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from gateway.blocks.maintenance.opening import open_directory
 from gateway.blocks.settings import BlockSettings
 from gateway.errors import StoreUnavailable
 from gateway.objects import ByteRange, ObjectVersion
-from gateway.origin.memory import MemoryOrigin
 from tests.support.blocks import (
     BLOCK,
     KIB,
@@ -29,6 +28,7 @@ from tests.support.blocks import (
     read,
     stored,
 )
+from tests.support.memory_origin import MemoryOrigin
 
 
 def staged(directory: Path, origin: MemoryOrigin, version: ObjectVersion, first: int, stop: int) -> OfferedFile:

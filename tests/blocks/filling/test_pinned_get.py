@@ -13,8 +13,6 @@ from gateway.blocks.filling.pinned_get import PinnedGet
 from gateway.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
 from gateway.objects import ByteRange, ObjectVersion
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
-from gateway.origin.memory import MemoryOrigin
-from gateway.origin.memory.faults import AlterBody, AlterHeaders, Answer, CutBody, Effect, Unreachable, on
 from gateway.s3.requests import Operation
 from tests.support.blocks import (
     BLOCK,
@@ -28,6 +26,8 @@ from tests.support.blocks import (
     stored,
     whole,
 )
+from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin.faults import AlterBody, AlterHeaders, Answer, CutBody, Effect, Unreachable, on
 
 GET = on(Operation.GET_OBJECT)
 

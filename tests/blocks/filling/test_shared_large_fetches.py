@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from gateway.objects import ObjectVersion
-from gateway.origin.memory.faults import Answer, Call
 from tests.support.blocks import KIB, make_origin, open_cache, partial_files, stored
 from tests.support.fill_worker import BLOCK, FillWorker
+from tests.support.memory_origin.faults import Answer, Call
 from tests.support.strict_origin import StrictOrigin
 
 SEED = 20261121

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gateway.objects import ObjectVersion
-from gateway.origin.memory.faults import Answer, Call
 from tests.support.blocks import MIB, block_files, stored
 from tests.support.fill_worker import FillWorker
+from tests.support.memory_origin.faults import Answer, Call
 from tests.support.strict_origin import StrictOrigin
 
 PACKED = MIB

@@ -12,7 +12,6 @@ from gateway.blocks.filling.unpinned_get import UnpinnedGets
 from gateway.errors import OriginAnswered, OriginUnreachable
 from gateway.objects import ByteRange, FileSpan
 from gateway.origin.client import Purpose
-from gateway.origin.memory.faults import Answer, Hold, Unreachable
 from tests.support.blocks import (
     BLOCK,
     KIB,
@@ -27,6 +26,7 @@ from tests.support.blocks import (
     until,
     whole,
 )
+from tests.support.memory_origin.faults import Answer, Hold, Unreachable
 
 
 def test_two_hundred_readers_cost_one_request(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from gateway.blocks.filling.fetch_locks import lock_of_place
 from gateway.blocks.filling.unpinned_get import UnpinnedGet, UnpinnedResponse
 from gateway.objects import ByteRange
-from gateway.origin.memory.response import MemoryResponse
 from tests.blocks.filling.test_fetch_locks import processes
+from tests.support.memory_origin.response import MemoryResponse
 
 
 class Response(MemoryResponse):

@@ -10,10 +10,10 @@ import pytest
 
 from gateway.errors import OriginBodyError
 from gateway.objects import ByteRange, ObjectVersion
-from gateway.origin.memory.faults import AlterHeaders, CutBody, on
 from gateway.s3.requests import Operation
 from tests.origin.origins import s3_origin
 from tests.support.blocks import BUCKET, MIB, block_files, content_of, open_cache, partial_files, read, stored, until
+from tests.support.memory_origin.faults import AlterHeaders, CutBody, on
 from tests.support.strict_origin import StrictOrigin
 
 GET = on(Operation.GET_OBJECT)

@@ -11,10 +11,10 @@ import pytest
 from gateway.blocks.cache import BlockCache
 from gateway.errors import PinRefused, StoreUnavailable
 from gateway.objects import ObjectVersion
-from gateway.origin.memory import MemoryOrigin
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
 from tests.support.blocks import BLOCK, KIB, content_of, make_origin, open_cache, read, stored, whole
+from tests.support.memory_origin import MemoryOrigin
 
 FILE = BLOCK + 4096
 PINNED = "s3://train/pinned/"

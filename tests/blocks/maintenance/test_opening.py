@@ -18,7 +18,6 @@ from gateway.blocks.maintenance.opening import FORMAT, open_directory
 from gateway.blocks.settings import BlockSettings
 from gateway.errors import ConfigError, StartupError, StoreUnavailable
 from gateway.objects import ObjectVersion
-from gateway.origin.memory import MemoryOrigin
 from tests.support.blocks import (
     BLOCK,
     KIB,
@@ -33,6 +32,7 @@ from tests.support.blocks import (
     read,
     stored,
 )
+from tests.support.memory_origin import MemoryOrigin
 
 
 async def fill(directory: Path, origin: MemoryOrigin, *versions: ObjectVersion) -> None:

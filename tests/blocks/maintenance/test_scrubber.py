@@ -25,7 +25,6 @@ from gateway.blocks.maintenance.scrubber import (
 )
 from gateway.blocks.maintenance.scrubber import PAUSE_SECONDS as SCRUBBER_PAUSE_SECONDS
 from gateway.objects import ObjectVersion
-from gateway.origin.memory import MemoryOrigin
 from tests.blocks.files.test_damage import Damage, flip_bit, truncate, zero_the_end
 from tests.support.blocks import (
     BLOCK,
@@ -43,6 +42,7 @@ from tests.support.blocks import (
     stored,
     until,
 )
+from tests.support.memory_origin import MemoryOrigin
 
 PERIOD_SECONDS = 1000.0
 FAST = 64.0 * MIB

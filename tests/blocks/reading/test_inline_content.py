@@ -15,8 +15,6 @@ from gateway.blocks.filling import group_commit_writer
 from gateway.clock import SystemClock
 from gateway.objects import ByteRange, ObjectKey
 from gateway.origin.client import Direction
-from gateway.origin.memory import MemoryOrigin
-from gateway.origin.memory.faults import AlterBody, AlterHeaders, on
 from gateway.origin.s3 import Attempt
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.policy.bandwidth import Bandwidth, Ceiling
@@ -25,6 +23,8 @@ from gateway.policy.slots import Slot
 from gateway.s3.requests import Operation
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
+from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin.faults import AlterBody, AlterHeaders, on
 from tests.support.whole_answers import WholeAnswers
 
 GET = Operation.GET_OBJECT

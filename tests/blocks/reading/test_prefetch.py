@@ -15,8 +15,6 @@ from gateway.blocks.reading.prefetch import window_blocks_max
 from gateway.blocks.reading.sources import AheadMarks
 from gateway.objects import ByteRange, ObjectVersion
 from gateway.origin.client import Purpose
-from gateway.origin.memory import MemoryOrigin
-from gateway.origin.memory.faults import Hold
 from tests.support.blocks import (
     BLOCK,
     KIB,
@@ -30,6 +28,8 @@ from tests.support.blocks import (
     take,
     until,
 )
+from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin.faults import Hold
 
 
 def blocks_asked(origin: MemoryOrigin, purpose: Purpose | None = None) -> list[int]:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from gateway.blocks.reading.reader import RangeReader
 from gateway.errors import OriginAnswered, OriginUnreachable
 from gateway.objects import ByteRange, FileSpan, ObjectKey, ObjectVersion
-from gateway.origin.memory.faults import Unreachable, on
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.requests import Operation
@@ -37,6 +36,7 @@ from tests.support.blocks import (
     until,
     whole,
 )
+from tests.support.memory_origin.faults import Unreachable, on
 
 GET = on(Operation.GET_OBJECT)
 

@@ -18,7 +18,6 @@ from gateway.blocks.filling.small_block_fetch import MAPPED_BYTES_MIN
 from gateway.blocks.reading.reader import RangeReader
 from gateway.errors import StoreUnavailable
 from gateway.objects import BodyStream, FileSpan, LentBytes, ObjectKey, ObjectVersion
-from gateway.origin.memory import MemoryOrigin
 from tests.support.blocks import (
     BUCKET,
     KIB,
@@ -34,6 +33,7 @@ from tests.support.blocks import (
     until,
     whole,
 )
+from tests.support.memory_origin import MemoryOrigin
 
 SMALL: dict[str, Any] = {"packed_bytes_max": MIB, "block_size_bytes": MIB, "capacity_bytes": 4096 * MIB}
 TAKEN = 90 * KIB

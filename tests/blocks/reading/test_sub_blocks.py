@@ -11,8 +11,6 @@ import pytest
 from gateway.blocks.reading.sub_blocks import SUB_BLOCK_BYTES, first_fetched
 from gateway.objects import ByteRange
 from gateway.origin.client import Purpose
-from gateway.origin.memory import MemoryOrigin
-from gateway.origin.memory.faults import Hold
 from tests.support.blocks import (
     KIB,
     MIB,
@@ -25,6 +23,8 @@ from tests.support.blocks import (
     take,
     until,
 )
+from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin.faults import Hold
 
 BLOCK = 4 * MIB
 PATCHES = BLOCK // SUB_BLOCK_BYTES

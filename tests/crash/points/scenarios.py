@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from gateway.origin.memory.faults import Delay, Unreachable, on
 from gateway.s3.requests import Operation
 from tests.crash.points.client import BUCKET, Client, Interrupted
+from tests.support.memory_origin.faults import Delay, Unreachable, on
 from tests.support.strict_origin import StrictOrigin
 
 PART_BYTES = 5 * 1024 * 1024

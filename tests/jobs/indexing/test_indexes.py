@@ -17,8 +17,6 @@ from gateway.jobs.indexing.indexes import IndexPlan
 from gateway.metadata.listing.ranges import Bound
 from gateway.objects import ObjectKey
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
-from gateway.origin.memory import MemoryOrigin
-from gateway.origin.memory.faults import AlterBody, Answer, Hold, Unreachable, on
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
 from gateway.s3.list_result import EMPTY_PAGES_MAX
@@ -35,6 +33,8 @@ from tests.support.indexing import (
     pages_without_end,
 )
 from tests.support.listing_model import KEY, KEYS
+from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin.faults import AlterBody, Answer, Hold, Unreachable, on
 
 Scenario = Callable[[IndexBench, MemoryOrigin], Awaitable[None]]
 ONCE = IndexPlan("data", None, listers=4)

@@ -28,8 +28,6 @@ from gateway.jobs.store import JobStore
 from gateway.metadata.listing.records import unpack
 from gateway.metadata.snapshots.object_table import ObjectTable
 from gateway.objects import ObjectKey
-from gateway.origin.memory import MemoryOrigin
-from gateway.origin.memory.faults import Hold, on
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
 from gateway.s3.list_result import EntryTemplate, ListedEntry
@@ -38,6 +36,8 @@ from tests.support.blocks import BUCKET, make_origin
 from tests.support.indexing import TTL, IndexBench, SmallPages, fill, index_bench, lists
 from tests.support.jobs import job_bench
 from tests.support.listing_model import KEY
+from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin.faults import Hold, on
 
 READ_ONLY = Slot("data", Prefix.parse(f"s3://{BUCKET}/"), "read-only", "immutable")
 SCHEMA = "Bucket, Key, Size, LastModifiedDate, ETag, StorageClass"

@@ -32,10 +32,10 @@ from gateway.metadata.listing.ranges import Batch, Bound, QueryStamp
 from gateway.metadata.listing.records import numbered, pack, template_of, unpack
 from gateway.metadata.observer import SilentCatalogObserver
 from gateway.metadata.opening import OpenCatalog, open_directory
-from gateway.origin.memory.origin import MemoryOrigin
 from gateway.policy.slots import Slots
 from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
 from tests.support.manual_clock import ManualClock
+from tests.support.memory_origin.origin import MemoryOrigin
 from tests.support.prepared_process import PreparedProcess
 from tests.support.stopped_process import stopped_writer
 

@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 
 from gateway.operations.absorbing.barrier import PATIENCE_SECONDS
-from gateway.origin.memory.faults import AlterHeaders, Answer, Hold, Unreachable, on
-from gateway.origin.memory.origin import MemoryOrigin
 from gateway.s3.requests import Operation
 from gateway.s3.xml_reader import text_of
 from gateway.writeback.journal.records import State
@@ -22,6 +20,8 @@ from tests.support.absorbing import PART_BYTES, SLOTS, Client, eventually, with_
 from tests.support.asgi import call
 from tests.support.gateway_app import gateway_app
 from tests.support.manual_clock import ManualClock
+from tests.support.memory_origin.faults import AlterHeaders, Answer, Hold, Unreachable, on
+from tests.support.memory_origin.origin import MemoryOrigin
 from tests.support.writeback import key, pending
 
 ABSORBED = "absorbed"

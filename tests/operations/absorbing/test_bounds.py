@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from gateway.operations.absorbing import admission
-from gateway.origin.memory.faults import Unreachable
 from gateway.policy.slots import Slot
 from gateway.s3.requests import Operation
 from gateway.writeback.bounds import bounds as bounds_module
@@ -19,6 +18,7 @@ from gateway.writeback.bounds import pacing
 from gateway.writeback.journal.usage_rows import Usage
 from tests.support.absorbing import PART_BYTES, SLOTS, Client, with_client
 from tests.support.asgi import call, signed_headers
+from tests.support.memory_origin.faults import Unreachable
 
 KIB = 1024
 

@@ -11,14 +11,14 @@ import pytest
 
 from gateway.clock import SystemClock
 from gateway.origin.client import OriginRequest
-from gateway.origin.memory import MemoryOrigin
-from gateway.origin.memory.faults import Answer, Hold, Unreachable, on
 from gateway.s3.requests import Operation
 from gateway.s3.results import etag_of_result
 from gateway.s3.xml import complete_multipart_upload_document
 from gateway.writeback.journal.records import Ended
 from tests.support.absorbing import PART_BYTES, SLOTS, Client, with_client
 from tests.support.asgi import call
+from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin.faults import Answer, Hold, Unreachable, on
 
 IF_ABSENT = {"If-None-Match": "*"}
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.origin.memory.faults import AlterHeaders, Answer, Effect, Hold, Unreachable, on
 from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import Intent
 from tests.support.absorbing import PART_BYTES, Client, eventually, with_client
 from tests.support.asgi import call
+from tests.support.memory_origin.faults import AlterHeaders, Answer, Effect, Hold, Unreachable, on
 from tests.support.writeback import key
 
 CREATE = Operation.CREATE_MULTIPART_UPLOAD

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gateway.origin.memory.faults import Hold, on
 from gateway.s3.requests import Operation
 from gateway.s3.xml import DeleteEntry, DeleteRequest, delete_request_document
 from gateway.writeback.journal.records import State
 from tests.origin.origins import xml
 from tests.support.absorbing import Client, eventually, with_client
 from tests.support.asgi import Answer
+from tests.support.memory_origin.faults import Hold, on
 
 
 async def delete(client: Client, *entries: str | DeleteEntry, quiet: bool = False, **headers: str) -> Answer:

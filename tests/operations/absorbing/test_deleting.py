@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.origin.memory.faults import Answer, on
 from gateway.s3.requests import Operation
 from tests.support.absorbing import Client, with_client
+from tests.support.memory_origin.faults import Answer, on
 
 
 @pytest.mark.parametrize(

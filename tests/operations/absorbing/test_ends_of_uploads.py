@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gateway.origin.memory.faults import Hold, on
 from gateway.s3.requests import Operation
 from tests.support.absorbing import Client, eventually, with_client
 from tests.support.asgi import call
+from tests.support.memory_origin.faults import Hold, on
 
 
 class Held:

@@ -27,8 +27,6 @@ from hypothesis import strategies as st
 
 from gateway.clock import SystemClock
 from gateway.objects import ObjectKey
-from gateway.origin.memory.faults import Answer, Fault, Unreachable
-from gateway.origin.memory.origin import MemoryOrigin
 from gateway.policy.slots import Slot
 from gateway.writeback.flushing import upload_state
 from gateway.writeback.journal.book import Book
@@ -37,6 +35,8 @@ from tests.support.absorbing import PART_BYTES, SLOTS, Client
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
 from tests.support.gateway_app import gateway_app
+from tests.support.memory_origin.faults import Answer, Fault, Unreachable
+from tests.support.memory_origin.origin import MemoryOrigin
 
 EXAMPLES = int(os.environ.get("FOREBAY_ABSORB_EXAMPLES", "15"))
 STEPS_MIN, STEPS_MAX = int(os.environ.get("FOREBAY_ABSORB_STEPS_MIN", "15")), 40

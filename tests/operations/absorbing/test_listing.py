@@ -8,7 +8,6 @@ import hashlib
 import zlib
 from pathlib import Path
 
-from gateway.origin.memory.faults import Unreachable
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.http_dates import format_http_date, parse_iso_date
@@ -17,6 +16,7 @@ from tests.origin.origins import xml
 from tests.support.absorbing import Client, with_client
 from tests.support.asgi import Answer, call
 from tests.support.listing_scenarios import names, token_of
+from tests.support.memory_origin.faults import Unreachable
 from tests.support.snapshots import freeze
 from tests.support.writeback import key
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.origin.memory.faults import Answer, Call
 from gateway.s3.requests import Operation
 from tests.support.absorbing import PART_BYTES, Client, eventually, with_client
+from tests.support.memory_origin.faults import Answer, Call
 
 CHECKSUM = "x-amz-checksum-crc32"
 

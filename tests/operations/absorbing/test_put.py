@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import BufferUnavailable
-from gateway.origin.memory.faults import Answer, Effect, Unreachable, on
 from gateway.s3.requests import Operation
 from tests.support.absorbing import Client, with_client
 from tests.support.asgi import call
+from tests.support.memory_origin.faults import Answer, Effect, Unreachable, on
 
 
 def test_a_journal_that_cannot_be_read_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

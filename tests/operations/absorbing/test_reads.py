@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.origin.memory.faults import Unreachable
 from gateway.s3.requests import Operation
 from tests.support.absorbing import PART_BYTES, Client, with_client
 from tests.support.asgi import Answer, call
+from tests.support.memory_origin.faults import Unreachable
 
 _OF_ONE_ANSWER = {
     "date",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gateway.origin.memory.faults import Answer, Call
 from gateway.s3.requests import Operation
 from tests.support.absorbing import Client, with_client
+from tests.support.memory_origin.faults import Answer, Call
 
 OWNER = "x-amz-expected-bucket-owner"
 RIGHT, WRONG = {OWNER: "111122223333"}, {OWNER: "444455556666"}

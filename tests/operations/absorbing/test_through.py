@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from gateway.origin.client import OriginRequest
-from gateway.origin.memory.faults import AlterBody, AlterHeaders, CutBody, Hold, Unreachable, on
 from gateway.s3.requests import Operation
 from gateway.s3.results import RESULT_SIZE_BYTES_MAX
 from gateway.writeback.journal.records import OwnDoing
 from tests.support.absorbing import PART_BYTES, Client, with_client
 from tests.support.asgi import call
+from tests.support.memory_origin.faults import AlterBody, AlterHeaders, CutBody, Hold, Unreachable, on
 from tests.support.writeback import key
 
 AT = key("back/k")

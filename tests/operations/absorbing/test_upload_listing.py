@@ -10,13 +10,13 @@ from urllib.parse import quote, unquote_plus
 import pytest
 
 from gateway.origin.client import OriginRequest
-from gateway.origin.memory.faults import Unreachable
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot
 from gateway.s3.xml_reader import text_of
 from tests.origin.origins import xml
 from tests.support.absorbing import Client, with_client
 from tests.support.asgi import Answer
+from tests.support.memory_origin.faults import Unreachable
 
 EVERYWHERE = [Slot("back", Prefix.parse("s3://bucket/"), write="back")]
 Row = tuple[str, str]

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from defusedxml.ElementTree import fromstring
 
-from gateway.origin.memory.content import BytesContent
-from gateway.origin.memory.store import StoredObject
 from tests.scenarios.races.caller import Answer, Broken, Caller
 from tests.scenarios.races.history import State, Write
 from tests.scenarios.races.world import World
+from tests.support.memory_origin.content import BytesContent
+from tests.support.memory_origin.store import StoredObject
 from tests.support.strict_origin import StrictOrigin
 
 REFUSED = frozenset({404, 409, 412})

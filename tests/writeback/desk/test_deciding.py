@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import NothingPending, NotToBeDecided
-from gateway.origin.memory.faults import Answer, Call
 from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import Base
+from tests.support.memory_origin.faults import Answer, Call
 from tests.support.writeback import key
 from tests.support.writeback_office import Office
 

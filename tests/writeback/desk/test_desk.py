@@ -14,7 +14,6 @@ import pytest
 
 from gateway.errors import BufferUnavailable, NothingPending, NotToBeDecided, OriginUnreachable
 from gateway.objects import ObjectKey
-from gateway.origin.memory.faults import Answer, Unreachable, on
 from gateway.policy.prefixes import Prefix
 from gateway.s3.requests import Operation
 from gateway.writeback.desk.desk import STATES, WATCH_SECONDS, NoDesk, WritebackDesk
@@ -22,6 +21,7 @@ from gateway.writeback.desk.overview import Overview
 from gateway.writeback.flushing.flush import LONGEST_PAUSE_SECONDS
 from gateway.writeback.journal.records import Base, Fixed, State
 from tests.support.flushing import HEADERS, PART_BYTES
+from tests.support.memory_origin.faults import Answer, Unreachable, on
 from tests.support.writeback import key, part
 from tests.support.writeback_office import Office
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gateway.origin.memory.content import BytesContent
-from gateway.origin.memory.faults import AlterHeaders, Answer, on
-from gateway.origin.memory.store import StoredObject
 from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import Base
 from tests.support.flushing import Buffer, with_buffer
+from tests.support.memory_origin.content import BytesContent
+from tests.support.memory_origin.faults import AlterHeaders, Answer, on
+from tests.support.memory_origin.store import StoredObject
 from tests.support.writeback import key
 
 

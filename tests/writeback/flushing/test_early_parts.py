@@ -8,7 +8,6 @@ from pathlib import Path
 
 from gateway.objects import ObjectKey
 from gateway.origin.client import Direction, OriginRequest, Purpose
-from gateway.origin.memory.faults import Answer, Hold, on
 from gateway.origin.s3 import Attempt
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.s3.etags import multipart_etag
@@ -19,6 +18,7 @@ from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.records import Base, Ended, Fixed, Part, PendingObject, Upload
 from tests.support.flushing import HEADERS, PART_BYTES, Buffer, with_buffer
 from tests.support.journal_steps import steps_of_reads
+from tests.support.memory_origin.faults import Answer, Hold, on
 from tests.support.writeback import key, staged
 
 AT = key("model")

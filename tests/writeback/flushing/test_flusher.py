@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from gateway.origin.memory.content import BytesContent
-from gateway.origin.memory.faults import AlterBody, AlterHeaders, Answer, Hold, Unreachable, on
-from gateway.origin.memory.store import StoredObject
 from gateway.s3.requests import Operation
 from gateway.writeback.flushing.flush_requests import IN_MEMORY_BYTES_MAX
 from gateway.writeback.flushing.flusher import AGAIN_SECONDS, FLUSHES_PER_SLOT
@@ -22,6 +19,9 @@ from gateway.writeback.journal.records import Base, Fixed, Part, PendingObject, 
 from gateway.writeback.news import LOOK_SECONDS, QUICK_SECONDS, QUIET_SECONDS
 from tests.support.flushing import HEADERS, PART_BYTES, Buffer, with_buffer
 from tests.support.journal_steps import steps_of_reads
+from tests.support.memory_origin.content import BytesContent
+from tests.support.memory_origin.faults import AlterBody, AlterHeaders, Answer, Hold, Unreachable, on
+from tests.support.memory_origin.store import StoredObject
 from tests.support.writeback import key, pending
 
 

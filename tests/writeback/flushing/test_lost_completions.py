@@ -14,7 +14,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.origin.client import OriginRequest
-from gateway.origin.memory.faults import Answer, Unreachable, on
 from gateway.s3.etags import multipart_etag, unquote
 from gateway.s3.requests import Operation
 from gateway.writeback.flushing.early_parts import EarlyParts
@@ -27,6 +26,7 @@ from gateway.writeback.flushing.lost_completions import (
 )
 from gateway.writeback.journal.records import Base, Ended, OwnDoing, Part, PendingObject, Upload
 from tests.support.flushing import PART_BYTES, Buffer
+from tests.support.memory_origin.faults import Answer, Unreachable, on
 from tests.support.writeback import fixed, key
 
 AT = key("dir/model")

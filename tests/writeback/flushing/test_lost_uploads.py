@@ -13,7 +13,6 @@ from structlog.testing import capture_logs
 from gateway.errors import BufferRefused, BufferUnavailable
 from gateway.objects import ObjectKey
 from gateway.origin.client import OriginRequest
-from gateway.origin.memory.faults import Answer, Hold, Unreachable, on
 from gateway.s3.requests import Operation
 from gateway.writeback.flushing.asking import asking
 from gateway.writeback.flushing.flush_requests import FlushRequests
@@ -22,6 +21,7 @@ from gateway.writeback.flushing.upload_state import CLOCKS_APART_SECONDS
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import Base, Ended, Intent, Upload
 from tests.support.flushing import PART_BYTES, Buffer, with_buffer
+from tests.support.memory_origin.faults import Answer, Hold, Unreachable, on
 from tests.support.writeback import fixed, key
 
 CREATE = Operation.CREATE_MULTIPART_UPLOAD

@@ -10,8 +10,8 @@ from typing import Self
 
 from gateway.errors import OriginBodyError
 from gateway.origin.landing import Landing
-from gateway.origin.memory.content import BytesContent, Content
-from gateway.origin.memory.faults import CutBody
+from tests.support.memory_origin.content import BytesContent, Content
+from tests.support.memory_origin.faults import CutBody
 
 _PIECE_BYTES = 256 * 1024
 

@@ -16,8 +16,8 @@ import xxhash
 from awscrt import checksums as crt
 
 from gateway.origin.client import UNSIGNED_PAYLOAD, StreamedBody
-from gateway.origin.memory.content import BytesContent, Content, DiscardedContent
 from gateway.s3.error_codes import s3_error
+from tests.support.memory_origin.content import BytesContent, Content, DiscardedContent
 
 _PREFIX = "x-amz-checksum-"
 

@@ -13,14 +13,14 @@ from defusedxml.ElementTree import fromstring
 from gateway.errors import S3Error
 from gateway.objects import ByteRange
 from gateway.origin.client import OriginRequest
-from gateway.origin.memory.conditions import asked_range, check_copy_source, check_read, check_write
-from gateway.origin.memory.content import BytesContent, SlicedContent
-from gateway.origin.memory.digests import ReceivedBody
-from gateway.origin.memory.response import MemoryResponse
-from gateway.origin.memory.store import Bucket, StoredObject, kept_headers
 from gateway.s3.addressing import parse_copy_source
 from gateway.s3.error_codes import s3_error
 from gateway.s3.xml_writer import document, element
+from tests.support.memory_origin.conditions import asked_range, check_copy_source, check_read, check_write
+from tests.support.memory_origin.content import BytesContent, SlicedContent
+from tests.support.memory_origin.digests import ReceivedBody
+from tests.support.memory_origin.response import MemoryResponse
+from tests.support.memory_origin.store import Bucket, StoredObject, kept_headers
 
 _OVERRIDES = (
     "content-type",

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from gateway.errors import OriginBodyError, OriginUnreachable
 from gateway.origin.client import OriginRequest, Purpose, StreamedBody
-from gateway.origin.memory import MemoryOrigin
-from gateway.origin.memory.content import BytesContent, Content, GeneratedContent, JoinedContent, SlicedContent
-from gateway.origin.memory.digests import ALGORITHMS, encoded
-from gateway.origin.memory.faults import AlterBody, AlterHeaders, Answer, CutBody, Delay, Hold, Unreachable, on
 from gateway.s3.requests import Operation
 from tests.origin.origins import Answer as Whole
 from tests.origin.origins import ask
 from tests.support.manual_clock import ManualClock
+from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin.content import BytesContent, Content, GeneratedContent, JoinedContent, SlicedContent
+from tests.support.memory_origin.digests import ALGORITHMS, encoded
+from tests.support.memory_origin.faults import AlterBody, AlterHeaders, Answer, CutBody, Delay, Hold, Unreachable, on
 
 MEBIBYTE = 1024 * 1024
 GET = Operation.GET_OBJECT

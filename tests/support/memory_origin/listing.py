@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gateway.origin.client import OriginRequest
-from gateway.origin.memory.objects import parameter, timestamp, xml_answer
-from gateway.origin.memory.response import MemoryResponse
-from gateway.origin.memory.store import Bucket, StoredObject, Upload
 from gateway.s3.error_codes import s3_error
 from gateway.s3.xml_writer import element, encode_list_key
+from tests.support.memory_origin.objects import parameter, timestamp, xml_answer
+from tests.support.memory_origin.response import MemoryResponse
+from tests.support.memory_origin.store import Bucket, StoredObject, Upload
 
 OWNER = "<Owner><ID>origin</ID><DisplayName>origin</DisplayName></Owner>"
 _PAGE_MAX = 1000

@@ -13,10 +13,15 @@ from itertools import count
 from gateway.clock import Clock
 from gateway.errors import OriginUnreachable, S3Error
 from gateway.origin.client import OriginRequest
-from gateway.origin.memory import listing, multipart, objects
-from gateway.origin.memory.content import BytesContent, Content, GeneratedContent
-from gateway.origin.memory.digests import ReceivedBody, receive
-from gateway.origin.memory.faults import (
+from gateway.s3.error_codes import error_document, s3_error
+from gateway.s3.http_dates import format_http_date
+from gateway.s3.requests import Operation
+from gateway.s3.routing import classify
+from gateway.s3.xml_writer import document
+from tests.support.memory_origin import listing, multipart, objects
+from tests.support.memory_origin.content import BytesContent, Content, GeneratedContent
+from tests.support.memory_origin.digests import ReceivedBody, receive
+from tests.support.memory_origin.faults import (
     AlterBody,
     AlterHeaders,
     Answer,
@@ -28,15 +33,10 @@ from gateway.origin.memory.faults import (
     Hold,
     Unreachable,
 )
-from gateway.origin.memory.objects import parameter, parse_xml, xml_answer
-from gateway.origin.memory.response import MemoryResponse
-from gateway.origin.memory.settings import bucket_setting, setting_of
-from gateway.origin.memory.store import Bucket, StoredObject
-from gateway.s3.error_codes import error_document, s3_error
-from gateway.s3.http_dates import format_http_date
-from gateway.s3.requests import Operation
-from gateway.s3.routing import classify
-from gateway.s3.xml_writer import document
+from tests.support.memory_origin.objects import parameter, parse_xml, xml_answer
+from tests.support.memory_origin.response import MemoryResponse
+from tests.support.memory_origin.settings import bucket_setting, setting_of
+from tests.support.memory_origin.store import Bucket, StoredObject
 
 _TAKES_BODY = frozenset({"PUT", "POST"})
 _BodyHandler = Callable[[OriginRequest, Bucket, ReceivedBody], MemoryResponse]

@@ -1,5 +1,5 @@
 """A small S3 in this process: the fake that behaves, for tests, with faults on demand."""
 
-from gateway.origin.memory.origin import MemoryOrigin
+from tests.support.memory_origin.origin import MemoryOrigin
 
 __all__ = ["MemoryOrigin"]

@@ -1,6 +1,6 @@
 """The generated parts of the documentation, from the declarations themselves.
 
-`python -m gateway.reference docs/configuration.md docs/metrics.md` rewrites what stands between the markers
+`python -m tools.reference docs/configuration.md docs/metrics.md` rewrites what stands between the markers
 `<!-- generated: settings -->` or `<!-- generated: metrics -->` and `<!-- end -->`; a test fails when it was not run.
 """
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.origin.client import OriginRequest
-from gateway.origin.memory.content import BytesContent
-from gateway.origin.memory.objects import parameter, parse_xml
-from gateway.origin.memory.response import MemoryResponse
-from gateway.origin.memory.store import Bucket
 from gateway.s3.error_codes import s3_error
+from tests.support.memory_origin.content import BytesContent
+from tests.support.memory_origin.objects import parameter, parse_xml
+from tests.support.memory_origin.response import MemoryResponse
+from tests.support.memory_origin.store import Bucket
 
 _NOT_SET: Mapping[str, tuple[str, str]] = {
     "encryption": (

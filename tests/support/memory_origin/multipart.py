@@ -11,14 +11,14 @@ from itertools import pairwise
 from xml.etree.ElementTree import Element
 
 from gateway.origin.client import OriginRequest
-from gateway.origin.memory.conditions import check_write
-from gateway.origin.memory.content import BytesContent, Content, JoinedContent, SlicedContent
-from gateway.origin.memory.digests import ALGORITHMS, ReceivedBody, encoded
-from gateway.origin.memory.objects import parameter, parse_xml, timestamp, xml_answer
-from gateway.origin.memory.response import MemoryResponse
-from gateway.origin.memory.store import Bucket, StoredObject, StoredPart, Upload, kept_headers
 from gateway.s3.error_codes import s3_error
 from gateway.s3.xml_writer import element
+from tests.support.memory_origin.conditions import check_write
+from tests.support.memory_origin.content import BytesContent, Content, JoinedContent, SlicedContent
+from tests.support.memory_origin.digests import ALGORITHMS, ReceivedBody, encoded
+from tests.support.memory_origin.objects import parameter, parse_xml, timestamp, xml_answer
+from tests.support.memory_origin.response import MemoryResponse
+from tests.support.memory_origin.store import Bucket, StoredObject, StoredPart, Upload, kept_headers
 
 PART_SIZE_BYTES_MIN = 5 * 1024 * 1024
 
