@@ -73,6 +73,7 @@ async def _node(settings: Settings, process: int, *, instance_id: str, bandwidth
             clock,
             instance_id=instance_id,
             on_attempt=meter.attempt,
+            on_hedge=metrics.origin_hedge,
         )
         origin = MeteredOrigin(s3_origin, meter)
         stack.push_async_callback(origin.aclose)
@@ -275,7 +276,11 @@ def _origin_settings(settings: Settings) -> OriginSettings:
         ca_bundle=str(origin.ca_bundle) if origin.ca_bundle else None,
         proxy=origin.proxy.get_secret_value() if origin.proxy else None,
         connect_timeout_seconds=origin.connect_timeout_seconds,
+        first_byte_timeout_seconds=origin.first_byte_timeout_seconds,
+        stall_timeout_seconds=origin.stall_timeout_seconds,
         read_timeout_seconds=origin.read_timeout_seconds,
+        slow_timeout_seconds=origin.slow_timeout_seconds,
+        connection_wait_seconds=origin.connection_wait_seconds,
         max_connections=origin.max_connections,
         max_attempts=origin.max_attempts,
     )

@@ -8,6 +8,7 @@ from gateway.errors import (
     BufferUnavailable,
     OriginAnswered,
     OriginBodyError,
+    OriginBusy,
     OriginUnreachable,
     OutcomeUnknown,
     S3Error,
@@ -17,6 +18,8 @@ from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.forwarding import towards_client
 
 _log = structlog.get_logger("forebay.requests")
+
+_LATER = {"Retry-After": "1"}
 
 
 def reply_to(error: Exception, request_id: str, resource: str) -> Reply:
@@ -37,9 +40,12 @@ def _as_s3_error(error: Exception, request_id: str) -> S3Error:
     if isinstance(error, OutcomeUnknown):
         _log.warning("outcome of a write unknown", request_id=request_id, reason=str(error))
         return s3_error("OutcomeUnknown")
+    if isinstance(error, OriginBusy):
+        _log.warning("origin busy", request_id=request_id, reason=str(error))
+        return s3_error("SlowDown", headers=_LATER)
     if isinstance(error, OriginUnreachable):
         _log.warning("origin unreachable", request_id=request_id, reason=str(error))
-        return s3_error("ServiceUnavailable", "The origin does not answer. Reduce your request rate, or try again.")
+        return s3_error("ServiceUnavailable", "The origin does not answer. Try again later.", headers=_LATER)
     if isinstance(error, BufferUnavailable):
         _log.warning("write-back buffer unavailable", request_id=request_id, reason=str(error))
         return s3_error("ServiceUnavailable", f"The write-back buffer cannot be used now: {error}")

@@ -15,7 +15,7 @@ class Admission(Enum):
 
 
 class CircuitBreaker:
-    """Closed until `threshold` attempts in a row got no answer; then open.
+    """Closed until `threshold` attempts in a row got no answer, or nobody got one while one waited for its; then open.
 
     Open, it admits one probe after `cooldown_seconds`, doubled with every failed probe up to `cooldown_cap_seconds`. An
     answer of any status closes it. Every admitted attempt must end in `answered`, `unanswered` or `abandoned`.
@@ -32,10 +32,17 @@ class CircuitBreaker:
         self._failures = 0
         self._next_probe_at = 0.0
         self._probing = False
+        self._heard_at = float("-inf")
+        self.is_silent = False
+        """Open because the origin takes connections and says nothing: a probe may take long."""
 
     @property
     def is_open(self) -> bool:
         return self._failures >= self._threshold
+
+    def was_heard_since(self, moment: float) -> bool:
+        """Whether any attempt has been answered since a monotonic time."""
+        return self._heard_at >= moment
 
     def admit(self) -> Admission | None:
         """Whether an attempt may start now, and as what; None: not now."""
@@ -49,15 +56,22 @@ class CircuitBreaker:
     def answered(self, admission: Admission) -> None:
         """The origin answered: it lives."""
         self.abandoned(admission)
+        self._heard_at = self._clock.monotonic()
         self._failures = 0
         self._cooldown = self._first_cooldown
+        self.is_silent = False
 
-    def unanswered(self, admission: Admission) -> None:
-        """No connection, or none that gave an answer."""
+    def unanswered(self, admission: Admission, *, silent_since: float | None = None) -> None:
+        """No connection, or none that gave an answer. `silent_since`: the origin has kept it, and has said nothing
+        since then; where it has answered nobody else meanwhile, that is proof enough.
+        """
         self.abandoned(admission)
         if admission is Admission.PROBE:
             self._cooldown = min(self._cooldown_cap, self._cooldown * 2)
         self._failures += 1
+        if silent_since is not None and not self.was_heard_since(silent_since):
+            self._failures = max(self._failures, self._threshold)
+            self.is_silent = True
         if self.is_open:
             self._next_probe_at = self._clock.monotonic() + self._cooldown
 

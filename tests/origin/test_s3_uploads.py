@@ -9,7 +9,7 @@ import pytest
 
 from gateway.errors import S3Error
 from gateway.origin.client import StreamedBody
-from gateway.origin.transport import EXPECT_CONTINUE_MIN_BYTES
+from gateway.origin.request_body import EXPECT_CONTINUE_MIN_BYTES
 from gateway.s3.requests import Operation
 from tests.origin.clients import MEBIBYTE, Client, pieces, play
 from tests.origin.origins import ask

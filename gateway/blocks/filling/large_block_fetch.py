@@ -29,7 +29,7 @@ from gateway.clock import Clock
 from gateway.errors import BlockDamaged, ForebayError, StoreUnavailable
 from gateway.objects import ByteRange
 from gateway.origin.client import Origin, Purpose
-from gateway.origin.landing import Landing
+from gateway.origin.receive_buffer import ReceiveBuffer
 
 FOLLOWED_BYTES = 256 * 1024
 """What is written in one go while readers wait for it: the trip to a disk thread costs as much as the writing."""
@@ -123,7 +123,7 @@ class LargeBlockFetcher:
     async def _receive(self, fetch: InflightFetch, get: PinnedGet, writer: BlockWriter) -> None:
         """While a piece is written, no more is taken from the origin."""
         buffer = self.buffers.take(FOLLOWED_BYTES if fetch.purpose is Purpose.LIVE else AHEAD_BYTES)
-        landing = Landing(buffer, _worth_writing(fetch))
+        landing = ReceiveBuffer(buffer, _worth_writing(fetch))
         async with aclosing(get.pieces(landing)) as pieces:
             async for piece in pieces:
                 await self.threads.disk_holding(writer.filled.file, writer.write, piece)
