@@ -191,8 +191,8 @@ class OriginSettings(Section):
     )
     first_byte_timeout_seconds: DurationSeconds = setting(
         "8s",
-        "How long a HEAD, or a GET of an object, waits for its answer to begin; and in what time an origin that accepts "
-        "connections and says nothing is found out, whatever it is asked for.",
+        "How long a HEAD, or a GET of an object, waits for its answer to begin; and in what time an origin that "
+        "accepts connections and says nothing is found out, whatever it is asked for.",
         allowed="500ms to 60s",
         toml="first_byte_timeout",
         ge=0.5,

@@ -154,7 +154,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         # A piece of a body is asked for when the one before has left, so that its memory may be used again.
-        self._transport.set_write_buffer_limits(high=0)
+        # (TLS takes "nothing is left" for too much where nothing is the limit.)
+        self._transport.set_write_buffer_limits(high=1, low=0)
         self.usable = True
 
     def pause_writing(self) -> None:
