@@ -24,7 +24,7 @@ from gateway.origin.settings import OriginSettings
 ENDPOINTS_MAX = 1024
 
 _CONTINUE_WAIT_SECONDS = 1.0
-_WITH_THE_HEAD_BYTES_MAX = 64 * 1024
+_WITH_THE_HEAD_BYTES_MAX = 256 * 1024
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 

@@ -18,7 +18,7 @@ from gateway.origin.http1_client.shares import Claim, FairShares
 IDLE_SECONDS_MAX = 15.0
 """Origins close idle connections, some after 20 seconds, and a request that meets that has to be sent again."""
 
-CHECK_SECONDS = 0.05
+CHECK_SECONDS = 0.025
 """How often connections at work are looked at."""
 
 _NEXT_ADDRESS_AFTER_SECONDS = 0.25
