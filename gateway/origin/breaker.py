@@ -33,12 +33,16 @@ class CircuitBreaker:
         self._next_probe_at = 0.0
         self._probing = False
         self._heard_at = float("-inf")
-        self.is_silent = False
-        """Open because the origin takes connections and says nothing: a probe may take long."""
+        self._is_silent = False
 
     @property
     def is_open(self) -> bool:
         return self._failures >= self._threshold
+
+    @property
+    def answers_nobody(self) -> bool:
+        """Whether it is open because the origin takes connections and says nothing: a probe may take long."""
+        return self._is_silent and self.is_open
 
     def was_heard_since(self, moment: float) -> bool:
         """Whether any attempt has been answered since a monotonic time."""
@@ -59,7 +63,7 @@ class CircuitBreaker:
         self._heard_at = self._clock.monotonic()
         self._failures = 0
         self._cooldown = self._first_cooldown
-        self.is_silent = False
+        self._is_silent = False
 
     def unanswered(self, admission: Admission, *, silent_since: float | None = None) -> None:
         """No connection, or none that gave an answer. `silent_since`: the origin has kept it, and has said nothing
@@ -71,7 +75,7 @@ class CircuitBreaker:
         self._failures += 1
         if silent_since is not None and not self.was_heard_since(silent_since):
             self._failures = max(self._failures, self._threshold)
-            self.is_silent = True
+            self._is_silent = True
         if self.is_open:
             self._next_probe_at = self._clock.monotonic() + self._cooldown
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from typing import Any
 
 import structlog
 
 from gateway.clock import Clock
 from gateway.errors import OriginBodyError, OriginUnreachable
+from gateway.origin.breaker import CircuitBreaker
 from gateway.origin.client import HedgeOutcome, OriginRequest
 from gateway.origin.http1_client.client import OriginSilent
 from gateway.origin.http1_client.response_stream import ResponseStream
@@ -44,7 +46,7 @@ _OF_THE_BYTES = frozenset({"versionId", "x-id"})
 log = structlog.get_logger(__name__)
 
 OnSilence = Callable[[ResponseStream, float], None]
-Ask = Callable[[OriginRequest, OnSilence], Awaitable[ResponseStream]]
+Ask = Callable[[OriginRequest, OnSilence], Coroutine[Any, Any, ResponseStream]]
 
 
 class Hedging:
@@ -99,10 +101,11 @@ class Hedging:
 class HedgedRead:
     """One GET or HEAD: the request that was sent, and another one while it is stuck."""
 
-    __slots__ = ("_ask", "_hedge", "_hedging", "_request", "_rest_of")
+    __slots__ = ("_ask", "_breaker", "_hedge", "_hedging", "_request", "_rest_of")
 
-    def __init__(self, hedging: Hedging, ask: Ask, request: OriginRequest) -> None:
+    def __init__(self, hedging: Hedging, breaker: CircuitBreaker, ask: Ask, request: OriginRequest) -> None:
         self._hedging = hedging
+        self._breaker = breaker
         self._ask = ask
         self._request = request
         self._hedge: asyncio.Task[ResponseStream | None] | None = None
@@ -124,6 +127,7 @@ class HedgedRead:
             self._drop()
             raise
         self._drop()
+        self._hedging.answered(stream.head_seconds)
         self._rest_of = _Rest.of(self._request, stream)
         if self._rest_of is None:
             return HttpResponse(stream)
@@ -131,6 +135,9 @@ class HedgedRead:
 
     def _on_silence(self, stream: ResponseStream, seconds: float) -> None:
         """Called often while the origin is silent."""
+        if self._breaker.answers_nobody and not stream.has_head:
+            stream.give_up("the origin answers nobody", silent=True)
+            return
         if self._hedge is not None or seconds < self._hedging.after_seconds:
             return
         if stream.has_head and (self._rest_of is None or self._rest_of.stream is not stream):

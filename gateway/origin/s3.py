@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from gateway.clock import Clock
 from gateway.errors import OriginBodyError, OriginBusy, OriginUnreachable, OutcomeUnknown
@@ -77,6 +79,11 @@ class _Sending:
     region_corrected: bool = False
     time_corrected: bool = False
 
+    @property
+    def is_quick_read(self) -> bool:
+        """Whether a healthy origin begins to answer at once, and nothing comes of asking twice."""
+        return self.request.method in ("GET", "HEAD") and not is_slow(self.request)
+
 
 class S3Origin:
     """`Origin` over HTTP. Must be made where an event loop runs."""
@@ -144,12 +151,15 @@ class S3Origin:
         await self._client.aclose()
 
     async def _attempt(self, sending: _Sending, body: RequestBody) -> HttpResponse:
-        breaker = sending.breaker
-        admission = await self._admission(sending)
+        breaker, request = sending.breaker, sending.request
+        admission = await self._admission(sending) if breaker.is_open else Admission.ORDINARY
         sending.attempts += 1
         started = self._clock.monotonic()
         try:
-            response = await self._exchange(sending, body)
+            if sending.is_quick_read:
+                response = await HedgedRead(self._hedging, breaker, partial(self._read, sending, body), request).begin()
+            else:
+                response = await self._write(sending, body)
         except OriginBusy:
             breaker.abandoned(admission)
             raise
@@ -166,40 +176,30 @@ class S3Origin:
     async def _admission(self, sending: _Sending) -> Admission:
         """OriginUnreachable while the origin is dead."""
         breaker = sending.breaker
-        if breaker.is_open and breaker.is_silent:
+        if breaker.answers_nobody:
             # Who asked an origin that says nothing would wait for long: a question of our own finds out.
             self._probe(sending.target, breaker)
             if (probe := self._probes.get(sending.target.host)) is not None:
                 await asyncio.wait([probe], timeout=_PROBE_WAIT_SECONDS)
-        admission = None if breaker.is_open and breaker.is_silent else breaker.admit()
+        admission = None if breaker.answers_nobody else breaker.admit()
         if admission is None:
             raise OriginUnreachable("the origin has not answered lately; trying again in a moment", may_be_done=False)
         return admission
 
-    async def _exchange(self, sending: _Sending, body: RequestBody) -> HttpResponse:
-        request = sending.request
-        breaker = sending.breaker
-        if request.method in ("GET", "HEAD") and not is_slow(request):
+    def _read(
+        self, sending: _Sending, body: RequestBody, request: OriginRequest, on_silence: OnSilence
+    ) -> Coroutine[Any, Any, ResponseStream]:
+        return self._ask(sending, request, body, self._limits.of_read(on_silence))
 
-            async def ask(request: OriginRequest, on_silence: OnSilence) -> ResponseStream:
-                def told(stream: ResponseStream, seconds: float) -> None:
-                    if breaker.is_open and breaker.is_silent and not stream.has_head:
-                        stream.give_up("the origin answers nobody", silent=True)
-                    else:
-                        on_silence(stream, seconds)
-
-                stream = await self._ask(sending, request, body, self._limits.of_read(told))
-                self._hedging.answered(stream.head_seconds)
-                return stream
-
-            return await HedgedRead(self._hedging, ask, request).begin()
+    async def _write(self, sending: _Sending, body: RequestBody) -> HttpResponse:
+        slow = is_slow(sending.request)
 
         def on_silence(stream: ResponseStream, seconds: float) -> None:
             if not stream.has_head and seconds >= self._limits.quiet_seconds:
                 self._suspect(sending, stream)
 
-        supervision = self._limits.of_write(on_silence, slow=is_slow(request))
-        return HttpResponse(await self._ask(sending, request, body, supervision))
+        supervision = self._limits.of_write(on_silence, slow=slow)
+        return HttpResponse(await self._ask(sending, sending.request, body, supervision))
 
     async def _ask(
         self, sending: _Sending, request: OriginRequest, body: RequestBody, supervision: Supervision
@@ -224,7 +224,7 @@ class S3Origin:
         breaker = sending.breaker
         if breaker.was_heard_since(self._clock.monotonic() - self._limits.quiet_seconds):
             return
-        if breaker.is_open and breaker.is_silent:
+        if breaker.answers_nobody:
             stream.give_up("the origin answers nobody", silent=True)
             return
         self._probe(sending.target, breaker, since=self._clock.monotonic() - self._limits.quiet_seconds)

@@ -13,7 +13,7 @@ from gateway.origin.http1_client.response_stream import ResponseStream
 RECEIVED_AT_ONCE_BYTES = 256 * 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Supervision:
     """How long the origin may take over one request, in seconds.
 

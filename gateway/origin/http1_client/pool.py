@@ -84,7 +84,7 @@ class Pool:
         `claim` None waits for no turn: what finds out whether an origin lives. `unused`: one that the origin cannot be
         closing just now.
         """
-        if claim is not None:
+        if claim is not None and not self._shares.take_now(claim):
             await self._shares.take(claim)
         try:
             connection = None if unused else self._idle_one(endpoint)

@@ -7,14 +7,13 @@ them, however many requests wait: a quarter is left to others. Of that share, st
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict, deque
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from typing import NamedTuple
 
 from gateway.errors import OriginBusy
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """On whose account a connection is taken, and whether for as long as a client likes (a streamed upload)."""
 
     account: str = ""
@@ -34,9 +33,9 @@ class FairShares:
         self._lasting_of_one_account_max = max(1, total // 2)
         self._lasting_max = max(1, total * 3 // 4)
         self._granted = 0
-        self._of_account: Counter[str] = Counter()
-        self._lasting_of_account: Counter[str] = Counter()
         self._lasting = 0
+        self._of_account: dict[str, int] = {}
+        self._lasting_of_account: dict[str, int] = {}
         self._waiting: OrderedDict[Claim, deque[asyncio.Future[None]]] = OrderedDict()
 
     @property
@@ -44,13 +43,16 @@ class FairShares:
         """How many claims hold a connection now."""
         return self._granted
 
-    async def take(self, claim: Claim) -> None:
-        """Wait until `claim` is granted; OriginBusy when that takes too long. Who is cancelled has been granted none.
+    def take_now(self, claim: Claim) -> bool:
+        """Have `claim` granted if it need not wait. Every grant ends with `give_back`."""
+        if not self._is_free(claim):
+            return False
+        self._count(claim, 1)
+        return True
 
-        Every grant ends with `give_back`.
-        """
-        if claim not in self._waiting and self._is_free(claim):
-            self._count(claim, 1)
+    async def take(self, claim: Claim) -> None:
+        """Wait until `claim` is granted; OriginBusy when that takes too long. Who is cancelled has none."""
+        if self.take_now(claim):
             return
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(claim, deque()).append(turn)
@@ -91,11 +93,12 @@ class FairShares:
             _add(self._lasting_of_account, claim.account, change)
 
     def _is_free(self, claim: Claim) -> bool:
-        if self._granted >= self._total or self._of_account[claim.account] >= self._of_one_account_max:
+        account = claim.account
+        if self._granted >= self._total or self._of_account.get(account, 0) >= self._of_one_account_max:
             return False
         if not claim.is_lasting:
             return True
-        of_account = self._lasting_of_account[claim.account]
+        of_account = self._lasting_of_account.get(account, 0)
         return of_account < self._lasting_of_one_account_max and self._lasting < self._lasting_max
 
     def _forget(self, claim: Claim, turn: asyncio.Future[None]) -> None:
@@ -106,7 +109,9 @@ class FairShares:
                 del self._waiting[claim]
 
 
-def _add(counter: Counter[str], account: str, change: int) -> None:
-    counter[account] += change
-    if not counter[account]:
-        del counter[account]
+def _add(counts: dict[str, int], account: str, change: int) -> None:
+    count = counts.get(account, 0) + change
+    if count:
+        counts[account] = count
+    else:
+        del counts[account]
