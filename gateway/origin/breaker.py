@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from gateway.clock import Clock
+from gateway.origin.silence_board import SilenceBoard, SilenceCell
 
 
 class Admission(Enum):
@@ -22,9 +23,17 @@ class CircuitBreaker:
     """
 
     def __init__(
-        self, clock: Clock, *, threshold: int = 5, cooldown_seconds: float = 0.5, cooldown_cap_seconds: float = 5.0
+        self,
+        clock: Clock,
+        silence: SilenceCell | None = None,
+        *,
+        threshold: int = 5,
+        cooldown_seconds: float = 0.5,
+        cooldown_cap_seconds: float = 5.0,
     ) -> None:
+        """`silence`: where other processes are told that the origin is silent, and tell it."""
         self._clock = clock
+        self._silence = silence or SilenceBoard().cell("")
         self._threshold = threshold
         self._first_cooldown = cooldown_seconds
         self._cooldown_cap = cooldown_cap_seconds
@@ -44,6 +53,14 @@ class CircuitBreaker:
         """Whether it is open because the origin takes connections and says nothing: a probe may take long."""
         return self._is_silent and self.is_open
 
+    def hears_from_others(self) -> bool:
+        """Whether it is open, be it because another process has found the origin silent just now."""
+        if not self.is_open and self._silence.is_silent(self._clock.monotonic(), self._heard_at):
+            self._failures = self._threshold
+            self._is_silent = True
+            self._next_probe_at = 0.0
+        return self.is_open
+
     def was_heard_since(self, moment: float) -> bool:
         """Whether any attempt has been answered since a monotonic time."""
         return self._heard_at >= moment
@@ -61,6 +78,8 @@ class CircuitBreaker:
         """The origin answered: it lives."""
         self.abandoned(admission)
         self._heard_at = self._clock.monotonic()
+        if self._is_silent:
+            self._silence.clear()
         self._failures = 0
         self._cooldown = self._first_cooldown
         self._is_silent = False
@@ -76,6 +95,8 @@ class CircuitBreaker:
         if silent_since is not None and not self.was_heard_since(silent_since):
             self._failures = max(self._failures, self._threshold)
             self._is_silent = True
+        if self._is_silent:
+            self._silence.tell(self._clock.monotonic())
         if self.is_open:
             self._next_probe_at = self._clock.monotonic() + self._cooldown
 

@@ -35,6 +35,7 @@ from gateway.origin.retry import (
 )
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import RequestSigner
+from gateway.origin.silence_board import SilenceBoard
 from gateway.s3.http_dates import parse_http_date
 
 _BREAKERS_MAX = 1024
@@ -97,6 +98,7 @@ class S3Origin:
         instance_id: str,
         on_attempt: Callable[[Attempt], None] | None = None,
         on_hedge: Callable[[HedgeOutcome], None] | None = None,
+        silence: SilenceBoard | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self._settings = settings
@@ -106,6 +108,7 @@ class S3Origin:
         self._policy = RetryPolicy(settings, rng)
         self._budget = RetryBudget()
         self._breakers: OrderedDict[str, CircuitBreaker] = OrderedDict()
+        self._silence = silence or SilenceBoard()
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._on_attempt = on_attempt
         self._hedging = Hedging(clock, on_hedge)
@@ -119,7 +122,7 @@ class S3Origin:
         claim = Claim(ACCOUNT.get(), is_lasting=source is not None)
         breaker, started = self._breaker(target.host), self._clock.monotonic()
         sending = _Sending(request, target, breaker, started, repetition(request), claim)
-        if source is not None and not breaker.is_open:
+        if source is not None and not breaker.hears_from_others():
             await source.wait()
         while True:
             body = request_body(request)
@@ -152,7 +155,7 @@ class S3Origin:
 
     async def _attempt(self, sending: _Sending, body: RequestBody) -> HttpResponse:
         breaker, request = sending.breaker, sending.request
-        admission = await self._admission(sending) if breaker.is_open else Admission.ORDINARY
+        admission = await self._admission(sending) if breaker.hears_from_others() else Admission.ORDINARY
         sending.attempts += 1
         started = self._clock.monotonic()
         try:
@@ -317,7 +320,7 @@ class S3Origin:
         if breaker is None:
             if len(self._breakers) >= _BREAKERS_MAX:
                 self._breakers.popitem(last=False)
-            breaker = self._breakers[host] = CircuitBreaker(self._clock)
+            breaker = self._breakers[host] = CircuitBreaker(self._clock, self._silence.cell(host))
         return breaker
 
     def _report(self, sending: _Sending, status: int | None, started: float) -> None:
