@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -40,6 +41,12 @@ def patient_with_the_disk() -> Iterator[None]:
         patch.setattr(listing_index, "NOTE_SECONDS_MAX", 60.0)
         yield
 
+
+_DESCRIPTORS_MAX = 20_000
+
+_soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(_soft, _DESCRIPTORS_MAX), _hard), _hard))
+"""Tests open thousands of connections at both ends; an ordinary user begins with 1,024 descriptors."""
 
 LEFT_OUT = {
     "root": ("need root (they mount file systems, cut the power, take memory away)", "sudo make test-root"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.errors import OriginAnswered, OriginBodyError
 from gateway.metadata.catalog import ObjectHead, is_remembered
 from gateway.operations.exchange import Exchange
+from gateway.operations.joined import forward_joined
 from gateway.operations.passthrough import forward, no_body
 from gateway.operations.reading import (
     HEADERS_OF_NOT_MODIFIED,
@@ -23,7 +24,7 @@ def head_object(exchange: Exchange) -> Answer:
     """Answer a HEAD from what is remembered, or ask and remember; conditions are judged here."""
     headers = judged_by_the_origin(exchange.request)
     if not is_remembered(exchange.slot, headers) or is_special(exchange.request):
-        return forward(exchange)
+        return forward_joined(exchange)
     try:
         head = remembered_head(exchange, headers)
     except OriginAnswered as answer:

@@ -20,7 +20,7 @@ from gateway.metadata.listing.pages import ListRequest, Page
 from gateway.metadata.listing.ranges import Bound, bound_of
 from gateway.metadata.listing.records import contents_xml, encoded, numbered
 from gateway.operations.exchange import Exchange
-from gateway.operations.passthrough import forward
+from gateway.operations.joined import forward_joined
 from gateway.operations.plain import is_plain
 from gateway.operations.reading import insists
 from gateway.operations.reply import Answer, Reply
@@ -61,7 +61,7 @@ def list_objects(exchange: Exchange) -> Answer:
     bucket, prefix = request.bucket or "", request.parameter("prefix") or ""
     bound = bound_of(services.slots.under(bucket, prefix))
     if bound is None or not is_plain(request):
-        return forward(exchange)
+        return forward_joined(exchange)
     query = list_query(request)
     listing = Listing(exchange, bucket, query, wanted_of(query), bound)
     found = looked_up(listing)
@@ -85,7 +85,9 @@ async def told_page(listing: Listing, known: NeedsLookup | None) -> tuple[Found,
 
 async def strict_page(listing: Listing) -> Found:
     """The origin's page, of which nothing is learned."""
-    return _found(await _page_with_keys(listing))
+    question = "page", listing.bucket, listing.wanted, listing.query.with_owner
+    joined = listing.exchange.services.catalog.joined_calls
+    return _found(await joined.ask(question, lambda: _page_with_keys(listing)))
 
 
 def wanted_of(query: ListQuery) -> ListRequest:
