@@ -20,6 +20,7 @@ from gateway.metadata.listing.pages import END, ListRequest, Page, prefix_end
 from gateway.metadata.listing.ranges import Bound, bound_of
 from gateway.metadata.listing.records import contents_xml, encoded, with_template
 from gateway.operations.exchange import Exchange
+from gateway.operations.joined import forward_joined
 from gateway.operations.list_sources import (
     LISTED,
     PREFIXES,
@@ -36,7 +37,6 @@ from gateway.operations.list_sources import (
     origin_page,
     parts,
 )
-from gateway.operations.passthrough import forward
 from gateway.operations.plain import is_plain
 from gateway.operations.reply import Answer, Reply
 from gateway.s3.error_codes import s3_error
@@ -62,10 +62,10 @@ def list_objects(exchange: Exchange) -> Answer:
             raise s3_error(
                 "NotImplemented", "A part of this listing is frozen by a snapshot, which knows no such header."
             )
-        return forward(exchange)
+        return forward_joined(exchange)
     is_merged = may_be_merged(exchange)
     if bound is None and not is_frozen and not is_merged:
-        return forward(exchange)
+        return forward_joined(exchange)
     query = list_query(request)
     listing = Listing(exchange, request.bucket or "", query, slots, bound or Bound(0.0, 0.0))
     if is_merged:

@@ -182,7 +182,9 @@ class BucketSource:
     async def fetch_page(self, wanted: ListRequest, known: NeedsLookup | None) -> tuple[Found, ListOutcome]:
         """The page for which the origin must be asked, and how it came about."""
         if self._strict:
-            return _found(await self._page_with_keys(wanted)), "miss"
+            question = "page", self._listing.bucket, wanted, self._listing.query.with_owner
+            joined = self._listing.exchange.services.catalog.joined_calls
+            return _found(await joined.ask(question, lambda: self._page_with_keys(wanted))), "miss"
         if known is not None:
             found = await self._looked_up(wanted, known.keys)
             if found is not None:

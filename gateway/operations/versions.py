@@ -18,6 +18,7 @@ from gateway.errors import OriginAnswered, OriginBodyError, OriginError
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_remembered
 from gateway.objects import BodyStream, ByteRange, HeldSpan
 from gateway.operations.exchange import Exchange
+from gateway.operations.joined import forward_joined
 from gateway.operations.passthrough import forward, onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
 from gateway.operations.reply import Reply
@@ -142,7 +143,9 @@ class CurrentVersions:
         return asks_for_more_than_bytes(request)
 
     async def forward(self) -> Reply:
-        return await forward(self.exchange, cache="forwarded" if self.exchange.request.method == "HEAD" else "bypass")
+        if self.exchange.request.method == "HEAD":
+            return await forward_joined(self.exchange)
+        return await forward(self.exchange, cache="bypass")
 
     def known(self) -> ObjectHead | None:
         exchange = self.exchange

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gateway.metadata.joined_calls import JoinedCalls
 from gateway.metadata.listing.pages import END, ListRequest, Page, SortedKeys, key_successor, prefix_end
 from gateway.metadata.listing.ranges import Bound
 from gateway.metadata.listing.records import numbered, unpack
@@ -111,7 +112,12 @@ class World:
                 stored = book.put(pending(key(name), name) if is_put else pending(key(name), deleted=True))
                 self.waiting[name] = stored.sequence
         services = SimpleNamespace(
-            origin=self.origin, slots=slots, snapshots=Registry(frozen), buffers=Buffers(), writeback=self
+            catalog=SimpleNamespace(joined_calls=JoinedCalls(ManualClock())),
+            origin=self.origin,
+            slots=slots,
+            snapshots=Registry(frozen),
+            buffers=Buffers(),
+            writeback=self,
         )
         self._exchange = cast("Any", SimpleNamespace(services=services, slot=Slot("default", Prefix(""))))
 
