@@ -9,6 +9,7 @@ body is the only way to tell the client.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 import structlog
 from structlog.typing import FilteringBoundLogger
 
+from gateway import cancellation
 from gateway.edge.authentication import Authenticator, Caller
 from gateway.edge.authorisation import authorise
 from gateway.edge.body import AsgiRequestBody, Receive
@@ -31,6 +33,7 @@ from gateway.edge.visit import BROKEN_OFF, CLIENT_LEFT, NO_BODY, CountedBody, Vi
 from gateway.errors import ClientDisconnected, S3Error
 from gateway.objects import HeldSpan
 from gateway.operations.exchange import Exchange, Services
+from gateway.operations.passthrough import READ_METHODS
 from gateway.operations.reply import Answer, Reply
 from gateway.operations.router import perform
 from gateway.policy.slots import Slot
@@ -109,9 +112,14 @@ class S3App:
         visit = scope.get(BEGUN) or self._begin_with(scope, receive)
         self.observer.in_flight(1)
         try:
+            cancellation.register_request(anywhere=scope["method"] in READ_METHODS)
             await self._answer(visit, scope, send)
         except ClientDisconnected:
             visit.status = CLIENT_LEFT
+        except asyncio.CancelledError:
+            if cancellation.is_current_left():
+                visit.status = CLIENT_LEFT
+            raise
         finally:
             self.observer.in_flight(-1)
             self._report(visit)

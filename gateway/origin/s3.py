@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway import cancellation
 from gateway.clock import Clock
 from gateway.errors import OriginBodyError, OriginUnreachable, OutcomeUnknown
 from gateway.origin.addressing import Addressing, Target
@@ -109,7 +110,8 @@ class S3Origin:
                     return response
                 await response.aclose()
             if delay:
-                await self._clock.sleep(delay)
+                with cancellation.turn():
+                    await self._clock.sleep(delay)
 
     async def aclose(self) -> None:
         await self._transport.aclose()
