@@ -27,7 +27,7 @@ from gateway.blocks.filling.small_block_fetch import SmallBlockFetcher
 from gateway.blocks.filling.unpinned_get import UnpinnedResponse
 from gateway.blocks.layout import Block, object_id
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
-from gateway.blocks.observer import CacheObserver
+from gateway.counting import CacheMetrics
 from gateway.errors import ClientDisconnected, ForebayError, NotKept, StoreUnavailable
 from gateway.origin.client import Purpose
 
@@ -43,7 +43,7 @@ class Fetchers:
     locks: FetchLocks
     watcher: FileWatcher
     isolation: CircuitBreaker
-    observer: CacheObserver
+    observer: CacheMetrics
 
     def is_small(self, block: Block) -> bool:
         return block.length <= self.packed_bytes_max
