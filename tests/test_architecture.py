@@ -17,10 +17,11 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 LEAVES = {"objects", "errors", "clock", "durable", "file_lease", "file_lock", "heartbeats"}
 SETTINGS = {"config"}
 COUNTING = {"metric_kinds", "metric_values", "metrics", "counting", "logs"}
-BASE = LEAVES | {"s3"}
+BASE = LEAVES | {"s3", "cancellation"}
 
 ALLOWED: Mapping[str, set[str]] = {
     **{leaf: set[str]() for leaf in LEAVES},
+    "cancellation": {"errors"},
     "config": LEAVES,
     **dict.fromkeys(COUNTING, LEAVES | COUNTING),
     "s3": LEAVES,

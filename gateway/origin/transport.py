@@ -11,17 +11,23 @@ import socket
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import aiohttp
 from aiohttp.helpers import set_result
 from yarl import URL
 
+from gateway import cancellation
 from gateway.errors import ConfigError, OriginUnreachable, S3Error
 from gateway.origin.addressing import Target
 from gateway.origin.response import AiohttpResponse, HttpResponse
 from gateway.origin.settings import OriginSettings
 from gateway.origin.upload import BytesUpload, StreamedUpload
 from gateway.origin.wire.client import WireClient
+
+if TYPE_CHECKING:
+    from aiohttp.connector import Connection
+    from aiohttp.tracing import Trace
 
 READ_BUFFER_BYTES = 256 * 1024
 """Reading pauses when twice this lies unread; what one transfer may hold in memory."""
@@ -72,6 +78,14 @@ class _BoundedResolver(aiohttp.ThreadedResolver):
 _READING = frozenset({"GET", "HEAD"})
 
 
+class _Connector(aiohttp.TCPConnector):
+    async def connect(
+        self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
+    ) -> Connection:
+        with cancellation.turn():
+            return await super().connect(req, traces, timeout)
+
+
 class HttpTransport:
     """Two bounded pools of connections: for reading, and for the rest. Must be made where an event loop runs."""
 
@@ -80,7 +94,7 @@ class HttpTransport:
         self._uploads = asyncio.Semaphore(max(1, settings.max_connections * _UPLOADS_SHARE // 4))
         trust = _trust(settings.ca_bundle)
         self._wire = WireClient(settings, trust)
-        connector = aiohttp.TCPConnector(
+        connector = _Connector(
             limit=settings.max_connections,
             ssl=trust,
             keepalive_timeout=_KEEP_ALIVE_SECONDS,
@@ -113,8 +127,12 @@ class HttpTransport:
         if body is None and method in _READING and self._proxy is None:
             return await self._wire.exchange(method, target, wire_headers(headers))
         if isinstance(body, StreamedUpload):
-            async with self._uploads:
+            with cancellation.turn():
+                await self._uploads.acquire()
+            try:
                 return await self._exchange(method, target.url, headers, body)
+            finally:
+                self._uploads.release()
         return await self._exchange(method, target.url, headers, body)
 
     async def _exchange(
@@ -127,7 +145,9 @@ class HttpTransport:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             if isinstance(body, StreamedUpload) and body.failure is not None:
                 raise body.failure from None
-            raise OriginUnreachable(f"no answer from the origin: {_describe(error)}") from error
+            unsent = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+            text = f"no answer from the origin: {_describe(error)}"
+            raise OriginUnreachable(text, may_be_done=not unsent) from error
         finally:
             if isinstance(body, StreamedUpload):
                 await body.finish()

@@ -240,3 +240,5 @@ class S3Protocol(S3Connection):
         self.flow.resume_reading()
         if self._received:
             self._try_head()
+        if self._is_half_closed and self._input in (_HEAD, _BODY):
+            self.transport.close()  # the rest of a request will never come

@@ -106,6 +106,7 @@ class S3Server:
         """
         self._config.load()
         self._refresh_date()
+        self._state.half_closed.open()
         sweeper = asyncio.create_task(self._sweep_forever())
         try:
             self._accept_again()
@@ -116,6 +117,7 @@ class S3Server:
             self._stop_accepting()
             sweeper.cancel()
             await self._cut_off()
+            self._state.half_closed.close()
             self._receive_threads.shut_down()
 
     async def _until(self, stop: asyncio.Event, sweeper: asyncio.Task[None]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 
 from yarl import URL
 
+from gateway import cancellation
 from gateway.errors import OriginBodyError, OriginUnreachable
 from gateway.origin.addressing import Target
 from gateway.origin.landing import Landing, landed
@@ -35,9 +36,11 @@ class WireClient:
         """
         request = request_head(method, target, headers)
         try:
-            connection = await self._pool.take(self._endpoint(target))
+            with cancellation.turn():
+                connection = await self._pool.take(self._endpoint(target))
         except (OSError, TimeoutError) as error:
-            raise OriginUnreachable(f"no connection to the origin: {type(error).__name__}: {error}") from error
+            text = f"no connection to the origin: {type(error).__name__}: {error}"
+            raise OriginUnreachable(text, may_be_done=False) from error
         answer = connection.ask(request, bodiless=method == "HEAD")
         try:
             await answer.begun()
