@@ -18,7 +18,7 @@ from gateway.edge.server.chunked_body import ChunkedDecoder
 from gateway.edge.server.head_parser import HeadParser
 from gateway.edge.server.request_head import check_incomplete_head
 from gateway.errors import OriginBodyError, S3Error
-from gateway.operations.reading import judged_by_the_origin, needs_the_origin
+from gateway.operations.versions import asks_for_more_than_head, judged_by_the_origin
 from gateway.policy.grants import EVERYTHING, Grant
 from gateway.policy.prefixes import Prefix
 from gateway.policy.slots import Slot, Slots
@@ -67,7 +67,8 @@ def _refusals_answered(parse: Callable[[bytes], object]) -> Callable[[bytes], No
         try:
             parse(data)
         except S3Error as error:
-            assert error.status < 500 or error.code in ("NotImplemented", "SlowDown"), error
+            if error.status >= 500 and error.code not in ("NotImplemented", "SlowDown"):
+                raise AssertionError("a client's bytes are no failure of the gateway") from error
             error_document(error, resource="/bucket/key", request_id="1", host_id="2")
             EncodedHeaders.of((name.lower(), value) for name, value in (error.headers or {}).items())
 
@@ -84,7 +85,7 @@ def _request(
 def _judged(request: S3Request) -> None:
     """All that looks at a request before an operation begins."""
     another_service(request)
-    needs_the_origin(request)
+    asks_for_more_than_head(request)
     judged_by_the_origin(request)
     towards_origin(request.headers)
     for step in (_authenticator.authenticate, lambda one: authorise(one, GRANT, SLOTS)):
