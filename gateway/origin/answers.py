@@ -7,7 +7,7 @@ import re
 from gateway.origin.response import HttpResponse
 
 _PEEK_BYTES = 16 * 1024
-_ELEMENT = {name: re.compile(rf"<{name}>\s*([^<]{{1,200}}?)\s*</{name}>") for name in ("Code", "Region")}
+_ELEMENT = {name: re.compile(rf"<{name}>\s*+([^<]{{1,200}}?)\s*+</{name}>") for name in ("Code", "Region")}
 _REGION = re.compile(r"[a-z0-9-]{1,64}")
 
 
