@@ -7,6 +7,7 @@ ForebayError
 ├── ClientDisconnected     the client went away; nobody is left to tell
 ├── OriginError
 │   ├── OriginUnreachable      no connection, no answer in time, or the retry budget is spent
+│   │   └── OutcomeUnknown     a write that must not be repeated may have been carried out
 │   ├── OriginAnswered         the origin's own error answer, to be passed on as it is
 │   └── OriginBodyError        the origin's body was short, reset, or of another version or range
 ├── PinRefused             what is pinned would overlap, or take more than there is
@@ -84,7 +85,18 @@ class OriginError(ForebayError):
 
 
 class OriginUnreachable(OriginError):
-    """The origin gave no answer: refused, timed out, or the retry budget is spent."""
+    """The origin gave no answer: refused, timed out, or the retry budget is spent.
+
+    `may_be_done`: the origin may have got the whole request, and may carry it out.
+    """
+
+    def __init__(self, message: str, *, may_be_done: bool = True) -> None:
+        super().__init__(message)
+        self.may_be_done = may_be_done
+
+
+class OutcomeUnknown(OriginUnreachable):
+    """A write may have been carried out, and a repetition of it would then be refused because of that."""
 
 
 class OriginAnswered(OriginError):

@@ -1,6 +1,6 @@
 """The S3 port as a raw ASGI application: parse, authenticate, authorise, dispatch, stream.
 
-    scope → s3.requests → authentication → authorisation → operations.dispatch → Reply → send
+    scope → s3.requests → authentication → authorisation → operations.router → Reply → send
 
 One function call per step, no middleware, and no await before an operation has to wait for something. Whatever goes
 wrong before the head of the answer is out becomes an S3 error; afterwards the connection is closed, because a short
@@ -32,10 +32,10 @@ from gateway.edge.server.receiving import RECEIVE_INTO
 from gateway.edge.visit import BROKEN_OFF, CLIENT_LEFT, NO_BODY, CountedBody, Visit
 from gateway.errors import ClientDisconnected, S3Error
 from gateway.objects import HeldSpan
-from gateway.operations.dispatch import perform
 from gateway.operations.exchange import Exchange, Services
 from gateway.operations.passthrough import READ_METHODS
 from gateway.operations.reply import Answer, Reply
+from gateway.operations.router import perform
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import S3Request, another_service, parse_request

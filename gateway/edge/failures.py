@@ -9,6 +9,7 @@ from gateway.errors import (
     OriginAnswered,
     OriginBodyError,
     OriginUnreachable,
+    OutcomeUnknown,
     S3Error,
 )
 from gateway.operations.reply import Reply
@@ -33,6 +34,9 @@ def reply_to(error: Exception, request_id: str, resource: str) -> Reply:
 def _as_s3_error(error: Exception, request_id: str) -> S3Error:
     if isinstance(error, S3Error):
         return error
+    if isinstance(error, OutcomeUnknown):
+        _log.warning("outcome of a write unknown", request_id=request_id, reason=str(error))
+        return s3_error("OutcomeUnknown")
     if isinstance(error, OriginUnreachable):
         _log.warning("origin unreachable", request_id=request_id, reason=str(error))
         return s3_error("ServiceUnavailable", "The origin does not answer. Reduce your request rate, or try again.")

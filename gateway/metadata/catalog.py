@@ -24,6 +24,7 @@ from gateway.metadata.epochs import InvalidationEpochs
 from gateway.metadata.freshness import Freshness, freshness, is_confirmed, is_settled
 from gateway.metadata.head import ObjectHead, object_head
 from gateway.metadata.in_doubt import InDoubtWrites
+from gateway.metadata.joined_calls import JoinedCalls
 from gateway.metadata.listing.index import ListingIndex, trim
 from gateway.metadata.listing.ranges import bound_of
 from gateway.metadata.observer import CatalogObserver
@@ -56,6 +57,7 @@ class Catalog:
         self._writer = CatalogWriter(self._store, observer)
         self.listing = ListingIndex(opened, self._epochs, clock, observer)
         self.in_doubt = InDoubtWrites(clock)
+        self.joined_calls = JoinedCalls(clock)
         if self._epochs.left_behind:
             self._epochs.void(self._epochs.left_behind)
             self.in_doubt.add(self._end_left_behind)
@@ -102,9 +104,16 @@ class Catalog:
     ) -> ObjectHead:
         """What the origin says of `key` now; with `part_number` also where that part lies.
 
-        `headers` go along with the HEAD (`x-amz-checksum-mode`, `x-amz-request-payer`, …). Raises OriginAnswered for
-        every error status, without a body as HEAD has none, OriginUnreachable, and OriginBodyError.
+        `headers` go along with the HEAD (`x-amz-checksum-mode`, `x-amz-request-payer`, …). Those who ask the same at
+        once share a HEAD that begins after each of them has asked. Raises OriginAnswered for every error status,
+        without a body as HEAD has none, OriginUnreachable, and OriginBodyError.
         """
+        question = key, part_number, frozenset(headers.items())
+        return await self.joined_calls.ask(question, lambda: self._head(key, slot, headers, part_number))
+
+    async def _head(
+        self, key: ObjectKey, slot: Slot, headers: Mapping[str, str], part_number: str | None
+    ) -> ObjectHead:
         query = (("partNumber", part_number),) if part_number is not None else ()
         request = OriginRequest("HEAD", key.bucket, key.key, query, headers, purpose=Purpose.LIVE, slot=slot.name)
         async with await self._origin.send(request) as response:
@@ -228,6 +237,7 @@ class Catalog:
 
     async def close(self) -> None:
         """Write what is left, and leave the directory in order."""
+        await self.joined_calls.close()
         await self.in_doubt.close()
         ended = await asyncio.gather(self._writer.close(), self.listing.close())
         if not all(ended):

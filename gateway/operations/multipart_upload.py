@@ -45,8 +45,8 @@ async def _complete(exchange: Exchange) -> Reply:
     request = onward_request(exchange, Payload(body))
     try:
         response = await exchange.services.origin.send(request)
-    except OriginUnreachable:
-        return await _decide_by_etag(exchange, parts)
+    except OriginUnreachable as error:
+        return await _decide_by_etag(exchange, parts, error)
     finally:
         await exchange.services.blocks.invalidate(exchange.object_key)
     if response.status != 200:
@@ -83,12 +83,12 @@ async def _with_etag(exchange: Exchange, document: bytes) -> bytes:
     return _EMPTY_ETAG.sub(b"<ETag>" + etag.replace('"', "&quot;").encode("latin-1") + b"</ETag>", document)
 
 
-async def _decide_by_etag(exchange: Exchange, parts: list[CompletedPart]) -> Reply:
+async def _decide_by_etag(exchange: Exchange, parts: list[CompletedPart], lost: OriginUnreachable) -> Reply:
     """The answer was lost: done if the object at the origin is made of exactly these parts."""
     expected = multipart_etag([part.etag for part in parts])
     found = await _etag_at_origin(exchange)
     if expected is None or found != expected:
-        raise OriginUnreachable("the origin's answer to CompleteMultipartUpload was lost")
+        raise lost
     key = exchange.object_key
     return Reply(
         200,

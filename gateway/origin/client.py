@@ -60,9 +60,8 @@ class OriginRequest:
     `query` holds decoded (name, value) pairs in order; a value of None is a name without `=` (`?uploads`). `headers` is
     everything that goes along except what the sender adds itself: host, authorization, x-amz-date,
     x-amz-content-sha256, x-amz-security-token, content-length, transfer-encoding, connection, expect.
-    A request with a `StreamedBody` is sent once; every other may be sent again by the retry policy, but not one that is
-    to be carried out `once` where the origin may have done it. `purpose` and `slot` (its name) say on whose account it
-    goes.
+    A request with a `StreamedBody` is sent once; every other may be sent again by the retry policy, where
+    `repetition.py` allows that. `purpose` and `slot` (its name) say on whose account it goes.
     """
 
     method: str
@@ -73,7 +72,6 @@ class OriginRequest:
     body: bytes | StreamedBody = b""
     purpose: Purpose = Purpose.LIVE
     slot: str = "default"
-    once: bool = False
 
 
 class OriginResponse(Protocol):
@@ -117,7 +115,8 @@ class Origin(Protocol):
     async def send(self, request: OriginRequest) -> OriginResponse:
         """Send and return the head of the answer, of any status, the body not yet read.
 
-        Raises OriginUnreachable when there is no answer. Error statuses are answers: nothing is raised for them here.
+        Raises OriginUnreachable when there is no answer; OutcomeUnknown when a write that must not be sent again may
+        have been carried out. Other error statuses are answers: nothing is raised for them here.
         """
 
     async def aclose(self) -> None:

@@ -102,7 +102,7 @@ class ChainCredentials:
             frozen = await self._found.get_frozen_credentials()
         except Exception as error:  # noqa: BLE001 - code of many providers; however it failed, no pair came out
             raise OriginUnreachable(
-                f"the origin's credentials could not be refreshed: {type(error).__name__}"
+                f"the origin's credentials could not be refreshed: {type(error).__name__}", may_be_done=False
             ) from None
         return self._remember(KeyPair(frozen.access_key, frozen.secret_key, frozen.token))
 
@@ -149,5 +149,6 @@ class ChainCredentials:
 
 def _none_found() -> OriginUnreachable:
     return OriginUnreachable(
-        "no credentials for the origin: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role"
+        "no credentials for the origin: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role",
+        may_be_done=False,
     )

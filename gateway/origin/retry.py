@@ -14,6 +14,8 @@ from gateway.origin.settings import OriginSettings
 from gateway.s3.http_dates import parse_http_date
 
 _RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
+_REFUSALS = frozenset({501, 503, 505, 507, 508, 511})
+"""Those that say "not implemented", "later", "no such version", "no room", "in a loop" and "not you"."""
 _RETRIED_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable"})
 
 
@@ -24,7 +26,7 @@ def is_retried(status: int, code: str | None) -> bool:
 
 def may_be_done(status: int) -> bool:
     """Whether an error answer leaves open what the origin has done; one that sends away for later has done nothing."""
-    return status >= 500 and status != 503
+    return status >= 500 and status not in _REFUSALS
 
 
 class RetryBudget:

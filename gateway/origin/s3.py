@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 from gateway import cancellation
 from gateway.clock import Clock
-from gateway.errors import OriginBodyError, OriginUnreachable
+from gateway.errors import OriginBodyError, OriginUnreachable, OutcomeUnknown
 from gateway.origin.addressing import Addressing, Target
 from gateway.origin.answers import error_code, error_document, wanted_region
 from gateway.origin.breaker import CircuitBreaker
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.origin.credentials import CredentialSource
 from gateway.origin.outgoing import OutgoingBody, outgoing_body
+from gateway.origin.repetition import Repetition, repetition
 from gateway.origin.response import HttpResponse
 from gateway.origin.retry import (
     Failure,
@@ -57,6 +58,7 @@ class _Sending:
     target: Target
     breaker: CircuitBreaker
     started: float
+    repetition: Repetition
     series: RetrySeries | None = None
     attempts: int = 0
     region_corrected: bool = False
@@ -89,17 +91,21 @@ class S3Origin:
     async def send(self, request: OriginRequest) -> OriginResponse:
         """As `Origin.send`. A redirect is an answer like any other: it is never followed, to no host."""
         target = self._addressing.target(request.bucket, request.key, request.query)
-        sending = _Sending(request, target, self._breaker(target.host), self._clock.monotonic())
+        sending = _Sending(request, target, self._breaker(target.host), self._clock.monotonic(), repetition(request))
         while True:
             body = outgoing_body(request, self._settings.read_timeout_seconds)
             try:
                 response = await self._attempt(sending, body)
-            except OriginUnreachable:
-                delay = self._delay(sending, body, Failure(answered=False))
+            except OriginUnreachable as error:
+                delay = self._delay(sending, body, Failure(answered=False, may_be_done=error.may_be_done))
                 if delay is None:
                     raise
             else:
-                delay = await self._delay_after(sending, body, response)
+                try:
+                    delay = await self._delay_after(sending, body, response)
+                except BaseException:
+                    await response.aclose()
+                    raise
                 if delay is None:
                     return response
                 await response.aclose()
@@ -115,7 +121,7 @@ class S3Origin:
         headers = await self._signer.headers(request, target, body)
         admission = breaker.admit()
         if admission is None:
-            raise OriginUnreachable("the origin has not answered lately; trying again in a moment")
+            raise OriginUnreachable("the origin has not answered lately; trying again in a moment", may_be_done=False)
         sending.attempts += 1
         started = self._clock.monotonic()
         try:
@@ -133,26 +139,30 @@ class S3Origin:
 
     async def _delay_after(self, sending: _Sending, body: OutgoingBody, response: HttpResponse) -> float | None:
         """Seconds until the next attempt; None: this answer is the one to return."""
-        if response.status < 300 or response.status in (304, 404, 412):
+        status = response.status
+        if status < 300 or status in (304, 404, 412):
             self._succeeded(sending)
             return None
         try:
             document = await error_document(response)
         except OriginBodyError:
-            return self._delay(sending, body, Failure(answered=False))
+            return self._delay(sending, body, Failure(answered=False, may_be_done=may_be_done(status)))
         if body.can_be_sent_again and self._correct(sending, response, document):
             return 0.0
-        if not is_retried(response.status, error_code(document)):
-            return None
+        code = error_code(document)
+        # A 503 that is not S3's is a proxy's, which may have lost the answer.
+        is_open = may_be_done(status) or (status == 503 and code is None)
         wait = retry_after_seconds(response.headers, self._clock.now())
-        return self._delay(
-            sending, body, Failure(answered=True, retry_after_seconds=wait, may_be_done=may_be_done(response.status))
-        )
+        delay = self._delay(sending, body, Failure(answered=True, retry_after_seconds=wait, may_be_done=is_open))
+        return delay if is_retried(status, code) else None
 
     def _delay(self, sending: _Sending, body: OutgoingBody, failure: Failure) -> float | None:
+        """As `_delay_after`. OutcomeUnknown: nobody can say yes or no, and to ask again would give a wrong no."""
+        if failure.may_be_done and sending.repetition is Repetition.WRONG_ANSWER:
+            raise OutcomeUnknown("the origin may have carried out a write, and has not said so")
         if not body.can_be_sent_again or sending.breaker.is_open:
             return None
-        if sending.request.once and failure.may_be_done:
+        if failure.may_be_done and sending.repetition is not Repetition.HARMLESS:
             return None
         return self._series(sending).delay_before_next(failure, self._clock.monotonic())
 

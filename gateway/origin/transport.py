@@ -145,7 +145,9 @@ class HttpTransport:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             if isinstance(body, StreamedUpload) and body.failure is not None:
                 raise body.failure from None
-            raise OriginUnreachable(f"no answer from the origin: {_describe(error)}") from error
+            unsent = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+            text = f"no answer from the origin: {_describe(error)}"
+            raise OriginUnreachable(text, may_be_done=not unsent) from error
         finally:
             if isinstance(body, StreamedUpload):
                 await body.finish()

@@ -68,6 +68,11 @@ CODES: Mapping[str, tuple[int, str]] = {
     "NotImplemented": (501, "A header or parameter that you provided implies functionality that is not implemented."),
     "NotModified": (304, "Not Modified"),
     "OperationAborted": (409, "A conflicting conditional operation is currently in progress against this resource."),
+    "OutcomeUnknown": (
+        424,
+        "The origin may or may not have carried out the request: its answer was lost. Look at the object before you "
+        "send the request again.",
+    ),
     "PermanentRedirect": (301, "The bucket that you are attempting to access must be addressed by another endpoint."),
     "PreconditionFailed": (412, "At least one of the pre-conditions you specified did not hold"),
     "RequestHeaderSectionTooLarge": (400, "Your request header section exceeds the maximum allowed size."),

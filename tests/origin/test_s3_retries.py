@@ -111,7 +111,7 @@ def test_what_is_to_be_carried_out_once_is_not_tried_again_where_it_may_be_done(
     strict.model.inject(on(Operation.CREATE_MULTIPART_UPLOAD), effect)
 
     async def scenario(client: Client) -> None:
-        request = OriginRequest("POST", "bucket", "new", [("uploads", None)], once=True)
+        request = OriginRequest("POST", "bucket", "new", [("uploads", None)])
         with suppress(OriginUnreachable):
             async with await client.origin.send(request):
                 pass

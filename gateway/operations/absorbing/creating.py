@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, OriginAnswered, OriginUnreachable
@@ -116,7 +116,7 @@ def _open(book: Book, answer: _Answer, upload: Upload) -> None:
 async def _ask(exchange: Exchange) -> _Answer:
     async with base_asked(exchange) as asking_base:
         payload = await receive_payload(exchange)
-        request = replace(onward_request(exchange, payload), once=True)
+        request = onward_request(exchange, payload)
         async with await exchange.services.origin.send(request) as response:
             body = await response.read(ANSWER_SIZE_BYTES_MAX)
         headers = without(towards_client(response.headers), "content-length")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gateway.errors import OriginAnswered, OriginBodyError
 from gateway.objects import ObjectKey
 from gateway.operations.exchange import Exchange
-from gateway.operations.frozen.places import before
+from gateway.operations.list_sources import before
 from gateway.operations.reply import Reply
 from gateway.origin.client import OriginRequest
 from gateway.s3.http_dates import format_iso_date

@@ -39,7 +39,8 @@ class WireClient:
             with cancellation.turn():
                 connection = await self._pool.take(self._endpoint(target))
         except (OSError, TimeoutError) as error:
-            raise OriginUnreachable(f"no connection to the origin: {type(error).__name__}: {error}") from error
+            text = f"no connection to the origin: {type(error).__name__}: {error}"
+            raise OriginUnreachable(text, may_be_done=False) from error
         answer = connection.ask(request, bodiless=method == "HEAD")
         try:
             await answer.begun()

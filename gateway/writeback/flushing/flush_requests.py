@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from dataclasses import replace
 
 from gateway.errors import BufferDamaged, OriginBodyError, OriginUnreachable
 from gateway.objects import ObjectKey
@@ -167,7 +166,7 @@ class FlushRequests:
             return response.status == 404
 
     async def _begin(self, pending: PendingObject) -> Event:
-        request = replace(_request("POST", pending, [("uploads", None)], pending.fixed.headers), once=True)
+        request = _request("POST", pending, [("uploads", None)], pending.fixed.headers)
         async with await self._origin.send(request) as response:
             if response.status != 200:
                 return await _failure(response)
