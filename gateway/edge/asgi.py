@@ -252,8 +252,10 @@ class S3App:
         authorise(request, caller.grant, self.services.slots)
         slot = self._slot(request)
         visit.slot = slot.name
-        exchange = Exchange(self.services, request, body, caller.grant, caller.seed, slot, caller.anonymous)
-        return perform(exchange)
+        credential = caller.access_key_id
+        return perform(
+            Exchange(self.services, request, body, caller.grant, caller.seed, slot, caller.anonymous, credential)
+        )
 
     def _caller(self, request: S3Request) -> Caller | Reply:
         """Who sent the request, or what to answer to one that was meant for another service than S3."""
