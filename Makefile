@@ -26,7 +26,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-clients test-clients-back test-torch test-slow load check campaign clean
+.PHONY: help demo test test-clients test-clients-back test-torch test-slow test-root load check campaign clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -35,7 +35,7 @@ demo: $(STAMPS)/demo  ## set up, then run a small training job directly and thro
 	@$(BIN)/forebay demo
 
 test: $(STAMPS)/test  ## set up, then run the quick tests (under 5 minutes)
-	$(PYTEST) -n 3 --dist worksteal -m "not clients and not torch and not slow"  # on two cores, too: they wait for disks and processes
+	$(PYTEST) -n 3 --dist worksteal -m "not clients and not torch and not slow and not root"  # on two cores, too: they wait for disks and processes
 
 test-clients: $(STAMPS)/clients  ## boto3, AWS CLI, s5cmd, s3fs, polars and more, unmodified, through a running gateway
 	$(PYTEST) -m "clients and not torch"
@@ -47,7 +47,10 @@ test-torch: $(STAMPS)/torch  ## the PyTorch S3 connector through a running gatew
 	$(PYTEST) -m "torch"
 
 test-slow: $(STAMPS)/test  ## kills, large objects, long histories
-	$(PYTEST) -n 2 --dist worksteal -m "slow and not clients and not torch"  # they wait more than they compute
+	$(PYTEST) -n 2 --dist worksteal -m "slow and not clients and not torch and not root"  # they wait more than they compute
+
+test-root: $(STAMPS)/test  ## what needs root: file systems that fill up, die or lose power, memory taken away
+	$(PYTEST) -n 2 --dist worksteal -m "root"
 
 load: $(STAMPS)/test  ## load tests, shortened: warm, cold, epochs, against nginx, Varnish, rclone where installed
 	$(BIN)/python -m loadtests.all --quick

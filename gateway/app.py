@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
@@ -33,7 +33,9 @@ from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.metering import origin_meter
 from gateway.operations.exchange import Services
 from gateway.operations.origin_events import OriginEvents
+from gateway.origin.client import Origin
 from gateway.origin.credentials import ChainCredentials, KeyPair, OriginCredentials, StaticCredentials
+from gateway.origin.own_key import OwnKeyOrigin
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.origin.silence_board import SilenceBoard
@@ -82,9 +84,23 @@ async def _node(
             on_hedge=metrics.origin_hedge,
             silence=SilenceBoard(shared_directory / SILENCE if shared_directory is not None else None),
         )
-        origin = MeteredOrigin(s3_origin, meter)
+        origin = MeteredOrigin(OwnKeyOrigin(s3_origin), meter)
         stack.push_async_callback(origin.aclose)
         yield _Node(clock, metrics, credentials, origin, _slots(settings))
+
+
+@asynccontextmanager
+async def origin_for_checks(settings: Settings, instance_id: str) -> AsyncIterator[Origin]:
+    """The origin as it answers, refusals of the gateway's key included; asked once each time, and for a short while."""
+    clock = SystemClock()
+    credentials = _origin_credentials(settings, clock)
+    impatient = replace(_origin_settings(settings), max_attempts=1, max_connections=1)
+    async with AsyncExitStack() as stack:
+        await credentials.start()
+        stack.push_async_callback(credentials.aclose)
+        origin = S3Origin(impatient, credentials, clock, instance_id=instance_id)
+        stack.push_async_callback(origin.aclose)
+        yield origin
 
 
 @asynccontextmanager

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import resource
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import structlog
@@ -10,6 +13,7 @@ from hypothesis import settings
 
 from gateway.metadata import bucket_metadata
 from gateway.metadata.listing import index as listing_index
+from tests.support import root
 
 settings.register_profile("forebay", deadline=None, print_blob=True)
 settings.load_profile("forebay")
@@ -36,3 +40,57 @@ def patient_with_the_disk() -> Iterator[None]:
         patch.setattr(bucket_metadata, "RECALL_SECONDS_MAX", 60.0)
         patch.setattr(listing_index, "NOTE_SECONDS_MAX", 60.0)
         yield
+
+
+_DESCRIPTORS_MAX = 20_000
+
+_soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(_soft, _DESCRIPTORS_MAX), _hard), _hard))
+"""Tests open thousands of connections at both ends; an ordinary user begins with 1,024 descriptors."""
+
+LEFT_OUT = {
+    "root": ("need root (they mount file systems, cut the power, take memory away)", "sudo make test-root"),
+    "torch": ("need PyTorch", "make test-torch"),
+    "clients": ("run real S3 clients", "make test-clients"),
+    "slow": ("take long (kills, large objects, long histories)", "make test-slow"),
+}
+"""By marker: what a reader of the summary is told of the tests that a run leaves out. The first that fits counts."""
+
+_left_out: Counter[str] = Counter()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    missing = root.begin_test(is_marked=item.get_closest_marker(root.MARKER) is not None)
+    if missing is not None:
+        pytest.fail(missing, pytrace=False)
+    return (yield)
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        marker = next((name for name in LEFT_OUT if item.get_closest_marker(name)), None)
+        if marker is not None:
+            _left_out[marker] += 1
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """One of several processes tells the one that prints."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["left_out"] = dict(_left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Each process left the same tests out."""
+    for name, count in getattr(node, "workeroutput", {}).get("left_out", {}).items():
+        _left_out[name] = max(_left_out[name], count)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What did not run, and how to run it."""
+    for name, (words, command) in LEFT_OUT.items():
+        if _left_out[name]:
+            terminalreporter.write_line(f"left out: {_left_out[name]} tests that {words}; run them with `{command}`")

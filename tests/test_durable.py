@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import subprocess
 import sys
@@ -47,7 +46,7 @@ print(len(readers))
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
+@pytest.mark.root
 def test_readers_of_an_index_live_on_a_full_disk(tmp_path: Path) -> None:
     """LMDB maps a file that has holes: who touches one that the disk has no room for is killed."""
     with small_disk(tmp_path / "disk", 2**20) as disk:

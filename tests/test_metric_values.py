@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -94,10 +93,9 @@ def test_a_duration_falls_into_the_bucket_that_prometheus_gives_it(seconds: floa
     assert ours[:-1] == theirs[:-1]
 
 
+@pytest.mark.root
 def test_a_number_that_finds_no_room_is_counted_in_the_process_and_harms_nobody(tmp_path: Path) -> None:
     """The file system is full: a page that it cannot back would kill the process. The others go on, and one says so."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting takes root")
     with small_disk(tmp_path / "memory", 4 * 2**18) as memory:
         counted = _in_a_process_of_its_own(_COUNTING, memory)
     assert counted.count("not exported: there is no room") == 1

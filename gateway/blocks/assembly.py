@@ -17,10 +17,10 @@ from gateway.blocks.filling.small_block_fetch import SmallBlockFetcher
 from gateway.blocks.filling.unpinned_get import UnpinnedGets
 from gateway.blocks.maintenance.disk_health import CircuitBreaker, DirectoryProbe
 from gateway.blocks.maintenance.opening import OpenDirectory
-from gateway.blocks.observer import CacheObserver
 from gateway.blocks.reading.sources import AheadMarks, ReadDependencies
 from gateway.blocks.settings import BlockSettings
 from gateway.clock import Clock
+from gateway.counting import CacheMetrics
 from gateway.origin.client import Origin
 
 
@@ -40,7 +40,7 @@ def assemble(
     threads: DiskThreads,
     origin: Origin,
     clock: Clock,
-    observer: CacheObserver,
+    observer: CacheMetrics,
 ) -> Parts:
     """Everything that works on an open directory."""
     watcher, open_files = FileWatcher(), OpenFiles()

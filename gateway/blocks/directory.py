@@ -32,7 +32,7 @@ from gateway.blocks.index.pins import Pins
 from gateway.blocks.index.records import BlockRecord, Reservation, WorkerFile
 from gateway.blocks.index.reserve import Reserve
 from gateway.blocks.layout import Block, Extent
-from gateway.blocks.observer import CacheObserver
+from gateway.counting import CacheMetrics
 from gateway.errors import NotKept, StoreUnavailable
 
 _SECONDS_OF_A_DAY = 86_400
@@ -64,7 +64,7 @@ class Evicted:
     blocks: Mapping[str, int] = field(default_factory=dict)
     size_bytes: Mapping[str, int] = field(default_factory=dict)
 
-    def tell(self, observer: CacheObserver) -> None:
+    def tell(self, observer: CacheMetrics) -> None:
         for slot, count in self.blocks.items():
             observer.evicted(slot, count, self.size_bytes[slot])
 

@@ -161,6 +161,11 @@ class OriginSettings(Section):
         allowed="a profile name; not together with access_key_id",
         min_length=1,
     )
+    require_credentials: bool = setting(
+        True,
+        "End the start where no key for the origin is found. false: start without, and go on looking for one.",
+        allowed="true or false",
+    )
     ca_bundle: Path | None = setting(
         None, "PEM certificates trusted for the origin instead of the system's.", allowed="a readable file"
     )

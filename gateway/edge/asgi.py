@@ -1,6 +1,6 @@
 """The S3 port as a raw ASGI application: parse, authenticate, authorise, dispatch, stream.
 
-    scope → s3.requests → authentication → authorisation → operations.dispatch → Reply → send
+    scope → s3.requests → authentication → authorisation → operations.router → Reply → send
 
 One function call per step, no middleware, and no await before an operation has to wait for something. Whatever goes
 wrong before the head of the answer is out becomes an S3 error; afterwards the connection is closed, because a short
@@ -9,6 +9,7 @@ body is the only way to tell the client.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 import structlog
 from structlog.typing import FilteringBoundLogger
 
+from gateway import cancellation
 from gateway.edge.authentication import Authenticator, Caller
 from gateway.edge.authorisation import authorise
 from gateway.edge.body import AsgiRequestBody, Receive
@@ -30,9 +32,10 @@ from gateway.edge.server.receiving import RECEIVE_INTO
 from gateway.edge.visit import BROKEN_OFF, CLIENT_LEFT, NO_BODY, CountedBody, Visit
 from gateway.errors import ClientDisconnected, S3Error
 from gateway.objects import HeldSpan
-from gateway.operations.dispatch import perform
 from gateway.operations.exchange import Exchange, Services
+from gateway.operations.passthrough import READ_METHODS
 from gateway.operations.reply import Answer, Reply
+from gateway.operations.router import perform
 from gateway.origin.client import ACCOUNT
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
@@ -110,9 +113,14 @@ class S3App:
         visit = scope.get(BEGUN) or self._begin_with(scope, receive)
         self.observer.in_flight(1)
         try:
+            cancellation.register_request(anywhere=scope["method"] in READ_METHODS)
             await self._answer(visit, scope, send)
         except ClientDisconnected:
             visit.status = CLIENT_LEFT
+        except asyncio.CancelledError:
+            if cancellation.is_current_left():
+                visit.status = CLIENT_LEFT
+            raise
         finally:
             self.observer.in_flight(-1)
             self._report(visit)
@@ -246,8 +254,10 @@ class S3App:
         authorise(request, caller.grant, self.services.slots)
         slot = self._slot(request)
         visit.slot = slot.name
-        exchange = Exchange(self.services, request, body, caller.grant, caller.seed, slot, caller.anonymous)
-        return perform(exchange)
+        credential = caller.access_key_id
+        return perform(
+            Exchange(self.services, request, body, caller.grant, caller.seed, slot, caller.anonymous, credential)
+        )
 
     def _caller(self, request: S3Request) -> Caller | Reply:
         """Who sent the request, or what to answer to one that was meant for another service than S3."""

@@ -14,10 +14,14 @@ from gateway.errors import (
     S3Error,
 )
 from gateway.operations.reply import Reply
+from gateway.rate_limited_log import RateLimitedLog
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.forwarding import towards_client
 
+_FORBIDDEN = 403
+
 _log = structlog.get_logger("forebay.requests")
+_refusals = RateLimitedLog(_log)
 
 _LATER = {"Retry-After": "1"}
 
@@ -36,6 +40,8 @@ def reply_to(error: Exception, request_id: str, resource: str) -> Reply:
 
 def _as_s3_error(error: Exception, request_id: str) -> S3Error:
     if isinstance(error, S3Error):
+        if error.status == _FORBIDDEN:
+            _refusals.warning("callers are refused", error.code, code=error.code, example=request_id, why=error.message)
         return error
     if isinstance(error, OutcomeUnknown):
         _log.warning("outcome of a write unknown", request_id=request_id, reason=str(error))

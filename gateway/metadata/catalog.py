@@ -17,6 +17,7 @@ import lmdb
 import structlog
 
 from gateway.clock import Clock
+from gateway.counting import CatalogMetrics
 from gateway.errors import OriginAnswered, OriginUnreachable, StoreUnavailable
 from gateway.metadata.disk_thread import DiskThread
 from gateway.metadata.entries import Entry, ObservedAt, catalog_key, without_checksums
@@ -24,9 +25,9 @@ from gateway.metadata.epochs import InvalidationEpochs
 from gateway.metadata.freshness import Freshness, freshness, is_confirmed, is_settled
 from gateway.metadata.head import ObjectHead, object_head
 from gateway.metadata.in_doubt import InDoubtWrites
+from gateway.metadata.joined_calls import JoinedCalls
 from gateway.metadata.listing.index import ListingIndex, trim
 from gateway.metadata.listing.ranges import bound_of
-from gateway.metadata.observer import CatalogObserver
 from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
 from gateway.metadata.store import CatalogUpdate, CatalogWriter
 from gateway.objects import ObjectKey, ObjectVersion
@@ -45,7 +46,7 @@ Listing: TypeAlias = ListingIndex
 class Catalog:
     """One worker process's view of the catalog that all workers share. Use `open`, and `close` at the end."""
 
-    def __init__(self, origin: Origin, opened: OpenCatalog | None, clock: Clock, observer: CatalogObserver) -> None:
+    def __init__(self, origin: Origin, opened: OpenCatalog | None, clock: Clock, observer: CatalogMetrics) -> None:
         self._origin = origin
         self._opened = opened
         self._clock = clock
@@ -56,6 +57,7 @@ class Catalog:
         self._writer = CatalogWriter(self._store, observer)
         self.listing = ListingIndex(opened, self._epochs, clock, observer)
         self.in_doubt = InDoubtWrites(clock)
+        self.joined_calls = JoinedCalls(clock)
         if self._epochs.left_behind:
             self._epochs.void(self._epochs.left_behind)
             self.in_doubt.add(self._end_left_behind)
@@ -68,7 +70,7 @@ class Catalog:
         *,
         origin_name: str,
         clock: Clock,
-        observer: CatalogObserver,
+        observer: CatalogMetrics,
         slots: Slots,
         process: int = 0,
     ) -> Catalog:
@@ -89,7 +91,7 @@ class Catalog:
         return cls(origin, opened, clock, observer)
 
     @classmethod
-    def switched_off(cls, origin: Origin, clock: Clock, observer: CatalogObserver) -> Catalog:
+    def switched_off(cls, origin: Origin, clock: Clock, observer: CatalogMetrics) -> Catalog:
         """One that remembers nothing, where the directory cannot be used.
 
         Every question goes to the origin then, in every slot, and own writes have nothing to void. All workers of a
@@ -102,9 +104,16 @@ class Catalog:
     ) -> ObjectHead:
         """What the origin says of `key` now; with `part_number` also where that part lies.
 
-        `headers` go along with the HEAD (`x-amz-checksum-mode`, `x-amz-request-payer`, …). Raises OriginAnswered for
-        every error status, without a body as HEAD has none, OriginUnreachable, and OriginBodyError.
+        `headers` go along with the HEAD (`x-amz-checksum-mode`, `x-amz-request-payer`, …). Those who ask the same at
+        once share a HEAD that begins after each of them has asked. Raises OriginAnswered for every error status,
+        without a body as HEAD has none, OriginUnreachable, and OriginBodyError.
         """
+        question = key, part_number, frozenset(headers.items())
+        return await self.joined_calls.ask(question, lambda: self._head(key, slot, headers, part_number))
+
+    async def _head(
+        self, key: ObjectKey, slot: Slot, headers: Mapping[str, str], part_number: str | None
+    ) -> ObjectHead:
         query = (("partNumber", part_number),) if part_number is not None else ()
         request = OriginRequest("HEAD", key.bucket, key.key, query, headers, purpose=Purpose.LIVE, slot=slot.name)
         async with await self._origin.send(request) as response:
@@ -228,6 +237,7 @@ class Catalog:
 
     async def close(self) -> None:
         """Write what is left, and leave the directory in order."""
+        await self.joined_calls.close()
         await self.in_doubt.close()
         ended = await asyncio.gather(self._writer.close(), self.listing.close())
         if not all(ended):

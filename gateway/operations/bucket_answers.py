@@ -19,8 +19,8 @@ from gateway.operations.exchange import Exchange
 from gateway.operations.passthrough import forward, no_body, onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_payload
 from gateway.operations.plain import is_plain
-from gateway.operations.reading import insists
 from gateway.operations.reply import Reply
+from gateway.operations.versions import wants_revalidation
 from gateway.origin.client import OriginResponse
 from gateway.s3.forwarding import towards_client, without
 from gateway.s3.requests import Operation, S3Request
@@ -46,7 +46,7 @@ async def bucket_answer(exchange: Exchange) -> Reply:
         return await forward(exchange)
     payload = await receive_payload(exchange)
     question = Question(request.operation.value, request.bucket or "")
-    known = None if insists(exchange) else await answers.recall(question, exchange.slot)
+    known = None if wants_revalidation(exchange) else await answers.recall(question, exchange.slot)
     if known is None:
         return await _ask(exchange, question, payload, stale=None)
     if not known.is_fresh:

@@ -16,13 +16,13 @@ from typing import Any
 
 import structlog
 
-from gateway.clock import Clock
 from gateway.errors import OriginBodyError, OriginUnreachable
 from gateway.origin.breaker import CircuitBreaker
 from gateway.origin.client import HedgeOutcome, OriginRequest
 from gateway.origin.http1_client.client import OriginSilent
 from gateway.origin.http1_client.response_stream import ResponseStream
 from gateway.origin.response import HttpResponse
+from gateway.rate_limited_log import RateLimitedLog
 from gateway.s3.ranges import parse_content_range
 
 SHARE_MAX = 0.02
@@ -38,12 +38,11 @@ _LATE_FACTOR = 4.0
 _AFTER_SECONDS_MIN = 0.1
 _AFTER_SECONDS_MAX = 2.0
 _AFTER_SECONDS_AT_FIRST = 1.0
-_LOG_SECONDS = 10.0
 
 _OF_THE_BYTES = frozenset({"versionId", "x-id"})
 """Parameters of a GET with which the answer is the object's bytes; besides those that set headers of the answer."""
 
-log = structlog.get_logger(__name__)
+log = RateLimitedLog(structlog.get_logger("forebay.origin"))
 
 OnSilence = Callable[[ResponseStream, float], None]
 Ask = Callable[[OriginRequest, OnSilence], Coroutine[Any, Any, ResponseStream]]
@@ -52,14 +51,11 @@ Ask = Callable[[OriginRequest, OnSilence], Coroutine[Any, Any, ResponseStream]]
 class Hedging:
     """When a read counts as stuck, and how many may be sent again. One for an origin."""
 
-    def __init__(self, clock: Clock, on_outcome: Callable[[HedgeOutcome], None] | None = None) -> None:
-        self._clock = clock
+    def __init__(self, on_outcome: Callable[[HedgeOutcome], None] | None = None) -> None:
         self._on_outcome = on_outcome
         self._saved = 1.0
         self._seconds: deque[float] = deque(maxlen=_SAMPLES)
         self._count = 0
-        self._logged_at = float("-inf")
-        self._not_logged = 0
         self.after_seconds = _AFTER_SECONDS_AT_FIRST
         """A read that is silent for so long is stuck."""
 
@@ -83,19 +79,8 @@ class Hedging:
         """How it went."""
         if self._on_outcome is not None:
             self._on_outcome(outcome)
-        now = self._clock.monotonic()
-        if now - self._logged_at < _LOG_SECONDS:
-            self._not_logged += 1
-            return
-        log.warning(
-            "origin_read_stuck",
-            bucket=request.bucket,
-            key=request.key,
-            hedge=outcome,
-            silent_seconds=round(self.after_seconds, 3),
-            not_logged=self._not_logged,
-        )
-        self._logged_at, self._not_logged = now, 0
+        fields = {"bucket": request.bucket, "key": request.key, "silent_seconds": round(self.after_seconds, 3)}
+        log.warning("a read of the origin was stuck", outcome, outcome=outcome, **fields)
 
 
 class HedgedRead:

@@ -12,7 +12,7 @@ from gateway.origin.http1_client.response_stream import ResponseBroken, Response
 from gateway.origin.receive_buffer import ReceiveBuffer, gathered
 
 _PEEK_BYTES = 16 * 1024
-_ELEMENT = {name: re.compile(rf"<{name}>\s*([^<]{{1,200}}?)\s*</{name}>") for name in ("Code", "Region")}
+_ELEMENT = {name: re.compile(rf"<{name}>\s*+([^<]{{1,200}}?)\s*+</{name}>") for name in ("Code", "Region")}
 _REGION = re.compile(r"[a-z0-9-]{1,64}")
 
 Successor = Callable[[], Coroutine[Any, Any, ResponseStream | None]]

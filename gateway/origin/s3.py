@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from gateway import cancellation
 from gateway.clock import Clock
 from gateway.errors import OriginBodyError, OriginBusy, OriginUnreachable, OutcomeUnknown
 from gateway.origin.addressing import Addressing, Target
@@ -111,7 +112,7 @@ class S3Origin:
         self._silence = silence or SilenceBoard()
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._on_attempt = on_attempt
-        self._hedging = Hedging(clock, on_hedge)
+        self._hedging = Hedging(on_hedge)
         self._client = Http1Client(settings)
         self._limits = _Limits(settings)
 
@@ -123,7 +124,8 @@ class S3Origin:
         breaker, started = self._breaker(target.host), self._clock.monotonic()
         sending = _Sending(request, target, breaker, started, repetition(request), claim)
         if source is not None and not breaker.hears_from_others():
-            await source.wait()
+            with cancellation.turn():
+                await source.wait()
         while True:
             body = request_body(request)
             try:
@@ -144,7 +146,8 @@ class S3Origin:
                     return response
                 await response.aclose()
             if delay:
-                await self._clock.sleep(delay)
+                with cancellation.turn():
+                    await self._clock.sleep(delay)
 
     async def aclose(self) -> None:
         probes = list(self._probes.values())

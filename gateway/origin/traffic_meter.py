@@ -12,6 +12,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
+from gateway import cancellation
 from gateway.origin.client import Direction, Origin, OriginRequest, OriginResponse, StreamedBody
 from gateway.origin.receive_buffer import ReceiveBuffer
 
@@ -127,7 +128,8 @@ class MeteredOrigin:
             request = replace(request, body=replace(request.body, chunks=chunks))
         elif request.body:
             meter = self._meter.of_body("write", request)
-            await meter.wait(len(request.body))
+            with cancellation.turn():
+                await meter.wait(len(request.body))
             meter.count(len(request.body))
         response = await self._origin.send(request)
         return _MeteredResponse(response, self._meter.of_body("read", request))

@@ -28,6 +28,18 @@ def refusal_of_write(grant: Grant, slots: Slots, bucket: str, key: str) -> str |
     return None
 
 
+def refusal_of_any_write(grant: Grant, slots: Slots, bucket: str) -> str | None:
+    """Why no key of the bucket at all may be changed."""
+    if grant.read_only:
+        return "The credential is read-only."
+    prefixes = list(grant.prefixes_in(bucket))
+    if not prefixes:
+        return "The credential covers no key of this bucket."
+    if all(slot.mode == "read-only" for prefix in prefixes for slot in slots.under(bucket, prefix)):
+        return "All that the credential covers in this bucket is read-only."
+    return None
+
+
 def refusal_of_listing(grant: Grant, bucket: str, prefix: str) -> str | None:
     """Why keys that begin with `prefix` may not be listed."""
     if not grant.covers(bucket, prefix):

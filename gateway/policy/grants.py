@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gateway.policy.prefixes import Prefix, PrefixMap
@@ -25,6 +25,10 @@ class Grant:
     def covers(self, bucket: str, key_prefix: str) -> bool:
         """Whether every key of `bucket` beginning with `key_prefix` is allowed; "" asks for the whole bucket."""
         return self.covers_everything or self._covering.longest(bucket, key_prefix) is not None
+
+    def prefixes_in(self, bucket: str) -> Iterator[str]:
+        """With which prefixes the keys of `bucket` begin that are allowed."""
+        return (prefix.key_prefix if prefix.bucket else "" for prefix in self.prefixes if prefix.bucket in ("", bucket))
 
 
 EVERYTHING = Grant((Prefix(""),))

@@ -134,6 +134,7 @@ def test_read_only_slots_are_ttl_where_nothing_is_said(tmp_path: Path) -> None:
         assert load(tmp_path, text + more).settings.slots[0].consistency_in_force == expected
 
 
+@pytest.mark.root
 def test_the_default_capacity_counts_what_the_cache_holds(tmp_path: Path) -> None:
     """A full cache is not given half of what is left at the next start. On a disk that nobody else uses."""
     with small_disk(tmp_path / "disk", 2**30) as disk:

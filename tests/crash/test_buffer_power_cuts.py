@@ -28,7 +28,7 @@ SEED = int(os.environ.get("FOREBAY_KILL_SEED", random.SystemRandom().randrange(2
 LINES_MAX = 40
 MUTANT_CUTS_MAX = 30
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 
 def cut(image: Path, mount_point: Path, dice: random.Random, expected: list[Expected], *options: str) -> None:

@@ -99,6 +99,7 @@ def outcome(client: httpx.Client, key: str) -> str:
     return client.get(f"/{BUCKET}/{key}").headers["x-forebay-cache"]
 
 
+@pytest.mark.root
 def test_8_2_a_disk_that_dies_under_the_gateway(tmp_path: Path, origin: StrictOrigin) -> None:
     """The file system answers everything with EIO: clients get every byte, the status says so, the end is orderly."""
     with (
@@ -117,6 +118,7 @@ def test_8_2_a_disk_that_dies_under_the_gateway(tmp_path: Path, origin: StrictOr
         assert gateway.log.count("is left alone") <= WORKERS + 1
 
 
+@pytest.mark.root
 @pytest.mark.slow
 def test_8_2_a_disk_that_somebody_else_fills_under_the_gateway(tmp_path: Path, origin: StrictOrigin) -> None:
     """No space: hits stay hits, the rest comes from the origin; when there is room again, everything is as it was."""
@@ -136,6 +138,7 @@ def test_8_2_a_disk_that_somebody_else_fills_under_the_gateway(tmp_path: Path, o
         wait_for_hits(gateway)
 
 
+@pytest.mark.root
 def test_8_2_a_worker_that_cannot_come_back_to_a_dead_disk_works_without(tmp_path: Path, origin: StrictOrigin) -> None:
     """A worker killed after the disk died is replaced, and from then on no worker uses the directory."""
     with (
@@ -153,6 +156,7 @@ def test_8_2_a_worker_that_cannot_come_back_to_a_dead_disk_works_without(tmp_pat
         assert gateway.log.count("THERE IS NO CACHE") == 1
 
 
+@pytest.mark.root
 @pytest.mark.parametrize("what", ["dead", "full", "read-only"])
 def test_8_2_a_start_on_a_bad_disk(tmp_path: Path, origin: StrictOrigin, what: str) -> None:
     """The gateway starts, serves, writes, and says loudly that there is no cache."""
@@ -173,6 +177,7 @@ def test_8_2_a_start_on_a_bad_disk(tmp_path: Path, origin: StrictOrigin, what: s
             assert gateway.log.count("THERE IS NO CACHE") == 1
 
 
+@pytest.mark.root
 @pytest.mark.slow
 def test_2_3_what_was_written_without_the_directory_is_not_forgotten_with_it(
     tmp_path: Path, origin: StrictOrigin

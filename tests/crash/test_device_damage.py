@@ -257,6 +257,7 @@ def disk(tmp_path: Path) -> Iterator[tuple[Path, Device]]:
         yield mounted, device
 
 
+@pytest.mark.root
 @pytest.mark.slow
 def test_flips_come_from_the_device(disk: tuple[Path, Device]) -> None:
     """The campaign does what it says: a flip shows when the page has left memory, and changes no time of the file."""
@@ -272,6 +273,7 @@ def test_flips_come_from_the_device(disk: tuple[Path, Device]) -> None:
     assert (facts.st_mtime_ns, facts.st_ctime_ns) == (path.stat().st_mtime_ns, path.stat().st_ctime_ns)
 
 
+@pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS_MAX)
 def test_1_4_what_rots_on_the_device_reaches_no_reader(disk: tuple[Path, Device]) -> None:

@@ -61,6 +61,7 @@ class Power:
         self.field.kill_all()
 
 
+@pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS_MAX)
 def test_power_cuts_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:

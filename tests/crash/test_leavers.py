@@ -203,6 +203,7 @@ def is_tidy(gateway: GatewayProcess) -> bool:
     return True
 
 
+@pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS_MAX)
 def test_5_1_clients_that_leave_harm_nobody() -> None:

@@ -237,7 +237,7 @@ def test_readers_at_the_same_time_share_the_first_look(tmp_path: Path, consisten
             readers = [asyncio.create_task(call(gateway.app, "GET", "/bucket/k"))]
             await reached.wait()
             readers += [asyncio.create_task(call(gateway.app, "GET", "/bucket/k")) for _ in range(5)]
-            await until(lambda: gateway.origin.count(Operation.HEAD_OBJECT) == 5)
+            await until(lambda: gateway.origin.count(Operation.HEAD_OBJECT) > 0)
             held.set()
             assert [(await reader).body for reader in readers] == [SMALL] * 6
             assert gateway.origin.count(Operation.GET_OBJECT) == 1

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.clock import SystemClock
 from gateway.errors import OriginBodyError, OriginUnreachable
 from gateway.origin.client import HedgeOutcome, OriginRequest
 from gateway.origin.hedging import SHARE_MAX, Hedging
@@ -200,7 +199,7 @@ def test_no_more_than_the_share_is_sent_again() -> None:
 
 def test_what_is_late_follows_from_what_is_usual() -> None:
     """Nearly all answers come well before."""
-    hedging = Hedging(SystemClock())
+    hedging = Hedging()
     for number in range(512):
         hedging.answered(0.05 if number % 100 else 0.3)
     assert hedging.after_seconds == pytest.approx(0.2)

@@ -13,7 +13,7 @@ from gateway.edge.asgi import S3App
 from gateway.metadata.environment import NEW_ENGINE
 from gateway.metadata.listing import index as listing_index
 from gateway.metadata.listing.dirty_keys import PAGE_SECONDS_MAX
-from gateway.operations.list_objects import TRUTHS_MAX
+from gateway.operations.list_sources import TRUTHS_MAX
 from gateway.origin.client import OriginRequest, OriginResponse
 from gateway.s3.requests import Operation
 from tests.origin.origins import xml

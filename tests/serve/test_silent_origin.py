@@ -5,8 +5,9 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import httpx
 
@@ -64,7 +65,7 @@ def ask(gateway: GatewayProcess, method: str, path: str, content: bytes | None =
 def test_8_1_a_silent_origin_is_503_within_the_first_byte_timeout_and_at_once_from_then_on() -> None:
     """8.1 On every worker, whatever is asked; and served again when it answers."""
     with switched_origin() as origin:
-        config = {
+        config: dict[str, Mapping[str, Any]] = {
             "origin": {"endpoint_url": origin.url, "first_byte_timeout": f"{FIRST_SECONDS}s"},
             "server": {"workers": 2, "allow_unsigned": True},
         }

@@ -78,6 +78,7 @@ def test_an_upload_larger_than_the_buffer(origin: StrictOrigin, tmp_path: Path) 
         assert client.ask("GET", "back/large").content == b"".join(parts)
 
 
+@pytest.mark.root
 @pytest.mark.slow
 def test_a_disk_that_dies_acknowledges_nothing_false(origin: StrictOrigin, tmp_path: Path) -> None:
     """It answers everything with EIO: no write is acknowledged by it. Mounted again, it has what was acknowledged."""

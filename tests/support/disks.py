@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.support.root import require_root_marker
+
 _EXT4_SHUTDOWN = 0x8004587D
 _NO_LOG_FLUSH = 2
 
@@ -90,5 +92,6 @@ def _unmount(mount_point: Path) -> None:
 
 
 def _run(*command: str) -> None:
+    require_root_marker()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(command)} (root is needed): {done.stderr.strip()}"

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gateway.counting import IndexMetrics
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.indexes import Indexes, IndexPlan
 from gateway.metadata.listing.index import Found, ListingIndex
@@ -28,7 +29,7 @@ IMMUTABLE = Slot("data", Prefix.parse(f"s3://{BUCKET}/"), "read-write", "immutab
 
 
 @dataclass
-class KeptObserver:
+class KeptObserver(IndexMetrics):
     """Keeps what it is told."""
 
     crawled_keys: int = 0

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.support.root import require_root_marker
+
 _V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 _RECLAIM_BYTES = str(2**40)
 
@@ -24,6 +26,7 @@ class MemoryGroup:
     """Who joins belongs to it, with the children and with what they read and write of files before others do."""
 
     def __init__(self) -> None:
+        require_root_marker()
         self._is_v1 = (_V1 / "cgroup.procs").exists()
         parent = _own_group() if self._is_v1 else _V2
         if not self._is_v1:

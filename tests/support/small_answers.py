@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gateway.counting import SmallAnswerMetrics
 from gateway.metadata.bucket_metadata import Answer, BucketMetadataCache, Question
 from gateway.metadata.entries import ObservedAt
 from gateway.metadata.opening import ANSWERS
@@ -19,7 +20,7 @@ SLOT = Slot("t", Prefix.parse("s3://bucket/"), "read-write", "ttl", 60.0)
 
 
 @dataclass
-class Counting:
+class Counting(SmallAnswerMetrics):
     """An observer that remembers."""
 
     troubles: list[str] = field(default_factory=list)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from gateway.blocks.files.segments import SmallBlock
 from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.filling.segment_appender import Appended, SegmentAppender
-from gateway.blocks.observer import CacheObserver
 from gateway.clock import Clock
+from gateway.counting import CacheMetrics
 from gateway.errors import NotKept, StoreUnavailable
 
 GATHERING_SECONDS = 0.01
@@ -54,7 +54,7 @@ class GroupCommitWriter:
         appender: SegmentAppender,
         threads: DiskThreads,
         clock: Clock,
-        observer: CacheObserver,
+        observer: CacheMetrics,
         held_bytes_max: int = HELD_BYTES_MAX,
     ) -> None:
         self._appender = appender

@@ -69,6 +69,7 @@ class InflightFetch:
         self.kept = True
         self.unwritten_from: Callable[[], int] = self._nothing
         self.moved_to: Extent | None = None
+        self.on_abandoned: Callable[[], None] | None = None
         self._checksums = ChunkChecksums(block.length)
         self._files: list[BlockLease] = []
         self._begun = False
@@ -113,6 +114,8 @@ class InflightFetch:
     def leave(self) -> None:
         self._users -= 1
         self._close_if_unused()
+        if self._users == 0 and self.on_abandoned is not None and self.is_abandoned:
+            self.on_abandoned()
 
     async def begun(self) -> None:
         """Wait until the origin's answer has proved good; raises what made the fetch fail."""

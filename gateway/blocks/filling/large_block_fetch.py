@@ -24,8 +24,8 @@ from gateway.blocks.filling.fetch_locks import HOLDER_SECONDS_MAX, FetchLocks, L
 from gateway.blocks.filling.inflight_fetch import BlockPublished, InflightFetch
 from gateway.blocks.filling.pinned_get import PinnedGet
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, Extent
-from gateway.blocks.observer import CacheObserver
 from gateway.clock import Clock
+from gateway.counting import CacheMetrics
 from gateway.errors import BlockDamaged, ForebayError, StoreUnavailable
 from gateway.objects import ByteRange
 from gateway.origin.client import Origin, Purpose
@@ -77,7 +77,7 @@ class LargeBlockFetcher:
     watcher: FileWatcher
     open_files: OpenFiles
     clock: Clock
-    observer: CacheObserver
+    observer: CacheMetrics
     retries: int
     buffers: Buffers = field(default_factory=Buffers)
 

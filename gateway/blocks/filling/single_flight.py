@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from gateway import cancellation
 from gateway.blocks.directory import BlockDirectory
 from gateway.blocks.files.watching import FileWatcher
 from gateway.blocks.filling.fetch_locks import FetchLocks, LockKey, lock_of_block, lock_of_place
@@ -26,8 +27,8 @@ from gateway.blocks.filling.small_block_fetch import SmallBlockFetcher
 from gateway.blocks.filling.unpinned_get import UnpinnedResponse
 from gateway.blocks.layout import Block, object_id
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
-from gateway.blocks.observer import CacheObserver
-from gateway.errors import ForebayError, NotKept, StoreUnavailable
+from gateway.counting import CacheMetrics
+from gateway.errors import ClientDisconnected, ForebayError, NotKept, StoreUnavailable
 from gateway.origin.client import Purpose
 
 
@@ -42,7 +43,7 @@ class Fetchers:
     locks: FetchLocks
     watcher: FileWatcher
     isolation: CircuitBreaker
-    observer: CacheObserver
+    observer: CacheMetrics
 
     def is_small(self, block: Block) -> bool:
         return block.length <= self.packed_bytes_max
@@ -154,6 +155,7 @@ class SingleFlight:
         task = asyncio.create_task(self._run(fetch), name="block fetch")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        fetch.on_abandoned = partial(cancellation.abandon, task)
 
     def _is_done_inline(self, fetch: InflightFetch) -> bool:
         fetchers = self._fetchers
@@ -164,6 +166,7 @@ class SingleFlight:
 
     async def _run(self, fetch: InflightFetch) -> None:
         failure: BaseException | None = StoreUnavailable("the block cache is closing")
+        cancellation.register_shared(lambda: fetch.is_abandoned, lambda: self._forget(fetch))
         try:
             await self._take_turn(fetch)
             failure = None
@@ -180,9 +183,13 @@ class SingleFlight:
 
     async def _take_turn(self, fetch: InflightFetch) -> None:
         try:
-            async with self._turns:
+            with cancellation.turn():
+                await self._turns.acquire()
+            try:
                 if not fetch.is_abandoned:
                     await self._fetch(fetch)
+            finally:
+                self._turns.release()
         finally:
             self._ahead -= fetch.purpose is Purpose.READAHEAD
 
@@ -196,7 +203,7 @@ class SingleFlight:
             if is_of_response or await self._take_lock(fetch, lock):
                 fetcher = fetchers.small if fetchers.is_small(fetch.block) else fetchers.large
                 await fetcher.fetch(fetch, lock)
-        except (BlockPublished, NotKept):
+        except (BlockPublished, NotKept, ClientDisconnected):
             raise
         except ForebayError:
             fetchers.observer.fill_failed(fetch.slot)
@@ -254,8 +261,13 @@ class SingleFlight:
         fetch.kept = not persisted.cancelled() and persisted.exception() is None and persisted.result()
         self._end(fetch, None)
 
+    def _forget(self, fetch: InflightFetch) -> None:
+        """Whoever comes now begins another."""
+        if self._fetches.get(fetch.key) is fetch:
+            del self._fetches[fetch.key]
+
     def _end(self, fetch: InflightFetch, failure: BaseException | None) -> None:
-        del self._fetches[fetch.key]  # there is never another of the same key
+        self._forget(fetch)
         fetch.end(failure)
         if fetch.response is not None:
             fetch.response.get.let_go()

@@ -29,9 +29,9 @@ from gateway.blocks.filling.unpinned_get import UnpinnedGets, UnpinnedResponse
 from gateway.blocks.index.access_log import AccessLog
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
-from gateway.blocks.observer import CacheObserver
 from gateway.blocks.settings import BlockSettings
 from gateway.clock import Clock
+from gateway.counting import CacheMetrics
 from gateway.objects import BodyPiece, ByteRange, FileSpan, LentBytes, ObjectVersion
 from gateway.origin.client import Origin, Purpose
 
@@ -79,7 +79,7 @@ class ReadDependencies:
     open_files: OpenFiles
     isolation: CircuitBreaker
     clock: Clock
-    observer: CacheObserver
+    observer: CacheMetrics
 
 
 BLOCKS_LOOKED_UP_MAX = 1024

@@ -10,10 +10,10 @@ import asyncio
 import logging
 import socket
 from enum import Enum, auto
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from gateway.clock import Clock, SystemClock
@@ -26,12 +26,15 @@ from gateway.edge.server.cycle import (
 )
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.readable import readable
-from gateway.edge.server.refusals import refusal_bytes
+from gateway.edge.server.refusals import refusal_bytes, too_many_connections
 from gateway.edge.server.scope import connection_scope
 from gateway.edge.server.server_state import S3ServerState
 from gateway.edge.server.write_watch import WriteWatch
 from gateway.errors import S3Error
 from gateway.s3.error_codes import s3_error
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
 
 FIRST_BYTE_SECONDS = 1.0
 """While the server drains: how long a connection that has just been opened may take for its first byte."""
@@ -64,6 +67,7 @@ class S3Connection(HttpToolsProtocol):
         *,
         limits: ServerLimits | None = None,
         clock: Clock | None = None,
+        only_answer: S3Error | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits or ServerLimits()
@@ -76,6 +80,10 @@ class S3Connection(HttpToolsProtocol):
         self._discard_left = 0
         self._write_watch = WriteWatch(self._limits.write_timeout_seconds)
         self._wire: socket.socket | None = None
+        self._is_half_closed = False
+        self._only_answer = only_answer
+        self.waits_since = self._now()
+        """When it began to wait for the request that it waits for now, or has waited for last."""
         self._connection_scope: dict[str, object] = {}
         self.parser = None
 
@@ -103,10 +111,30 @@ class S3Connection(HttpToolsProtocol):
         if self.cycle is not None:
             self.cycle.connection_lost()
         if self._wire is not None:
+            self._shared.half_closed.forget(self._wire.fileno())
             self._wire.detach()  # the transport closes it
             self._wire = None
         if not self.connections:
             self._shared.nothing_open.set()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. True: it may still wait for its answer, so the connection stays open.
+
+        TLS has no such state in practice: asyncio closes the connection whatever this says.
+        """
+        if self._wire is None or self.cycle is None or self._input is not Input.SUCCESSOR or self._is_half_closed:
+            return False
+        self.cycle.probe_client()
+        self._shared.half_closed.watch(self._wire.fileno(), self.transport.abort)
+        self._is_half_closed = True
+        return True
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        task = self.loop.create_task(cycle.run_asgi(app))
+        if isinstance(cycle, S3Cycle):
+            cycle.task = task
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
 
     def shutdown(self) -> None:
         """The server drains: what has begun is finished, what is idle closed."""
@@ -130,6 +158,9 @@ class S3Connection(HttpToolsProtocol):
 
     def _linger(self) -> None:
         """Everything is said: let the client read it before the connection goes."""
+        if self._is_half_closed:
+            self.transport.close()  # nothing will come that would have to be thrown away
+            return
         self._discard_from_now_on()
         self._deadline = self._now() + self._limits.linger_seconds
         try:
@@ -148,6 +179,20 @@ class S3Connection(HttpToolsProtocol):
         self._discard_left -= len(data)
         if self._discard_left < 0:
             self.transport.abort()
+
+    @property
+    def waits_for_request(self) -> bool:
+        """Whether nothing is being done for it: it is idle, or its request is not whole yet."""
+        return self._input is Input.HEAD
+
+    def make_room(self) -> bool:
+        """Give way to a new connection; False when a request is just coming."""
+        if not self.waits_for_request or (not self._received and self._input_waits()):
+            return False
+        if self._received:
+            self._refuse(too_many_connections(), to_head=self._received.startswith(b"HEAD "))
+        self.transport.close()
+        return True
 
     # Time
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from gateway import cancellation
 from gateway.edge.server.body_queue import BodyQueue
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.refusals import refusal
@@ -47,6 +48,8 @@ SPAN = "forebay.span"
 LENT_EXTENSION = "forebay.lent_bytes"
 START_AGAIN_EXTENSION = "forebay.start_again"
 """A message with `bytes` that are a LentBytes: the connection takes as many as go out at once. More must follow it."""
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _logger = logging.getLogger(__name__)
 _access_logger = logging.getLogger("uvicorn.access")
@@ -88,6 +91,7 @@ class S3Cycle(RequestResponseCycle):
         self._wire = wire
         self._limits = limits
         self._now = now
+        self.task: asyncio.Task[None] | None = None
         self._end_told = False
         self._waiting_since: float | None = None
         self._waited_seconds = 0.0
@@ -166,7 +170,7 @@ class S3Cycle(RequestResponseCycle):
         if self.waiting_for_100_continue and not self.transport.is_closing():
             self.waiting_for_100_continue = False
             if not self.request_body.received_bytes:
-                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self.transport.write(_CONTINUE)
 
     def _piece(self, body: BodyQueue) -> Message:
         piece = body.take()
@@ -207,11 +211,11 @@ class S3Cycle(RequestResponseCycle):
                 timer.cancel()
 
     def check_body(self, now: float) -> None:
-        """Called now and then: fail the body if the application waits for it in vain."""
+        """Called now and then: fail the body if it is too slow, whatever the application does just now."""
         body = self.request_body
-        if self._waiting_since is None or body.failure is not None:
+        if body.complete or body.failure is not None:
             return
-        silence = now - self._waiting_since
+        silence = now - self._waiting_since if self._waiting_since is not None else 0.0
         judged_seconds = self._waited_seconds + silence - self._limits.body_timeout_seconds
         if (
             silence >= self._limits.body_timeout_seconds
@@ -316,6 +320,17 @@ class S3Cycle(RequestResponseCycle):
             self.disconnected = True
         self.writer.abandon()
         self.message_event.set()
+        if self.task is not None and not self.response_complete:
+            cancellation.abandon(self.task)
+
+    def probe_client(self) -> None:
+        """The client sends no more, but may still wait for the response.
+
+        A client that has left looks the same until something is sent to it, and then resets the connection. So it gets
+        an interim response, which every client of HTTP/1.1 must take at any time (RFC 9110, 15.2).
+        """
+        if not self.response_started and self.scope["http_version"] == "1.1":
+            self.transport.write(_CONTINUE)
 
 
 def _file_span(message: Message) -> FileSpan:

@@ -6,6 +6,8 @@ import asyncio
 
 from uvicorn.server import ServerState
 
+from gateway.edge.server.half_closed import HalfClosed
+
 
 class S3ServerState(ServerState):
     """uvicorn's, and what the drain needs to know."""
@@ -17,3 +19,4 @@ class S3ServerState(ServerState):
         self.draining = False
         self.nothing_open = asyncio.Event()
         self.nothing_open.set()
+        self.half_closed = HalfClosed()

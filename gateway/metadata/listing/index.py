@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import lmdb
 
+from gateway import cancellation
 from gateway.clock import Clock
+from gateway.counting import CatalogMetrics
 from gateway.metadata.disk_thread import DiskThread, in_time
 from gateway.metadata.entries import ObservedAt
 from gateway.metadata.epochs import InvalidationEpochs
@@ -28,7 +30,6 @@ from gateway.metadata.listing.records import (
     unpack,
 )
 from gateway.metadata.listing.store import ListingStore, View, touching
-from gateway.metadata.observer import CatalogObserver
 from gateway.metadata.opening import OpenCatalog
 from gateway.policy.slots import Slots
 from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
@@ -148,6 +149,7 @@ class SharedQuestions(Generic[T]):
 
     def __init__(self) -> None:
         self._running: dict[Hashable, tuple[QueryStamp, asyncio.Task[T]]] = {}
+        self._waiters: Counter[asyncio.Task[T]] = Counter()
 
     async def ask(
         self, question: Hashable, asked: QueryStamp, bound: Bound, send: Callable[[], Coroutine[Any, Any, T]]
@@ -158,11 +160,31 @@ class SharedQuestions(Generic[T]):
         """
         running = self._running.get(question)
         if running is not None and _is_as_good(running[0], asked, bound):
-            return await asyncio.shield(running[1])
-        task = asyncio.create_task(send(), name="listing question")
+            return await self._outcome(question, running[1])
+        task = asyncio.create_task(self._send(question, send), name="listing question")
         self._running[question] = asked, task
         task.add_done_callback(lambda done: self._done(question, done))
-        return await asyncio.shield(task)
+        return await self._outcome(question, task)
+
+    async def _send(self, question: Hashable, send: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        task = cast("asyncio.Task[T]", asyncio.current_task())
+        cancellation.register_shared(lambda: self._waiters[task] == 0, lambda: self._forget(question, task))
+        return await send()
+
+    async def _outcome(self, question: Hashable, task: asyncio.Task[T]) -> T:
+        """Whoever leaves, others have it; where nobody is left and the origin was not asked yet, it is not asked."""
+        self._waiters[task] += 1
+        try:
+            return await asyncio.shield(task)
+        finally:
+            self._waiters[task] -= 1
+            if not self._waiters[task]:
+                del self._waiters[task]
+                cancellation.abandon(task)
+
+    def _forget(self, question: Hashable, task: asyncio.Task[T]) -> None:
+        if self._running.get(question, (None, None))[1] is task:
+            del self._running[question]
 
     async def close(self) -> None:
         """Give up those that nobody waits for any more."""
@@ -172,8 +194,7 @@ class SharedQuestions(Generic[T]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _done(self, question: Hashable, done: asyncio.Task[T]) -> None:
-        if self._running.get(question, (None, None))[1] is done:
-            del self._running[question]
+        self._forget(question, done)
         if not done.cancelled():
             done.exception()  # looked at: those who waited have it, if any are left
 
@@ -220,7 +241,7 @@ class ListingIndex:
     """
 
     def __init__(
-        self, opened: OpenCatalog | None, epochs: InvalidationEpochs, clock: Clock, observer: CatalogObserver
+        self, opened: OpenCatalog | None, epochs: InvalidationEpochs, clock: Clock, observer: CatalogMetrics
     ) -> None:
         self._opened = opened
         self._epochs = epochs

@@ -44,7 +44,7 @@ class ListRequest:
     """What a page is asked of.
 
     `after` is the place of the page before: a key, or, with `skip`, a common prefix with all that is under it. `limit`
-    counts keys and common prefixes together.
+    counts keys and common prefixes together. Of a page that is put together of several, each is of [`begin`, `until`).
     """
 
     prefix: bytes = b""
@@ -52,18 +52,20 @@ class ListRequest:
     limit: int = 1000
     after: bytes = b""
     skip: bool = False
+    begin: bytes = b""
+    until: bytes = END
 
     @property
     def start(self) -> bytes:
         """Where the first key may lie."""
-        if self.skip:
-            return max(self.prefix, prefix_end(self.after))
-        return max(self.prefix, key_successor(self.after)) if self.after else self.prefix
+        if not self.after:
+            return max(self.prefix, self.begin)
+        return max(self.prefix, self.begin, prefix_end(self.after) if self.skip else key_successor(self.after))
 
     @property
     def stop(self) -> bytes:
-        """Behind the last key that begins with the prefix."""
-        return prefix_end(self.prefix) if self.prefix else END
+        """Behind the last key that may be listed."""
+        return min(self.until, prefix_end(self.prefix)) if self.prefix else self.until
 
     def rolled_up(self, key: bytes) -> bytes | None:
         """The common prefix that stands for `key`; None: it stands for itself."""

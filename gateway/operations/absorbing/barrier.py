@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from gateway import cancellation
 from gateway.errors import BufferUnavailable, S3Error
 from gateway.metadata.listing.pages import END, key_successor, prefix_end
 from gateway.objects import ObjectKey
@@ -62,7 +63,8 @@ async def settled(exchange: Exchange, buffer: WritebackBuffer, key: ObjectKey, s
         if looks == _PATIENT_LOOKS:
             await _hurry(buffer, key)
         looks += 1
-        await clock.sleep(_LOOK_SECONDS)
+        with cancellation.turn():
+            await clock.sleep(_LOOK_SECONDS)
 
 
 async def _hurry(buffer: WritebackBuffer, key: ObjectKey) -> None:

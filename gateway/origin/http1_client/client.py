@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from yarl import URL
 
+from gateway import cancellation
 from gateway.errors import ConfigError, OriginUnreachable, S3Error
 from gateway.origin.addressing import Target
 from gateway.origin.http1_client.connection import Connection, Supervision
@@ -66,7 +67,8 @@ class Http1Client:
         """
         head = self._head(method, target, headers)
         try:
-            connection = await self._pool.take(self._endpoint(target), claim, unused=unused)
+            with cancellation.turn():
+                connection = await self._pool.take(self._endpoint(target), claim, unused=unused)
         except (OSError, TimeoutError) as error:
             text = f"no connection to the origin: {type(error).__name__}: {error}"
             raise OriginUnreachable(text, may_be_done=False) from error

@@ -17,8 +17,9 @@ from typing import Protocol
 
 import structlog
 
+from gateway import cancellation
 from gateway.clock import Clock
-from gateway.errors import BufferUnavailable
+from gateway.errors import BufferUnavailable, ClientDisconnected
 from gateway.policy.slots import Slot
 from gateway.writeback.bounds.disk_room import MARGIN_BYTES, DiskRoom
 from gateway.writeback.bounds.pacing import PACED_FROM, delay_seconds, retry_after_seconds
@@ -151,8 +152,9 @@ class SlotBounds:
         if self._looking_after is None:
             self._looking_after = asyncio.create_task(self._look_after(), name=f"room of {self.slot.name}")
         try:
-            return await waiter.told
-        except asyncio.CancelledError:
+            with cancellation.turn():
+                return await waiter.told
+        except (asyncio.CancelledError, ClientDisconnected):
             self._forget(waiter)
             raise
 

@@ -369,14 +369,17 @@ def test_a_fingerprint_tells_every_change(tmp_path: Path) -> None:
     os.close(descriptor)
 
 
+@pytest.mark.root
 def test_a_disk_that_takes_nothing_says_nothing_of_the_system(tmp_path: Path) -> None:
     """A process that is started on a full disk would read and verify every byte for as long as it lives."""
-    assert is_supported(tmp_path / "absent")
-    if os.geteuid() != 0:
-        pytest.skip("mounting takes root")
     with small_disk(tmp_path / "disk", 2**20) as disk:
         fill_up(disk)
         assert is_supported(disk)
+
+
+def test_a_directory_that_is_absent_says_nothing_of_the_system(tmp_path: Path) -> None:
+    """The question is asked before the directory is made."""
+    assert is_supported(tmp_path / "absent")
 
 
 def test_a_system_that_tells_nothing_of_pages_is_not_asked_again(

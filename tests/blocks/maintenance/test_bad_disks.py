@@ -191,6 +191,7 @@ def out_of_map(*_: object) -> None:
     raise lmdb.MapFullError("mdb_put: MDB_MAP_FULL: Environment mapsize limit reached")
 
 
+@pytest.mark.root
 def test_a_disk_that_somebody_else_fills_makes_the_cache_smaller(tmp_path: Path) -> None:
     """8.2 No space, for real: hits stay hits, the origin serves the rest, a little is given back, and filling goes on
     with what is left; when there is room again the whole capacity is used."""
@@ -237,6 +238,7 @@ async def outcomes(cache: BlockCache, versions: Iterable[ObjectVersion]) -> list
     return found
 
 
+@pytest.mark.root
 def test_a_disk_that_dies_leaves_the_origin_serving(tmp_path: Path, probes: list[Trouble | None]) -> None:
     """8.2 The file system answers everything with EIO, for real: not one wrong or missing byte, and an orderly end."""
 

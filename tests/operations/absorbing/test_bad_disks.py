@@ -67,6 +67,7 @@ def once(monkeypatch: pytest.MonkeyPatch, owner: type, method: str, do: Callable
     monkeypatch.setattr(owner, method, called)
 
 
+@pytest.mark.root
 def test_where_somebody_else_fills_the_disk_writes_go_through(disk: Path) -> None:
     """Before a byte is read: the buffer's size is a promise that the disk cannot keep now."""
 
@@ -91,6 +92,7 @@ def test_where_somebody_else_fills_the_disk_writes_go_through(disk: Path) -> Non
     with_client(disk, scenario, slots())
 
 
+@pytest.mark.root
 def test_or_are_slowed_down(disk: Path) -> None:
     """With `buffer_full = "slow-down"`: the message says what is the matter."""
 
@@ -106,6 +108,7 @@ def test_or_are_slowed_down(disk: Path) -> None:
     with_client(disk, scenario, slots(buffer_full="slow-down"))
 
 
+@pytest.mark.root
 @pytest.mark.slow
 def test_the_cache_leaves_the_buffer_its_room(disk: Path) -> None:
     """Whatever is read: the whole buffer can be written afterwards, without the cache having to yield."""
@@ -126,6 +129,7 @@ def test_the_cache_leaves_the_buffer_its_room(disk: Path) -> None:
     with_client(disk, scenario, slots())
 
 
+@pytest.mark.root
 def test_a_disk_that_fills_while_a_body_arrives(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """503 for that body, of which nothing is left; what came before is there, what comes next goes through."""
 
@@ -160,6 +164,7 @@ def _in_pieces(scenario: Callable[[Client], Any]) -> Callable[[Client], Any]:
     return run
 
 
+@pytest.mark.root
 def test_a_journal_without_room_acknowledges_nothing(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite has no room for the commit: 503, the body's file is gone; with room again, everything goes on."""
 
@@ -184,11 +189,13 @@ def test_a_journal_without_room_acknowledges_nothing(disk: Path, monkeypatch: py
     with_client(disk, scenario, slots())
 
 
+@pytest.mark.root
 def test_the_flush_goes_on_when_a_full_disk_has_room_again(disk: Path) -> None:
     """What was acknowledged waits as long as the journal cannot say that it is done."""
     _flush_on_a_full_disk(disk, ballast=False)
 
 
+@pytest.mark.root
 def test_the_flush_goes_on_while_the_disk_is_full(disk: Path) -> None:
     """Room was set aside for saying so; it is set aside again when there is some."""
     _flush_on_a_full_disk(disk, ballast=True)

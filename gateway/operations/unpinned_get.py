@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from gateway.blocks.filling.unpinned_get import UnpinnedGet, UnpinnedResponse
-from gateway.errors import OriginBodyError
+from gateway.errors import OriginAnswered, OriginBodyError
 from gateway.metadata.catalog import CHECKSUM_MODE
 from gateway.metadata.head import ObjectHead, object_head_of_get
 from gateway.objects import ByteRange, ObjectKey
 from gateway.operations.exchange import Exchange
-from gateway.operations.reading import towards_blocks
+from gateway.operations.versions import vary_headers
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.s3.ranges import first_and_last
 from gateway.s3.requests import S3Request
@@ -26,8 +26,8 @@ _NO_OBJECT_BYTES = 2**60
 """No object is so long."""
 
 
-class Refused(Exception):
-    """The origin has answered the GET with an error."""
+class Refused(OriginAnswered):
+    """The origin has answered the GET with an error, whose document was not read."""
 
 
 class Seen(NamedTuple):
@@ -46,18 +46,18 @@ def begin(exchange: Exchange, headers: Mapping[str, str]) -> tuple[UnpinnedGet, 
         return None
     blocks = exchange.services.blocks
     wanted = blocks.first_fetched(*asked, exchange.slot.name)
-    look = blocks.first_look(exchange.object_key, wanted.first, towards_blocks(headers))
+    look = blocks.first_look(exchange.object_key, wanted.first, vary_headers(headers))
     return (look, wanted) if look is not None else None
 
 
-async def ask(exchange: Exchange, headers: dict[str, str], look: UnpinnedGet, wanted: ByteRange) -> Seen:
+async def ask(exchange: Exchange, headers: Mapping[str, str], look: UnpinnedGet, wanted: ByteRange) -> Seen:
     """Ask for the bytes. What the answer says of the object is remembered where it may be.
 
     Raises Refused, and OriginUnreachable.
     """
     catalog, key = exchange.services.catalog, exchange.object_key
     since = catalog.now(key)
-    whole = CHECKSUM_MODE in headers and "range" not in exchange.request.headers
+    whole = brings_checksums(exchange, headers)
     request = _request(key, exchange.slot.name, headers, None if whole else wanted)
     response = await exchange.services.origin.send(request)
     answer = UnpinnedResponse(look, wanted, response)
@@ -70,6 +70,11 @@ async def ask(exchange: Exchange, headers: dict[str, str], look: UnpinnedGet, wa
     except BaseException:
         await answer.aclose()
         raise
+
+
+def brings_checksums(exchange: Exchange, headers: Mapping[str, str]) -> bool:
+    """Whether the answer says the checksums of the object: those of a range do not come."""
+    return CHECKSUM_MODE in headers and "range" not in exchange.request.headers
 
 
 def _asked(request: S3Request) -> tuple[int, int | None] | None:
@@ -94,7 +99,7 @@ def _understood(key: ObjectKey, response: OriginResponse, answer: UnpinnedRespon
     if response.status == 416:
         return None  # of an empty object, or behind the end: HEAD tells which
     if response.status not in (200, 206):
-        raise Refused
+        raise Refused(response.status, list(response.headers.items()), b"")
     try:
         head, body = object_head_of_get(key, response.status, response.headers)
     except OriginBodyError:

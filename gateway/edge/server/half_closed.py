@@ -1,0 +1,48 @@
+"""Connections whose client sends no more and may have left.
+
+The loop no longer looks at such a socket: it would be readable for ever. But a reset must still be noticed, because it
+is how a client that has left answers. So the sockets are in an epoll(7) of their own, which reports nothing but that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from collections.abc import Callable
+
+
+class HalfClosed:
+    """Those of one server. `open` where the loop runs, `close` at the end."""
+
+    def __init__(self) -> None:
+        self._epoll: select.epoll | None = None
+        self._on_reset: dict[int, Callable[[], None]] = {}
+
+    def open(self) -> None:
+        self._epoll = select.epoll()
+        asyncio.get_running_loop().add_reader(self._epoll.fileno(), self._look)
+
+    def watch(self, descriptor: int, on_reset: Callable[[], None]) -> None:
+        """Call this once when the connection is reset, unless `forget` comes first."""
+        if self._epoll is not None:
+            self._on_reset[descriptor] = on_reset
+            self._epoll.register(descriptor, 0)  # EPOLLERR and EPOLLHUP are always reported
+
+    def forget(self, descriptor: int) -> None:
+        """The socket is about to be closed. Idempotent."""
+        if self._on_reset.pop(descriptor, None) is not None and self._epoll is not None:
+            self._epoll.unregister(descriptor)
+
+    def close(self) -> None:
+        if self._epoll is not None:
+            asyncio.get_running_loop().remove_reader(self._epoll.fileno())
+            self._epoll.close()
+            self._epoll = None
+
+    def _look(self) -> None:
+        if self._epoll is None:
+            return
+        for descriptor, _ in self._epoll.poll(0):
+            on_reset = self._on_reset[descriptor]
+            self.forget(descriptor)
+            on_reset()

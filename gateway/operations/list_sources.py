@@ -1,0 +1,496 @@
+"""Where the entries of a listing come from: what is pending, snapshots, the listing index, the origin.
+
+A source is asked for rows from a place on. It gives keys, and common prefixes where the request has a delimiter, in
+order, and says up to where it knows them; merged_page.py merges the sources and cuts the page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, takewhile
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable, SnapshotUnusable, StoreUnavailable
+from gateway.metadata.catalog import is_down
+from gateway.metadata.listing.index import AuthoritativeEntry, Found, NeedsLookup
+from gateway.metadata.listing.pages import END, ListRequest, Page, key_successor, prefix_end, take
+from gateway.metadata.listing.ranges import Bound
+from gateway.metadata.listing.records import numbered, pack, template_of, templates_of
+from gateway.metadata.snapshots.registry import OpenSnapshot, unusable
+from gateway.operations.exchange import Exchange
+from gateway.operations.merged_page import Kind, Row, Rows
+from gateway.operations.versions import wants_revalidation
+from gateway.origin.client import OriginRequest, OriginResponse
+from gateway.policy.slots import Slot, Slots
+from gateway.s3.http_dates import format_iso_date
+from gateway.s3.list_query import ListQuery
+from gateway.s3.list_result import (
+    PAGE_SIZE_BYTES_MAX,
+    EntryTemplate,
+    ListedEntry,
+    ListedPage,
+    PageChain,
+    parse_listed_page,
+)
+from gateway.s3.multipart_checksums import upload_checksum_type
+from gateway.s3.xml_writer import element
+from gateway.writeback.journal.records import PendingObject
+
+if TYPE_CHECKING:
+    from gateway.writeback.buffer import WritebackBuffer
+    from gateway.writeback.journal.book import Book
+
+ListOutcome: TypeAlias = Literal["hit", "partial", "miss", "stale"]
+"""How a page came about, as the catalog's observer is told."""
+
+TRUTHS_MAX = 16
+"""Keys just written that are asked about one by one; with more in a page, the page is asked for."""
+
+_ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
+_KEY_BYTES_MAX = 1024
+_GREATEST = "\U0010ffff".encode()
+"""The greatest character: behind a prefix and it lies nearly nothing that begins with the prefix."""
+
+_ROWS_AT_A_LOOK = 128
+"""Of the journal, which is read on the event loop: about a millisecond."""
+
+_PENDING_ROWS_MIN = 128
+"""Rows of what is pending that are read for a page, however small: they may be tombstones."""
+
+_TOMBSTONES_PASSED_MAX = 128
+"""Under a common prefix, in search of an object; with more, it is left to whoever merges."""
+
+
+@dataclass(slots=True)
+class Listing:
+    """One LIST on its way to an answer. `outcomes` are how its sources came by what they gave.
+
+    The snapshots that it reads are `held`, so that all of it is of the same.
+    """
+
+    exchange: Exchange
+    bucket: str
+    query: ListQuery
+    slots: Sequence[Slot]
+    bound: Bound
+    outcomes: set[ListOutcome] = field(default_factory=set)
+    held: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def outcome(self) -> ListOutcome:
+        """How the whole page came about."""
+        if "stale" in self.outcomes:
+            return "stale"
+        return next(iter(self.outcomes)) if len(self.outcomes) == 1 else "partial"
+
+
+class Entry(NamedTuple):
+    """What a listing says of an object: its record, and the template that the record would name."""
+
+    record: bytes
+    template: EntryTemplate
+
+
+ObjectRow: TypeAlias = Row[Entry]
+ObjectRows: TypeAlias = Rows[Entry]
+
+
+def rows_of(page: Page, templates: Sequence[EntryTemplate]) -> ObjectRows:
+    """The rows of a page."""
+    rows: list[ObjectRow] = [
+        Row(key, Kind.ENTRY, content=Entry(record, templates[template_of(record)])) for key, record in page.keys
+    ]
+    rows += [Row(prefix, Kind.PREFIX) for prefix in page.prefixes]
+    rows.sort(key=lambda row: row.name)
+    if not page.is_truncated:
+        return Rows(rows)
+    end = prefix_end(page.last) if page.last_is_prefix else key_successor(page.last)
+    return Rows(rows, end, has_more=True)
+
+
+# The bucket: what the index knows, else the origin
+
+
+class BucketSource:
+    """What is in the bucket, within the bound of the slots; `strict`: as the origin has it now, learning nothing."""
+
+    def __init__(self, listing: Listing, *, strict: bool) -> None:
+        self._listing = listing
+        self._strict = strict
+
+    async def seek(self, wanted: ListRequest) -> ObjectRows:
+        inside = wanted.rolled_up(wanted.start)
+        if inside is not None and inside < wanted.start and wanted.is_behind(inside):
+            # The origin leaves out a common prefix that it is asked to begin within.
+            return Rows([Row(inside, Kind.DOUBTFUL_PREFIX)], min(prefix_end(inside), wanted.stop))
+        limit = min(max(wanted.limit, 1), 1000)
+        found = await self.page(replace(wanted, limit=limit))
+        return _until(rows_of(found.page, found.templates), wanted.stop)
+
+    def known(self, wanted: ListRequest) -> Found | NeedsLookup | None:
+        """What the index knows of the page at once."""
+        if self._strict or wants_revalidation(self._listing.exchange):
+            return None
+        found = self._find(wanted)
+        if isinstance(found, Found):
+            self._listing.outcomes.add("hit")
+        return found
+
+    async def page(self, wanted: ListRequest) -> Found:
+        """The page, from the origin where the index does not know it."""
+        known = self.known(wanted)
+        if isinstance(known, Found):
+            return known
+        found, outcome = await self.fetch_page(wanted, known)
+        self._listing.outcomes.add(outcome)
+        return found
+
+    async def fetch_page(self, wanted: ListRequest, known: NeedsLookup | None) -> tuple[Found, ListOutcome]:
+        """The page for which the origin must be asked, and how it came about."""
+        if self._strict:
+            question = "page", self._listing.bucket, wanted, self._listing.query.with_owner
+            joined = self._listing.exchange.services.catalog.joined_calls
+            return _found(await joined.ask(question, lambda: self._page_with_keys(wanted))), "miss"
+        if known is not None:
+            found = await self._looked_up(wanted, known.keys)
+            if found is not None:
+                return found, "partial"
+        return await self._ask(wanted)
+
+    def _find(
+        self,
+        wanted: ListRequest,
+        *,
+        stale: bool = False,
+        truths: Mapping[bytes, AuthoritativeEntry] | None = None,
+    ) -> Found | NeedsLookup | None:
+        listing = self._listing
+        index, with_owner = listing.exchange.services.catalog.listing, listing.query.with_owner
+        return index.find(listing.bucket, wanted, listing.bound, with_owner=with_owner, stale=stale, truths=truths)
+
+    async def _looked_up(self, wanted: ListRequest, keys: Sequence[bytes]) -> Found | None:
+        """The page that the index knows but for these keys; None where there are too many, or the origin refuses."""
+        truths: dict[bytes, AuthoritativeEntry] = {}
+        while len(truths) + len(keys) <= TRUTHS_MAX:
+            try:
+                told = await asyncio.gather(*(self._lookup(key) for key in keys))
+            except OriginAnswered:
+                return None
+            truths |= dict(zip(keys, told, strict=True))
+            found = self._find(wanted, truths=truths)
+            if not isinstance(found, NeedsLookup):
+                return found
+            keys = found.keys
+        return None
+
+    async def _lookup(self, key: bytes) -> AuthoritativeEntry:
+        """What a LIST of the origin says of one key, to the letter: a HEAD says less, and other things."""
+        bucket, index = self._listing.bucket, self._listing.exchange.services.catalog.listing
+        asked = index.asked(bucket)
+        page = await origin_page(self._listing, ListRequest(key, limit=1))
+        entry = page.entries[0] if page.entries and page.entries[0].key == key else None
+        truth = AuthoritativeEntry(entry)
+        index.learn_truth(bucket, key, truth, asked)
+        return truth
+
+    async def _ask(self, wanted: ListRequest) -> tuple[Found, ListOutcome]:
+        """The origin's page; an older one of the index where the origin does not answer and the slots allow it."""
+        try:
+            page = await self._shared_page(wanted)
+        except (OriginUnreachable, OriginAnswered) as error:
+            stale = self._find(wanted, stale=True) if is_down(error) else None
+            if not isinstance(stale, Found):
+                raise
+            return stale, "stale"
+        return _found(page), "miss"
+
+    async def _shared_page(self, wanted: ListRequest) -> ListedPage:
+        """The origin's page: asked for now, or just before by another who asks for the same."""
+        listing = self._listing
+        index = listing.exchange.services.catalog.listing
+        asked = index.asked(listing.bucket)
+
+        async def send() -> ListedPage:
+            page = await self._page_with_keys(wanted)
+            index.learn(listing.bucket, wanted, page, asked, merge_seconds=listing.bound.merge_seconds)
+            return page
+
+        if wants_revalidation(listing.exchange):
+            return await send()
+        question = listing.bucket, wanted, listing.query.with_owner
+        return await index.questions.ask(question, asked, listing.bound, send)
+
+    async def _page_with_keys(self, wanted: ListRequest) -> ListedPage:
+        """One page; pages without a key, as of origins that skip deleted versions, are followed by the next."""
+        origin_token, chain = None, PageChain()
+        while True:
+            page = await origin_page(self._listing, wanted, origin_token)
+            origin_token = page.next_token
+            if page.entries or page.prefixes or origin_token is None:
+                return page
+            chain.follow((), origin_token)
+
+
+def _until(rows: ObjectRows, stop: bytes) -> ObjectRows:
+    """What of them lies before `stop`; common prefixes that reach behind it may hold nothing before it."""
+    if not rows.rows or prefix_end(rows.rows[-1].name) <= stop:
+        return rows
+    kept = [
+        row._replace(kind=Kind.DOUBTFUL_PREFIX) if row.kind is Kind.PREFIX and prefix_end(row.name) > stop else row
+        for row in rows.rows
+        if row.name < stop
+    ]
+    if len(kept) == len(rows.rows) and (rows.end is None or rows.end < stop):
+        return rows._replace(rows=kept)
+    return Rows(kept)
+
+
+def _found(page: ListedPage) -> Found:
+    listed, templates = numbered(page.entries)
+    last_key = listed[-1][0] if listed else b""
+    last_prefix = page.prefixes[-1] if page.prefixes else b""
+    last, is_truncated = max(last_key, last_prefix), page.next_token is not None
+    return Found(Page(listed, page.prefixes, is_truncated, last, last == last_prefix != b""), templates)
+
+
+async def origin_page(listing: Listing, wanted: ListRequest, origin_token: str | None = None) -> ListedPage:
+    """What of the origin's page lies behind the place that was asked for; raises OriginAnswered for every error."""
+    async with await _send(listing, wanted, origin_token) as response:
+        if response.status != 200:
+            document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
+            raise OriginAnswered(response.status, list(response.headers.items()), document)
+        page = parse_listed_page(await _document(listing, response), with_owner=listing.query.with_owner)
+    entries = [entry for entry in page.entries if entry.key >= wanted.start]
+    return ListedPage(entries, [prefix for prefix in page.prefixes if prefix >= wanted.start], page.next_token)
+
+
+async def _send(listing: Listing, wanted: ListRequest, origin_token: str | None) -> OriginResponse:
+    query = [("list-type", "2"), ("encoding-type", "url"), ("prefix", wanted.prefix.decode())]
+    query.append(("max-keys", str(wanted.limit)))
+    if wanted.delimiter:
+        query.append(("delimiter", wanted.delimiter.decode()))
+    if listing.query.with_owner:
+        query.append(("fetch-owner", "true"))
+    if origin_token is not None:
+        query.append(("continuation-token", origin_token))
+    elif wanted.start > wanted.prefix:
+        query.append(("start-after", before(wanted.start)))
+    request = OriginRequest("GET", listing.bucket, None, query, slot=listing.exchange.slot.name)
+    return await listing.exchange.services.origin.send(request)
+
+
+async def _document(listing: Listing, response: OriginResponse) -> bytes:
+    with listing.exchange.services.buffers.holding() as held:
+        body = bytearray()
+        async for piece in response.stream():
+            held.grow(len(piece))
+            body += piece
+            if len(body) > PAGE_SIZE_BYTES_MAX:
+                raise OriginBodyError("the origin's answer to ListObjectsV2 is too long")
+        return bytes(body)
+
+
+def before(place: bytes) -> str:
+    """What to ask the origin to `start-after` so that it lists `place` and all behind; it may list a little more."""
+    if place.endswith(b"\0"):
+        return place[:-1].decode("utf-8", "ignore")
+    for text in (place[:-1] + bytes([place[-1] - 1]) + _GREATEST if place else b"", place[:-1]):
+        if len(text) <= _KEY_BYTES_MAX and _is_text(text):
+            return text.decode()
+    return place[:-1].decode("utf-8", "ignore")
+
+
+def _is_text(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+# Snapshots
+
+
+class SnapshotSource:
+    """What a snapshot holds of the bucket: nothing else is asked."""
+
+    def __init__(self, listing: Listing, opened: OpenSnapshot) -> None:
+        self._listing = listing
+        self._opened = opened
+
+    async def seek(self, wanted: ListRequest) -> ObjectRows:
+        """Raises S3Error where the snapshot cannot be used."""
+        found = self.page(replace(wanted, limit=max(wanted.limit, 1)))
+        return rows_of(found.page, found.templates)
+
+    def page(self, wanted: ListRequest) -> Found:
+        """The page. Raises as `seek`."""
+        data = self._opened.snapshot.data
+        try:
+            with data.keys() as keys:
+                page = take(keys, wanted, wanted.stop)
+            if page is None:
+                raise SnapshotUnusable("a page could not be taken from it")
+            if max(templates_of(page.keys), default=-1) >= len(data.templates):
+                raise SnapshotUnusable("a record names a template that is not there")
+        except (StoreUnavailable, SnapshotUnusable) as error:
+            raise unusable(self._opened.manifest.name, error) from error
+        self._listing.outcomes.add("hit")
+        return Found(page, data.templates)
+
+
+class Part(NamedTuple):
+    """The places [start, stop) of a bucket; `slot` is the one that freezes them, None where none does."""
+
+    start: bytes
+    stop: bytes
+    slot: Slot | None
+
+
+class PartitionedSource:
+    """What a bucket would hold whose frozen parts are as their snapshots have them, the rest as the origin has it."""
+
+    def __init__(self, listing: Listing) -> None:
+        self._listing = listing
+        self._snapshots: dict[str, SnapshotSource] = {}
+
+    async def seek(self, wanted: ListRequest) -> ObjectRows:
+        """Rows of the first part: the next ones begin at its end. S3Error where a snapshot is missing."""
+        slots, stop = self._listing.exchange.services.slots, max(wanted.start, wanted.stop)
+        part = next(iter(parts(slots, self._listing.bucket, wanted.start, stop)), None)
+        if part is None:
+            return Rows(())
+        source = BucketSource(self._listing, strict=True) if part.slot is None else await self._snapshot(part.slot)
+        rows = await source.seek(replace(wanted, until=part.stop))
+        return rows._replace(end=part.stop) if rows.end is None and part.stop < stop else rows
+
+    async def _snapshot(self, slot: Slot) -> SnapshotSource:
+        source = self._snapshots.get(slot.name)
+        if source is None:
+            registry = self._listing.exchange.services.snapshots
+            opened = self._listing.held.enter_context(registry.holding(await registry.opened(slot)))
+            source = self._snapshots[slot.name] = SnapshotSource(self._listing, opened)
+        return source
+
+
+def parts(slots: Slots, bucket: str, start: bytes, stop: bytes) -> list[Part]:
+    """[start, stop) of a bucket in order, neighbours that nothing freezes in one."""
+    found: list[Part] = []
+    for part in _pieces(slots, bucket, start, stop):
+        if found and part.slot is None and found[-1].slot is None:
+            part = Part(found.pop().start, part.stop, None)
+        found.append(part)
+    return found
+
+
+def _pieces(slots: Slots, bucket: str, start: bytes, stop: bytes) -> Iterator[Part]:
+    prefixes = [(slot.prefix.key_prefix.encode(), slot) for slot in slots.of_bucket(bucket)]
+    edges = {b"", END, *(prefix for prefix, _ in prefixes), *(prefix_end(prefix) for prefix, _ in prefixes)}
+    inner = sorted({start, stop, *(edge for edge in edges if start < edge < stop)})
+    for first, last in pairwise(inner):
+        slot = next((slot for prefix, slot in prefixes if _holds(prefix, first)), None)
+        yield Part(first, last, slot if slot is not None and slot.consistency == "snapshot" else None)
+
+
+def _holds(prefix: bytes, place: bytes) -> bool:
+    """Whether what lies behind `place`, up to the next edge, begins with the prefix."""
+    return prefix <= place < prefix_end(prefix) if prefix else True
+
+
+# What is pending
+
+
+class PendingSource:
+    """What is pending on this node: it counts before whatever the bucket has.
+
+    It is read before the bucket: what the flush takes from the one to the other in between is in both, and nothing is
+    missed. Entries of pending objects have an owner of None until somebody gives them another.
+    """
+
+    def __init__(self, listing: Listing, buffer: WritebackBuffer) -> None:
+        self._listing = listing
+        self._buffer = buffer
+
+    async def seek(self, wanted: ListRequest) -> ObjectRows:
+        """Other requests come in between the looks."""
+        rows: list[ObjectRow] = []
+        while True:
+            found = self._buffer.look(lambda book: pending_rows(book, self._listing.bucket, wanted, _ROWS_AT_A_LOOK))  # noqa: B023
+            rows += found.rows
+            if found.end is None or len(rows) >= max(wanted.limit, _PENDING_ROWS_MIN):
+                return Rows(rows, found.end)
+            await asyncio.sleep(0)
+            wanted = replace(wanted, begin=found.end)
+
+
+def pending_rows(book: Book, bucket: str, wanted: ListRequest, count: int) -> ObjectRows:
+    """The first rows, `count` or a few more; `wanted.limit` does not matter.
+
+    Nothing is scanned that rolls up: behind a common prefix the next key is looked for at its end.
+    """
+    rows: list[ObjectRow] = []
+    place, at_once = wanted.start, 1
+    while len(rows) < count:
+        found = book.listing(bucket, place, wanted.stop, at_once) if place < wanted.stop else ()
+        plain = list(takewhile(lambda one: wanted.rolled_up(_name(one)) is None, found))
+        rows += map(_pending_row, plain)
+        if len(plain) < len(found):
+            common = wanted.rolled_up(_name(found[len(plain)])) or b""
+            if wanted.is_behind(common):
+                rows.append(Row(common, _kind_of_prefix(book, bucket, common, place)))
+            place, at_once = prefix_end(common), 1
+        elif len(found) < at_once:
+            return Rows(rows)
+        else:
+            place, at_once = key_successor(_name(found[-1])), min(4 * at_once, _ROWS_AT_A_LOOK)
+    return Rows(rows, place)
+
+
+def _pending_row(pending: PendingObject) -> ObjectRow:
+    if pending.deleted:
+        return Row(_name(pending), Kind.TOMBSTONE)
+    entry = pending_entry(pending)
+    return Row(entry.key, Kind.ENTRY, content=Entry(pack(entry, 0), entry.template))
+
+
+def _kind_of_prefix(book: Book, bucket: str, common: bytes, place: bytes) -> Kind:
+    """Of a common prefix under which something is pending from a place on."""
+    for count in (1, _TOMBSTONES_PASSED_MAX):
+        if any(not one.deleted for one in book.listing(bucket, max(common, place), prefix_end(common), count)):
+            return Kind.PREFIX
+    return Kind.DOUBTFUL_PREFIX
+
+
+def _name(pending: PendingObject) -> bytes:
+    return pending.key.key.encode()
+
+
+def pending_entry(pending: PendingObject) -> ListedEntry:
+    """A pending object as the origin will list it, but for the date, which is that of the acknowledgement.
+
+    S3 writes dates in milliseconds and means whole seconds, as HEAD does.
+    """
+    modified = format_iso_date(pending.acknowledged_at).removesuffix("Z") + ".000Z"
+    storage_class = element("StorageClass", pending.fixed.headers.get("x-amz-storage-class", "STANDARD"))
+    template = EntryTemplate(_checksum(pending), None, storage_class)
+    return ListedEntry(pending.key.key.encode(), modified, pending.etag, pending.size_bytes, template)
+
+
+def _checksum(pending: PendingObject) -> str:
+    """Algorithm and type where Create or PutObject has declared one; what S3 computes by itself is not foretold."""
+    declared = pending.fixed.headers.get("x-amz-checksum-algorithm") if pending.multipart else None
+    if declared is not None:
+        found = upload_checksum_type(declared, pending.fixed.headers.get("x-amz-checksum-type"))
+    elif pending.checksums and not pending.multipart:
+        found = next(iter(pending.checksums)), "FULL_OBJECT"
+    else:
+        return ""
+    return element("ChecksumAlgorithm", found[0].upper()) + element("ChecksumType", found[1])
+
+
+def is_frozen_under(slots: Iterable[Slot]) -> bool:
+    """Whether a snapshot freezes a part of what is listed."""
+    return any(slot.consistency == "snapshot" for slot in slots)

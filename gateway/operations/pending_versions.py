@@ -1,0 +1,128 @@
+"""Reads of what is pending: the version that was acknowledged last, before the origin has it.
+
+Only what this node knows is answered here; what the origin must judge waits for the flush (router.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gateway.blocks.filling.unpinned_get import UnpinnedResponse
+from gateway.blocks.reading.reader import Outcome
+from gateway.errors import OriginAnswered, OriginBodyError
+from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead
+from gateway.objects import BodyStream, ByteRange, ObjectVersion
+from gateway.operations.exchange import Exchange
+from gateway.operations.versions import CurrentVersions, asks_for_more, judged_by_the_origin
+from gateway.s3.checksums import PREFIX
+from gateway.s3.error_codes import s3_error
+from gateway.s3.http_dates import format_http_date
+from gateway.s3.requests import S3Request
+from gateway.s3.stored_headers import stored_headers
+from gateway.s3.xml import part_number
+from gateway.writeback.journal.records import PendingObject
+from gateway.writeback.reading import FileGone, part_range
+
+if TYPE_CHECKING:
+    from gateway.writeback.buffer import WritebackBuffer
+
+
+def is_answered_here(request: S3Request) -> bool:
+    """Whether a GET or HEAD asks for nothing that only the origin can judge."""
+    headers = judged_by_the_origin(request)
+    return not asks_for_more(request) and all(name == CHECKSUM_MODE for name in headers)
+
+
+class PendingVersions(CurrentVersions):
+    """A pending object, which is what is current, from its staged files; 404 for a tombstone."""
+
+    def __init__(self, exchange: Exchange, buffer: WritebackBuffer, pending: PendingObject) -> None:
+        super().__init__(exchange)
+        self._buffer = buffer
+        self._pending = pending
+
+    def must_forward(self) -> bool:
+        return False
+
+    def known(self) -> ObjectHead:
+        pending, request = self._pending, self.exchange.request
+        if pending.deleted:
+            raise s3_error("NoSuchKey", Key=pending.key.key)
+        headers = _headers(pending, with_checksums=CHECKSUM_MODE in self.headers)
+        number = request.parameter("partNumber")
+        if number is not None and "range" in request.headers:
+            raise s3_error("InvalidRequest", "Cannot specify both Range header and partNumber query parameter.")
+        part = _part(pending, number) if number is not None else None
+        if number is not None and pending.multipart:
+            headers["x-amz-mp-parts-count"] = str(len(pending.parts))
+        version = ObjectVersion(pending.key, pending.etag, pending.size_bytes)
+        return ObjectHead(version, headers, pending.acknowledged_at, part)
+
+    def is_served(self, head: ObjectHead) -> bool:
+        return True
+
+    async def open(self, head: ObjectHead, byte_range: ByteRange, answer: UnpinnedResponse | None) -> _StagedReader:
+        return _StagedReader(self.exchange, self._buffer, self._pending, head.version, byte_range)
+
+    async def is_outdated(self, head: ObjectHead, error: OriginAnswered | OriginBodyError) -> bool:
+        return False
+
+
+def _headers(pending: PendingObject, *, with_checksums: bool) -> dict[str, str]:
+    headers = stored_headers(pending.fixed.headers)
+    headers |= {"etag": pending.etag, "last-modified": format_http_date(pending.acknowledged_at)}
+    if with_checksums:
+        checksums: Mapping[str, str] = pending.checksums if pending.multipart else pending.parts[0].checksums
+        headers |= {PREFIX + algorithm: value for algorithm, value in checksums.items()}
+        if checksums:
+            composite = any("-" in value for value in checksums.values())
+            headers["x-amz-checksum-type"] = "COMPOSITE" if composite else "FULL_OBJECT"
+    return headers
+
+
+def _part(pending: PendingObject, text: str) -> ByteRange | None:
+    number = part_number("partNumber", text)
+    try:
+        return part_range(pending, number)
+    except IndexError:
+        raise s3_error("InvalidPartNumber") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _StagedReader:
+    """A range out of staged files; what was flushed in the midst of it is cached, or at the origin, as that version."""
+
+    exchange: Exchange
+    buffer: WritebackBuffer
+    pending: PendingObject
+    version: ObjectVersion
+    range: ByteRange
+
+    @property
+    def outcome(self) -> Outcome:
+        return "hit"
+
+    def whole(self) -> None:
+        """Staged files are verified as they are read, and sent by no other way."""
+
+    def file_failed(self, error: Exception) -> None:
+        """Nothing is sent from a file."""
+
+    async def body(self) -> BodyStream:
+        async with aclosing(self.buffer.pieces(self.pending, self.range)) as pieces:
+            try:
+                async for piece in pieces:
+                    yield piece
+                return
+            except FileGone as gone:
+                rest = ByteRange(self.range.first + gone.read_bytes, self.range.last)
+        reader = await self.exchange.services.blocks.open_range(self.version, rest, slot=self.exchange.slot.name)
+        async with aclosing(reader), aclosing(reader.body()) as body:
+            async for left in body:
+                yield left
+
+    async def aclose(self) -> None:
+        """Nothing is open between two pieces."""

@@ -1,0 +1,296 @@
+"""Which handler answers a request: the table of contents of this package.
+
+    the write-back buffer, where the request concerns it → a snapshot, where one freezes what it is about → the origin
+
+In each of the three the rules are asked in order, and the first that holds answers. What only the origin can answer
+waits, in the first, until the origin has what this node has acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gateway.objects import ObjectKey
+from gateway.operations.absorbing.barrier import flushed, flushed_under
+from gateway.operations.absorbing.copying import absorb_copy, copied_here
+from gateway.operations.absorbing.creating import absorb_create
+from gateway.operations.absorbing.deleting import delete_pending
+from gateway.operations.absorbing.eligible import may_be_deleted_here
+from gateway.operations.absorbing.part_copy import absorb_part_copy
+from gateway.operations.absorbing.put import absorb_put
+from gateway.operations.absorbing.through import CHANGES_NO_OBJECT, written_through
+from gateway.operations.absorbing.uploads import (
+    absorb_abort,
+    absorb_complete,
+    absorb_part,
+    absorbed_parts,
+    is_known,
+)
+from gateway.operations.bucket_answers import bucket_answer
+from gateway.operations.delete_objects import delete_objects
+from gateway.operations.exchange import Exchange
+from gateway.operations.list_objects import list_objects, may_be_merged
+from gateway.operations.list_uploads import list_uploads, may_concern_uploads
+from gateway.operations.multipart_upload import complete_multipart_upload
+from gateway.operations.passthrough import READ_METHODS, forward, forward_write
+from gateway.operations.pending_versions import PendingVersions, is_answered_here
+from gateway.operations.plain import is_plain
+from gateway.operations.read_object import get_object, head_object
+from gateway.operations.reply import Answer, Reply
+from gateway.operations.snapshot_versions import SnapshotVersions, frozen_source, pin_source
+from gateway.operations.versions import CurrentVersions, VersionSource
+from gateway.policy.slots import Slot
+from gateway.s3.addressing import parse_copy_source
+from gateway.s3.error_codes import s3_error
+from gateway.s3.presigned import strip_signature_parameters
+from gateway.s3.requests import Operation
+
+if TYPE_CHECKING:
+    from gateway.writeback.buffer import WritebackBuffer
+
+_READS: Mapping[Operation, Callable[[VersionSource], Answer]] = {
+    Operation.GET_OBJECT: get_object,
+    Operation.HEAD_OBJECT: head_object,
+}
+
+_LISTINGS = frozenset({Operation.LIST_OBJECTS, Operation.LIST_OBJECTS_V2})
+
+
+def perform(exchange: Exchange) -> Answer:
+    """Carry out the operation that the request asks for: what needs no waiting now, the rest when it is awaited."""
+    services = exchange.services
+    if services.writeback is not None:
+        answer = _by_buffer(exchange, services.writeback)
+        if answer is not None:
+            return answer
+    elif services.buffer_closed:
+        _check_without_buffer(exchange)
+    return _past_the_buffer(exchange)
+
+
+# The origin
+
+
+def _past_the_buffer(exchange: Exchange) -> Answer:
+    """The answer where nothing that is pending matters any more."""
+    if exchange.services.slots.any_frozen:
+        answer = _by_snapshot(exchange)
+        if answer is not None:
+            return answer
+    return _by_origin(exchange)
+
+
+def _by_origin(exchange: Exchange) -> Answer:
+    read = _READS.get(exchange.request.operation)
+    return read(CurrentVersions(exchange)) if read is not None else _HANDLERS[exchange.request.operation](exchange)
+
+
+async def _passthrough(exchange: Exchange) -> Reply:
+    """Every operation that Forebay does not handle itself."""
+    return await (forward(exchange) if exchange.request.method in READ_METHODS else forward_write(exchange))
+
+
+_HANDLERS: Mapping[Operation, Callable[[Exchange], Answer]] = {
+    Operation.LIST_BUCKETS: forward,
+    Operation.HEAD_BUCKET: bucket_answer,
+    Operation.GET_BUCKET_LOCATION: bucket_answer,
+    Operation.GET_BUCKET_VERSIONING: bucket_answer,
+    Operation.GET_BUCKET_ENCRYPTION: bucket_answer,
+    Operation.GET_BUCKET_TAGGING: bucket_answer,
+    Operation.GET_OBJECT_LOCK_CONFIGURATION: bucket_answer,
+    Operation.LIST_OBJECTS: list_objects,
+    Operation.LIST_OBJECTS_V2: list_objects,
+    Operation.LIST_MULTIPART_UPLOADS: forward,
+    Operation.LIST_PARTS: forward,
+    Operation.PUT_OBJECT: forward_write,
+    Operation.COPY_OBJECT: forward_write,
+    Operation.DELETE_OBJECT: forward_write,
+    Operation.DELETE_OBJECTS: delete_objects,
+    Operation.CREATE_MULTIPART_UPLOAD: forward,
+    Operation.UPLOAD_PART: forward,
+    Operation.UPLOAD_PART_COPY: forward,
+    Operation.COMPLETE_MULTIPART_UPLOAD: complete_multipart_upload,
+    Operation.ABORT_MULTIPART_UPLOAD: forward,
+    Operation.FORWARD: _passthrough,
+}
+
+
+# Snapshots: writes into frozen slots were refused before
+
+
+def _by_snapshot(exchange: Exchange) -> Answer | None:
+    """The answer to a request about something that a snapshot freezes; None: nothing is frozen of it."""
+    request = exchange.request
+    if request.operation in (Operation.COPY_OBJECT, Operation.UPLOAD_PART_COPY):
+        slot = frozen_source(exchange)
+        return _copied_from_snapshot(exchange, slot) if slot is not None else None
+    if request.key is not None:
+        if exchange.slot.consistency != "snapshot" or request.method == "OPTIONS":
+            return None
+        if request.operation in _READS:
+            snapshot = exchange.services.snapshots.of(exchange.slot)
+            if snapshot is None:
+                return _read_when_opened(exchange)
+            return _READS[request.operation](SnapshotVersions(exchange, snapshot))
+        is_of_present_state = request.operation is Operation.FORWARD
+    else:
+        is_of_present_state = request.operation is Operation.FORWARD and request.parameter("versions") is not None
+        is_of_present_state = is_of_present_state and request.method in READ_METHODS and _is_frozen_under(exchange)
+    if is_of_present_state:
+        raise s3_error("NotImplemented", "This is frozen by a snapshot, and what is asked for is not a part of it.")
+    return None
+
+
+def _is_frozen_under(exchange: Exchange) -> bool:
+    bucket, prefix = exchange.request.bucket or "", exchange.request.parameter("prefix") or ""
+    return any(slot.consistency == "snapshot" for slot in exchange.services.slots.under(bucket, prefix))
+
+
+async def _read_when_opened(exchange: Exchange) -> Reply:
+    snapshot = await exchange.services.snapshots.opened(exchange.slot)
+    return await _awaited(_READS[exchange.request.operation](SnapshotVersions(exchange, snapshot)))
+
+
+async def _copied_from_snapshot(exchange: Exchange, slot: Slot) -> Reply:
+    await pin_source(exchange, slot)
+    return await _awaited(_by_origin(exchange))
+
+
+# The write-back buffer
+
+_Buffered = Callable[[Exchange, "WritebackBuffer"], Coroutine[Any, Any, Reply]]
+
+_OF_OPEN_UPLOADS: Mapping[Operation, _Buffered] = {
+    Operation.UPLOAD_PART: absorb_part,
+    Operation.COMPLETE_MULTIPART_UPLOAD: absorb_complete,
+    Operation.ABORT_MULTIPART_UPLOAD: absorb_abort,
+    Operation.LIST_PARTS: absorbed_parts,
+}
+"""What is about an upload goes where its Create went, whatever the slot says by now."""
+
+_BUFFERED: Mapping[Operation, _Buffered] = {
+    Operation.PUT_OBJECT: absorb_put,
+    Operation.CREATE_MULTIPART_UPLOAD: absorb_create,
+}
+
+
+def _by_buffer(exchange: Exchange, buffer: WritebackBuffer) -> Answer | None:
+    """The answer to a request that concerns what is pending, or is to be; None: it does not."""
+    request, operation = exchange.request, exchange.request.operation
+    if request.key is None:
+        return _of_bucket(exchange, buffer)
+    if operation in _READS:
+        pending = buffer.pending(exchange.object_key)
+        if pending is None:
+            return None
+        if is_answered_here(request):
+            return _READS[operation](PendingVersions(exchange, buffer, pending))
+        return _when_flushed(exchange, buffer, [exchange.object_key])
+    if "x-amz-rename-source" in request.headers:  # names a key in a way that origins read differently
+        return _when_all_flushed(exchange, buffer)
+    if request.parameter("uploadId") and is_known(exchange, buffer):
+        answer = _of_upload(exchange, buffer)
+        if answer is not None:
+            return answer
+    elif operation is Operation.DELETE_OBJECT and may_be_deleted_here(request):
+        if buffer.pending(exchange.object_key) is not None:
+            return delete_pending(exchange, buffer)
+    elif operation in _BUFFERED and exchange.slot.write == "back":
+        return _BUFFERED[operation](exchange, buffer)
+    elif operation is Operation.COPY_OBJECT:
+        source = copied_here(exchange, buffer)
+        if source is not None:
+            return absorb_copy(exchange, buffer, source)
+    pending_keys = _pending_keys(exchange, buffer)
+    if pending_keys or _is_write_past_the_buffer(exchange):
+        return _when_flushed(exchange, buffer, pending_keys)
+    return None
+
+
+def _of_upload(exchange: Exchange, buffer: WritebackBuffer) -> Answer | None:
+    """The answer to a request about an upload that is open here, or has ended here."""
+    operation = exchange.request.operation
+    if operation is Operation.FORWARD:
+        # The origin knows the upload by another id: it would deny that there is one.
+        raise s3_error("NotImplemented", "A parameter of this request is not known for an upload that is open here.")
+    if operation is Operation.UPLOAD_PART_COPY:
+        return absorb_part_copy(exchange, buffer, _past_the_buffer)
+    return _OF_OPEN_UPLOADS[operation](exchange, buffer) if operation in _OF_OPEN_UPLOADS else None
+
+
+def _of_bucket(exchange: Exchange, buffer: WritebackBuffer) -> Answer | None:
+    """The answer to a request that names no key: it may be about everything in its bucket."""
+    request = exchange.request
+    if request.operation in _LISTINGS:
+        if is_plain(request) or not may_be_merged(exchange):
+            return None  # list_objects merges what is pending
+        return _when_all_flushed(exchange, buffer)
+    if request.operation is Operation.LIST_MULTIPART_UPLOADS:
+        is_ours = is_plain(request) and may_concern_uploads(exchange, buffer)
+        return list_uploads(exchange, buffer) if is_ours else None
+    if request.bucket is not None and _is_about_all_objects(exchange):
+        return _when_all_flushed(exchange, buffer)
+    return None
+
+
+def _is_about_all_objects(exchange: Exchange) -> bool:
+    """ListObjectVersions, DeleteBucket, and POST Object, which names its key in its body."""
+    request = exchange.request
+    if request.operation is not Operation.FORWARD:
+        return False
+    said = {name for name, _ in strip_signature_parameters(request.query)} - {"x-id"}
+    return "versions" in said or (request.method not in READ_METHODS and not said)
+
+
+def _pending_keys(exchange: Exchange, buffer: WritebackBuffer) -> list[ObjectKey]:
+    """The keys that the request names under which something is pending: its own, and the source of a copy."""
+    keys = [exchange.object_key]
+    source = exchange.request.headers.get("x-amz-copy-source")
+    if source is not None:
+        keys.append(parse_copy_source(source).key)
+    return [key for key in keys if buffer.pending(key) is not None]
+
+
+def _is_write_past_the_buffer(exchange: Exchange) -> bool:
+    request = exchange.request
+    if request.key is None or request.method in READ_METHODS or request.operation in CHANGES_NO_OBJECT:
+        return False
+    return exchange.slot.write == "back"
+
+
+async def _when_all_flushed(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
+    await flushed_under(exchange, buffer, exchange.request.bucket or "", exchange.request.parameter("prefix") or "")
+    return await _when_flushed(exchange, buffer, ())
+
+
+async def _when_flushed(exchange: Exchange, buffer: WritebackBuffer, keys: Sequence[ObjectKey]) -> Reply:
+    await flushed(exchange, buffer, keys)
+    answer = _awaited(_past_the_buffer(exchange))
+    return await (written_through(exchange, buffer, answer) if _is_write_past_the_buffer(exchange) else answer)
+
+
+async def _awaited(answer: Answer) -> Reply:
+    return answer if isinstance(answer, Reply) else await answer
+
+
+def _check_without_buffer(exchange: Exchange) -> None:
+    """S3Error ServiceUnavailable where a request deletes what may be pending, while the buffer's disk cannot be used.
+
+    The origin takes writes meanwhile; it has then another object than a pending write expects, which becomes a conflict
+    when the disk is back. Only a deletion leaves nothing to be recognised by: an object that was acknowledged before,
+    and is deleted at the origin alone, would come back with its flush.
+    """
+    operation = exchange.request.operation
+    if operation is Operation.DELETE_OBJECT:
+        slots = [exchange.slot]
+    elif operation is Operation.DELETE_OBJECTS:
+        slots = list(exchange.services.slots.under(exchange.request.bucket or "", ""))
+    else:
+        return
+    if any(slot.write == "back" for slot in slots):
+        raise s3_error(
+            "ServiceUnavailable",
+            "The disk of the write-back buffer cannot be used: what it has acknowledged could come back after this "
+            "deletion. Put the disk right and start the gateway again.",
+        )

@@ -1,0 +1,294 @@
+"""Reads in slots that are frozen by a snapshot: what there is, and in which version, the snapshot alone says.
+
+No answer ever holds a byte of another version: what the origin is asked for is pinned to the frozen ETag. What the
+origin does not have any more is served as long as all of it is cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from gateway.blocks.filling.unpinned_get import UnpinnedResponse
+from gateway.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
+from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_down, is_plainly_asked
+from gateway.metadata.snapshots.registry import OpenSnapshot, SnapshotObject
+from gateway.objects import ByteRange, ObjectKey
+from gateway.operations.exchange import Exchange
+from gateway.operations.passthrough import onward_request, streamed_reply
+from gateway.operations.payload import receive_payload
+from gateway.operations.read_object import is_not_modified
+from gateway.operations.reply import Reply
+from gateway.operations.versions import (
+    VersionReader,
+    asks_for_more_than_bytes,
+    asks_for_more_than_head,
+    is_cacheable,
+    judged_by_the_origin,
+    open_cached,
+)
+from gateway.policy.slots import Slot
+from gateway.s3.addressing import parse_copy_source
+from gateway.s3.conditions import etag_matches, evaluate_read
+from gateway.s3.error_codes import s3_error
+from gateway.s3.etags import quote, unquote
+from gateway.s3.forwarding import towards_origin
+from gateway.s3.http_dates import format_http_date, parse_iso_date
+
+_GONE = frozenset({404, 412})
+"""What the origin answers to a request for a version that it does not have any more."""
+
+_CONDITIONS = frozenset({"if-match", "if-none-match", "if-modified-since", "if-unmodified-since"})
+_SOURCE_IF_MATCH = "x-amz-copy-source-if-match"
+
+
+class SnapshotVersions:
+    """The version that a snapshot has of the request's object (versions.VersionSource).
+
+    404 for what was not there when the snapshot was made, 412 for what is lost.
+    """
+
+    def __init__(self, exchange: Exchange, snapshot: OpenSnapshot) -> None:
+        self.exchange = exchange
+        self.headers = judged_by_the_origin(exchange.request)
+        self._snapshot = snapshot
+        self._frozen: SnapshotObject | None = None
+
+    def must_forward(self) -> bool:
+        request = self.exchange.request
+        return asks_for_more_than_head(request) if request.method == "HEAD" else asks_for_more_than_bytes(request)
+
+    async def forward(self) -> Reply:
+        """The origin's answer about the frozen version: the request goes there pinned, and is refused otherwise."""
+        exchange, etag = self.exchange, strong(self._object().version.etag)
+        self._judge_conditions()
+        headers = towards_origin(exchange.request.headers) | {"if-match": etag}
+        request = onward_request(exchange, await receive_payload(exchange), headers=headers)
+        response = await exchange.services.origin.send(request)
+        is_other = response.status in (200, 206) and strong(response.headers.get("etag", "")) != etag
+        if response.status not in _GONE and not is_other:
+            head_only = exchange.request.method == "HEAD"
+            return streamed_reply(response, head_only=head_only, cache="forwarded" if head_only else "bypass")
+        await response.aclose()
+        raise await self._explained(OriginAnswered(response.status, [], b""))
+
+    def known(self) -> ObjectHead | None:
+        exchange, catalog = self.exchange, self.exchange.services.catalog
+        if not is_plainly_asked(self.headers) or exchange.request.parameter("partNumber") is not None:
+            return None
+        with_checksums = CHECKSUM_MODE in self.headers
+        head = self._snapshot.head(exchange.object_key.key, with_checksums=with_checksums)
+        if head is None:
+            known = catalog.of_version(self._object().version, with_checksums=with_checksums)
+            if known is None:
+                return None
+            head = ObjectHead(known.version, known.headers, known.last_modified)  # not `remembered`: never out of date
+            self._snapshot.keep(head, with_checksums=with_checksums)
+        catalog.observer.looked_up(exchange.slot.name, "hit")
+        return head
+
+    async def ask(self, *, again: bool = False) -> ObjectHead:
+        """As the origin says it of the frozen version, and only of that; OriginAnswered 412 where it has another."""
+        exchange, catalog = self.exchange, self.exchange.services.catalog
+        part_number = exchange.request.parameter("partNumber")
+        head = await catalog.ask(exchange.object_key, exchange.slot, headers=self.conditions(), part_number=part_number)
+        if not is_same_version(head, self._object()):
+            raise OriginAnswered(412, [], b"")
+        catalog.observer.looked_up(exchange.slot.name, "miss")
+        if part_number is None:
+            self._learn(head, with_checksums=CHECKSUM_MODE in self.headers)
+        return head
+
+    async def stand_in(self, error: OriginError) -> ObjectHead | None:
+        """What was once learned of the version, or what the listing has said, where all that is asked for is cached.
+
+        A HEAD is answered by what was learned.
+        """
+        is_gone = _says_gone(error)
+        if not is_gone and not (isinstance(error, (OriginAnswered, OriginUnreachable)) and is_down(error)):
+            return None
+        request, frozen = self.exchange.request, self._object()
+        head = self.exchange.services.catalog.of_version(frozen.version, with_checksums=False)
+        if request.method == "HEAD":
+            if head is not None:
+                return head
+        elif request.parameter("partNumber") is None:
+            head = head or listed_head(frozen)
+            if is_cacheable(request, head) and (is_not_modified(self.exchange, head) or self._is_cached(head)):
+                return head
+        raise (await self._explained(error) if is_gone else error)
+
+    async def refused(self) -> Reply:
+        return await self.forward()  # HEAD has no error document
+
+    def is_served(self, head: ObjectHead) -> bool:
+        return is_cacheable(self.exchange.request, head)
+
+    def conditions(self) -> dict[str, str]:
+        return self.headers | pin(self._object())
+
+    def accept(self, head: ObjectHead, *, with_checksums: bool) -> bool:
+        if not is_same_version(head, self._object()):
+            return False
+        self._learn(head, with_checksums=with_checksums)
+        return True
+
+    async def open(self, head: ObjectHead, byte_range: ByteRange, answer: UnpinnedResponse | None) -> VersionReader:
+        """Of an object that the origin did not have any more, no body is begun that cannot be sent to its end."""
+        if self.exchange.object_key.key in self._snapshot.lost and not self._is_cached(head, byte_range):
+            await self.ask()
+        return await open_cached(self.exchange, head, byte_range, self.headers, answer)
+
+    async def is_outdated(self, head: ObjectHead, error: OriginAnswered | OriginBodyError) -> bool:
+        """Never: what is frozen does not change. Raises what to tell the client of a version that is lost."""
+        if _says_gone(error) or isinstance(error, OriginBodyError):
+            raise await self._explained(error) from None
+        return False
+
+    def on_cut_body(self, head: ObjectHead) -> Callable[[], Awaitable[None]]:
+        return self._lose
+
+    def _object(self) -> SnapshotObject:
+        """S3Error NoSuchKey where there was none: the origin is not asked."""
+        if self._frozen is None:
+            key = self.exchange.object_key.key
+            self._frozen = self._snapshot.find(key)
+            if self._frozen is None:
+                self.exchange.services.catalog.observer.looked_up(self.exchange.slot.name, "absent")
+                raise s3_error("NoSuchKey", Key=key)
+        return self._frozen
+
+    def _learn(self, head: ObjectHead, *, with_checksums: bool) -> None:
+        """The origin has said this of the frozen version; it is kept for good where it may be."""
+        if not is_plainly_asked(self.headers):
+            return
+        self._snapshot.lost.pop(head.version.key.key, None)
+        self._snapshot.keep(head, with_checksums=with_checksums)
+        self.exchange.services.catalog.learned_version(head, with_checksums=with_checksums)
+
+    async def _lose(self) -> None:
+        self._snapshot.lose(self.exchange.object_key.key)
+
+    def _is_cached(self, head: ObjectHead, byte_range: ByteRange | None = None) -> bool:
+        if head.version.size_bytes == 0:
+            return True
+        asked = byte_range or ByteRange(0, head.version.size_bytes - 1)
+        return self.exchange.services.blocks.holds(head.version, asked, slot=self.exchange.slot.name)
+
+    def _judge_conditions(self) -> None:
+        """The client's own conditions, where they fail already: `If-Match` is needed for the pinning."""
+        headers = {name: value for name, value in self.exchange.request.headers.items() if name in _CONDITIONS}
+        if headers:
+            frozen, now = self._object(), self.exchange.services.clock.now()
+            modified = parse_iso_date(frozen.modified)
+            evaluate_read(headers, etag=unquote(frozen.version.etag), last_modified=modified, now=now)
+
+    async def _explained(self, error: OriginError) -> Exception:
+        """What to tell a client to whom the origin has refused the frozen version with `error`: what it has now.
+
+        `error` itself where that was about something else.
+        """
+        exchange, frozen = self.exchange, self._object()
+        try:
+            head = await exchange.services.catalog.ask(exchange.object_key, exchange.slot, headers={})
+        except OriginError as refusal:
+            is_absent = isinstance(refusal, OriginAnswered) and refusal.status == 404
+            if not is_absent and not _says_gone(error):
+                return error
+            reason = "gone" if is_absent else "changed"
+            has = "has no such object any more" if is_absent else "does not have that version any more"
+        else:
+            if is_same_version(head, frozen):
+                return s3_error("ServiceUnavailable", "The origin has refused a version that it has. Please try again.")
+            reason, has = "changed", f"has ETag {strong(head.version.etag)}"
+        self._snapshot.lose(exchange.object_key.key)
+        exchange.services.snapshots.observer.refused(exchange.slot.name, reason)
+        return s3_error(
+            "PreconditionFailed",
+            f"{_frozen_as(exchange.object_key, self._snapshot, frozen)}, and the origin {has}. "
+            "What is asked for of the frozen version is not cached on this node.",
+            Condition="If-Match",
+            Snapshot=self._snapshot.manifest.name,
+        )
+
+
+def _says_gone(error: OriginError) -> bool:
+    return isinstance(error, OriginAnswered) and error.status in _GONE
+
+
+def _frozen_as(key: ObjectKey, snapshot: OpenSnapshot, frozen: SnapshotObject) -> str:
+    return f"{key} is frozen by the snapshot {snapshot.manifest.name!r} with ETag {strong(frozen.version.etag)}"
+
+
+def pin(frozen: SnapshotObject) -> dict[str, str]:
+    """The header that asks the origin for the frozen version or nothing."""
+    return {"if-match": strong(frozen.version.etag)}
+
+
+def strong(etag: str) -> str:
+    """As `If-Match` takes it: some servers list ETags without quotes, or as weak ones."""
+    return quote(etag.removeprefix("W/"))
+
+
+def is_same_version(head: ObjectHead, frozen: SnapshotObject) -> bool:
+    """Whether the origin spoke of the frozen version: some ignore `If-Match`."""
+    version = head.version
+    return strong(version.etag) == strong(frozen.version.etag) and version.size_bytes == frozen.version.size_bytes
+
+
+def listed_head(frozen: SnapshotObject) -> ObjectHead:
+    """What the snapshot alone says of an object, where nobody else says anything any more."""
+    headers = {
+        "etag": strong(frozen.version.etag),
+        "content-length": str(frozen.version.size_bytes),
+        "content-type": "binary/octet-stream",
+    }
+    modified = parse_iso_date(frozen.modified)
+    if modified is not None:
+        headers["last-modified"] = format_http_date(modified)
+    return ObjectHead(replace(frozen.version, etag=headers["etag"]), headers, modified)
+
+
+# Copies out of a frozen slot
+
+
+def frozen_source(exchange: Exchange) -> Slot | None:
+    """The slot that freezes what a CopyObject or UploadPartCopy copies; None: none does."""
+    text = exchange.request.headers.get("x-amz-copy-source")
+    if text is None:
+        return None
+    source = parse_copy_source(text).key
+    slot = exchange.services.slots.find(source.bucket, source.key)
+    return slot if slot.consistency == "snapshot" else None
+
+
+async def pin_source(exchange: Exchange, slot: Slot) -> None:
+    """Have a copy take the frozen version of its source, or nothing: 412 where the origin does not have it any more.
+
+    Some servers ignore conditions on a copy's source: the origin is asked which version it has, just before.
+    """
+    request, snapshot = exchange.request, await exchange.services.snapshots.opened(slot)
+    key = parse_copy_source(request.headers["x-amz-copy-source"]).key.key
+    frozen = snapshot.find(key)
+    if frozen is None:
+        raise s3_error("NoSuchKey", Key=key)
+    etag = strong(frozen.version.etag)
+    if not etag_matches(request.headers.get(_SOURCE_IF_MATCH, "*"), etag):
+        raise s3_error("PreconditionFailed", Condition=_SOURCE_IF_MATCH)
+    if not await _is_there(exchange, slot, frozen):
+        raise s3_error(
+            "PreconditionFailed",
+            f"{_frozen_as(frozen.version.key, snapshot, frozen)}, and the origin does not have that version any more.",
+            Condition=_SOURCE_IF_MATCH,
+        )
+    request.headers = {**request.headers, _SOURCE_IF_MATCH: etag}
+
+
+async def _is_there(exchange: Exchange, slot: Slot, frozen: SnapshotObject) -> bool:
+    try:
+        head = await exchange.services.catalog.ask(frozen.version.key, slot, headers=pin(frozen))
+    except OriginAnswered as answer:
+        if answer.status not in _GONE:
+            raise
+        return False
+    return is_same_version(head, frozen)

@@ -1,0 +1,223 @@
+"""Identical questions share a call that begins after each of them was asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.metadata.joined_calls import WAIT_SECONDS_MAX, JoinedCalls
+from tests.support.manual_clock import ManualClock
+
+ACCOUNT = ContextVar[str]("account")
+
+
+class Refused(Exception):
+    """The call failed."""
+
+
+@dataclass
+class Bucket:
+    """An origin whose state is a number that grows. Each call sees it at one moment while it is under way."""
+
+    state: int = 0
+    calls: list[tuple[asyncio.Future[bool], int]] = field(default_factory=list)
+    begun: int = 0
+    cancelled: int = 0
+
+    async def send(self) -> int:
+        self.begun += 1
+        outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        call = (outcome, self.state)
+        self.calls.append(call)
+        try:
+            if not await outcome:
+                raise Refused
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.calls.remove(call)
+        return call[1]
+
+    def finish(self, number: int, *, good: bool) -> None:
+        waiting = [outcome for outcome, _ in self.calls if not outcome.done()]
+        if waiting:
+            waiting[number % len(waiting)].set_result(good)
+
+
+async def turn() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def play(scenario: Callable[[JoinedCalls, Bucket, ManualClock], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        clock, bucket = ManualClock(), Bucket()
+        joined = JoinedCalls(clock)
+        await scenario(joined, bucket, clock)
+        await joined.close()
+        assert bucket.calls == []
+        assert not joined._joinable
+        assert not joined._under_way
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(run())
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("ask"), st.integers(0, 1)),
+    st.tuples(st.just("change"), st.just(0)),
+    st.tuples(st.sampled_from(["finish", "fail", "leave"]), st.integers(0, 50)),
+    st.tuples(st.just("turn"), st.just(0)),
+    st.tuples(st.just("pass"), st.sampled_from([0, 1, 2])),
+)
+
+
+@given(st.lists(STEPS, max_size=60))
+def test_each_answer_is_a_state_between_question_and_answer(steps: list[tuple[str, int]]) -> None:
+    """Whatever changes, fails and leaves meanwhile; and every question that stays is answered in the end."""
+
+    async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
+        callers: list[asyncio.Task[None]] = []
+
+        async def caller(question: int) -> None:
+            arrived = bucket.state
+            try:
+                seen = await joined.ask(question, bucket.send)
+            except Refused:
+                return
+            assert arrived <= seen <= bucket.state
+
+        for step, number in steps:
+            if step == "ask":
+                callers.append(asyncio.create_task(caller(number)))
+                await asyncio.sleep(0)  # it has arrived; what it began need not have begun
+            elif step == "change":
+                bucket.state += 1
+            elif step in ("finish", "fail"):
+                bucket.finish(number, good=step == "finish")
+            elif step == "leave" and callers:
+                callers[number % len(callers)].cancel()
+            elif step == "turn":
+                await turn()
+            elif step == "pass":
+                await clock.advance(float(number))
+        for _ in range(len(steps) + 1):
+            await turn()
+            bucket.finish(0, good=True)
+        await turn()
+        assert all(task.done() for task in callers)
+        for outcome in await asyncio.gather(*callers, return_exceptions=True):
+            assert outcome is None or isinstance(outcome, asyncio.CancelledError), repr(outcome)
+
+    play(scenario)
+
+
+def test_any_number_of_callers_cost_two_calls() -> None:
+    """One that was under way, and one that began after all others had asked."""
+
+    async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
+        first = asyncio.create_task(joined.ask("q", bucket.send))
+        await turn()
+        bucket.state = 1
+        others = [asyncio.create_task(joined.ask("q", bucket.send)) for _ in range(512)]
+        await turn()
+        assert bucket.begun == 1
+        bucket.finish(0, good=True)
+        await turn()
+        bucket.finish(0, good=True)
+        assert await first == 0
+        assert set(await asyncio.gather(*others)) == {1}
+        assert bucket.begun == 2
+
+    play(scenario)
+
+
+def test_a_call_that_never_ends_holds_the_next_one_up_for_a_moment_only() -> None:
+    """Whoever asked later has a call of his own by then; who waits for the silent one goes on waiting."""
+
+    async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
+        first = asyncio.create_task(joined.ask("q", bucket.send))
+        await turn()
+        second = asyncio.create_task(joined.ask("q", bucket.send))
+        await turn()
+        await clock.advance(WAIT_SECONDS_MAX)
+        assert bucket.begun == 2
+        bucket.finish(1, good=True)
+        assert await second == 0
+        assert not first.done()
+        first.cancel()
+        await turn()
+        assert bucket.cancelled == 1
+
+    play(scenario)
+
+
+def test_a_call_that_fails_fails_those_who_waited_for_it() -> None:
+    """And nobody who asked after it had begun."""
+
+    async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
+        first = asyncio.create_task(joined.ask("q", bucket.send))
+        await turn()
+        second = asyncio.create_task(joined.ask("q", bucket.send))
+        await turn()
+        bucket.finish(0, good=False)
+        await turn()
+        bucket.finish(0, good=True)
+        assert await second == 0
+        with pytest.raises(Refused):
+            await first
+
+    play(scenario)
+
+
+def test_what_nobody_waits_for_is_not_asked() -> None:
+    """A call that has begun is cancelled when the last caller leaves; one that has not is never made."""
+
+    async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
+        first = asyncio.create_task(joined.ask("q", bucket.send))
+        await turn()
+        second, third = (asyncio.create_task(joined.ask("q", bucket.send)) for _ in range(2))
+        await turn()
+        second.cancel()
+        third.cancel()
+        await turn()
+        first.cancel()
+        await turn()
+        assert (bucket.begun, bucket.cancelled) == (1, 1)
+
+    play(scenario)
+
+
+def test_the_call_runs_in_the_context_of_who_asked_first() -> None:
+    """Also where another question's end begins it: what a call may take is on that caller's account."""
+
+    async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
+        names: list[str] = []
+
+        async def send() -> int:
+            names.append(ACCOUNT.get())
+            return await bucket.send()
+
+        async def ask(name: str) -> int:
+            ACCOUNT.set(name)
+            return await joined.ask("q", send)
+
+        callers = [asyncio.create_task(ask("a"))]
+        await turn()
+        callers.append(asyncio.create_task(ask("b")))
+        await turn()
+        for _ in callers:
+            bucket.finish(0, good=True)
+            await turn()
+        await asyncio.gather(*callers)
+        assert names == ["a", "b"]
+
+    play(scenario)
