@@ -63,7 +63,7 @@ class SilenceCell:
     def is_silent(self, now: float, heard_at: float) -> bool:
         """Whether somebody found the host silent just now, and later than the caller has heard of it."""
         moment = self._told()
-        return heard_at < moment <= now < moment + BELIEVED_SECONDS
+        return 0 < moment <= now < moment + BELIEVED_SECONDS and heard_at < moment
 
     def _told(self) -> float:
         name, moment = _RECORD.unpack_from(self._memory, self._offset)

@@ -44,6 +44,7 @@ def test_who_was_answered_since_believes_nobody_else(tmp_path: Path) -> None:
 def test_what_is_old_or_makes_no_sense_is_not_believed(later: float) -> None:
     """Whoever told it is gone; a record half written says anything."""
     board = SilenceBoard()
+    assert not board.cell("host").is_silent(0.0, float("-inf"))
     board.cell("host").tell(1000.0)
     assert board.cell("host").is_silent(1001.0, 0.0)
     assert not board.cell("host").is_silent(1000.0 + later, 0.0)
