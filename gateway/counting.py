@@ -37,6 +37,7 @@ from gateway.metrics import (
     LISTING_KEYS_NOT_KEPT,
     LISTING_PAGES,
     ORIGIN_BYTES,
+    ORIGIN_HEDGES,
     ORIGIN_REQUEST_SECONDS,
     ORIGIN_REQUESTS,
     RECEIVED_BYTES,
@@ -343,6 +344,9 @@ class WorkerMetrics:
         status = "unreachable" if attempt.status is None else str(attempt.status)
         ORIGIN_REQUESTS.add(1, attempt.method, status, str(attempt.purpose), attempt.slot)
         ORIGIN_REQUEST_SECONDS.observe(attempt.seconds, str(attempt.purpose))
+
+    def origin_hedge(self, outcome: str) -> None:
+        ORIGIN_HEDGES.add(1, outcome)
 
     def origin_bytes(self, direction: str, slot: str, purpose: str, count: int) -> None:
         """Bytes of a body moved; `direction` is read or write."""

@@ -19,7 +19,7 @@ from gateway.clock import Clock, SystemClock
 from gateway.counting import CacheMetrics, SlotBytes
 from gateway.objects import BodyPiece, ByteRange, FileSpan, LentBytes, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
-from gateway.origin.landing import Landing
+from gateway.origin.receive_buffer import ReceiveBuffer
 from tests.support.memory_origin import MemoryOrigin
 
 KIB = 1024
@@ -160,9 +160,9 @@ class PacedResponse:
     def headers(self) -> Mapping[str, str]:
         return self.response.headers
 
-    async def stream(self, landing: Landing | None = None) -> AsyncIterator[bytes | memoryview]:
+    async def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncIterator[bytes | memoryview]:
         given = 0
-        async for whole in self.response.stream(landing):
+        async for whole in self.response.stream(buffer):
             for start in range(0, len(whole), self.pace.piece_bytes):
                 if given >= self.pace.pause_after:
                     self.pace.paused.set()

@@ -28,7 +28,7 @@ from gateway.counting import CacheMetrics
 from gateway.errors import BlockDamaged, ForebayError, StoreUnavailable
 from gateway.objects import ByteRange
 from gateway.origin.client import Origin, Purpose
-from gateway.origin.landing import Landing
+from gateway.origin.receive_buffer import ReceiveBuffer
 
 FOLIO_BYTES_MAX = min(PAGE_BYTES // 8, 2048) * PAGE_BYTES
 """The largest unit in which the kernel keeps a file's pages: what one page of page table maps, 2 MiB of 4 KiB pages."""
@@ -172,7 +172,7 @@ class LargeBlockFetcher:
     async def _receive(self, fetch: InflightFetch, get: PinnedGet, writer: BlockWriter) -> None:
         """While a piece is written, no more is taken from the origin."""
         buffer = self.buffers.take(FOLLOWED_BYTES if fetch.purpose is Purpose.LIVE else AHEAD_BYTES)
-        landing = Landing(buffer, _worth_writing(fetch))
+        landing = ReceiveBuffer(buffer, _worth_writing(fetch))
         async with aclosing(get.pieces(landing)) as pieces:
             async for piece in pieces:
                 await self.threads.disk_holding(writer.filled.file, writer.write, piece)

@@ -10,7 +10,7 @@ from gateway.clock import Clock
 from gateway.errors import OriginAnswered, OriginBodyError, OriginError, S3Error
 from gateway.objects import ByteRange, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
-from gateway.origin.landing import Landing
+from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.s3.checksums import ALGORITHMS, PREFIX, Checksum, decode_checksum
 
 ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
@@ -75,15 +75,15 @@ class PinnedGet:
         check_head(self._response, self.version, asked)
         self._check = self._check_of(self._response, asked)
 
-    async def pieces(self, landing: Landing | None = None) -> AsyncGenerator[bytes | memoryview, None]:
-        """The bytes in order, all of them or an exception. With a landing as `OriginResponse.stream`."""
+    async def pieces(self, buffer: ReceiveBuffer | None = None) -> AsyncGenerator[bytes | memoryview, None]:
+        """The bytes in order, all of them or an exception. With a buffer as `OriginResponse.stream`."""
         retries_left, length = self.retries, self.range.length
         while True:
             try:
                 if self._response is None:
                     await self.start()
                 assert self._response is not None  # noqa: S101 - it has just been started
-                stream = self._response.stream(landing)
+                stream = self._response.stream(buffer)
                 try:
                     async for piece in stream:
                         yield self._taken(piece, length)

@@ -13,12 +13,12 @@ HEAD_BYTES_MAX = 64 * 1024
 HEAD_END = b"\r\n\r\n"
 
 
-class MalformedAnswer(Exception):
+class MalformedResponse(Exception):
     """What came is no answer in HTTP/1.1."""
 
 
 @dataclass(slots=True)
-class AnswerHead:
+class ResponseHead:
     """`headers` are those from end to end: lower-case names, latin-1 values, repeated ones joined.
 
     `length_bytes` is that of the body; None where the body says itself where it ends, or the end of the connection
@@ -31,7 +31,7 @@ class AnswerHead:
     keep_alive: bool
 
 
-class AnswerParser:
+class ResponseParser:
     """One answer: its head, and a body of no known length. Its `on_…` methods are httptools' callbacks."""
 
     def __init__(self) -> None:
@@ -42,8 +42,8 @@ class AnswerParser:
         self.complete = False
         self.ends_with_connection = False
 
-    def head(self, head: bytes, *, bodiless: bool) -> AnswerHead:
-        """`head` ends with its empty line; MalformedAnswer. `bodiless`: it answers a HEAD (RFC 9112, 6.3)."""
+    def head(self, head: bytes, *, bodiless: bool) -> ResponseHead:
+        """`head` ends with its empty line; MalformedResponse. `bodiless`: it answers a HEAD (RFC 9112, 6.3)."""
         self._feed(head)
         status, headers = self._parser.get_status_code(), _end_to_end(self._fields)
         length: int | None = None
@@ -53,13 +53,13 @@ class AnswerParser:
             length = int(headers["content-length"])
         else:
             self.ends_with_connection = not any(name.lower() == b"transfer-encoding" for name, _ in self._fields)
-        return AnswerHead(status, headers, length, self._keep_alive)
+        return ResponseHead(status, headers, length, self._keep_alive)
 
     def body(self, data: bytes) -> list[bytes]:
-        """What `data` holds of the body; MalformedAnswer. `complete` tells its end."""
+        """What `data` holds of the body; MalformedResponse. `complete` tells its end."""
         try:
             self._feed(data)
-        except MalformedAnswer:
+        except MalformedResponse:
             if not self.complete:
                 raise
         pieces, self._pieces = self._pieces, []
@@ -69,7 +69,7 @@ class AnswerParser:
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            raise MalformedAnswer(f"the origin's answer is no HTTP: {error}") from error
+            raise MalformedResponse(f"the origin's answer is no HTTP: {error}") from error
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._fields.append((name, value))

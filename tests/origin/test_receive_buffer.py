@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import OriginBodyError
-from gateway.origin.landing import GATHERING_SECONDS_MAX, Landing, landed
+from gateway.origin.receive_buffer import GATHERING_SECONDS_MAX, ReceiveBuffer, gathered
 
 
 async def given_as(
@@ -23,8 +23,8 @@ async def given_as(
         raise failure
 
 
-async def gather(pieces: AsyncIterator[bytes], landing: Landing) -> list[bytes]:
-    return [bytes(view) async for view in landed(pieces, landing)]
+async def gather(pieces: AsyncIterator[bytes], landing: ReceiveBuffer) -> list[bytes]:
+    return [bytes(view) async for view in gathered(pieces, landing)]
 
 
 @given(
@@ -34,7 +34,7 @@ async def gather(pieces: AsyncIterator[bytes], landing: Landing) -> list[bytes]:
 )
 def test_the_bytes_are_the_same_in_pieces_worth_having(pieces: list[bytes], size: int, enough: int) -> None:
     """None is empty, none longer than the buffer, and only the last is shorter than what is worth it."""
-    views = asyncio.run(gather(given_as(pieces), Landing(memoryview(bytearray(size)), enough)))
+    views = asyncio.run(gather(given_as(pieces), ReceiveBuffer(memoryview(bytearray(size)), enough)))
     assert b"".join(views) == b"".join(pieces)
     assert all(0 < len(view) <= size for view in views)
     assert all(len(view) >= min(enough, size) for view in views[:-1])
@@ -44,7 +44,9 @@ def test_what_came_before_a_failure_is_given_first() -> None:
     """Nothing that was paid for is lost."""
 
     async def scenario() -> None:
-        views = landed(given_as([b"abc", b"de"], OriginBodyError("broke off")), Landing(memoryview(bytearray(9)), 9))
+        views = gathered(
+            given_as([b"abc", b"de"], OriginBodyError("broke off")), ReceiveBuffer(memoryview(bytearray(9)), 9)
+        )
         assert bytes(await anext(views)) == b"abcde"
         with pytest.raises(OriginBodyError, match="broke off"):
             await anext(views)
@@ -54,6 +56,6 @@ def test_what_came_before_a_failure_is_given_first() -> None:
 
 def test_slow_bytes_do_not_wait_for_a_whole_buffer() -> None:
     """When the next ones come after a while, all are given."""
-    landing = Landing(memoryview(bytearray(9)), 9)
+    landing = ReceiveBuffer(memoryview(bytearray(9)), 9)
     views = asyncio.run(gather(given_as([b"a", b"b", b"c"], pause=GATHERING_SECONDS_MAX), landing))
     assert views[0] == b"ab"

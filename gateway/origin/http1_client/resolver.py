@@ -14,19 +14,19 @@ KEPT_SECONDS = 10.0
 
 
 @dataclass(slots=True)
-class Names:
-    """Event loop only. The resolver runs in a thread; who asks for a name that it looks up already waits with them."""
+class Resolver:
+    """Event loop only. The system's runs in a thread; who asks for a name that it looks up already waits with them."""
 
     _found: dict[tuple[str, int], tuple[float, asyncio.Task[Sequence[AddrInfoType]]]] = field(default_factory=dict)
 
     async def addresses(self, host: str, port: int) -> Sequence[AddrInfoType]:
         """Where to connect to; OSError when the name is unknown."""
-        now, place = asyncio.get_running_loop().time(), (host, port)
-        asked_at, looking = self._found.get(place, (0.0, None))
+        now, endpoint = asyncio.get_running_loop().time(), (host, port)
+        asked_at, looking = self._found.get(endpoint, (0.0, None))
         if looking is None or now - asked_at > KEPT_SECONDS or _has_failed(looking):
             self._found = {known: found for known, found in self._found.items() if now - found[0] <= KEPT_SECONDS}
             looking = asyncio.create_task(_look_up(host, port), name="look up an origin")
-            self._found[place] = now, looking
+            self._found[endpoint] = now, looking
         return await asyncio.shield(looking)
 
 

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 import pytest
 from aiohappyeyeballs import AddrInfoType
 
-from gateway.origin.wire import names
-from gateway.origin.wire.names import KEPT_SECONDS, Names
-from gateway.origin.wire.pool import IDLE_SECONDS_MAX, Endpoint, Pool
-from tests.origin.wire.raw_origin import Client, client, saying
+from gateway.origin.http1_client import resolver
+from gateway.origin.http1_client.pool import IDLE_SECONDS_MAX, Endpoint, Pool
+from gateway.origin.http1_client.resolver import KEPT_SECONDS, Resolver
+from gateway.origin.http1_client.shares import Claim
+from tests.origin.http1_client.raw_origin import Client, client, saying
 from tests.support.blocks import until
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -36,8 +37,8 @@ def test_the_turn_of_a_connection_that_breaks_goes_to_the_next() -> None:
     async def scenario() -> None:
         async with client(saying(b"HTTP/1.1 200 OK\r\n", then_close=True), connections_max=1) as one:
             ends = await asyncio.gather(*(one.body() for _ in range(5)), return_exceptions=True)
-            assert [type(end).__name__ for end in ends] == ["Broken"] * 5
-            assert one.pool._turns._value == 1
+            assert [type(end).__name__ for end in ends] == ["ResponseBroken"] * 5
+            assert one.pool._shares.granted == 0
 
     asyncio.run(scenario())
 
@@ -47,7 +48,7 @@ def test_who_is_cancelled_while_waiting_takes_no_turn() -> None:
 
     async def scenario() -> None:
         async with client(saying(ANSWER), connections_max=1) as one:
-            held = await one.pool.take(one.endpoint)
+            held = await one.pool.take(one.endpoint, Claim())
             waiting = asyncio.create_task(one.body())
             await asyncio.sleep(0)
             waiting.cancel()
@@ -65,18 +66,18 @@ def test_a_refused_connection_is_an_error_and_takes_no_turn() -> None:
         with socket.socket() as bound:
             bound.bind(("127.0.0.1", 0))
             endpoint = Endpoint("127.0.0.1", bound.getsockname()[1], tls=False)
-            pool = Pool(1, ssl.create_default_context(), connect_seconds_max=2.0, silence_seconds_max=2.0)
+            pool = Pool(1, ssl.create_default_context(), connect_seconds_max=2.0, wait_seconds_max=2.0)
             for _ in range(3):
                 with pytest.raises(ConnectionRefusedError):
-                    await pool.take(endpoint)
+                    await pool.take(endpoint, Claim())
             await pool.aclose()
 
     asyncio.run(scenario())
 
 
 async def _idle(one: Client, count: int) -> None:
-    connections = [await one.pool.take(one.endpoint) for _ in range(count)]
-    answers = [connection.ask(b"GET / HTTP/1.1\r\n\r\n", bodiless=False) for connection in connections]
+    connections = [await one.pool.take(one.endpoint, Claim()) for _ in range(count)]
+    answers = [connection.ask(b"GET / HTTP/1.1\r\n\r\n", one.supervision, bodiless=False) for connection in connections]
     for answer in answers:
         await answer.begun()
         answer.close()
@@ -121,7 +122,7 @@ def test_idle_connections_to_others_give_way() -> None:
     async def scenario() -> None:
         async with client(saying(ANSWER), connections_max=2) as one, client(saying(ANSWER)) as other:
             await _idle(one, 2)
-            both = Client(other.endpoint, one.pool, other.origin)
+            both = Client(other.endpoint, one.pool, other.origin, one.supervision)
             assert await both.body() == b"ok"
             await until(lambda: len(one.pool._open) == 2)
 
@@ -140,10 +141,10 @@ def test_names_are_looked_up_once_for_many_and_again_after_a_while(monkeypatch: 
             raise socket.gaierror("no such host")
         return found
 
-    monkeypatch.setattr(names, "_look_up", look_up)
+    monkeypatch.setattr(resolver, "_look_up", look_up)
 
     async def scenario() -> None:
-        one = Names()
+        one = Resolver()
         assert await asyncio.gather(*(one.addresses("a", 80) for _ in range(5))) == [found] * 5
         assert asked == ["a"]
         one._found["a", 80] = one._found["a", 80][0] - KEPT_SECONDS - 1, one._found["a", 80][1]

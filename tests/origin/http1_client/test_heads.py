@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.origin.wire.heads import AnswerHead, AnswerParser, MalformedAnswer
+from gateway.origin.http1_client.heads import MalformedResponse, ResponseHead, ResponseParser
 
 
-def head(*lines: str, status: str = "HTTP/1.1 200 OK", bodiless: bool = False) -> AnswerHead:
+def head(*lines: str, status: str = "HTTP/1.1 200 OK", bodiless: bool = False) -> ResponseHead:
     text = "\r\n".join([status, *lines, "", ""])
-    return AnswerParser().head(text.encode("latin-1"), bodiless=bodiless)
+    return ResponseParser().head(text.encode("latin-1"), bodiless=bodiless)
 
 
 def test_headers_are_those_from_end_to_end() -> None:
@@ -75,21 +75,21 @@ def test_a_connection_is_kept_where_both_sides_may(lines: list[str], status: str
 )
 def test_what_may_mean_two_things_means_nothing(lines: list[str]) -> None:
     """A body whose end is in doubt must not be taken for the object, nor what follows it for another answer."""
-    with pytest.raises(MalformedAnswer):
+    with pytest.raises(MalformedResponse):
         head(*lines)
 
 
 @pytest.mark.parametrize("status", ["HTTP/1.1 abc", "SSH-2.0-x", "HTTP/1.1 101 Switching Protocols", "200 OK"])
 def test_other_protocols_are_refused(status: str) -> None:
     """Whoever answers on the origin's port must speak HTTP."""
-    with pytest.raises(MalformedAnswer):
+    with pytest.raises(MalformedResponse):
         head("Upgrade: x", "Connection: upgrade", status=status)
 
 
 @given(body=st.binary(max_size=500), cuts=st.lists(st.integers(0, 600), max_size=8), sizes=st.integers(1, 100))
 def test_chunks_give_the_same_bytes_however_they_are_cut(body: bytes, cuts: list[int], sizes: int) -> None:
     """And the end is seen at the last byte, not before."""
-    parser = AnswerParser()
+    parser = ResponseParser()
     parser.head(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", bodiless=False)
     chunks = [body[start : start + sizes] for start in range(0, len(body), sizes)]
     wire = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\nx-trailer: 1\r\n\r\n"

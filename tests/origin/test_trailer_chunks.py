@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import S3Error
 from gateway.origin.client import StreamedBody
-from gateway.origin.trailer import CHUNK_BYTES, TrailerChunks, encoded_length
+from gateway.origin.request_body import CHUNK_BYTES, TrailerChunks, encoded_length
 from tests.support.strict_chunks import UnsignedChunks
 
 NAME = "x-amz-checksum-crc32c"

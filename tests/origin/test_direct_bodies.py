@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import OriginBodyError
 from gateway.origin.client import OriginRequest, OriginResponse
-from gateway.origin.landing import Landing
+from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.origin.s3 import S3Origin
 from tests.origin.origins import s3_origin
 from tests.support.strict_origin import StrictOrigin
@@ -83,11 +83,11 @@ def answer(body: bytes, behind: bytes = b"") -> Exchange:
     return exchange
 
 
-def landing(size: int = MIB, enough: int = 256 * KIB) -> Landing:
-    return Landing(memoryview(bytearray(size)), enough)
+def landing(size: int = MIB, enough: int = 256 * KIB) -> ReceiveBuffer:
+    return ReceiveBuffer(memoryview(bytearray(size)), enough)
 
 
-async def receive(response: OriginResponse, into: Landing) -> tuple[bytes, list[int]]:
+async def receive(response: OriginResponse, into: ReceiveBuffer) -> tuple[bytes, list[int]]:
     """All there is, and the lengths of the pieces."""
     body, lengths = bytearray(), list[int]()
     async for piece in response.stream(into):
@@ -111,7 +111,7 @@ async def receive_broken(response: OriginResponse, what: str, on_bytes: Callable
     return bytes(body)
 
 
-async def fetch(origin: S3Origin, into: Landing | None = None) -> bytes:
+async def fetch(origin: S3Origin, into: ReceiveBuffer | None = None) -> bytes:
     async with await origin.send(GET) as response:
         body, _ = await receive(response, into or landing())
     return body
@@ -132,7 +132,7 @@ def never_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("this body could have landed by itself")
 
-    monkeypatch.setattr("gateway.origin.wire.client.landed", refuse)
+    monkeypatch.setattr("gateway.origin.response.gathered", refuse)
 
 
 @pytest.mark.usefixtures("never_gathered")

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.origin.wire import answer as answers
-from gateway.origin.wire.answer import Broken
-from gateway.origin.wire.heads import HEAD_BYTES_MAX
-from tests.origin.wire.raw_origin import Exchange, client, pieces, saying
+from gateway.origin.http1_client import response_stream as answers
+from gateway.origin.http1_client.heads import HEAD_BYTES_MAX
+from gateway.origin.http1_client.response_stream import ResponseBroken
+from gateway.origin.http1_client.shares import Claim
+from tests.origin.http1_client.raw_origin import Exchange, client, pieces, saying
 from tests.support.blocks import until
 
 BODY = bytes(range(256)) * 4
@@ -91,7 +92,7 @@ def test_a_small_body_that_breaks_off_is_never_whole(came: int) -> None:
             found = await one.ask()
             assert found.whole() is None
             received = bytearray()
-            with pytest.raises(Broken, match="closed"):
+            with pytest.raises(ResponseBroken, match="closed"):
                 received += b"".join([piece async for piece in pieces(found)])
             found.close()
             if came:
@@ -141,7 +142,7 @@ def test_silence_ends_an_answer(begin: bytes) -> None:
     async def scenario() -> None:
         exchange, _ = holding(begin, b"")
         async with client(exchange, silence_seconds_max=0.15) as one:
-            with pytest.raises(Broken, match="nothing came"):
+            with pytest.raises(ResponseBroken, match="nothing came"):
                 await one.body()
 
     asyncio.run(scenario())
@@ -166,7 +167,7 @@ def test_what_is_no_answer_is_none(begin: bytes) -> None:
 
     async def scenario() -> None:
         async with client(saying(begin)) as one:
-            with pytest.raises(Broken, match="origin's answer"):
+            with pytest.raises(ResponseBroken, match="origin's answer"):
                 await one.body()
 
     asyncio.run(scenario())
@@ -200,8 +201,8 @@ def test_who_gives_up_waiting_leaves_no_connection_in_the_middle_of_an_answer() 
     async def scenario() -> None:
         exchange, go = holding(b"", HEAD + BODY)
         async with client(exchange) as one:
-            connection = await one.pool.take(one.endpoint)
-            answer = connection.ask(b"GET / HTTP/1.1\r\n\r\n", bodiless=False)
+            connection = await one.pool.take(one.endpoint, Claim())
+            answer = connection.ask(b"GET / HTTP/1.1\r\n\r\n", one.supervision, bodiless=False)
             waiting = asyncio.create_task(answer.begun())
             await asyncio.sleep(0)
             waiting.cancel()

@@ -7,8 +7,10 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
-from gateway.origin.wire.answer import Answer
-from gateway.origin.wire.pool import Endpoint, Pool
+from gateway.origin.http1_client.connection import Supervision
+from gateway.origin.http1_client.pool import Endpoint, Pool
+from gateway.origin.http1_client.response_stream import ResponseStream
+from gateway.origin.http1_client.shares import Claim
 
 REQUEST = b"GET /bucket/key HTTP/1.1\r\nhost: origin\r\n\r\n"
 
@@ -67,15 +69,16 @@ def saying(*parts: bytes, then_close: bool = False) -> Exchange:
 class Client:
     """A pool, and the one origin that it is asked for."""
 
-    def __init__(self, endpoint: Endpoint, pool: Pool, origin: RawOrigin) -> None:
+    def __init__(self, endpoint: Endpoint, pool: Pool, origin: RawOrigin, supervision: Supervision) -> None:
+        self.supervision = supervision
         self.endpoint = endpoint
         self.pool = pool
         self.origin = origin
 
-    async def ask(self, *, bodiless: bool = False) -> Answer:
+    async def ask(self, *, bodiless: bool = False) -> ResponseStream:
         """The answer, begun. It must be closed."""
-        connection = await self.pool.take(self.endpoint)
-        answer = connection.ask(REQUEST, bodiless=bodiless)
+        connection = await self.pool.take(self.endpoint, Claim())
+        answer = connection.ask(REQUEST, self.supervision, bodiless=bodiless)
         await answer.begun()
         return answer
 
@@ -87,7 +90,7 @@ class Client:
             answer.close()
 
 
-async def pieces(answer: Answer) -> AsyncIterator[bytes]:
+async def pieces(answer: ResponseStream) -> AsyncIterator[bytes]:
     while piece := await answer.piece():
         yield piece
 
@@ -103,11 +106,11 @@ async def client(
         connections_max,
         ssl.create_default_context(),
         connect_seconds_max=5.0,
-        silence_seconds_max=silence_seconds_max,
+        wait_seconds_max=5.0,
     )
     try:
         async with asyncio.timeout(20):
-            yield Client(endpoint, pool, origin)
+            yield Client(endpoint, pool, origin, Supervision(silence_seconds_max, silence_seconds_max))
     finally:
         await pool.aclose()
         await origin.stop()

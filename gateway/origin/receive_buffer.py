@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 GATHERING_SECONDS_MAX = 0.1
-"""How long bytes of a slow origin wait in a landing for the next ones."""
+"""How long bytes of a slow origin wait in a buffer for the next ones."""
 
 
 @dataclass(slots=True)
-class Landing:
+class ReceiveBuffer:
     """A buffer, and how many bytes make a piece worth having; who receives may change that from piece to piece.
 
     Pieces are at least that long, unless the body ends, or GATHERING_SECONDS_MAX pass; at most as long as the buffer.
@@ -21,8 +21,8 @@ class Landing:
     enough_bytes: int
 
 
-async def landed(pieces: AsyncIterator[bytes], landing: Landing) -> AsyncIterator[memoryview]:
-    """The same bytes, gathered in a landing: each piece is a view of its buffer, good until the next is asked for.
+async def gathered(pieces: AsyncIterator[bytes], into: ReceiveBuffer) -> AsyncIterator[memoryview]:
+    """The same bytes, gathered in a buffer: each piece is a view of it, good until the next is asked for.
 
     What has come before a failure is given before it is raised.
     """
@@ -32,16 +32,16 @@ async def landed(pieces: AsyncIterator[bytes], landing: Landing) -> AsyncIterato
             rest = memoryview(piece)
             while rest:
                 since = since if filled else loop.time()
-                count = min(len(rest), len(landing.buffer) - filled)
-                landing.buffer[filled : filled + count] = rest[:count]
+                count = min(len(rest), len(into.buffer) - filled)
+                into.buffer[filled : filled + count] = rest[:count]
                 filled, rest = filled + count, rest[count:]
                 late = loop.time() - since >= GATHERING_SECONDS_MAX
-                if late or filled >= min(landing.enough_bytes, len(landing.buffer)):
-                    yield landing.buffer[:filled]
+                if late or filled >= min(into.enough_bytes, len(into.buffer)):
+                    yield into.buffer[:filled]
                     filled = 0
     except Exception:
         if filled:
-            yield landing.buffer[:filled]
+            yield into.buffer[:filled]
         raise
     if filled:
-        yield landing.buffer[:filled]
+        yield into.buffer[:filled]

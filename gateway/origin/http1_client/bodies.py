@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from gateway.origin.landing import Landing
-from gateway.origin.wire.heads import AnswerParser
+from gateway.origin.http1_client.heads import ResponseParser
+from gateway.origin.receive_buffer import ReceiveBuffer
 
 UNREAD_BYTES_MAX = 512 * 1024
 """A body that comes in pieces is not received any further while so much of it waits; half of that makes it go on."""
@@ -33,7 +33,7 @@ class WholeBody:
     def complete(self) -> bool:
         return not self.rest
 
-    def landed(self, count: int) -> None:
+    def received(self, count: int) -> None:
         """So many of the next bytes are there."""
         self.rest = self.rest[count:]
 
@@ -49,12 +49,12 @@ class WholeBody:
         return bytes(piece)
 
 
-class PiecedBody:
+class QueuedBody:
     """Any other body. Its end is where its length says, where `parser` finds it, or where the connection ends."""
 
     __slots__ = ("_left_bytes", "_parser", "_pieces", "_unread_bytes", "complete")
 
-    def __init__(self, length_bytes: int | None, parser: AnswerParser) -> None:
+    def __init__(self, length_bytes: int | None, parser: ResponseParser) -> None:
         self._left_bytes = length_bytes
         self._parser = parser
         self._pieces: deque[bytes] = deque()
@@ -70,7 +70,7 @@ class PiecedBody:
         return self._unread_bytes <= UNREAD_BYTES_MAX // 2
 
     def put(self, data: memoryview) -> int:
-        """Bytes have come; how many of them are too many. MalformedAnswer."""
+        """Bytes have come; how many of them are too many. MalformedResponse."""
         if self._left_bytes is None:
             for piece in self._parser.body(bytes(data)):
                 self._add(piece)
@@ -95,25 +95,25 @@ class PiecedBody:
         self._unread_bytes -= len(piece)
         return piece
 
-    def landing(self) -> LandedBody | None:
-        """The same body, from here on received in landings; None where its length is not known."""
-        return None if self._left_bytes is None else LandedBody(self._pieces, self._left_bytes)
+    def direct(self) -> DirectBody | None:
+        """The same body, from here on received in buffers of its reader; None where its length is not known."""
+        return None if self._left_bytes is None else DirectBody(self._pieces, self._left_bytes)
 
     def _add(self, piece: bytes) -> None:
         self._pieces.append(piece)
         self._unread_bytes += len(piece)
 
 
-class LandedBody:
-    """A large body of known length, received in the landings of who wants it: piece by piece, when that is wanted."""
+class DirectBody:
+    """A large body of known length, received in buffers of its reader: piece by piece, when that is wanted."""
 
-    __slots__ = ("_begun", "_enough_bytes", "_filled_bytes", "_landing", "_left_bytes")
+    __slots__ = ("_begun", "_buffer", "_enough_bytes", "_filled_bytes", "_left_bytes")
 
     def __init__(self, begun: deque[bytes], left_bytes: int) -> None:
         """`begun` has come already, behind it come `left_bytes`."""
         self._begun = begun
         self._left_bytes = left_bytes
-        self._landing: Landing | None = None
+        self._buffer: ReceiveBuffer | None = None
         self._filled_bytes = 0
         self._enough_bytes = 0
 
@@ -124,30 +124,30 @@ class LandedBody:
     @property
     def has_enough(self) -> bool:
         """Whether there is a piece to be taken, or none is wanted."""
-        return self._landing is None or self._filled_bytes >= self._enough_bytes
+        return self._buffer is None or self._filled_bytes >= self._enough_bytes
 
     @property
     def rest(self) -> memoryview:
         """Where the next bytes belong, and not one behind the last."""
-        if self._landing is None:
+        if self._buffer is None:
             return _NOTHING
-        return self._landing.buffer[self._filled_bytes : self._filled_bytes + self._left_bytes]
+        return self._buffer.buffer[self._filled_bytes : self._filled_bytes + self._left_bytes]
 
-    def landed(self, count: int) -> None:
+    def received(self, count: int) -> None:
         """So many of the next bytes are there."""
         self._filled_bytes += count
         self._left_bytes -= count
 
-    def want(self, landing: Landing) -> None:
-        """Have the next piece in a landing."""
-        self._landing, self._filled_bytes = landing, 0
-        self._enough_bytes = min(landing.enough_bytes, len(landing.buffer))
-        while self._begun and (room := len(landing.buffer) - self._filled_bytes):
+    def want(self, buffer: ReceiveBuffer) -> None:
+        """Have the next piece in `buffer`."""
+        self._buffer, self._filled_bytes = buffer, 0
+        self._enough_bytes = min(buffer.enough_bytes, len(buffer.buffer))
+        while self._begun and (room := len(buffer.buffer) - self._filled_bytes):
             piece = self._begun.popleft()
             if len(piece) > room:
                 self._begun.appendleft(piece[room:])
                 piece = piece[:room]
-            landing.buffer[self._filled_bytes : self._filled_bytes + len(piece)] = piece
+            buffer.buffer[self._filled_bytes : self._filled_bytes + len(piece)] = piece
             self._filled_bytes += len(piece)
 
     def hurry(self) -> None:
@@ -156,5 +156,5 @@ class LandedBody:
 
     def take(self) -> memoryview:
         """What has come of the piece; no more is wanted for now."""
-        landing, self._landing = self._landing, None
-        return _NOTHING if landing is None else landing.buffer[: self._filled_bytes]
+        buffer, self._buffer = self._buffer, None
+        return _NOTHING if buffer is None else buffer.buffer[: self._filled_bytes]
