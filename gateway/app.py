@@ -40,9 +40,8 @@ from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.origin.silence_board import SilenceBoard
 from gateway.origin.traffic_meter import MeteredOrigin
-from gateway.policy.grants import Grant
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.access import Grant
+from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.writeback.desk.desk import NoDesk, WritebackDesk
 from gateway.writeback.flushing.telling import Teller
 

@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.files.segments import SmallBlock
-from gateway.blocks.filling.segment_appender import SegmentAppender
+from gateway.blocks.files.store import SmallBlock
+from gateway.blocks.filling.small_block_fetch import SegmentAppender
 from gateway.blocks.layout import block_at
 from gateway.blocks.maintenance.opening import open_directory
 from gateway.blocks.settings import BlockSettings

@@ -6,14 +6,12 @@ import asyncio
 from dataclasses import dataclass
 
 from gateway.blocks.files.open_files import OpenFiles
-from gateway.blocks.files.residency import Residency
+from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.files.watching import FileWatcher
-from gateway.blocks.filling.group_commit_writer import GroupCommitWriter
 from gateway.blocks.filling.large_block_fetch import LargeBlockFetcher
-from gateway.blocks.filling.segment_appender import SegmentAppender
 from gateway.blocks.filling.single_flight import Fetchers, SingleFlight
-from gateway.blocks.filling.small_block_fetch import SmallBlockFetcher
+from gateway.blocks.filling.small_block_fetch import GroupCommitWriter, SegmentAppender, SmallBlockFetcher
 from gateway.blocks.filling.unpinned_get import UnpinnedGets
 from gateway.blocks.maintenance.disk_health import CircuitBreaker, DirectoryProbe
 from gateway.blocks.maintenance.opening import OpenDirectory

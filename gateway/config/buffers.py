@@ -43,11 +43,12 @@ def not_fitting(settings: Settings) -> list[str]:
     room_bytes = disk.free + held_bytes(directory)
     if wanted_bytes <= room_bytes:
         return []
+    room = format_size(room_bytes - room_bytes % 2**20)
     taken = "cache.capacity and the write-back buffers take" if buffers_bytes else "cache.capacity takes"
     yielding = "the cache will yield" if buffers_bytes else "the cache will be smaller"
     more = ", and writes will go through or slow down before the buffers are full" if buffers_bytes else ""
     return [
-        f"{taken} up to {format_size(wanted_bytes)}, and the file system of {directory} has about {format_size(room_bytes - room_bytes % 2**20)} "
+        f"{taken} up to {format_size(wanted_bytes)}, and the file system of {directory} has about {room} "
         f"for them: {yielding}{more}"
     ]
 

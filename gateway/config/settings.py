@@ -64,7 +64,7 @@ class ServerSettings(Section):
     )
     allow_signature_v2: bool = setting(
         True,
-        "Accept Signature V2 in presigned GET and HEAD, as boto3 and the AWS CLI make by default.",
+        "Accept Signature V2 in presigned URLs, as boto3 and the AWS CLI make by default.",
         allowed="true or false",
     )
     head_timeout_seconds: DurationSeconds = setting(

@@ -20,11 +20,19 @@ from gateway.clock import Clock
 from gateway.counting import CatalogMetrics
 from gateway.errors import OriginAnswered, OriginUnreachable, StoreUnavailable
 from gateway.metadata.disk_thread import DiskThread
-from gateway.metadata.entries import Entry, ObservedAt, catalog_key, without_checksums
-from gateway.metadata.epochs import InvalidationEpochs
-from gateway.metadata.freshness import Freshness, freshness, is_confirmed, is_settled
-from gateway.metadata.head import ObjectHead, object_head
-from gateway.metadata.in_doubt import InDoubtWrites
+from gateway.metadata.entries import (
+    Entry,
+    Freshness,
+    ObjectHead,
+    ObservedAt,
+    catalog_key,
+    freshness,
+    is_confirmed,
+    is_settled,
+    object_head,
+    without_checksums,
+)
+from gateway.metadata.epochs import InDoubtWrites, InvalidationEpochs
 from gateway.metadata.joined_calls import JoinedCalls
 from gateway.metadata.listing.index import ListingIndex, trim
 from gateway.metadata.listing.ranges import bound_of

@@ -24,10 +24,18 @@ import lmdb
 
 from gateway.counting import CatalogMetrics
 from gateway.metadata.disk_thread import DiskThread
-from gateway.metadata.entries import EXTRA_BYTES_MAX, Entry, catalog_key, has_extra, pack, unpack, version_key
+from gateway.metadata.entries import (
+    EXTRA_BYTES_MAX,
+    Entry,
+    catalog_key,
+    has_extra,
+    is_version,
+    pack,
+    unpack,
+    version_key,
+)
 from gateway.metadata.environment import OLD_ENGINE, Table, open_environment
 from gateway.metadata.epochs import InvalidationEpochs
-from gateway.metadata.freshness import is_version
 from gateway.metadata.listing.records import version_of
 from gateway.objects import ObjectKey, ObjectVersion
 

@@ -220,7 +220,7 @@ def check_signed_headers(headers: Mapping[str, str], authorization: Authorizatio
         raise s3_error("AccessDenied", "The host header must be signed.", HeadersNotSigned="host")
     if authorization.accounted_for.issuperset(headers):
         return
-    unsigned = [name for name in headers if name not in authorization.accounted_for and _changes_the_request(name)]
+    unsigned = [name for name in headers if name not in authorization.accounted_for and changes_the_request(name)]
     if unsigned:
         raise s3_error(
             "AccessDenied",
@@ -236,7 +236,7 @@ _WORDS = re.compile(
 )
 
 
-def _changes_the_request(name: str) -> bool:
+def changes_the_request(name: str) -> bool:
     """Whether some server makes another request of one that has this header: all of S3's dialects, and their words.
 
     What proxies and tracing add (`x-forwarded-for`, `x-request-id`, …) is not among them.

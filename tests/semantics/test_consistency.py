@@ -14,13 +14,11 @@ import pytest
 from gateway.counting import CatalogMetrics
 from gateway.errors import OriginAnswered
 from gateway.metadata.catalog import Catalog, ObjectHead
-from gateway.metadata.epochs import InvalidationEpochs
-from gateway.metadata.in_doubt import IN_DOUBT_SECONDS
+from gateway.metadata.epochs import IN_DOUBT_SECONDS, InvalidationEpochs
 from gateway.objects import ObjectKey
 from gateway.operations.visibility import WriteScope, invalidate
 from gateway.origin.client import OriginRequest
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call
 from tests.support.blocks import block_files

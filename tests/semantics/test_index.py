@@ -10,8 +10,7 @@ from pathlib import Path
 from gateway.counting import IndexMetrics
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.indexes import Indexes, IndexPlan
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.requests import Operation
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app

@@ -11,8 +11,7 @@ import pytest
 from gateway.counting import CatalogMetrics
 from gateway.metadata.catalog import Catalog
 from gateway.origin.client import OriginRequest
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from tests.origin.origins import xml
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app

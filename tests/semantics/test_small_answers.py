@@ -13,9 +13,8 @@ from gateway.counting import SmallAnswerMetrics
 from gateway.edge.keyring import ConfiguredKeyring, Key
 from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, BucketMetadataCache, Question
 from gateway.metadata.opening import ANSWERS
-from gateway.policy.grants import EVERYTHING, Grant
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import DEFAULT_SLOT, Slot
+from gateway.policy.access import EVERYTHING, Grant
+from gateway.policy.slots import DEFAULT_SLOT, Prefix, Slot
 from gateway.s3.requests import Operation
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY, Answer, call
 from tests.support.gateway_app import GatewayApp, gateway_app

@@ -24,8 +24,7 @@ from gateway.edge.asgi import S3App
 from gateway.metadata.catalog import Catalog
 from gateway.operations.origin_events import OriginEvents
 from gateway.origin.client import OriginRequest, OriginResponse
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from gateway.s3.events import ObjectEvent
 from tests.origin.origins import xml
 from tests.support.asgi import Answer, call

@@ -21,7 +21,7 @@ from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.operations.exchange import Services
 from gateway.origin.client import Origin
-from gateway.policy.grants import EVERYTHING, Grant
+from gateway.policy.access import EVERYTHING, Grant
 from gateway.policy.slots import Slot, Slots
 from gateway.writeback.bounds.bounds import BoundsObserver, SilentBoundsObserver
 from gateway.writeback.buffer import WritebackBuffer

@@ -16,8 +16,7 @@ from gateway.metadata.listing.index import Found, ListingIndex
 from gateway.metadata.listing.pages import ListRequest
 from gateway.metadata.listing.ranges import Bound
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.requests import Operation
 from tests.support.blocks import BUCKET, TestClock
 from tests.support.jobs import JobBench, job_bench

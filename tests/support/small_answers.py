@@ -11,8 +11,7 @@ from gateway.counting import SmallAnswerMetrics
 from gateway.metadata.bucket_metadata import Answer, BucketMetadataCache, Question
 from gateway.metadata.entries import ObservedAt
 from gateway.metadata.opening import ANSWERS
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 
 QUESTION = Question("GetBucketLocation", "bucket")
 ANSWER = Answer(200, [("content-type", "application/xml"), ("x-amz-bucket-region", "eu")], b"<LocationConstraint/>")

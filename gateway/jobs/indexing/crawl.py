@@ -35,7 +35,7 @@ from gateway.metadata.listing.ranges import Batch, QueryStamp
 from gateway.metadata.listing.records import unpack
 from gateway.objects import ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
-from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Prefix
 from gateway.s3.list_result import PageChain
 from gateway.s3.xml_reader import error_code_of
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from gateway.clock import Clock, SystemClock
 from gateway.counting import SnapshotMetrics
 from gateway.errors import NoSuchSnapshot, S3Error, SnapshotError, SnapshotUnusable, StoreUnavailable
-from gateway.metadata.head import ObjectHead
+from gateway.metadata.entries import ObjectHead
 from gateway.metadata.listing.records import etag_and_size, modified_of
 from gateway.metadata.snapshots.manifest import Manifest
 from gateway.metadata.snapshots.store import Snapshot, SnapshotStore
