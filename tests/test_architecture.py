@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 LEAVES = {"objects", "errors", "clock", "durable", "file_lease", "file_lock", "heartbeats", "rate_limited_log"}
 SETTINGS = {"config"}
 COUNTING = {"metric_kinds", "metric_values", "metrics", "counting", "logs"}
-BASE = LEAVES | {"s3", "cancellation"}
+BASE = LEAVES | COUNTING | {"s3", "cancellation"}
 
 ALLOWED: Mapping[str, set[str]] = {
     **{leaf: set[str]() for leaf in LEAVES},

@@ -36,6 +36,7 @@ from gateway.operations.exchange import Exchange, Services
 from gateway.operations.passthrough import READ_METHODS
 from gateway.operations.reply import Answer, Reply
 from gateway.operations.router import perform
+from gateway.origin.client import ACCOUNT
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import S3Request, another_service, parse_request
@@ -249,11 +250,14 @@ class S3App:
         caller = self._caller(request)
         if not isinstance(caller, Caller):
             return caller
+        ACCOUNT.set(caller.access_key_id)
         authorise(request, caller.grant, self.services.slots)
         slot = self._slot(request)
         visit.slot = slot.name
-        exchange = Exchange(self.services, request, body, caller.grant, caller.seed, slot, caller.anonymous)
-        return perform(exchange)
+        credential = caller.access_key_id
+        return perform(
+            Exchange(self.services, request, body, caller.grant, caller.seed, slot, caller.anonymous, credential)
+        )
 
     def _caller(self, request: S3Request) -> Caller | Reply:
         """Who sent the request, or what to answer to one that was meant for another service than S3."""

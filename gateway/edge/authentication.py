@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gateway.clock import Clock
 from gateway.edge.keyring import Keyring
-from gateway.policy.grants import EVERYTHING, Grant
+from gateway.policy.access import EVERYTHING, Grant
 from gateway.s3.error_codes import s3_error
 from gateway.s3.presigned import (
     parse_presigned_v2,

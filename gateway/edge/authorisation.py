@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 
 from gateway.policy.access import (
+    Grant,
+    refusal_of_any_write,
     refusal_of_bucket_operation,
     refusal_of_listing,
     refusal_of_read,
     refusal_of_unknown_writes,
     refusal_of_write,
 )
-from gateway.policy.grants import Grant
 from gateway.policy.slots import Slots
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import Operation, S3Request, parse_copy_source
@@ -52,7 +53,7 @@ def _refusal(request: S3Request, grant: Grant, slots: Slots) -> str | None:
     if bucket is not None and request.operation in _LISTINGS:
         return refusal_of_listing(grant, bucket, request.parameter("prefix") or "")
     if request.operation is Operation.DELETE_OBJECTS:
-        return None  # each of its keys is checked by the operation, which reads them
+        return refusal_of_any_write(grant, slots, bucket or "")  # each key is checked once the body has named it
     return refusal_of_bucket_operation(grant, slots, bucket, is_read=is_read(request))
 
 

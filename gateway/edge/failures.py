@@ -8,6 +8,7 @@ from gateway.errors import (
     BufferUnavailable,
     OriginAnswered,
     OriginBodyError,
+    OriginBusy,
     OriginUnreachable,
     OutcomeUnknown,
     S3Error,
@@ -21,6 +22,8 @@ _FORBIDDEN = 403
 
 _log = structlog.get_logger("forebay.requests")
 _refusals = RateLimitedLog(_log)
+
+_LATER = {"Retry-After": "1"}
 
 
 def reply_to(error: Exception, request_id: str, resource: str) -> Reply:
@@ -43,9 +46,12 @@ def _as_s3_error(error: Exception, request_id: str) -> S3Error:
     if isinstance(error, OutcomeUnknown):
         _log.warning("outcome of a write unknown", request_id=request_id, reason=str(error))
         return s3_error("OutcomeUnknown")
+    if isinstance(error, OriginBusy):
+        _log.warning("origin busy", request_id=request_id, reason=str(error))
+        return s3_error("SlowDown", headers=_LATER)
     if isinstance(error, OriginUnreachable):
         _log.warning("origin unreachable", request_id=request_id, reason=str(error))
-        return s3_error("ServiceUnavailable", "The origin does not answer. Reduce your request rate, or try again.")
+        return s3_error("ServiceUnavailable", "The origin does not answer. Try again later.", headers=_LATER)
     if isinstance(error, BufferUnavailable):
         _log.warning("write-back buffer unavailable", request_id=request_id, reason=str(error))
         return s3_error("ServiceUnavailable", f"The write-back buffer cannot be used now: {error}")

@@ -13,7 +13,7 @@ from gateway.objects import ObjectKey
 from gateway.operations.buffers import Buffers
 from gateway.operations.request_body import RequestBody
 from gateway.origin.client import Origin
-from gateway.policy.grants import Grant
+from gateway.policy.access import Grant
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import S3Request
@@ -44,7 +44,8 @@ class Exchange:
 
     `seed` is the signature that signed chunks of the body build on; None for unsigned and SigV2 requests. `anonymous`
     requests carried no signature at all (and were let in by configuration). `slot` is the one that the request's key
-    belongs to, or its bucket where it names no key, or the prefix that it lists.
+    belongs to, or its bucket where it names no key, or the prefix that it lists. `credential` is the access key id, by
+    which what is scarce is shared out.
     """
 
     services: Services
@@ -54,6 +55,7 @@ class Exchange:
     seed: SeedSignature | None
     slot: Slot
     anonymous: bool = False
+    credential: str = "anonymous"
 
     @property
     def object_key(self) -> ObjectKey:

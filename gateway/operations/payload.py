@@ -20,6 +20,10 @@ from gateway.s3.error_codes import s3_error
 BUFFERED_SIZE_BYTES_MAX = 256 * 1024
 """Bodies up to this length are received whole: they can be sent to the origin again when an attempt fails."""
 
+BUFFERED_GRACE_SECONDS = 30.0
+BUFFERED_RATE_BYTES_PER_SECOND_MIN = 32 * 1024
+"""How slow a body may be that is received whole, once the grace is over: its room is not others' meanwhile."""
+
 
 @dataclass(frozen=True, slots=True)
 class Payload:
@@ -97,14 +101,20 @@ def _streamed(exchange: Exchange, incoming: IncomingBody, length_bytes: int) -> 
 
 
 async def _collect(exchange: Exchange, incoming: IncomingBody, size_bytes_max: int) -> bytes:
-    """All of it, verified; SlowDown when too much lies in memory already."""
-    document = bytearray()
-    with exchange.services.buffers.holding() as held:
+    """All of it, verified; SlowDown when too much lies in memory already, RequestTimeout when it comes too slowly."""
+    length_bytes = size_bytes_max if incoming.length_bytes is None else incoming.length_bytes
+    if length_bytes > size_bytes_max:
+        raise s3_error("MaxMessageLengthExceeded")
+    clock, document = exchange.services.clock, bytearray()
+    async with exchange.services.buffers.room(exchange.credential, length_bytes, clock):
+        started = clock.monotonic()
         async for piece in _pieces(exchange, incoming):
             document += piece
             if len(document) > size_bytes_max:
                 raise s3_error("MaxMessageLengthExceeded")
-            held.grow(len(piece))
+            late_seconds = clock.monotonic() - started - BUFFERED_GRACE_SECONDS
+            if len(document) < late_seconds * BUFFERED_RATE_BYTES_PER_SECOND_MIN:
+                raise s3_error("RequestTimeout")
         return bytes(document)
 
 

@@ -31,8 +31,7 @@ from gateway.operations.list_sources import (
     pending_rows,
 )
 from gateway.operations.merged_page import Kind, ListSource, MergedPage
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.list_query import ListQuery
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from gateway.writeback.journal.book import Book

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,9 +62,11 @@ async def call(
     *,
     sign: bool = True,
     extensions: Mapping[str, Any] | None = None,
+    before_piece: Callable[[], Awaitable[None]] | None = None,
     **credentials: Any,
 ) -> Answer:
-    """One request. A sequence as `body` arrives in those pieces; `sign=False` sends the headers as given."""
+    """One request. A sequence as `body` arrives in those pieces, `before_piece` before each; `sign=False` sends the
+    headers as given."""
     pieces = [body] if isinstance(body, bytes) else list(body)
     whole = b"".join(pieces)
     sent = {"Host": HOST, **(headers or {})}
@@ -72,7 +74,7 @@ async def call(
         sent = signed_headers(method, target, headers or {}, whole, **credentials)
     if whole and "Content-Length" not in sent and "Transfer-Encoding" not in sent:
         sent["Content-Length"] = str(len(whole))
-    conversation = _Conversation(pieces)
+    conversation = _Conversation(pieces, before_piece)
     await app(_scope(method, target, sent, extensions), conversation.receive, conversation.send)
     return conversation.answer()
 
@@ -98,7 +100,8 @@ def _scope(
 
 
 class _Conversation:
-    def __init__(self, pieces: Sequence[bytes]) -> None:
+    def __init__(self, pieces: Sequence[bytes], before_piece: Callable[[], Awaitable[None]] | None) -> None:
+        self._before_piece = before_piece
         self._pieces = list(pieces) or [b""]
         self._status = 0
         self._headers: dict[str, str] = {}
@@ -108,6 +111,8 @@ class _Conversation:
     async def receive(self) -> dict[str, Any]:
         if not self._pieces:
             return {"type": "http.disconnect"}
+        if self._before_piece is not None:
+            await self._before_piece()
         piece = self._pieces.pop(0)
         return {"type": "http.request", "body": piece, "more_body": bool(self._pieces)}
 

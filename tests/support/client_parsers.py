@@ -19,9 +19,8 @@ from gateway.edge.server.head_parser import HeadParser
 from gateway.edge.server.request_head import check_incomplete_head
 from gateway.errors import OriginBodyError, S3Error
 from gateway.operations.versions import asks_for_more_than_head, judged_by_the_origin
-from gateway.policy.grants import EVERYTHING, Grant
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.access import EVERYTHING, Grant
+from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3 import conditions, ranges
 from gateway.s3.aws_chunked import AwsChunkedDecoder
 from gateway.s3.checksums import BodyVerifier

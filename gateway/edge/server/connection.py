@@ -26,7 +26,7 @@ from gateway.edge.server.cycle import (
 )
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.readable import readable
-from gateway.edge.server.refusals import refusal_bytes
+from gateway.edge.server.refusals import refusal_bytes, too_many_connections
 from gateway.edge.server.scope import connection_scope
 from gateway.edge.server.server_state import S3ServerState
 from gateway.edge.server.write_watch import WriteWatch
@@ -67,6 +67,7 @@ class S3Connection(HttpToolsProtocol):
         *,
         limits: ServerLimits | None = None,
         clock: Clock | None = None,
+        only_answer: S3Error | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits or ServerLimits()
@@ -80,6 +81,9 @@ class S3Connection(HttpToolsProtocol):
         self._write_watch = WriteWatch(self._limits.write_timeout_seconds)
         self._wire: socket.socket | None = None
         self._is_half_closed = False
+        self._only_answer = only_answer
+        self.waits_since = self._now()
+        """When it began to wait for the request that it waits for now, or has waited for last."""
         self._connection_scope: dict[str, object] = {}
         self.parser = None
 
@@ -175,6 +179,20 @@ class S3Connection(HttpToolsProtocol):
         self._discard_left -= len(data)
         if self._discard_left < 0:
             self.transport.abort()
+
+    @property
+    def waits_for_request(self) -> bool:
+        """Whether nothing is being done for it: it is idle, or its request is not whole yet."""
+        return self._input is Input.HEAD
+
+    def make_room(self) -> bool:
+        """Give way to a new connection; False when a request is just coming."""
+        if not self.waits_for_request or (not self._received and self._input_waits()):
+            return False
+        if self._received:
+            self._refuse(too_many_connections(), to_head=self._received.startswith(b"HEAD "))
+        self.transport.close()
+        return True
 
     # Time
 

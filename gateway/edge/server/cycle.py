@@ -211,11 +211,11 @@ class S3Cycle(RequestResponseCycle):
                 timer.cancel()
 
     def check_body(self, now: float) -> None:
-        """Called now and then: fail the body if the application waits for it in vain."""
+        """Called now and then: fail the body if it is too slow, whatever the application does just now."""
         body = self.request_body
-        if self._waiting_since is None or body.failure is not None:
+        if body.complete or body.failure is not None:
             return
-        silence = now - self._waiting_since
+        silence = now - self._waiting_since if self._waiting_since is not None else 0.0
         judged_seconds = self._waited_seconds + silence - self._limits.body_timeout_seconds
         if (
             silence >= self._limits.body_timeout_seconds

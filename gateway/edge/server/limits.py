@@ -36,7 +36,17 @@ class ServerLimits:
     receive_buffers_bytes: int = 64 * 1024 * 1024
     """The same for all connections together: where there are many, each gets its share, 64 KiB at least."""
     max_connections: int = 16_384
-    """Above it nothing is accepted; clients wait in the listener's queue, where another process may take them."""
+    """Above it connections that wait for a request make room, the longest first; where there are none, 503 SlowDown."""
+    refused_connections: int = 64
+    """So many more are accepted to be told so. Above that, clients wait in the listener's queue, where another process
+    may take them."""
+
+    def connections_max(self, descriptors: int) -> int:
+        """How many connections a process may have that may open so many files.
+
+        One may take up to three descriptors. The rest is for block files and the origin.
+        """
+        return max(1, min(self.max_connections, descriptors // 4))
 
     def receive_buffer_of_one(self, connections: int) -> int:
         """What one of so many connections may have received ahead, in bytes."""

@@ -57,8 +57,10 @@ class S3Protocol(S3Connection):
         limits: ServerLimits | None = None,
         clock: Clock | None = None,
         receive_threads: ReceiveThreads | None = None,
+        only_answer: S3Error | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop, limits=limits, clock=clock)
+        """`only_answer`: what the first request gets, whatever it is."""
+        super().__init__(config, server_state, app_state, _loop, limits=limits, clock=clock, only_answer=only_answer)
         self._receive_threads = receive_threads
         self._head_deadline_set = False
         self._immediate = immediate_app(self.app)
@@ -103,6 +105,8 @@ class S3Protocol(S3Connection):
             self._deadline = self._now() + self._limits.head_timeout_seconds
 
     def _begin_request(self, head: bytes) -> None:
+        if self._only_answer is not None:
+            raise self._only_answer
         parsed, begun = self._heads.parse(head), None
         self._fresh = self._head_deadline_set = False
         self._deadline = None
@@ -236,7 +240,8 @@ class S3Protocol(S3Connection):
 
     def _next_request(self) -> None:
         self._input = _HEAD
-        self._deadline = self._now() + self._limits.keep_alive_timeout_seconds
+        self.waits_since = self._now()
+        self._deadline = self.waits_since + self._limits.keep_alive_timeout_seconds
         self.flow.resume_reading()
         if self._received:
             self._try_head()

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.errors import S3Error
-from gateway.s3.error_codes import error_document
+from gateway.s3.error_codes import error_document, s3_error
 
 Header = tuple[bytes, bytes]
 
@@ -25,6 +25,14 @@ def refusal(error: S3Error) -> tuple[int, list[Header], bytes]:
         *((name.encode("latin-1"), value.encode("latin-1")) for name, value in error.headers.items()),
     ]
     return error.status, headers, body
+
+
+def too_many_connections() -> S3Error:
+    return s3_error("SlowDown", "Too many connections are open. Please reduce your request rate.")
+
+
+def not_encrypted() -> S3Error:
+    return s3_error("InvalidRequest", "The plain HTTP request was sent to HTTPS port. Please use https://.")
 
 
 def refusal_bytes(error: S3Error, default_headers: Iterable[Header], *, without_body: bool) -> bytes:

@@ -8,7 +8,9 @@ answers.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
+import resource
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
@@ -25,8 +27,9 @@ from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.listener import Listener
 from gateway.edge.server.protocol import S3Protocol
 from gateway.edge.server.receive_threads import ReceiveThreads
+from gateway.edge.server.refusals import not_encrypted, too_many_connections
 from gateway.edge.server.server_state import S3ServerState
-from gateway.errors import StartupError
+from gateway.errors import S3Error, StartupError
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -83,7 +86,10 @@ class S3Server:
         self._state = S3ServerState()
         self._config = _uvicorn_config(app)
         self._listeners = [Listener(listening, self._on_connection) for listening in sockets]
-        self._openings: set[asyncio.Task[None]] = set()
+        self._openings: dict[asyncio.Task[None], None] = {}
+        self._connections_max = self._limits.connections_max(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        self._all_at_work = False
+        """No connection waits for a request; looked up again at the next sweep."""
         self._receive_threads = receive_threads or ReceiveThreads()
 
     @property
@@ -132,28 +138,65 @@ class S3Server:
     # Connections
 
     def _on_connection(self, connection: socket.socket) -> None:
-        opening = asyncio.create_task(self._open(connection))
-        self._openings.add(opening)
-        opening.add_done_callback(self._openings.discard)
-        if self.open_connections >= self._limits.max_connections:
+        refused = self.open_connections >= self._connections_max and not self._make_room()
+        opening = asyncio.create_task(self._open(connection, too_many_connections() if refused else None))
+        self._openings[opening] = None
+        opening.add_done_callback(self._opened)
+        if self.open_connections >= self._connections_max + self._limits.refused_connections:
             _logger.warning("%d connections are open: no more are accepted for now", self.open_connections)
             for listener in self._listeners:
                 listener.pause()
 
-    async def _open(self, connection: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        timeouts: dict[str, float] = {}
-        if self._tls is not None:
-            timeouts = {
-                "ssl_handshake_timeout": self._limits.head_timeout_seconds,
-                "ssl_shutdown_timeout": self._limits.linger_seconds,
-            }
-        try:
-            await loop.connect_accepted_socket(partial(self._protocol, loop), connection, ssl=self._tls, **timeouts)
-        except OSError as error:  # ssl.SSLError and timeouts too
-            _logger.debug("a connection came to nothing: %s", error)
+    def _opened(self, opening: asyncio.Task[None]) -> None:
+        del self._openings[opening]
 
-    def _protocol(self, loop: asyncio.AbstractEventLoop) -> S3Protocol:
+    def _make_room(self) -> bool:
+        """Have the connections that have waited the longest for a request go, some at once; False: there are none."""
+        if self._all_at_work:
+            return False
+        waiting = [one for one in self._state.connections if cast("S3Protocol", one).waits_for_request]
+        oldest = heapq.nsmallest(
+            1 + len(waiting) // 100, cast("list[S3Protocol]", waiting), key=lambda one: one.waits_since
+        )
+        made = [one.make_room() for one in oldest]
+        if not any(made) and self._tls is not None and self._openings:
+            next(iter(self._openings)).cancel()  # its handshake has taken longer than that of any other
+            return True
+        self._all_at_work = not any(made)
+        return any(made)
+
+    async def _open(self, connection: socket.socket, only_answer: S3Error | None) -> None:
+        loop = asyncio.get_running_loop()
+        tls, timeouts = self._tls, dict[str, float]()
+        try:
+            if tls is not None and await self._begins_in_plain_text(connection):
+                tls, only_answer = None, not_encrypted()
+            if tls is not None:
+                timeouts = {
+                    "ssl_handshake_timeout": self._limits.head_timeout_seconds,
+                    "ssl_shutdown_timeout": self._limits.linger_seconds,
+                }
+            protocol = partial(self._protocol, loop, only_answer)
+            await loop.connect_accepted_socket(protocol, connection, ssl=tls, **timeouts)
+        except OSError as error:  # ssl.SSLError and timeouts too
+            connection.close()
+            _logger.debug("a connection came to nothing: %s", error)
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+
+    async def _begins_in_plain_text(self, connection: socket.socket) -> bool:
+        """Whether the first byte is that of a method, and of no TLS record. OSError when none comes in time."""
+        loop, first = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(connection.fileno(), first.set)
+        try:
+            async with asyncio.timeout(self._limits.head_timeout_seconds):
+                await first.wait()
+        finally:
+            loop.remove_reader(connection.fileno())
+        return connection.recv(1, socket.MSG_PEEK).isalpha()
+
+    def _protocol(self, loop: asyncio.AbstractEventLoop, only_answer: S3Error | None) -> S3Protocol:
         return S3Protocol(
             self._config,
             self._state,
@@ -162,10 +205,13 @@ class S3Server:
             limits=self._limits,
             clock=self._clock,
             receive_threads=self._receive_threads,
+            only_answer=only_answer,
         )
 
     def _accept_again(self) -> None:
-        if not self._state.draining and self.open_connections < self._limits.max_connections:
+        self._all_at_work = False
+        limit = self._connections_max + self._limits.refused_connections
+        if not self._state.draining and self.open_connections < limit:
             for listener in self._listeners:
                 listener.resume()
 
@@ -214,7 +260,7 @@ class S3Server:
 
     async def _cut_off(self) -> None:
         await asyncio.sleep(0)  # a task cancelled before its first step would leave its connection unclosed
-        unfinished = self._state.tasks | self._openings
+        unfinished = self._state.tasks | set(self._openings)
         if unfinished:
             _logger.warning("%d requests are cut off", len(unfinished))
         for task in unfinished:

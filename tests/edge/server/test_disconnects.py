@@ -240,27 +240,6 @@ def test_many_connections_leave_nothing_behind() -> None:
     asyncio.run(scenario())
 
 
-def test_more_connections_than_allowed_wait_in_the_queue() -> None:
-    """They are neither refused nor taken; the next sweep after one has left takes them."""
-
-    async def scenario() -> None:
-        clock = ManualClock()
-        async with serving(unread, limits=ServerLimits(max_connections=2), clock=clock) as port:
-            first, second = await port.connect(), await port.connect()
-            await port.connections(2)
-            waiting = await port.connect()
-            await waiting.say(request("GET"))
-            await first.say(request("GET"))
-            await first.answer()
-            assert port.server.open_connections == 2
-            await second.close()
-            await port.connections(1)
-            await clock.advance(2)
-            assert (await waiting.answer()).status == 200
-
-    asyncio.run(scenario())
-
-
 def test_an_early_answer_to_a_client_that_has_just_left_is_no_error() -> None:
     """The answer itself can reset the connection; the application must not be told of that as a failure of its own."""
 

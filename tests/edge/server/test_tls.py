@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from gateway.edge.server.s3_server import TlsFiles
+from gateway.edge.server.limits import ServerLimits
+from gateway.edge.server.s3_server import Receive, Scope, Send, TlsFiles
 from gateway.errors import StartupError
 from tests.edge.server.apps import echo, file_app, mirror
 from tests.support.serving import request, serving
@@ -111,16 +112,51 @@ def test_an_early_answer_arrives_and_the_connection_ends(tls: TlsFiles, trusting
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("data", [request("GET"), b"\x00" * 100])
-def test_what_is_no_tls_gets_no_answer_and_leaves_nothing(tls: TlsFiles, data: bytes) -> None:
-    """Plain HTTP on the https port: the connection closes, the server goes on."""
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT"])
+def test_plain_http_is_told_that_the_port_is_https(tls: TlsFiles, method: str) -> None:
+    """400 with the reason, as nginx says it, and nothing behind it; the application hears of nothing."""
+
+    async def scenario() -> None:
+        async with serving(unheard, tls=tls) as port:
+            wire = await port.connect()
+            await wire.say(request(method, "/b/k", b"body" if method == "PUT" else b"") + request("GET"))
+            answer = await wire.answer(to_head=method == "HEAD")
+            assert (answer.status, answer.headers["connection"]) == (400, "close")
+            assert method == "HEAD" or b"The plain HTTP request was sent to HTTPS port" in answer.body
+            assert await wire.rest() == b""
+            await wire.close()
+            await port.connections(0)
+
+    asyncio.run(scenario())
+
+
+async def unheard(scope: Scope, receive: Receive, send: Send) -> None:
+    raise AssertionError(scope["path"])
+
+
+def test_what_is_neither_gets_no_answer_and_leaves_nothing(tls: TlsFiles) -> None:
+    """The connection closes, the server goes on."""
 
     async def scenario() -> None:
         async with serving(echo, tls=tls) as port:
             wire = await port.connect()
-            await wire.say(data)
+            await wire.say(b"\x00" * 100)
             assert b"HTTP/" not in await wire.rest()
             await wire.close()
+            await port.connections(0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01"])
+def test_a_handshake_that_does_not_come_is_not_waited_for(tls: TlsFiles, said: bytes) -> None:
+    """Neither for its first byte nor for the rest."""
+
+    async def scenario() -> None:
+        async with serving(echo, tls=tls, limits=ServerLimits(head_timeout_seconds=0.2)) as port:
+            wire = await port.connect()
+            await wire.say(said)
+            assert await wire.rest() in (b"", b"\x15\x03\x01\x00\x02\x02\x0a")
             await port.connections(0)
 
     asyncio.run(scenario())
