@@ -8,11 +8,36 @@ from typing import Any
 
 from gateway.edge.server.receive_threads import ReceiveThreads
 from gateway.edge.server.receiving import HandingOn
+from gateway.edge.visit import CountedBody
 from gateway.errors import ClientDisconnected
 from gateway.operations.request_body import Sink
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 ReceiveInto = Callable[[Sink], Awaitable[None]]
+
+
+class NoBody:
+    """The body of a request that is known to have none."""
+
+    length_bytes = 0
+    complete = True
+    received_bytes = 0
+
+    async def read(self) -> bytes:
+        return b""
+
+    async def receive(self, sink: Sink) -> None:
+        return
+
+
+NO_BODY = NoBody()
+
+
+def request_body(headers: Mapping[str, str], receive: Receive, receive_into: ReceiveInto | None) -> CountedBody:
+    """The body of a request with these headers."""
+    if "content-length" not in headers and "transfer-encoding" not in headers:
+        return NO_BODY
+    return AsgiRequestBody(receive, headers, receive_into)
 
 
 class AsgiRequestBody:

@@ -93,3 +93,7 @@ class BodyQueue:
         """Throw away what is queued."""
         self._pieces.clear()
         self.queued_bytes = 0
+
+
+NO_BODY = BodyQueue(0)
+"""Of all requests without one: nothing is ever fed to it."""

@@ -10,20 +10,14 @@ import asyncio
 import logging
 import socket
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gateway.clock import Clock, SystemClock
-from gateway.edge.server.cycle import (
-    HEADER_LINES_EXTENSION,
-    LENT_EXTENSION,
-    START_AGAIN_EXTENSION,
-    ZERO_COPY_EXTENSION,
-    S3Cycle,
-)
+from gateway.edge.server.cycle import LENT, RESPONSE, ZERO_COPY, RequestCycle
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.readable import readable
 from gateway.edge.server.refusals import refusal_bytes, too_many_connections
@@ -32,9 +26,6 @@ from gateway.edge.server.server_state import S3ServerState
 from gateway.edge.server.write_watch import WriteWatch
 from gateway.errors import S3Error
 from gateway.s3.error_codes import s3_error
-
-if TYPE_CHECKING:
-    from uvicorn._types import ASGI3Application
 
 FIRST_BYTE_SECONDS = 1.0
 """While the server drains: how long a connection that has just been opened may take for its first byte."""
@@ -56,7 +47,7 @@ class Input(Enum):
 class S3Connection(HttpToolsProtocol):
     """uvicorn's protocol with deadlines, a drain and an end that loses no answer; requests are `S3Protocol`'s."""
 
-    cycle: S3Cycle | None  # type: ignore[assignment]
+    cycle: RequestCycle | None  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -91,11 +82,11 @@ class S3Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        extensions: dict[str, object] = {HEADER_LINES_EXTENSION: {}, START_AGAIN_EXTENSION: {}}
+        extensions: dict[str, object] = {RESPONSE: {}}
         if self.scheme == "http":
             # Nothing is queued behind the kernel's own buffer, so "not paused" means that a file may be sent now.
             transport.set_write_buffer_limits(high=0)
-            extensions |= {ZERO_COPY_EXTENSION: {}, LENT_EXTENSION: {}}
+            extensions |= {ZERO_COPY: {}, LENT: {}}
             shown = transport.get_extra_info("socket")
             self._wire = socket.socket(shown.family, shown.type, shown.proto, shown.fileno())
         self._connection_scope = connection_scope(self.asgi_version, self.scheme, self.server, self.client, extensions)
@@ -128,13 +119,6 @@ class S3Connection(HttpToolsProtocol):
         self._shared.half_closed.watch(self._wire.fileno(), self.transport.abort)
         self._is_half_closed = True
         return True
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        task = self.loop.create_task(cycle.run_asgi(app))
-        if isinstance(cycle, S3Cycle):
-            cycle.task = task
-        task.add_done_callback(self.tasks.discard)
-        self.tasks.add(task)
 
     def shutdown(self) -> None:
         """The server drains: what has begun is finished, what is idle closed."""

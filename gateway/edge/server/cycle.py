@@ -1,11 +1,19 @@
 """One request and its response: the `receive` and `send` that the application is given.
 
-Differs from uvicorn's cycle, whose constructor and attributes it keeps, in what S3 needs:
+They are ASGI's, and differ from uvicorn's in what S3 needs:
 
 - `send` takes `http.response.zerocopysend` and raises ClientDisconnected once the client is gone, so that streams stop;
 - the head leaves together with the first bytes of the body (ASGI asks for that), in one packet where they fit;
 - `receive` gives pieces as they came and raises S3Error when a body is late (RequestTimeout) or malformed;
 - a response that starts before its request is complete says `connection: close`.
+
+Beyond ASGI there are (docs/decisions/0024-one-application-protocol.md):
+
+- `RESPONSE`, a message with a whole `Response`, or with its head; a second one is sent in place of the first as long as
+  nothing of that is out, else RuntimeError is raised;
+- `SPAN`, in a zerocopysend message: the FileSpan, which can tell whether its bytes are still those that were checked;
+- `LENT`, a message with `bytes` that are a LentBytes: the connection takes as many as go out at once, and more follows;
+- `RECEIVE_INTO`, in the scope (receiving.py), and `forebay.authority` (connection.py).
 """
 
 from __future__ import annotations
@@ -19,88 +27,109 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
-
 from gateway import cancellation
 from gateway.edge.server.body_queue import BodyQueue
+from gateway.edge.server.first_step import in_task
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.refusals import refusal
-from gateway.edge.server.response_head import Header, ResponseFraming, checked_lines, response_head
+from gateway.edge.server.response_head import Response, response_head
 from gateway.edge.server.response_writer import ResponseWriter
-from gateway.edge.server.sending import Sender
 from gateway.errors import ClientDisconnected
 from gateway.objects import FileSpan
 from gateway.s3.error_codes import s3_error
 
 if TYPE_CHECKING:
-    from uvicorn._types import HTTPScope
     from uvicorn.protocols.http.flow_control import FlowControl
 
 Message = MutableMapping[str, Any]
 
-ZERO_COPY_EXTENSION = "http.response.zerocopysend"
-HEADER_LINES_EXTENSION = "forebay.header_lines"
-"""Header lines made once for many responses; none of them may be about the body's length or the connection."""
-
+ZERO_COPY = "http.response.zerocopysend"
+RESPONSE = "forebay.response"
 SPAN = "forebay.span"
-"""In a zerocopysend message: the FileSpan, which can tell whether its bytes are still those that were checked."""
-
-LENT_EXTENSION = "forebay.lent_bytes"
-START_AGAIN_EXTENSION = "forebay.start_again"
-"""A message with `bytes` that are a LentBytes: the connection takes as many as go out at once. More must follow it."""
+LENT = "forebay.lent_bytes"
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _logger = logging.getLogger(__name__)
-_access_logger = logging.getLogger("uvicorn.access")
 
 
-class S3Cycle(RequestResponseCycle):
-    """See the module."""
+class RequestCycle:
+    """See the module. uvicorn's protocol, which ours is, uses `disconnected`, `response_complete` and `message_event`.
+
+    `wire` is the transport's own socket, None where the connection is encrypted.
+    """
+
+    __slots__ = (
+        "_end_told",
+        "_event",
+        "_has_waited",
+        "_limits",
+        "_now",
+        "_waited_seconds",
+        "_waiting_since",
+        "_wire",
+        "default_lines",
+        "disconnected",
+        "flow",
+        "keep_alive",
+        "on_response",
+        "request_body",
+        "response_complete",
+        "response_started",
+        "scope",
+        "task",
+        "transport",
+        "waiting_for_100_continue",
+        "writer",
+    )
 
     def __init__(
         self,
-        scope: HTTPScope,
+        scope: MutableMapping[str, Any],
         transport: asyncio.Transport,
         flow: FlowControl,
-        *,
         wire: socket.socket | None,
-        default_headers: list[Header],
+        default_lines: bytes,
         request_body: BodyQueue,
         limits: ServerLimits,
         now: Callable[[], float],
+        *,
         expect_100_continue: bool,
         keep_alive: bool,
-        on_response: Callable[..., None],
+        on_response: Callable[[], None],
     ) -> None:
-        super().__init__(
-            scope,
-            transport,
-            flow,
-            _logger,
-            _access_logger,
-            False,
-            default_headers,
-            asyncio.Event(),
-            expect_100_continue,
-            keep_alive,
-            on_response,
-        )
+        self.scope = scope
+        self.transport = transport
+        self.flow = flow
+        self.default_lines = default_lines
         self.request_body = request_body
+        self.on_response = on_response
+        self.keep_alive = keep_alive
+        self.waiting_for_100_continue = expect_100_continue
+        self.disconnected = self.response_started = self.response_complete = False
         self.writer = ResponseWriter(transport, flow, wire)
+        self.task: asyncio.Task[None] | None = None
+        """None while it is answered in the call that brought it."""
+        self._event: asyncio.Event | None = None
         self._wire = wire
         self._limits = limits
         self._now = now
-        self.task: asyncio.Task[None] | None = None
         self._end_told = False
         self._waiting_since: float | None = None
         self._waited_seconds = 0.0
         self._has_waited = False
         """Whether the response has waited for the connection since it began, or since the last bytes of a file."""
 
+    @property
+    def message_event(self) -> asyncio.Event:
+        """Something has happened to the connection."""
+        if self._event is None:
+            self._event = asyncio.Event()
+        return self._event
+
     # The application
 
-    async def run_asgi(self, app: Callable[..., Any]) -> None:
+    async def run(self, app: Callable[..., Any]) -> None:
         """Run the application for this request; whatever it does, the client is left with an honest connection."""
         try:
             await app(self.scope, self.receive, self.send)
@@ -127,11 +156,9 @@ class S3Cycle(RequestResponseCycle):
         if self.writer.on_the_wire:
             self._break_off()
             return
-        self._start_again()
         status, headers, body = refusal(s3_error("InternalError"))
         try:
-            await self.send({"type": "http.response.start", "status": status, "headers": headers})
-            await self.send({"type": "http.response.body", "body": body})
+            await self.send({"type": RESPONSE, "response": Response(status, headers, b"", body)})
         except ClientDisconnected:
             _logger.debug("the client left before it could be told of the failure")
 
@@ -240,19 +267,23 @@ class S3Cycle(RequestResponseCycle):
             raise RuntimeError(f"{kind} behind the end of the response")
         if self._gone:
             raise ClientDisconnected("the client left before its answer was complete")
+        if kind == RESPONSE:
+            await self._write_response(message["response"])
+            return
         if kind == "http.response.start":
-            self._start(message)
+            if self.response_started:
+                raise RuntimeError("a response starts once")
+            self._start(Response(message["status"], message.get("headers", ()), b"", None))
             return
         more_body = message.get("more_body", False)
         if kind == "http.response.body":
             self.writer.write_bytes(message.get("body", b""), more_body=more_body)
-        elif kind == ZERO_COPY_EXTENSION:
+        elif kind == ZERO_COPY:
             is_fresh, self._has_waited = not self._has_waited, False
-            await self._send_file(message, more_body=more_body, is_fresh=is_fresh)
-        elif kind == START_AGAIN_EXTENSION:
-            self._start_again()
-            return
-        elif kind == LENT_EXTENSION:
+            if self._wire is None:
+                raise RuntimeError("this connection is encrypted: it cannot send a file without copying")
+            await self.writer.write_file(_file_span(message), more_body=more_body, is_fresh=is_fresh)
+        elif kind == LENT:
             more_body = True
             await self.writer.write_lent(message["bytes"])
         else:
@@ -269,47 +300,51 @@ class S3Cycle(RequestResponseCycle):
     def _gone(self) -> bool:
         return self.disconnected or self.transport.is_closing()
 
-    def _start(self, message: Message) -> None:
+    async def _write_response(self, response: Response) -> None:
         if self.response_started:
-            raise RuntimeError("a response starts once")
-        if self.request_body.complete:
+            if self.writer.on_the_wire:
+                raise RuntimeError("a part of the response is out")
+            self.writer = ResponseWriter(self.transport, self.flow, self._wire)
+        self._start(response)
+        if response.body is None:
+            return
+        try:
+            await self._write_whole(response.body)
+        finally:
+            response.sent_bytes = self.writer.sent_bytes
+        self._complete()
+
+    async def _write_whole(self, body: bytes | memoryview | FileSpan) -> None:
+        if not isinstance(body, FileSpan):
+            self.writer.write_whole(body)
+            return
+        rest = self.writer.begin_file(body, more_body=False)
+        if rest is not None:
+            await in_task()
+            await self.writer.finish(rest)
+
+    def _start(self, response: Response) -> None:
+        if self.waiting_for_100_continue and self.request_body.complete:
             # Nobody read an empty body. The AWS CLI misreads the connection's next answer when the 100 is left out.
             self.send_continue()
         head, framing = response_head(
-            message["status"],
-            self.default_headers + list(message.get("headers", ())),
+            response.status,
+            response.headers,
             method=self.scope["method"],
             http_version=self.scope["http_version"],
             keep_alive=self.keep_alive and self.request_body.complete,
-            lines=checked_lines(message.get(HEADER_LINES_EXTENSION, b"")),
+            lines=response.lines + self.default_lines,
+            length_bytes=response.length_bytes,
         )
         self.writer.start(head, framing)
         self.keep_alive = framing.keep_alive
         self.waiting_for_100_continue = False
         self.response_started = True
 
-    def _start_again(self) -> None:
-        if self.writer.on_the_wire:
-            raise RuntimeError("a part of the response is out")
-        self.writer, self.response_started = ResponseWriter(self.transport, self.flow, self._wire), False
-
-    def take_over(self, writer: ResponseWriter, framing: ResponseFraming) -> None:
-        """Go on with a response whose head is out, and whose body is a file on its way."""
-        self.writer, self.keep_alive, self.response_started = writer, framing.keep_alive, True
-
-    async def finish_file(self, sender: Sender) -> None:
-        """Send the rest of the body that was taken over. Raises ClientDisconnected as `send` does."""
-        await self.writer.finish(sender)
-        self._complete()
-
-    async def _send_file(self, message: Message, *, more_body: bool, is_fresh: bool) -> None:
-        if ZERO_COPY_EXTENSION not in (self.scope.get("extensions") or {}):
-            raise RuntimeError("this connection is encrypted: it cannot send a file without copying")
-        await self.writer.write_file(_file_span(message), more_body=more_body, is_fresh=is_fresh)
-
     def _complete(self) -> None:
         self.response_complete = True
-        self.message_event.set()
+        if self._event is not None:
+            self._event.set()
         self.on_response()
 
     # Connection
@@ -319,7 +354,8 @@ class S3Cycle(RequestResponseCycle):
         if not self.response_complete:
             self.disconnected = True
         self.writer.abandon()
-        self.message_event.set()
+        if self._event is not None:
+            self._event.set()
         if self.task is not None and not self.response_complete:
             cancellation.abandon(self.task)
 

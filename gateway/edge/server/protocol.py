@@ -17,26 +17,24 @@ among the headers is then replaced by it (RFC 9112, 3.2.2).
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from collections.abc import Coroutine
+from typing import Any
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from gateway.clock import Clock
-from gateway.edge.server.body_queue import BodyQueue
+from gateway.edge.server.body_queue import NO_BODY, BodyQueue
 from gateway.edge.server.connection import Input, S3Connection
-from gateway.edge.server.cycle import S3Cycle
+from gateway.edge.server.cycle import RequestCycle
+from gateway.edge.server.first_step import step
 from gateway.edge.server.head_parser import HeadParser, RequestHead
-from gateway.edge.server.immediate import BEGUN, ImmediateApp, ImmediateResponse, immediate_app
-from gateway.edge.server.immediate_answer import finishing, send_now
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.receive_threads import ReceiveThreads
 from gateway.edge.server.receiving import RECEIVE_INTO, Receiving
 from gateway.edge.server.request_head import HEAD_END, check_incomplete_head
-from gateway.edge.server.response_writer import ResponseWriter
 from gateway.edge.server.scope import request_scope
 from gateway.errors import S3Error
-from gateway.s3.error_codes import s3_error
 
 _PIPELINED_BYTES = 64 * 1024
 
@@ -63,7 +61,6 @@ class S3Protocol(S3Connection):
         super().__init__(config, server_state, app_state, _loop, limits=limits, clock=clock, only_answer=only_answer)
         self._receive_threads = receive_threads
         self._head_deadline_set = False
-        self._immediate = immediate_app(self.app)
         self._heads = HeadParser(max_bytes=self._limits.max_header_bytes, max_headers=self._limits.max_headers)
 
     # Bytes in
@@ -107,18 +104,10 @@ class S3Protocol(S3Connection):
     def _begin_request(self, head: bytes) -> None:
         if self._only_answer is not None:
             raise self._only_answer
-        parsed, begun = self._heads.parse(head), None
+        parsed = self._heads.parse(head)
         self._fresh = self._head_deadline_set = False
         self._deadline = None
-        if self._immediate is not None and self._can_answer_now(parsed):
-            begun = self._immediate.begin(
-                parsed.method, parsed.target.raw_path, parsed.target.raw_query, parsed.headers
-            )
-            response = self._immediate.immediate(begun)
-            if response is not None:
-                self._answer_now(parsed, begun, response)
-                return
-        self._start_cycle(parsed, begun)
+        self._start_cycle(parsed)
 
     def _feed_body(self, data: bytes) -> None:
         cycle = self._current()
@@ -144,80 +133,47 @@ class S3Protocol(S3Connection):
         """The rest of a body was received past the transport."""
         self._input = _SUCCESSOR
 
-    # Answers without a task (immediate.py)
-
-    def _can_answer_now(self, head: RequestHead) -> bool:
-        """Whether nothing has to be waited for on the connection's side: no body, no successor, nothing unsent."""
-        return (
-            head.body_length == 0
-            and not head.expects_continue
-            and not self._received
-            and not self.flow.write_paused
-            and self._wire is not None
+    def _start_cycle(self, head: RequestHead) -> None:
+        body = BodyQueue(head.body_length) if head.body_length != 0 else NO_BODY
+        scope = request_scope(self._connection_scope, head)
+        self.cycle = cycle = RequestCycle(
+            scope,
+            self.transport,
+            self.flow,
+            self._wire,
+            self._shared.default_lines,
+            body,
+            self._limits,
+            self._now,
+            expect_100_continue=head.expects_continue,
+            keep_alive=head.keep_alive and not self._shared.draining,
+            on_response=self.on_response_complete,
         )
-
-    def _answer_now(self, head: RequestHead, begun: object, response: ImmediateResponse) -> None:
-        app = cast("ImmediateApp", self._immediate)
-        writer = ResponseWriter(self.transport, self.flow, self._wire)
-        keep_alive = head.keep_alive and not self._shared.draining
-        try:
-            framing, rest = send_now(writer, head, response, self._shared.default_lines, keep_alive=keep_alive)
-        except Exception as error:  # noqa: BLE001 - the application hears of it, and the client of what it can
-            app.end(begun, writer.sent_bytes, error)
-            self._give_up(head, writer)
+        if body.complete:
+            self._input = _SUCCESSOR
+            if self._received or self.flow.write_paused:
+                self._start_task(cycle, cycle.run(self.app))
+                self._look_at_received()
+                return
+            rest = step(cycle.run(self.app))
+            if rest is not None:
+                self._start_task(cycle, rest)
             return
-        if rest is None:
-            app.end(begun, writer.sent_bytes)
-            self._after_response(framing.keep_alive)
-            return
-        self.cycle = cycle = self._cycle_for(head)
-        cycle.take_over(writer, framing)
-        self._start_asgi_task(cycle, finishing(app, begun, cycle, writer, rest))
-        self._input = _SUCCESSOR
-
-    def _give_up(self, head: RequestHead, writer: ResponseWriter) -> None:
-        """An answer failed: InternalError while that can still be said, else a broken connection."""
-        if writer.on_the_wire:
-            self.transport.abort()
-        else:
-            self._refuse(s3_error("InternalError"), to_head=head.method == "HEAD")
-
-    # Requests that get a task
-
-    def _start_cycle(self, head: RequestHead, begun: object) -> None:
-        self.cycle = cycle = self._cycle_for(head)
-        scope = cast("dict[str, object]", cycle.scope)
-        if begun is not None:
-            scope[BEGUN] = begun
-        if self._receive_threads is not None and not cycle.request_body.complete:
+        if self._receive_threads is not None:
             receiving = Receiving(cycle, self._wire, self._receive_threads, self._on_body_complete)
             scope[RECEIVE_INTO] = receiving.receive_into
-        self._start_asgi_task(cycle, self.app)
-        if cycle.request_body.complete:
-            self._input = _SUCCESSOR
-            self._look_at_received()
-            return
+        self._start_task(cycle, cycle.run(self.app))
         self._input = _BODY
         arrived, self._received = self._received, b""
         if arrived:
             self._feed_body(arrived)
 
-    def _cycle_for(self, head: RequestHead) -> S3Cycle:
-        return S3Cycle(
-            request_scope(self._connection_scope, head, self.app_state),
-            self.transport,
-            self.flow,
-            wire=self._wire,
-            default_headers=self.server_state.default_headers,
-            request_body=BodyQueue(head.body_length),
-            limits=self._limits,
-            now=self._now,
-            expect_100_continue=head.expects_continue,
-            keep_alive=head.keep_alive and not self._shared.draining,
-            on_response=self.on_response_complete,
-        )
+    def _start_task(self, cycle: RequestCycle, running: Coroutine[Any, Any, None]) -> None:
+        cycle.task = task = self.loop.create_task(running)
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
 
-    def _current(self) -> S3Cycle:
+    def _current(self) -> RequestCycle:
         if self.cycle is None:
             raise RuntimeError("there is no request yet")
         return self.cycle

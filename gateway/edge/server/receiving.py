@@ -12,7 +12,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 
-from gateway.edge.server.cycle import S3Cycle
+from gateway.edge.server.cycle import RequestCycle
 from gateway.edge.server.direct_receive import DIRECT_BYTES_MIN, DirectReceive, Turn
 from gateway.edge.server.readable import readable
 from gateway.edge.server.receive_threads import ReceiveThreads
@@ -41,7 +41,7 @@ class Receiving:
 
     def __init__(
         self,
-        cycle: S3Cycle,
+        cycle: RequestCycle,
         wire: socket.socket | None,
         threads: ReceiveThreads,
         on_body_complete: Callable[[], None],

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from gateway.objects import FileSpan
+
 _OURS = frozenset((b"connection", b"content-length", b"transfer-encoding"))
-_NOT_IN_A_LINE = re.compile(rb"[\r\n\0]")
 _WITHOUT_BODY = frozenset((204, 304))
 
 Header = tuple[bytes, bytes]
+
+
+@dataclass(slots=True)
+class Response:
+    """A response that the server writes as it is, in one message of the application (`RESPONSE` in cycle.py).
+
+    `headers` are looked at as those of ASGI are; `lines` are ready to be sent, and nobody looks at them again: whoever
+    made them has checked that each is one line (`EncodedHeaders.of`). `length_bytes` is the Content-Length, where it is
+    not among the headers. Where `body` is None, it follows in messages of its own.
+    """
+
+    status: int
+    headers: Sequence[Header]
+    lines: bytes
+    body: bytes | memoryview | FileSpan | None
+    length_bytes: int | None = None
+    sent_bytes: int = 0
+    """How much of the body has been sent: the server's to tell."""
 
 
 @dataclass(slots=True)
@@ -50,10 +68,9 @@ def response_head(
 ) -> tuple[bytes, ResponseFraming]:
     """The head's bytes and the framing of what follows.
 
-    `lines` are further fields that are ready to be sent: whoever made them has checked that each is one line
-    (`EncodedHeaders.of`, `checked_lines`). `length_bytes` is the Content-Length, where it is not among the headers. The
-    application's `connection` and `transfer-encoding` fields are taken as wishes. Raises RuntimeError when a field
-    would break out of its line, so that no value from an origin can forge a response.
+    `lines` and `length_bytes` are as those of a `Response`. The application's `connection` and `transfer-encoding`
+    fields are taken as wishes. Raises RuntimeError when a field would break out of its line, so that no value from an
+    origin can forge a response.
     """
     fields = []
     length = length_bytes
@@ -94,17 +111,5 @@ def _checked(fields: list[bytes]) -> bytes:
     """The fields as one; each ends its line, and has no other line break in it."""
     lines = b"".join(fields)
     if lines.count(b"\r") != len(fields) or lines.count(b"\n") != len(fields) or 0 in lines:
-        raise _torn()
+        raise RuntimeError("a response header field has a line break or NUL in it")
     return lines
-
-
-def checked_lines(lines: bytes) -> bytes:
-    """`lines`, if they are whole lines, none of them empty: RuntimeError otherwise."""
-    fields = lines.split(b"\r\n")
-    if fields.pop() or not all(fields) or any(_NOT_IN_A_LINE.search(field) for field in fields):
-        raise _torn()
-    return lines
-
-
-def _torn() -> RuntimeError:
-    return RuntimeError("a response header field has a line break or NUL in it")

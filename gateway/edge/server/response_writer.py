@@ -59,9 +59,12 @@ class ResponseWriter:
     def start(self, head: bytes, framing: ResponseFraming) -> None:
         self._head, self._framing = head, framing
 
-    def write_head(self) -> None:
-        """All of a response that has no body."""
-        self._transport.write(self._take_head())
+    def write_whole(self, body: bytes | memoryview) -> None:
+        """All of a body; nothing of it where the response has none."""
+        if self._framing is not None and self._framing.bodiless:
+            self._transport.write(self._take_head())
+        else:
+            self.write_bytes(body, more_body=False)
 
     def write_bytes(self, body: bytes | memoryview, *, more_body: bool) -> None:
         """A piece of the body; RuntimeError when the Content-Length says otherwise."""

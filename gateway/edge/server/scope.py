@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from gateway.edge.server.head_parser import RequestHead
-
-if TYPE_CHECKING:
-    from uvicorn._types import HTTPScope
 
 
 def connection_scope(
@@ -30,10 +27,10 @@ def connection_scope(
     }
 
 
-def request_scope(of_connection: Mapping[str, object], head: RequestHead, app_state: Mapping[str, Any]) -> HTTPScope:
+def request_scope(of_connection: Mapping[str, object], head: RequestHead) -> dict[str, Any]:
     """The ASGI scope of one request; `path` and `forebay.authority` are as protocol.py says."""
     target = head.target
-    scope: dict[str, object] = {
+    scope: dict[str, Any] = {
         **of_connection,
         "http_version": head.version,
         "method": head.method,
@@ -41,8 +38,7 @@ def request_scope(of_connection: Mapping[str, object], head: RequestHead, app_st
         "raw_path": target.raw_path,
         "query_string": target.raw_query,
         "headers": head.headers,
-        "state": dict(app_state),
     }
     if target.authority is not None:
         scope["forebay.authority"] = target.authority
-    return cast("HTTPScope", scope)
+    return scope
