@@ -25,7 +25,7 @@ from gateway.edge.authorisation import authorise
 from gateway.edge.body import Receive, request_body
 from gateway.edge.failures import reply_to
 from gateway.edge.foreign_services import foreign_service_reply
-from gateway.edge.replies import is_sent_whole, send_reply
+from gateway.edge.replies import send_reply, whole_response
 from gateway.edge.server.cycle import RESPONSE
 from gateway.edge.server.first_step import in_task
 from gateway.edge.server.receiving import RECEIVE_INTO
@@ -107,9 +107,13 @@ class S3App:
         if scope["type"] != "http":
             raise RuntimeError(f"the S3 port speaks HTTP only, not {scope['type']}")
         visit = Visit(scope["raw_path"])
-        self._begin(visit, scope, receive)
         try:
-            await self._answer(visit, scope, send)
+            answer = self._perform(visit, scope, receive)
+        except Exception as error:  # noqa: BLE001 - whatever happened, the client gets an answer and the log a line
+            answer = reply_to(error, visit.request_id, visit.path)
+        try:
+            reply = answer if isinstance(answer, Reply) else await self._awaited(visit, answer, scope)
+            await self._send(visit, reply, scope, send)
         except ClientDisconnected:
             visit.status = CLIENT_LEFT
         except asyncio.CancelledError:
@@ -148,20 +152,28 @@ class S3App:
             received_bytes=received_bytes,
         )
 
-    async def _answer(self, visit: Visit, scope: Scope, send: Send) -> None:
-        reply = visit.answer if isinstance(visit.answer, Reply) else await self._awaited(visit, visit.answer, scope)
+    async def _send(self, visit: Visit, reply: Reply, scope: Scope, send: Send) -> None:
         visit.status, visit.cache = str(reply.status), reply.cache
+        close = not visit.body_complete
         try:
-            if not (visit.waits or is_sent_whole(reply, scope)):
-                await self._wait(visit, scope)
-            await send_reply(reply, scope, send, visit, close=not visit.body_complete)
+            whole = whole_response(reply, scope, visit, close=close)
+            if whole is not None:
+                try:
+                    await send({"type": RESPONSE, "response": whole})
+                finally:
+                    visit.sent_bytes = whole.sent_bytes
+            else:
+                if not visit.waits:
+                    await self._wait(visit, scope)
+                await send_reply(reply, scope, send, visit, close=close)
         except ClientDisconnected:
             raise
         except Exception as error:  # noqa: BLE001 - it is logged, and the client sees it, or a body that ends early
             if not await self._told(visit, reply, error, scope, send):
                 self._broken_off(visit, reply, error)
         finally:
-            await reply.aclose()
+            if not reply.close_now():
+                await reply.aclose()
 
     async def _awaited(self, visit: Visit, answer: Coroutine[Any, Any, Reply], scope: Scope) -> Reply:
         try:
@@ -192,12 +204,6 @@ class S3App:
         visit.status = BROKEN_OFF
         reply.failed(error)
         self.log.warning("answer broken off", request_id=visit.request_id, exc_info=error)
-
-    def _begin(self, visit: Visit, scope: Scope, receive: Receive) -> None:
-        try:
-            visit.answer = self._perform(visit, scope, receive)
-        except Exception as error:  # noqa: BLE001 - whatever happened, the client gets an answer and the log a line
-            visit.answer = reply_to(error, visit.request_id, visit.path)
 
     def _perform(self, visit: Visit, scope: Scope, receive: Receive) -> Answer:
         headers = scope["headers"]

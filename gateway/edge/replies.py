@@ -28,35 +28,34 @@ _CACHE: Mapping[str, bytes] = {name: b"x-forebay-cache: %b\r\n" % name.encode() 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-def is_sent_whole(reply: Reply, scope: MutableMapping[str, Any]) -> bool:
-    """Whether the server takes the whole answer at once, so that nothing has to be waited for before it is sent."""
-    body = reply.body
-    return isinstance(body, (bytes, memoryview)) or (isinstance(body, HeldSpan) and ZERO_COPY in scope["extensions"])
+def whole_response(reply: Reply, scope: MutableMapping[str, Any], visit: Visit, *, close: bool) -> Response | None:
+    """The answer, where the server takes all of it at once: nothing is to be waited for before it is sent."""
+    extensions, body = scope.get("extensions") or {}, reply.body
+    if RESPONSE not in extensions:
+        return None
+    if isinstance(body, (bytes, memoryview)):
+        return _response(reply, visit.request_id, body, close=close)
+    if isinstance(body, HeldSpan) and ZERO_COPY in extensions:
+        return _response(reply, visit.request_id, body.span, close=close)
+    return None
 
 
 async def send_reply(reply: Reply, scope: MutableMapping[str, Any], send: Send, visit: Visit, *, close: bool) -> None:
     """Send the whole answer, and count its body in `visit.sent_bytes`. The caller closes the reply."""
     extensions = scope.get("extensions") or {}
-    body = reply.body.span if isinstance(reply.body, HeldSpan) else reply.body
     if RESPONSE in extensions:
-        is_whole = isinstance(body, (bytes, memoryview)) or (isinstance(body, FileSpan) and ZERO_COPY in extensions)
-        response = _response(reply, visit.request_id, body if is_whole else None, close=close)
-        try:
-            await send({"type": RESPONSE, "response": response})
-        finally:
-            visit.sent_bytes = response.sent_bytes
-        if is_whole:
-            return
+        await send({"type": RESPONSE, "response": _response(reply, visit.request_id, None, close=close)})
     else:
         await send(_start(reply, visit.request_id, close=close))
+    body = reply.body
     if isinstance(body, (bytes, memoryview)):
         body = b"" if scope["method"] == "HEAD" else body
         await send({"type": "http.response.body", "body": body})
         visit.sent_bytes = len(body)
         return
-    if isinstance(body, FileSpan):
-        await _send_span_through_memory(body, send)
-        visit.sent_bytes = body.count
+    if isinstance(body, HeldSpan):
+        await _send_span_through_memory(body.span, send)
+        visit.sent_bytes = body.span.count
     else:
         await _send_stream(body, send, visit, zero_copy=ZERO_COPY in extensions, lending=LENT in extensions)
     await send({"type": "http.response.body", "body": b""})

@@ -7,7 +7,6 @@ import os
 import time
 from typing import Protocol
 
-from gateway.operations.reply import Answer
 from gateway.operations.request_body import RequestBody
 
 CLIENT_LEFT = "client-left"
@@ -37,7 +36,6 @@ class Visit:
     """See the module. `body` is None until the head has told how long it is."""
 
     __slots__ = (
-        "answer",
         "body",
         "cache",
         "operation",
@@ -49,8 +47,6 @@ class Visit:
         "status",
         "waits",
     )
-
-    answer: Answer
 
     def __init__(self, raw_path: bytes) -> None:
         self.raw_path = raw_path

@@ -61,19 +61,19 @@ class S3Connection(HttpToolsProtocol):
         only_answer: S3Error | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._limits = limits or ServerLimits()
-        self._now = (clock or SystemClock()).monotonic
-        self._shared = server_state if isinstance(server_state, S3ServerState) else S3ServerState()
+        self.limits = limits or ServerLimits()
+        self.now = (clock or SystemClock()).monotonic
+        self.shared = server_state if isinstance(server_state, S3ServerState) else S3ServerState()
         self._input = Input.HEAD
         self._received = b""
         self._fresh = True
         self._deadline: float | None = None
         self._discard_left = 0
-        self._write_watch = WriteWatch(self._limits.write_timeout_seconds)
-        self._wire: socket.socket | None = None
+        self._write_watch = WriteWatch(self.limits.write_timeout_seconds)
+        self.wire: socket.socket | None = None
         self._is_half_closed = False
         self._only_answer = only_answer
-        self.waits_since = self._now()
+        self.waits_since = self.now()
         """When it began to wait for the request that it waits for now, or has waited for last."""
         self._connection_scope: dict[str, object] = {}
         self.parser = None
@@ -88,11 +88,11 @@ class S3Connection(HttpToolsProtocol):
             transport.set_write_buffer_limits(high=0)
             extensions |= {ZERO_COPY: {}, LENT: {}}
             shown = transport.get_extra_info("socket")
-            self._wire = socket.socket(shown.family, shown.type, shown.proto, shown.fileno())
+            self.wire = socket.socket(shown.family, shown.type, shown.proto, shown.fileno())
         self._connection_scope = connection_scope(self.asgi_version, self.scheme, self.server, self.client, extensions)
-        self._deadline = self._now() + self._limits.head_timeout_seconds
-        self._shared.nothing_open.clear()
-        if self._shared.draining:
+        self._deadline = self.now() + self.limits.head_timeout_seconds
+        self.shared.nothing_open.clear()
+        if self.shared.draining:
             self.shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -101,22 +101,22 @@ class S3Connection(HttpToolsProtocol):
         self._received = b""
         if self.cycle is not None:
             self.cycle.connection_lost()
-        if self._wire is not None:
-            self._shared.half_closed.forget(self._wire.fileno())
-            self._wire.detach()  # the transport closes it
-            self._wire = None
+        if self.wire is not None:
+            self.shared.half_closed.forget(self.wire.fileno())
+            self.wire.detach()  # the transport closes it
+            self.wire = None
         if not self.connections:
-            self._shared.nothing_open.set()
+            self.shared.nothing_open.set()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more. True: it may still wait for its answer, so the connection stays open.
 
         TLS has no such state in practice: asyncio closes the connection whatever this says.
         """
-        if self._wire is None or self.cycle is None or self._input is not Input.SUCCESSOR or self._is_half_closed:
+        if self.wire is None or self.cycle is None or self._input is not Input.SUCCESSOR or self._is_half_closed:
             return False
         self.cycle.probe_client()
-        self._shared.half_closed.watch(self._wire.fileno(), self.transport.abort)
+        self.shared.half_closed.watch(self.wire.fileno(), self.transport.abort)
         self._is_half_closed = True
         return True
 
@@ -128,7 +128,7 @@ class S3Connection(HttpToolsProtocol):
         elif self._received:
             return
         elif self._fresh or self._input_waits():
-            self._deadline = self._now() + FIRST_BYTE_SECONDS
+            self._deadline = self.now() + FIRST_BYTE_SECONDS
         else:
             self.transport.close()
 
@@ -146,7 +146,7 @@ class S3Connection(HttpToolsProtocol):
             self.transport.close()  # nothing will come that would have to be thrown away
             return
         self._discard_from_now_on()
-        self._deadline = self._now() + self._limits.linger_seconds
+        self._deadline = self.now() + self.limits.linger_seconds
         try:
             if self.transport.can_write_eof():
                 self.transport.write_eof()
@@ -156,7 +156,7 @@ class S3Connection(HttpToolsProtocol):
     def _discard_from_now_on(self) -> None:
         self._input = Input.NOTHING
         self._received = b""
-        self._discard_left = self._limits.linger_bytes
+        self._discard_left = self.limits.linger_bytes
         self.flow.resume_reading()
 
     def _discard(self, data: bytes) -> None:
@@ -198,6 +198,6 @@ class S3Connection(HttpToolsProtocol):
         elif self._received:
             self._refuse(s3_error("RequestTimeout"), to_head=self._received.startswith(b"HEAD "))
         elif self._input_waits():
-            self._deadline = self._now() + self._limits.head_timeout_seconds
+            self._deadline = self.now() + self.limits.head_timeout_seconds
         else:
             self.transport.close()

@@ -23,9 +23,9 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Iterator, MutableMapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway import cancellation
 from gateway.edge.server.body_queue import BodyQueue
@@ -34,6 +34,8 @@ from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.refusals import refusal
 from gateway.edge.server.response_head import Response, response_head
 from gateway.edge.server.response_writer import ResponseWriter
+from gateway.edge.server.sending import Sender
+from gateway.edge.server.server_state import S3ServerState
 from gateway.errors import ClientDisconnected
 from gateway.objects import FileSpan
 from gateway.s3.error_codes import s3_error
@@ -53,72 +55,55 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _logger = logging.getLogger(__name__)
 
 
+class Connection(Protocol):
+    """What a request needs of its connection. `wire` is the transport's own socket, None where it is encrypted."""
+
+    transport: asyncio.Transport
+    flow: FlowControl
+    wire: socket.socket | None
+    limits: ServerLimits
+
+    shared: S3ServerState
+
+    def now(self) -> float: ...
+    def on_response_complete(self) -> None: ...
+
+
 class RequestCycle:
-    """See the module. uvicorn's protocol, which ours is, uses `disconnected`, `response_complete` and `message_event`.
+    """See the module. `disconnected`, `response_complete` and `message_event` are uvicorn's protocol's, too."""
 
-    `wire` is the transport's own socket, None where the connection is encrypted.
-    """
+    disconnected = False
+    response_started = False
+    response_complete = False
+    task: asyncio.Task[None] | None = None
+    """None while it is answered in the call that brought it."""
 
-    __slots__ = (
-        "_end_told",
-        "_event",
-        "_has_waited",
-        "_limits",
-        "_now",
-        "_waited_seconds",
-        "_waiting_since",
-        "_wire",
-        "default_lines",
-        "disconnected",
-        "flow",
-        "keep_alive",
-        "on_response",
-        "request_body",
-        "response_complete",
-        "response_started",
-        "scope",
-        "task",
-        "transport",
-        "waiting_for_100_continue",
-        "writer",
-    )
+    _event: asyncio.Event | None = None
+    _is_over = False
+    """The application has returned: what happens to the response now is no beginning of another request."""
+
+    _end_told = False
+    _waiting_since: float | None = None
+    _waited_seconds = 0.0
+    _has_waited = False
+    """Whether the response has waited for the connection since it began, or since the last bytes of a file."""
 
     def __init__(
         self,
         scope: MutableMapping[str, Any],
-        transport: asyncio.Transport,
-        flow: FlowControl,
-        wire: socket.socket | None,
-        default_lines: bytes,
+        connection: Connection,
         request_body: BodyQueue,
-        limits: ServerLimits,
-        now: Callable[[], float],
-        *,
-        expect_100_continue: bool,
         keep_alive: bool,
-        on_response: Callable[[], None],
+        expects_continue: bool,
     ) -> None:
         self.scope = scope
-        self.transport = transport
-        self.flow = flow
-        self.default_lines = default_lines
+        self.connection = connection
         self.request_body = request_body
-        self.on_response = on_response
         self.keep_alive = keep_alive
-        self.waiting_for_100_continue = expect_100_continue
-        self.disconnected = self.response_started = self.response_complete = False
-        self.writer = ResponseWriter(transport, flow, wire)
-        self.task: asyncio.Task[None] | None = None
-        """None while it is answered in the call that brought it."""
-        self._event: asyncio.Event | None = None
-        self._wire = wire
-        self._limits = limits
-        self._now = now
-        self._end_told = False
-        self._waiting_since: float | None = None
-        self._waited_seconds = 0.0
-        self._has_waited = False
-        """Whether the response has waited for the connection since it began, or since the last bytes of a file."""
+        self.waiting_for_100_continue = expects_continue
+        self.transport = connection.transport
+        self.flow = connection.flow
+        self.writer = ResponseWriter(connection.transport, connection.flow, connection.wire)
 
     @property
     def message_event(self) -> asyncio.Event:
@@ -129,10 +114,10 @@ class RequestCycle:
 
     # The application
 
-    async def run(self, app: Callable[..., Any]) -> None:
+    async def run(self, application: Awaitable[None]) -> None:
         """Run the application for this request; whatever it does, the client is left with an honest connection."""
         try:
-            await app(self.scope, self.receive, self.send)
+            await application
         except ClientDisconnected as error:
             _logger.debug("request ended early: %s", error)
             self._break_off()
@@ -147,7 +132,7 @@ class RequestCycle:
                 _logger.debug("the application left without completing its response")
                 await self._fail()
         finally:
-            self.on_response = _nothing
+            self._is_over = True
 
     async def _fail(self) -> None:
         """The application is done for: InternalError while that can still be said, else a broken connection."""
@@ -201,7 +186,11 @@ class RequestCycle:
 
     def _piece(self, body: BodyQueue) -> Message:
         piece = body.take()
-        if self.flow.read_paused and not body.complete and body.queued_bytes <= self._limits.receive_buffer_bytes // 2:
+        if (
+            self.flow.read_paused
+            and not body.complete
+            and body.queued_bytes <= self.connection.limits.receive_buffer_bytes // 2
+        ):
             self.flow.resume_reading()
         self._end_told = body.complete and not body
         return {"type": "http.request", "body": piece, "more_body": not self._end_told}
@@ -214,13 +203,13 @@ class RequestCycle:
     @contextmanager
     def clients_time(self) -> Iterator[None]:
         """What passes inside counts as silence of the client, until its body is complete."""
-        self._waiting_since = started = None if self.request_body.complete else self._now()
+        self._waiting_since = started = None if self.request_body.complete else self.connection.now()
         try:
             yield
         finally:
             self._waiting_since = None
             if started is not None:
-                self._waited_seconds += self._now() - started
+                self._waited_seconds += self.connection.now() - started
 
     async def something_happens(self, descriptor: int | None = None, seconds: float | None = None) -> None:
         """To the connection; or `descriptor` is readable, or `seconds` have passed. May return early."""
@@ -243,10 +232,10 @@ class RequestCycle:
         if body.complete or body.failure is not None:
             return
         silence = now - self._waiting_since if self._waiting_since is not None else 0.0
-        judged_seconds = self._waited_seconds + silence - self._limits.body_timeout_seconds
+        judged_seconds = self._waited_seconds + silence - self.connection.limits.body_timeout_seconds
         if (
-            silence >= self._limits.body_timeout_seconds
-            or body.received_bytes < judged_seconds * self._limits.min_body_rate_bytes_per_second
+            silence >= self.connection.limits.body_timeout_seconds
+            or body.received_bytes < judged_seconds * self.connection.limits.min_body_rate_bytes_per_second
         ):
             body.failure = s3_error("RequestTimeout")
             self.message_event.set()
@@ -268,7 +257,16 @@ class RequestCycle:
         if self._gone:
             raise ClientDisconnected("the client left before its answer was complete")
         if kind == RESPONSE:
-            await self._write_response(message["response"])
+            response: Response = message["response"]
+            rest = self._begin_response(response)
+            if rest is not None:
+                await in_task()
+                try:
+                    await self.writer.finish(rest)
+                finally:
+                    response.sent_bytes = self.writer.sent_bytes
+            if response.body is not None:
+                self._complete()
             return
         if kind == "http.response.start":
             if self.response_started:
@@ -280,7 +278,7 @@ class RequestCycle:
             self.writer.write_bytes(message.get("body", b""), more_body=more_body)
         elif kind == ZERO_COPY:
             is_fresh, self._has_waited = not self._has_waited, False
-            if self._wire is None:
+            if self.connection.wire is None:
                 raise RuntimeError("this connection is encrypted: it cannot send a file without copying")
             await self.writer.write_file(_file_span(message), more_body=more_body, is_fresh=is_fresh)
         elif kind == LENT:
@@ -300,28 +298,24 @@ class RequestCycle:
     def _gone(self) -> bool:
         return self.disconnected or self.transport.is_closing()
 
-    async def _write_response(self, response: Response) -> None:
+    def _begin_response(self, response: Response) -> Sender | None:
+        """Send what can be sent of it now; what is left of a file."""
         if self.response_started:
             if self.writer.on_the_wire:
                 raise RuntimeError("a part of the response is out")
-            self.writer = ResponseWriter(self.transport, self.flow, self._wire)
+            self.writer = ResponseWriter(self.transport, self.flow, self.connection.wire)
         self._start(response)
-        if response.body is None:
-            return
+        body, rest = response.body, None
+        if body is None:
+            return None
         try:
-            await self._write_whole(response.body)
+            if isinstance(body, FileSpan):
+                rest = self.writer.begin_file(body, more_body=False)
+            else:
+                self.writer.write_whole(body)
         finally:
             response.sent_bytes = self.writer.sent_bytes
-        self._complete()
-
-    async def _write_whole(self, body: bytes | memoryview | FileSpan) -> None:
-        if not isinstance(body, FileSpan):
-            self.writer.write_whole(body)
-            return
-        rest = self.writer.begin_file(body, more_body=False)
-        if rest is not None:
-            await in_task()
-            await self.writer.finish(rest)
+        return rest
 
     def _start(self, response: Response) -> None:
         if self.waiting_for_100_continue and self.request_body.complete:
@@ -333,7 +327,7 @@ class RequestCycle:
             method=self.scope["method"],
             http_version=self.scope["http_version"],
             keep_alive=self.keep_alive and self.request_body.complete,
-            lines=response.lines + self.default_lines,
+            lines=response.lines + self.connection.shared.default_lines,
             length_bytes=response.length_bytes,
         )
         self.writer.start(head, framing)
@@ -345,7 +339,8 @@ class RequestCycle:
         self.response_complete = True
         if self._event is not None:
             self._event.set()
-        self.on_response()
+        if not self._is_over:
+            self.connection.on_response_complete()
 
     # Connection
 
@@ -383,7 +378,3 @@ def _file_span(message: Message) -> FileSpan:
     if count is None:
         count = max(0, os.fstat(descriptor).st_size - offset)
     return FileSpan(descriptor, offset, count)
-
-
-def _nothing() -> None:
-    """What remains of a callback that would keep the connection alive."""

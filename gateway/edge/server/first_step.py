@@ -8,7 +8,7 @@ such an answer. So the server takes the first step itself: `step`. An applicatio
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import coroutine as awaitable_generator
 from typing import Any
 
@@ -22,17 +22,18 @@ def in_task() -> Generator[Any, None, None]:
         yield _TASK_WANTED
 
 
-def step(running: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None] | None:
-    """Take the first step; the rest of it, for a task, where it is not over. Raises what it raises."""
+def step(running: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
+    """Take the first step; the rest of it, for a task, where it is not over. It raises what the step raises."""
     try:
-        waited_for = running.send(None)
+        return _Rest(running, running.send(None))
     except StopIteration:
         return None
-    return _rest(_Rest(running, waited_for))
+    except Exception as error:  # noqa: BLE001 - for whoever awaits the rest
+        return _raised(error)
 
 
-async def _rest(rest: _Rest) -> None:
-    await rest
+async def _raised(error: Exception) -> None:
+    raise error
 
 
 class _Rest:

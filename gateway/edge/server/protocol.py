@@ -17,7 +17,7 @@ among the headers is then replaced by it (RFC 9112, 3.2.2).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from typing import Any
 
 from uvicorn.config import Config
@@ -61,7 +61,7 @@ class S3Protocol(S3Connection):
         super().__init__(config, server_state, app_state, _loop, limits=limits, clock=clock, only_answer=only_answer)
         self._receive_threads = receive_threads
         self._head_deadline_set = False
-        self._heads = HeadParser(max_bytes=self._limits.max_header_bytes, max_headers=self._limits.max_headers)
+        self._heads = HeadParser(max_bytes=self.limits.max_header_bytes, max_headers=self.limits.max_headers)
 
     # Bytes in
 
@@ -95,11 +95,11 @@ class S3Protocol(S3Connection):
             self._refuse(error, to_head=received.startswith(b"HEAD "))
 
     def _await_rest_of_head(self, received: bytes) -> None:
-        check_incomplete_head(received, self._limits.max_header_bytes)
+        check_incomplete_head(received, self.limits.max_header_bytes)
         self._fresh = False
         if not self._head_deadline_set:
             self._head_deadline_set = True
-            self._deadline = self._now() + self._limits.head_timeout_seconds
+            self._deadline = self.now() + self.limits.head_timeout_seconds
 
     def _begin_request(self, head: bytes) -> None:
         if self._only_answer is not None:
@@ -126,7 +126,7 @@ class S3Protocol(S3Connection):
             self._input = _SUCCESSOR
             self._received = rest
             self._look_at_received()
-        elif body.queued_bytes > self._limits.receive_buffer_of_one(len(self.connections)):
+        elif body.queued_bytes > self.limits.receive_buffer_of_one(len(self.connections)):
             self.flow.pause_reading()
 
     def _on_body_complete(self) -> None:
@@ -136,40 +136,32 @@ class S3Protocol(S3Connection):
     def _start_cycle(self, head: RequestHead) -> None:
         body = BodyQueue(head.body_length) if head.body_length != 0 else NO_BODY
         scope = request_scope(self._connection_scope, head)
-        self.cycle = cycle = RequestCycle(
-            scope,
-            self.transport,
-            self.flow,
-            self._wire,
-            self._shared.default_lines,
-            body,
-            self._limits,
-            self._now,
-            expect_100_continue=head.expects_continue,
-            keep_alive=head.keep_alive and not self._shared.draining,
-            on_response=self.on_response_complete,
-        )
+        keep_alive = head.keep_alive and not self.shared.draining
+        self.cycle = cycle = RequestCycle(scope, self, body, keep_alive, head.expects_continue)
         if body.complete:
+            application = self.app(scope, cycle.receive, cycle.send)
             self._input = _SUCCESSOR
             if self._received or self.flow.write_paused:
-                self._start_task(cycle, cycle.run(self.app))
+                self._start_task(cycle, application)
                 self._look_at_received()
                 return
-            rest = step(cycle.run(self.app))
+            rest = step(application)
             if rest is not None:
                 self._start_task(cycle, rest)
+            elif not cycle.response_complete:
+                self._start_task(cycle, _nothing())
             return
         if self._receive_threads is not None:
-            receiving = Receiving(cycle, self._wire, self._receive_threads, self._on_body_complete)
+            receiving = Receiving(cycle, self.wire, self._receive_threads, self._on_body_complete)
             scope[RECEIVE_INTO] = receiving.receive_into
-        self._start_task(cycle, cycle.run(self.app))
+        self._start_task(cycle, self.app(scope, cycle.receive, cycle.send))
         self._input = _BODY
         arrived, self._received = self._received, b""
         if arrived:
             self._feed_body(arrived)
 
-    def _start_task(self, cycle: RequestCycle, running: Coroutine[Any, Any, None]) -> None:
-        cycle.task = task = self.loop.create_task(running)
+    def _start_task(self, cycle: RequestCycle, application: Awaitable[None]) -> None:
+        cycle.task = task = self.loop.create_task(cycle.run(application))
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
 
@@ -196,10 +188,14 @@ class S3Protocol(S3Connection):
 
     def _next_request(self) -> None:
         self._input = _HEAD
-        self.waits_since = self._now()
-        self._deadline = self.waits_since + self._limits.keep_alive_timeout_seconds
+        self.waits_since = self.now()
+        self._deadline = self.waits_since + self.limits.keep_alive_timeout_seconds
         self.flow.resume_reading()
         if self._received:
             self._try_head()
         if self._is_half_closed and self._input in (_HEAD, _BODY):
             self.transport.close()  # the rest of a request will never come
+
+
+async def _nothing() -> None:
+    """What is left of an application that has returned."""

@@ -28,14 +28,15 @@ class ResponseWriter:
     drained it), and `wire`, the transport's own socket; there is none where the connection is encrypted.
     """
 
+    _head = b""
+    _framing: ResponseFraming | None = None
+    _sender: Sender | None = None
+    _sent_bytes = 0
+
     def __init__(self, transport: asyncio.Transport, flow: FlowControl, wire: socket.socket | None) -> None:
         self._transport = transport
         self._wire = wire
         self._flow = flow
-        self._head = b""
-        self._framing: ResponseFraming | None = None
-        self._sender: Sender | None = None
-        self._sent_bytes = 0
 
     @property
     def sent_bytes(self) -> int:

@@ -146,7 +146,7 @@ def test_a_coroutine_goes_on_from_where_it_waited(wanted: bool) -> None:
             def outside_a_task() -> None:
                 rest = step(running())
                 assert rest is not None
-                made.set_result(loop.create_task(rest))
+                made.set_result(asyncio.ensure_future(rest))
 
             loop.call_soon(outside_a_task)
             return await made
