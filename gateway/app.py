@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
@@ -33,18 +33,23 @@ from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.metering import origin_meter
 from gateway.operations.exchange import Services
 from gateway.operations.origin_events import OriginEvents
+from gateway.origin.client import Origin
 from gateway.origin.credentials import ChainCredentials, KeyPair, OriginCredentials, StaticCredentials
+from gateway.origin.own_key import OwnKeyOrigin
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
+from gateway.origin.silence_board import SilenceBoard
 from gateway.origin.traffic_meter import MeteredOrigin
-from gateway.policy.grants import Grant
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.access import Grant
+from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.writeback.desk.desk import NoDesk, WritebackDesk
 from gateway.writeback.flushing.telling import Teller
 
 SNAPSHOTS = "snapshots"
 """Where in the cache directory they lie."""
+
+SILENCE = "origin-silence"
+"""Where in the shared directory the processes tell each other that an origin is silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,9 @@ class _Node:
 
 
 @asynccontextmanager
-async def _node(settings: Settings, process: int, *, instance_id: str, bandwidth: int | None) -> AsyncIterator[_Node]:
+async def _node(
+    settings: Settings, process: int, *, instance_id: str, bandwidth: int | None, shared_directory: Path | None
+) -> AsyncIterator[_Node]:
     clock = SystemClock()
     metrics = WorkerMetrics(settings.cache.capacity_bytes)
     async with AsyncExitStack() as stack:
@@ -73,10 +80,26 @@ async def _node(settings: Settings, process: int, *, instance_id: str, bandwidth
             clock,
             instance_id=instance_id,
             on_attempt=meter.attempt,
+            on_hedge=metrics.origin_hedge,
+            silence=SilenceBoard(shared_directory / SILENCE if shared_directory is not None else None),
         )
-        origin = MeteredOrigin(s3_origin, meter)
+        origin = MeteredOrigin(OwnKeyOrigin(s3_origin), meter)
         stack.push_async_callback(origin.aclose)
         yield _Node(clock, metrics, credentials, origin, _slots(settings))
+
+
+@asynccontextmanager
+async def origin_for_checks(settings: Settings, instance_id: str) -> AsyncIterator[Origin]:
+    """The origin as it answers, refusals of the gateway's key included; asked once each time, and for a short while."""
+    clock = SystemClock()
+    credentials = _origin_credentials(settings, clock)
+    impatient = replace(_origin_settings(settings), max_attempts=1, max_connections=1)
+    async with AsyncExitStack() as stack:
+        await credentials.start()
+        stack.push_async_callback(credentials.aclose)
+        origin = S3Origin(impatient, credentials, clock, instance_id=instance_id)
+        stack.push_async_callback(origin.aclose)
+        yield origin
 
 
 @asynccontextmanager
@@ -133,7 +156,9 @@ async def s3_application(
     origin's. Otherwise StoreUnavailable when the disk under it fails.
     """
     async with (
-        _node(settings, worker, instance_id=instance_id, bandwidth=bandwidth) as node,
+        _node(
+            settings, worker, instance_id=instance_id, bandwidth=bandwidth, shared_directory=shared_directory
+        ) as node,
         _no_directory(node) if closed else _directory(settings, node, worker, shared_directory) as (blocks, catalog),
         nullcontext() if closed else opened_buffer(settings, worker, _bounding(node), blocks) as buffer,
     ):
@@ -209,7 +234,13 @@ async def upkeep(
     StartupError when the directory is a mistake, StoreUnavailable when the disk under it fails.
     """
     async with (
-        _node(settings, BACKGROUND_PROCESS, instance_id=instance_id, bandwidth=bandwidth) as node,
+        _node(
+            settings,
+            BACKGROUND_PROCESS,
+            instance_id=instance_id,
+            bandwidth=bandwidth,
+            shared_directory=shared_directory,
+        ) as node,
         _directory(settings, node, BACKGROUND_PROCESS, shared_directory) as (blocks, catalog),
         opened_buffer(settings, BACKGROUND_PROCESS, _bounding(node), blocks) as buffer,
     ):
@@ -275,7 +306,11 @@ def _origin_settings(settings: Settings) -> OriginSettings:
         ca_bundle=str(origin.ca_bundle) if origin.ca_bundle else None,
         proxy=origin.proxy.get_secret_value() if origin.proxy else None,
         connect_timeout_seconds=origin.connect_timeout_seconds,
+        first_byte_timeout_seconds=origin.first_byte_timeout_seconds,
+        stall_timeout_seconds=origin.stall_timeout_seconds,
         read_timeout_seconds=origin.read_timeout_seconds,
+        slow_timeout_seconds=origin.slow_timeout_seconds,
+        connection_wait_seconds=origin.connection_wait_seconds,
         max_connections=origin.max_connections,
         max_attempts=origin.max_attempts,
     )

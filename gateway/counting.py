@@ -1,4 +1,4 @@
-"""What one worker counts: the events of its parts, as they tell of them, in the metrics (metrics.py)."""
+"""What a process counts of the events of its parts (metrics.py). Called on the event loop; must not block."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ from gateway.metrics import (
     LISTING_KEYS_NOT_KEPT,
     LISTING_PAGES,
     ORIGIN_BYTES,
+    ORIGIN_HEDGES,
     ORIGIN_REQUEST_SECONDS,
     ORIGIN_REQUESTS,
     RECEIVED_BYTES,
@@ -81,53 +82,71 @@ class SlotBytes(Protocol):
 
 
 class CacheMetrics:
-    """Counts the events of one process's block cache (the methods of `blocks.observer.CacheObserver`)."""
+    """Events of one process's block cache. `slot` is the name of the one on whose account they go."""
 
     def hit_bytes(self, slot: str, count: int) -> None:
+        """Bytes given to a reader from blocks that were complete when it came to them."""
         CACHE_HIT_BYTES.add(count, slot)
 
     def miss_bytes(self, slot: str, count: int) -> None:
+        """Bytes given to a reader from a fetch in progress, or straight from the origin."""
         CACHE_MISS_BYTES.add(count, slot)
 
     def coalesced(self, slot: str) -> None:
+        """A reader joined a fetch that another reader had started."""
         CACHE_COALESCED.add(1, slot)
 
     def evicted(self, slot: str, blocks: int, size_bytes: int) -> None:
+        """Blocks made room for others; `size_bytes` is what they took on disk."""
         CACHE_EVICTED_BLOCKS.add(blocks, slot)
         CACHE_EVICTED_BYTES.add(size_bytes, slot)
 
     def damaged(self, slot: str) -> None:
+        """A block was not what had been written, or could not be read; it was dropped and is a miss now."""
         CACHE_DAMAGED.add(1, slot)
 
     def fill_finished(self, slot: str, seconds: float, size_bytes: int) -> None:
+        """A block was fetched and published."""
         CACHE_FILLS.add(1, slot, "filled")
         CACHE_FILL_SECONDS.observe(seconds)
         CACHE_FILLED_BYTES.add(size_bytes, slot)
 
     def fill_failed(self, slot: str) -> None:
+        """A fetch ended without a block: the origin failed or refused, or the store could not take the bytes."""
         CACHE_FILLS.add(1, slot, "failed")
 
     def not_kept(self, slot: str, reason: str, blocks: int) -> None:
+        """Blocks went to their readers and not to the disk. `reason`: of `errors.NotKept`, or "disk": it failed."""
         CACHE_NOT_KEPT.add(blocks, slot, reason)
 
     def store_unavailable(self) -> None:
+        """The cache directory could not take or give bytes, and a range was served straight from the origin."""
         CACHE_STORE_UNAVAILABLE.add(1)
 
     def scrubbed(self, size_bytes: int) -> None:
+        """The scrubber has looked at a block; so much of it had to be read from the disk."""
         SCRUB_BLOCKS.add(1)
         SCRUB_BYTES.add(size_bytes)
 
     def scrubbed_all(self) -> None:
+        """The scrubber has looked at every block."""
         SCRUB_PASSES.add(1)
 
     def disk_error(self, trouble: str) -> None:
+        """The disk refused something: full, read-only or failing."""
         CACHE_DISK_ERRORS.add(1, trouble)
 
     def disk_state(self, state: str) -> None:
+        """What this process may use the directory for has changed: well, full, read-only, failing or closed."""
         for one in DISK_STATES:
             CACHE_DISK_STATE.set(int(one == state), one)
 
     def usage(self, slots: Mapping[str, SlotBytes], unsurveyed_bytes: int, written_today_bytes: int) -> None:
+        """What all processes together have on disk and set aside, by slot; told every second or so.
+
+        `unsurveyed_bytes` lie on disk without being in the index yet; `written_today_bytes` fetches were given room for
+        since midnight UTC.
+        """
         for slot, usage in slots.items():
             CACHE_USAGE_BYTES.set(usage.used_bytes, slot)
             CACHE_RESERVED_BYTES.set(usage.reserved_bytes, slot)
@@ -137,41 +156,60 @@ class CacheMetrics:
 
 
 class CatalogMetrics:
-    """Counts the events of one process's catalog (the methods of `metadata.observer.CatalogObserver`)."""
+    """Events of one process's catalog."""
 
     def looked_up(self, slot: str, outcome: str) -> None:
+        """A question about an object in a slot that lets the catalog answer.
+
+        `outcome`: hit (there is such an object), listed (so too, as a listing has shown since), absent (there is
+        none), miss (the origin was asked), stale (it was asked, did not answer, and the slot allows an older answer).
+        """
         CATALOG_LOOKUPS.add(1, slot, outcome)
 
     def not_kept(self, count: int) -> None:
+        """Answers of the origin that were not remembered: too many at once, or the disk could not take them."""
         CATALOG_NOT_KEPT.add(count)
 
     def listed(self, slot: str, outcome: str) -> None:
+        """A page of a listing in slots that let the index answer.
+
+        `outcome`: hit, miss or stale, as above; partial: a hit for which the origin was asked about keys just written.
+        """
         LISTING_PAGES.add(1, slot, outcome)
 
     def keys_not_kept(self, count: int) -> None:
+        """Keys that the origin has listed and the index has not kept: too many at once, or the disk is in trouble."""
         LISTING_KEYS_NOT_KEPT.add(count)
 
 
 class SnapshotMetrics:
-    """Counts the events of one process's frozen slots (`metadata.snapshots.registry.SnapshotObserver`)."""
+    """Events of one process's frozen slots."""
 
     def refused(self, slot: str, reason: str) -> None:
+        """A request that could not be answered. `reason`: missing (there is no such snapshot), unusable (there is, and
+        it cannot be used), changed or gone (the origin has another version of the object, or none, and it is not
+        cached).
+        """
         SNAPSHOT_REFUSALS.add(1, slot, reason)
 
 
 class IndexMetrics:
-    """Counts what becomes of indexes (the methods of `jobs.indexing.status.IndexObserver`)."""
+    """What becomes of indexes."""
 
     def crawled(self, slot: str, keys: int) -> None:
+        """A page of a crawl has been kept."""
         INDEX_CRAWLED_KEYS.add(keys, slot)
 
     def found_changed(self, slot: str, keys: int) -> None:
+        """Keys that the origin has changed or removed since they were known."""
         INDEX_CHANGED_KEYS.add(keys, slot)
 
     def crawl_ended(self, slot: str, outcome: str) -> None:
+        """A crawl has come to its end: done, or failed."""
         INDEX_CRAWLS.add(1, slot, outcome)
 
     def index_stands(self, slot: str, keys: int | None, known_since: float | None) -> None:
+        """How many keys the last whole crawl has found, and since when all is known; None: not all is."""
         if keys is not None:
             INDEX_KEYS.set(keys, slot)
         INDEX_KNOWN_SINCE.set(known_since or 0.0, slot)
@@ -235,12 +273,14 @@ class WritebackMetrics:
 
 
 class SmallAnswerMetrics:
-    """Counts the events of one process's small answers (the methods of `metadata.observer.AnswersObserver`)."""
+    """Events of one process's small answers."""
 
     def answered(self, operation: str, outcome: str) -> None:
+        """A question that may be answered from memory. `outcome`: hit, miss or stale, as for the catalog."""
         SMALL_ANSWERS.add(1, operation, outcome)
 
     def trouble(self, kind: str) -> None:
+        """The disk did not give or take an answer (unavailable), or gave what was not written (damaged)."""
         SMALL_ANSWER_TROUBLES.add(1, kind)
 
 
@@ -304,6 +344,9 @@ class WorkerMetrics:
         status = "unreachable" if attempt.status is None else str(attempt.status)
         ORIGIN_REQUESTS.add(1, attempt.method, status, str(attempt.purpose), attempt.slot)
         ORIGIN_REQUEST_SECONDS.observe(attempt.seconds, str(attempt.purpose))
+
+    def origin_hedge(self, outcome: str) -> None:
+        ORIGIN_HEDGES.add(1, outcome)
 
     def origin_bytes(self, direction: str, slot: str, purpose: str, count: int) -> None:
         """Bytes of a body moved; `direction` is read or write."""

@@ -7,6 +7,7 @@ ForebayError
 ├── ClientDisconnected     the client went away; nobody is left to tell
 ├── OriginError
 │   ├── OriginUnreachable      no connection, no answer in time, or the retry budget is spent
+│   │   ├── OriginBusy         no connection to it was free in time
 │   │   └── OutcomeUnknown     a write that must not be repeated may have been carried out
 │   ├── OriginAnswered         the origin's own error answer, to be passed on as it is
 │   └── OriginBodyError        the origin's body was short, reset, or of another version or range
@@ -93,6 +94,13 @@ class OriginUnreachable(OriginError):
     def __init__(self, message: str, *, may_be_done: bool = True) -> None:
         super().__init__(message)
         self.may_be_done = may_be_done
+
+
+class OriginBusy(OriginUnreachable):
+    """Nothing was asked of the origin: all connections that the caller may have were in use."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, may_be_done=False)
 
 
 class OutcomeUnknown(OriginUnreachable):

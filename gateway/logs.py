@@ -28,7 +28,7 @@ def configure_logs(level: str, format: str, process: str, stream: TextIO | None 
     `format` is auto, json or console. `process` (`supervisor`, `worker0`, …) goes into every event.
     """
     stream = stream or sys.stderr
-    console = format == "console" or (format == "auto" and stream.isatty())
+    console = is_console(format, stream)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -44,6 +44,11 @@ def configure_logs(level: str, format: str, process: str, stream: TextIO | None 
         cache_logger_on_first_use=True,
     )
     _adopt_standard_logging(level)
+
+
+def is_console(format: str, stream: TextIO) -> bool:
+    """Whether people read along, and no program."""
+    return format == "console" or (format == "auto" and stream.isatty())
 
 
 def _adder(process: str) -> structlog.typing.Processor:

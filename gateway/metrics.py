@@ -325,6 +325,13 @@ ORIGIN_REQUEST_SECONDS = Histogram(
     ("purpose",),
     "From sending a request to the origin to the head of its answer, and to the end of a body of at most 256 KiB.",
 )
+ORIGIN_HEDGES = Counter(
+    "forebay_origin_hedges_total",
+    "requests",
+    ("outcome",),
+    "Reads of the origin that were stuck, and were asked for on another connection as well. outcome: won (that one "
+    "brought the bytes), lost (the first one did, after all) or failed.",
+)
 ORIGIN_BYTES = Counter(
     "forebay_origin_bytes_total",
     "bytes",

@@ -21,11 +21,11 @@ from urllib.parse import quote
 import lmdb
 
 from gateway.clock import SystemClock
+from gateway.counting import CatalogMetrics
 from gateway.metadata.listing.index import Found, ListingIndex
 from gateway.metadata.listing.pages import END, ListRequest, key_successor
 from gateway.metadata.listing.ranges import Batch, Bound
 from gateway.metadata.listing.records import contents_xml, encoded, pack
-from gateway.metadata.observer import SilentCatalogObserver
 from gateway.metadata.opening import open_directory
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from loadtests.harness import command, machine
@@ -167,7 +167,7 @@ def _delimited(options: Options) -> list[Verdict]:
     with tempfile.TemporaryDirectory(prefix="forebay-load-") as directory:
         opened = open_directory(Path(directory) / "catalog", "origin")
         clock = SystemClock()
-        index = ListingIndex(opened, opened.epochs, clock, SilentCatalogObserver())
+        index = ListingIndex(opened, opened.epochs, clock, CatalogMetrics())
         asyncio.run(_build(index, keys))
         size_bytes = opened.listing.statistics()["size_bytes"] / (_PREFIXES * keys)
         milliseconds = [_rolled_up(index) for _ in range(options.rounds)]

@@ -22,13 +22,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.files.segments import SmallBlock
-from gateway.blocks.filling.segment_appender import SegmentAppender
+from gateway.blocks.files.store import SmallBlock
+from gateway.blocks.filling.small_block_fetch import SegmentAppender
 from gateway.blocks.layout import block_at
 from gateway.blocks.maintenance.opening import open_directory
-from gateway.blocks.observer import SilentObserver
 from gateway.blocks.settings import BlockSettings
 from gateway.clock import SystemClock
+from gateway.counting import CacheMetrics
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from tests.support.memory_origin import MemoryOrigin
 
@@ -95,7 +95,7 @@ async def measure(arguments: argparse.Namespace, directory: Path) -> None:
     for blocks in (arguments.few, arguments.blocks):
         settings = settings_of(directory / str(blocks), blocks, arguments.size)
         print(f"{blocks:,} blocks: filled, {fill(settings, blocks, arguments.size):.1f} µs of CPU each", flush=True)
-        cache = await BlockCache.open(settings, MemoryOrigin(clock), worker=0, clock=clock, observer=SilentObserver())
+        cache = await BlockCache.open(settings, MemoryOrigin(clock), worker=0, clock=clock, observer=CacheMetrics())
         started = time.process_time()
         await warm_up(cache, (version(number, arguments.size) for number in range(blocks)))
         each_us = (time.process_time() - started) / blocks * 1e6

@@ -23,9 +23,9 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.index.capacity import Capacity
 from gateway.blocks.maintenance.index_rebuild import rebuild
 from gateway.blocks.maintenance.opening import open_directory
-from gateway.blocks.observer import SilentObserver
 from gateway.blocks.settings import BlockSettings
 from gateway.clock import SystemClock
+from gateway.counting import CacheMetrics
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from gateway.policy.slots import Slots
 from tests.support.memory_origin import MemoryOrigin
@@ -93,7 +93,7 @@ async def fill_and_read(
     settings: BlockSettings, versions: Sequence[ObjectVersion], origin: MemoryOrigin
 ) -> list[float]:
     """CPU time of reading all for the first time, and of a later time."""
-    cache = await BlockCache.open(settings, origin, worker=0, clock=SystemClock(), observer=SilentObserver())
+    cache = await BlockCache.open(settings, origin, worker=0, clock=SystemClock(), observer=CacheMetrics())
     times = []
     for _ in range(3):
         started = time.process_time()

@@ -14,10 +14,10 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-LEAVES = {"objects", "errors", "clock", "durable", "file_lease", "file_lock", "heartbeats"}
+LEAVES = {"objects", "errors", "clock", "durable", "file_lease", "file_lock", "heartbeats", "rate_limited_log"}
 SETTINGS = {"config"}
 COUNTING = {"metric_kinds", "metric_values", "metrics", "counting", "logs"}
-BASE = LEAVES | {"s3", "cancellation"}
+BASE = LEAVES | COUNTING | {"s3", "cancellation"}
 
 ALLOWED: Mapping[str, set[str]] = {
     **{leaf: set[str]() for leaf in LEAVES},
@@ -39,7 +39,7 @@ ALLOWED: Mapping[str, set[str]] = {
     | SETTINGS
     | COUNTING
     | {"edge", "jobs", "operations", "policy", "metadata", "blocks", "writeback", "origin", "metering", "buffering"},
-    "control": BASE | SETTINGS | COUNTING | {"", "jobs", "policy"},
+    "control": BASE | SETTINGS | COUNTING | {"", "jobs", "policy", "origin"},
     "serve": LEAVES | SETTINGS | COUNTING | {"", "app", "control", "edge", "jobs", "metering", "writeback"},
     "demo": LEAVES | {""},
     "cli": LEAVES | SETTINGS | COUNTING | {"", "serve", "control", "demo", "writeback"},

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from gateway import __version__
+from gateway.config.defaults import DiskUsage
 from gateway.config.loading import load_settings
 from gateway.config.settings import Settings
 from gateway.config.units import parse_duration_seconds, parse_size_bytes
@@ -62,7 +63,7 @@ def _toml(manifest: Path) -> str:
 
 
 @pytest.fixture
-def settings(manifest: Path, tmp_path: Path) -> Settings:
+def settings(manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """The ConfigMap's file as Forebay reads it, each secret of the manifest where its volume would put it."""
     for secret in _of_kind(manifest, "Secret"):
         for name, value in secret["stringData"].items():
@@ -70,6 +71,7 @@ def settings(manifest: Path, tmp_path: Path) -> Settings:
     path = tmp_path / "forebay.toml"
     path.write_text(_toml(manifest).replace("/etc/forebay/keys", str(tmp_path)), encoding="utf-8")
     environment = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"}
+    monkeypatch.setattr("gateway.config.buffers.disk_usage", lambda _: DiskUsage(2**50, 0, 2**50))
     loaded = load_settings(path, environment)
     assert loaded.warnings == ()
     return loaded.settings

@@ -6,21 +6,19 @@ import asyncio
 from dataclasses import dataclass
 
 from gateway.blocks.files.open_files import OpenFiles
-from gateway.blocks.files.residency import Residency
+from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.files.watching import FileWatcher
-from gateway.blocks.filling.group_commit_writer import GroupCommitWriter
 from gateway.blocks.filling.large_block_fetch import LargeBlockFetcher
-from gateway.blocks.filling.segment_appender import SegmentAppender
 from gateway.blocks.filling.single_flight import Fetchers, SingleFlight
-from gateway.blocks.filling.small_block_fetch import SmallBlockFetcher
+from gateway.blocks.filling.small_block_fetch import GroupCommitWriter, SegmentAppender, SmallBlockFetcher
 from gateway.blocks.filling.unpinned_get import UnpinnedGets
 from gateway.blocks.maintenance.disk_health import CircuitBreaker, DirectoryProbe
 from gateway.blocks.maintenance.opening import OpenDirectory
-from gateway.blocks.observer import CacheObserver
 from gateway.blocks.reading.sources import AheadMarks, ReadDependencies
 from gateway.blocks.settings import BlockSettings
 from gateway.clock import Clock
+from gateway.counting import CacheMetrics
 from gateway.origin.client import Origin
 
 
@@ -40,7 +38,7 @@ def assemble(
     threads: DiskThreads,
     origin: Origin,
     clock: Clock,
-    observer: CacheObserver,
+    observer: CacheMetrics,
 ) -> Parts:
     """Everything that works on an open directory."""
     watcher, open_files = FileWatcher(), OpenFiles()

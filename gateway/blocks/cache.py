@@ -24,12 +24,12 @@ from gateway.blocks.maintenance.index_rebuild import rebuild
 from gateway.blocks.maintenance.maintenance import Maintenance
 from gateway.blocks.maintenance.opening import open_directory
 from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
-from gateway.blocks.observer import CacheObserver
 from gateway.blocks.reading import reader, sub_blocks
 from gateway.blocks.reading.fast_path import WarmSpan, arrived, warm_span
 from gateway.blocks.reading.reader import RangeReader
 from gateway.blocks.settings import BlockSettings
 from gateway.clock import Clock
+from gateway.counting import CacheMetrics
 from gateway.errors import BlockError, StoreUnavailable
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, Purpose
@@ -53,7 +53,7 @@ class BlockCache:
 
     @classmethod
     async def open(
-        cls, settings: BlockSettings, origin: Origin, *, worker: int, clock: Clock, observer: CacheObserver
+        cls, settings: BlockSettings, origin: Origin, *, worker: int, clock: Clock, observer: CacheMetrics
     ) -> BlockCache:
         """Open the directory as worker slot `worker`: what the slot's last process left unfinished is cleared up.
 

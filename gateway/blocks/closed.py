@@ -9,10 +9,10 @@ from typing import TypeAlias
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.filling.pinned_get import PinnedGet
 from gateway.blocks.filling.unpinned_get import UnpinnedResponse
-from gateway.blocks.observer import CacheObserver
 from gateway.blocks.reading.reader import Outcome, RangeReader
 from gateway.blocks.reading.sources import OriginSource
 from gateway.clock import Clock
+from gateway.counting import CacheMetrics
 from gateway.objects import BodyStream, ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, Purpose
 
@@ -25,7 +25,7 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 class ClosedCache:
     """Reads as `BlockCache` does, and keeps nothing."""
 
-    def __init__(self, origin: Origin, clock: Clock, observer: CacheObserver) -> None:
+    def __init__(self, origin: Origin, clock: Clock, observer: CacheMetrics) -> None:
         self._origin = origin
         self._clock = clock
         self._observer = observer
@@ -88,7 +88,7 @@ class OriginReader:
 
     outcome: Outcome = "miss"
 
-    def __init__(self, get: PinnedGet, byte_range: ByteRange, slot: str, observer: CacheObserver) -> None:
+    def __init__(self, get: PinnedGet, byte_range: ByteRange, slot: str, observer: CacheMetrics) -> None:
         self._source = OriginSource(get)
         self._range = byte_range
         self._slot = slot

@@ -2,7 +2,7 @@
 
     a fetch      partial file → reserve (index) → rename → commit (index)
     an adoption  reserve → link → commit
-    an addition  reserve → append → extend (segment_appender.py)
+    an addition  reserve → append → extend (filling/small_block_fetch.py)
     a removal    take out of the index, the unlink pending → unlink → no longer pending
 
 So a file without a block, or longer than it is counted, is named by a reservation or a pending unlink, or lies in the
@@ -25,14 +25,13 @@ from typing import TypeVar
 from gateway.blocks import layout
 from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.files.store import BlockStore
-from gateway.blocks.index.capacity import Capacity
+from gateway.blocks.index.capacity import Capacity, Reserve
 from gateway.blocks.index.eviction import Step
 from gateway.blocks.index.index import BlockIndex, IndexFull
 from gateway.blocks.index.pins import Pins
 from gateway.blocks.index.records import BlockRecord, Reservation, WorkerFile
-from gateway.blocks.index.reserve import Reserve
 from gateway.blocks.layout import Block, Extent
-from gateway.blocks.observer import CacheObserver
+from gateway.counting import CacheMetrics
 from gateway.errors import NotKept, StoreUnavailable
 
 _SECONDS_OF_A_DAY = 86_400
@@ -64,7 +63,7 @@ class Evicted:
     blocks: Mapping[str, int] = field(default_factory=dict)
     size_bytes: Mapping[str, int] = field(default_factory=dict)
 
-    def tell(self, observer: CacheObserver) -> None:
+    def tell(self, observer: CacheMetrics) -> None:
         for slot, count in self.blocks.items():
             observer.evicted(slot, count, self.size_bytes[slot])
 

@@ -6,7 +6,7 @@ every 64 KiB) of a file whose bytes never change. A block that is fetched into a
     0      magic, format, sizes, then bucket, key and ETag, then the chunks' CRC32Cs, then the CRC32C of all that
     4096·n the block's bytes, to the end of the file
 
-Small objects lie together in segments, each behind such a header, more closely aligned (files/segments.py).
+Small objects lie together in segments, each behind such a header, more closely aligned (files/store.py).
 docs/on-disk-format.md is the reference for every field.
 """
 

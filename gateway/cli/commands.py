@@ -67,13 +67,23 @@ def _options(
 def serve(config: ConfigOption = None) -> None:
     """Serve S3 until SIGTERM or Ctrl-C; requests in flight are answered first."""
     from gateway.serve import supervisor
+    from gateway.serve.banner import tell_what_is_served
+    from gateway.serve.own_credentials import find_own_key
 
     loaded = load(config)
     configure_logs(loaded.settings.logging.level, loaded.settings.logging.format, "supervisor")
     for warning in loaded.warnings:
         structlog.get_logger("forebay.config").warning(warning)
+    key = find_own_key(loaded.settings, os.environ)
+    if key is None and loaded.settings.origin.require_credentials:
+        fail(
+            "no credentials for the origin: set origin.access_key_id and its secret, AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, a profile, or a role; or start without: origin.require_credentials = false"
+        )
     try:
-        code = supervisor.serve(loaded.settings)
+        code = supervisor.serve(
+            loaded.settings, tell=lambda: tell_what_is_served(loaded.settings, key, loaded.warnings)
+        )
     except (StartupError, ConfigError) as error:
         fail(str(error))
     raise typer.Exit(code)

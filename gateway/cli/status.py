@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from gateway.control.words import counted, size_text, wrong_with
+from gateway.control.words import counted, origin_text, size_text, wrong_with
 
 DISK_STATES = {
     "full": "full; what is cached is served, nothing is added",
@@ -28,8 +28,8 @@ def show_status(document: dict[str, Any]) -> None:
         return
     state = "draining" if gateway["draining"] else "ready" if gateway["ready"] else "not ready"
     console.print(f"forebay {gateway['version']}: {state}, S3 on {gateway['s3_url']}", soft_wrap=True)
-    reachable = "reachable" if origin["reachable"] else "not reachable"
-    console.print(f"origin {origin['endpoint_url']}: {reachable}", soft_wrap=True)
+    style = "red" if origin["problem"] else None
+    console.print(f"origin {origin['endpoint_url']}: {origin_text(origin)}", style=style, soft_wrap=True)
     cache = document["cache"]
     ratio = "nothing read yet" if cache["hit_ratio"] is None else f"{cache['hit_ratio']:.1%} of bytes from cache"
     used, capacity = size_text(cache["usage_bytes"]), size_text(cache["capacity_bytes"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from gateway.config.defaults import disk_usage, held_bytes
 from gateway.config.settings import Settings
@@ -32,20 +34,59 @@ def buffer_problems(settings: Settings) -> Iterator[ConfigError]:
 
 
 def not_fitting(settings: Settings) -> list[str]:
-    """A warning where other files on the disk leave too little. No refusal: acknowledged writes may wait there."""
+    """A warning where the disk has too little. No refusal: acknowledged writes may wait there."""
     buffers_bytes = _buffers_bytes(settings)
-    disk = disk_usage(settings.cache.directory) if buffers_bytes else None
-    if disk is None:
+    directory, wanted_bytes = settings.cache.directory, settings.cache.capacity_bytes + buffers_bytes
+    disk = disk_usage(directory)
+    if disk is None or wanted_bytes <= disk.free:
         return []
-    wanted_bytes = settings.cache.capacity_bytes + buffers_bytes
-    room_bytes = disk.free + held_bytes(settings.cache.directory)
+    room_bytes = disk.free + held_bytes(directory)
     if wanted_bytes <= room_bytes:
         return []
+    room = format_size(room_bytes - room_bytes % 2**20)
+    taken = "cache.capacity and the write-back buffers take" if buffers_bytes else "cache.capacity takes"
+    yielding = "the cache will yield" if buffers_bytes else "the cache will be smaller"
+    more = ", and writes will go through or slow down before the buffers are full" if buffers_bytes else ""
     return [
-        f"cache.capacity and the write-back buffers take up to {format_size(wanted_bytes)}, and the file system of "
-        f"{settings.cache.directory} has {format_size(room_bytes)} for them: the cache will yield, and writes will go "
-        "through or slow down before the buffers are full"
+        f"{taken} up to {format_size(wanted_bytes)}, and the file system of {directory} has about {room} "
+        f"for them: {yielding}{more}"
     ]
+
+
+_IN_MEMORY = frozenset({"tmpfs", "ramfs"})
+
+
+def not_lasting(settings: Settings) -> list[str]:
+    """A warning where the directory is said to outlive a restart, and lies in memory."""
+    kind = file_system_kind(settings.cache.directory) if settings.cache.persistent else ""
+    if kind not in _IN_MEMORY:
+        return []
+    return [
+        f"cache.persistent is true, and {settings.cache.directory} lies in memory ({kind}): A RESTART OF THE MACHINE "
+        "OR THE POD LOSES ACKNOWLEDGED WRITES that are not at the origin yet"
+    ]
+
+
+def file_system_kind(directory: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """The type of the file system that a directory lies on, or will; empty where the system does not tell."""
+    try:
+        path = os.path.realpath(directory)
+        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return ""
+    best, kind = "", ""
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = _unescaped(before.split(" ")[4])
+        if len(point) >= len(best) and (point == "/" or path == point or path.startswith(f"{point}/")):
+            best, kind = point, after.split(" ")[0]
+    return kind
+
+
+def _unescaped(text: str) -> str:
+    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(code, character)
+    return text
 
 
 def _buffers_bytes(settings: Settings) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import SecretStr, ValidationError
 
-from gateway.config.buffers import not_fitting
+from gateway.config.buffers import not_fitting, not_lasting
 from gateway.config.checks import check, not_in_force, not_protected
 from gateway.config.defaults import complete
 from gateway.config.entries import CredentialSettings
@@ -42,8 +42,14 @@ def load_settings(path: Path | None, environment: Mapping[str, str]) -> LoadedSe
     problems = check(settings, environment)
     if problems:
         raise SettingsError(problems)
-    told = (*warnings, *not_in_force(settings), *not_protected(settings), *not_fitting(settings))
-    return LoadedSettings(settings, told)
+    told = (
+        *warnings,
+        *not_in_force(settings),
+        *not_protected(settings),
+        *not_fitting(settings),
+        *not_lasting(settings),
+    )
+    return LoadedSettings(settings, tuple(told))
 
 
 def read_document(path: Path) -> dict[str, object]:

@@ -64,7 +64,7 @@ class ServerSettings(Section):
     )
     allow_signature_v2: bool = setting(
         True,
-        "Accept Signature V2 in presigned GET and HEAD, as boto3 and the AWS CLI make by default.",
+        "Accept Signature V2 in presigned URLs, as boto3 and the AWS CLI make by default.",
         allowed="true or false",
     )
     head_timeout_seconds: DurationSeconds = setting(
@@ -161,6 +161,11 @@ class OriginSettings(Section):
         allowed="a profile name; not together with access_key_id",
         min_length=1,
     )
+    require_credentials: bool = setting(
+        True,
+        "End the start where no key for the origin is found. false: start without, and go on looking for one.",
+        allowed="true or false",
+    )
     ca_bundle: Path | None = setting(
         None, "PEM certificates trusted for the origin instead of the system's.", allowed="a readable file"
     )
@@ -189,17 +194,51 @@ class OriginSettings(Section):
         ge=0.1,
         le=300,
     )
+    first_byte_timeout_seconds: DurationSeconds = setting(
+        "8s",
+        "How long a HEAD, or a GET of an object, waits for its answer to begin; and in what time an origin that "
+        "accepts connections and says nothing is found out, whatever it is asked for.",
+        allowed="500ms to 60s",
+        toml="first_byte_timeout",
+        ge=0.5,
+        le=60,
+    )
+    stall_timeout_seconds: DurationSeconds = setting(
+        "5s",
+        "A body that is being read is given up when less than 1 KiB of it comes in this time.",
+        allowed="500ms to 60s",
+        toml="stall_timeout",
+        ge=0.5,
+        le=60,
+    )
     read_timeout_seconds: DurationSeconds = setting(
         "60s",
-        "How long the origin may be silent in the middle of an answer.",
+        "How long an origin that answers others may be silent over a write.",
         allowed="100ms to 1h",
         toml="read_timeout",
         ge=0.1,
         le=3600,
     )
+    slow_timeout_seconds: DurationSeconds = setting(
+        "5m",
+        "The same over what takes S3 minutes: CompleteMultipartUpload, copies, LIST, DeleteObjects.",
+        allowed="1s to 1h",
+        toml="slow_timeout",
+        ge=1,
+        le=3600,
+    )
+    connection_wait_seconds: DurationSeconds = setting(
+        "20s",
+        "How long a request waits for a free connection until it is answered 503 SlowDown.",
+        allowed="100ms to 5m",
+        toml="connection_wait",
+        ge=0.1,
+        le=300,
+    )
     max_connections: int = setting(
-        128,
-        "Connections to the origin that read, per worker, and as many for all else.",
+        256,
+        "Connections to the origin at work, per worker. One access key has three quarters of them at most, and half of "
+        "them for uploads.",
         allowed="1 to 10000",
         ge=1,
         le=10_000,

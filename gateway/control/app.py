@@ -21,8 +21,8 @@ from gateway.control.guard import Guard
 from gateway.control.holders import Holders
 from gateway.control.jobs import JobsApi
 from gateway.control.openapi import describe
+from gateway.control.origin_check import OriginCheck, OriginFinding
 from gateway.control.page import render
-from gateway.control.reachability import OriginProbe
 from gateway.control.snapshots import SnapshotsApi
 from gateway.control.state import StateHolder
 from gateway.control.writeback import WritebackApi
@@ -36,10 +36,11 @@ def control_app(
     holder: StateHolder,
     metrics_directory: Path,
     lent: Holders | None = None,
+    check: OriginCheck | None = None,
 ) -> Starlette:
     """The application. With `admin.token` set, everything but /healthz and /readyz asks for it."""
     lent = lent or Holders()
-    control = _Control(settings, holder, metrics_directory, lent)
+    control = _Control(settings, holder, metrics_directory, lent, check)
     work, events, frozen = JobsApi(lent.jobs), EventsApi(lent.changes), SnapshotsApi(lent.snapshots)
     pending = WritebackApi(lent.writeback)
     guard = Guard(settings.admin)
@@ -85,12 +86,13 @@ class _Control:
         holder: StateHolder,
         metrics_directory: Path,
         lent: Holders,
+        check: OriginCheck | None,
     ) -> None:
         self._settings = settings
         self._holder = holder
         self._lent = lent
         self._metrics_directory = metrics_directory
-        self._probe = OriginProbe(settings.origin)
+        self._check = check
 
     async def healthz(self, _request: Request) -> Response:
         """This process answers."""
@@ -103,15 +105,20 @@ class _Control:
         state = self._holder.state
         ready = state is not None and state.ready
         workers = [one.name for one in state.processes if one.ready and one.name != "background"] if state else []
+        origin = await self._origin()
         document = {
             "ready": ready,
             "draining": state.draining if state else False,
             "workers_ready": workers,
-            "origin_reachable": await self._probe.reachable(),
+            "origin_reachable": origin.reachable,
+            "origin_problem": origin.problem,
             "frozen_slots_missing": [one["slot"] for one in await self._frozen() if one["problem"] is not None],
             "cache_disk": (await asyncio.to_thread(disk_document, self._metrics_directory))["state"],
         }
         return json_answer(document, 200 if ready else 503)
+
+    async def _origin(self) -> OriginFinding:
+        return await self._check.finding() if self._check is not None else OriginFinding("unreachable", "not asked")
 
     async def metrics(self, _request: Request) -> Response:
         text = await asyncio.to_thread(metric_kinds.exposition, self._metrics_directory)
@@ -156,12 +163,15 @@ class _Control:
         cache = self._settings.cache
         figures = await asyncio.to_thread(self._figures)
         disk = await asyncio.to_thread(disk_document, self._metrics_directory)
+        origin = await self._origin()
         return {
             "gateway": state.as_dict() if state else None,
             "origin": {
                 "endpoint_url": self._settings.origin.endpoint_url,
                 "region": self._settings.origin.region,
-                "reachable": await self._probe.reachable(),
+                "reachable": origin.reachable,
+                "state": origin.state,
+                "problem": origin.problem,
             },
             "cache": {
                 "directory": str(cache.directory),

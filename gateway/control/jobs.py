@@ -14,7 +14,7 @@ from gateway.errors import PinRefused, StoreUnavailable
 from gateway.jobs.job import Job, JobKind, to_document
 from gateway.jobs.runner import Jobs, TooManyJobs
 from gateway.jobs.worklist import BadManifest
-from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Prefix
 
 """`s3://bucket/key` a line. No type that a web page may send to other sites without asking first."""
 

@@ -40,7 +40,9 @@ _ORIGIN = {
     "properties": {
         "endpoint_url": {"type": "string"},
         "region": {"type": "string"},
-        "reachable": {"type": "boolean"},
+        "reachable": {"type": "boolean", "description": "it has answered a signed question, or refused it"},
+        "state": {"enum": ["well", "unreachable", "refused", "wrong clock"]},
+        "problem": {"type": ["string", "null"], "description": "what is wrong, in words"},
     },
 }
 _FIGURES = {
@@ -148,6 +150,7 @@ _READINESS = {
         "draining": {"type": "boolean"},
         "workers_ready": {"type": "array", "items": {"type": "string"}},
         "origin_reachable": {"type": "boolean"},
+        "origin_problem": {"type": ["string", "null"]},
         "frozen_slots_missing": {
             "type": "array",
             "items": {"type": "string"},

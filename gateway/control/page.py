@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-from gateway.control.words import size_text, wrong_with
+from gateway.control.words import origin_text, size_text, wrong_with
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="5"><title>Forebay</title><style>
@@ -29,7 +29,7 @@ def render(status: dict[str, Any]) -> str:
         ("version", gateway["version"]),
         ("S3", gateway["s3_url"]),
         ("state", _state(gateway)),
-        ("origin", f"{origin['endpoint_url']} ({'reachable' if origin['reachable'] else 'not reachable'})"),
+        ("origin", f"{origin['endpoint_url']} ({origin_text(origin)})"),
         (
             "cache",
             f"{cache['directory']}, {size_text(cache['usage_bytes'])} of {size_text(cache['capacity_bytes'])} in use",

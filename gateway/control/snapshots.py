@@ -16,7 +16,7 @@ from gateway.errors import NoSuchSnapshot, SnapshotConflict, SnapshotError, Stor
 from gateway.jobs.job import to_document
 from gateway.jobs.runner import TooManyJobs
 from gateway.jobs.snapshot_service import BadLine, SnapshotService
-from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Prefix
 
 """JSON lines. No type that a web page may send to other sites without asking first."""
 

@@ -35,3 +35,10 @@ def wrong_with(slot: Mapping[str, Any]) -> list[str]:
     told = {"conflicts": counted(slot["conflicts"], "conflict")}
     told |= {name: f"{slot[name]:,} {name}" for name in ("damaged", "failing")}
     return [text for name, text in told.items() if slot[name]]
+
+
+def origin_text(origin: dict[str, Any]) -> str:
+    """How the origin is, in words: of the part `origin` of the status document."""
+    if origin["problem"] is None:
+        return "reachable"
+    return f"{'reachable' if origin['reachable'] else 'not reachable'}: {origin['problem']}"

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from gateway.control.answers import content_type, json_answer, posted, problem
 from gateway.errors import BufferUnavailable, NothingPending, NotToBeDecided, OriginUnreachable
 from gateway.objects import ObjectKey
-from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Prefix
 
 PAGE = 100
 PAGE_MAX = 1000

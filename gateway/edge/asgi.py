@@ -35,6 +35,7 @@ from gateway.operations.exchange import Exchange, Services
 from gateway.operations.passthrough import READ_METHODS
 from gateway.operations.reply import Answer, Reply
 from gateway.operations.router import perform
+from gateway.origin.client import ACCOUNT
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import S3Request, another_service, parse_request
@@ -215,6 +216,7 @@ class S3App:
         caller = self._caller(request)
         if not isinstance(caller, Caller):
             return caller
+        ACCOUNT.set(caller.access_key_id)
         authorise(request, caller.grant, self.services.slots)
         slot = self._slot(request)
         visit.slot = slot.name

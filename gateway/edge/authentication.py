@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gateway.clock import Clock
 from gateway.edge.keyring import Keyring
-from gateway.policy.grants import EVERYTHING, Grant
+from gateway.policy.access import EVERYTHING, Grant
 from gateway.s3.error_codes import s3_error
 from gateway.s3.presigned import (
     parse_presigned_v2,
@@ -75,8 +75,6 @@ class Authenticator:
                 "InvalidRequest",
                 "Signature version 2 is switched off here (server.allow_signature_v2). Please use AWS4-HMAC-SHA256.",
             )
-        if request.method not in ("GET", "HEAD"):
-            raise s3_error("AccessDenied", "Signature version 2 is accepted for presigned GET and HEAD only.")
         key = self._keyring.find(presigned.access_key_id, presigned.session_token)
         verify_presigned_v2(request, presigned, key.secret_access_key, self._clock.now())
         return Caller(key.access_key_id, key.grant)

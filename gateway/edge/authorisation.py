@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from gateway.policy.access import (
+    Grant,
     refusal_of_any_write,
     refusal_of_bucket_operation,
     refusal_of_listing,
@@ -12,7 +13,6 @@ from gateway.policy.access import (
     refusal_of_unknown_writes,
     refusal_of_write,
 )
-from gateway.policy.grants import Grant
 from gateway.policy.slots import Slots
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import Operation, S3Request, parse_copy_source

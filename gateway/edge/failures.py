@@ -8,15 +8,22 @@ from gateway.errors import (
     BufferUnavailable,
     OriginAnswered,
     OriginBodyError,
+    OriginBusy,
     OriginUnreachable,
     OutcomeUnknown,
     S3Error,
 )
 from gateway.operations.reply import Reply
+from gateway.rate_limited_log import RateLimitedLog
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.forwarding import towards_client
 
+_FORBIDDEN = 403
+
 _log = structlog.get_logger("forebay.requests")
+_refusals = RateLimitedLog(_log)
+
+_LATER = {"Retry-After": "1"}
 
 
 def reply_to(error: Exception, request_id: str, resource: str) -> Reply:
@@ -33,13 +40,18 @@ def reply_to(error: Exception, request_id: str, resource: str) -> Reply:
 
 def _as_s3_error(error: Exception, request_id: str) -> S3Error:
     if isinstance(error, S3Error):
+        if error.status == _FORBIDDEN:
+            _refusals.warning("callers are refused", error.code, code=error.code, example=request_id, why=error.message)
         return error
     if isinstance(error, OutcomeUnknown):
         _log.warning("outcome of a write unknown", request_id=request_id, reason=str(error))
         return s3_error("OutcomeUnknown")
+    if isinstance(error, OriginBusy):
+        _log.warning("origin busy", request_id=request_id, reason=str(error))
+        return s3_error("SlowDown", headers=_LATER)
     if isinstance(error, OriginUnreachable):
         _log.warning("origin unreachable", request_id=request_id, reason=str(error))
-        return s3_error("ServiceUnavailable", "The origin does not answer. Reduce your request rate, or try again.")
+        return s3_error("ServiceUnavailable", "The origin does not answer. Try again later.", headers=_LATER)
     if isinstance(error, BufferUnavailable):
         _log.warning("write-back buffer unavailable", request_id=request_id, reason=str(error))
         return s3_error("ServiceUnavailable", f"The write-back buffer cannot be used now: {error}")

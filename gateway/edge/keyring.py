@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway.errors import S3Error
-from gateway.policy.grants import EVERYTHING, Grant
+from gateway.policy.access import EVERYTHING, Grant
 from gateway.s3.error_codes import s3_error
 
 

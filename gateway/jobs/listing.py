@@ -9,7 +9,7 @@ from gateway.jobs.dependencies import JobDependencies
 from gateway.metadata.listing.pages import ListRequest
 from gateway.metadata.listing.ranges import bound_of
 from gateway.origin.client import Origin, OriginRequest, Purpose
-from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Prefix
 from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX, ListedEntry, PageChain, parse_listed_page
 
 _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024

@@ -25,8 +25,7 @@ from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.snapshots.registry import check_covers
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from gateway.s3.etags import quote
 from gateway.s3.xml_reader import error_code_of
 

@@ -21,7 +21,7 @@ from gateway.jobs.retry import with_retries
 from gateway.metadata.snapshots.staging import Origins, Staging, made_by
 from gateway.metadata.snapshots.store import Snapshot, SnapshotStore
 from gateway.origin.client import Purpose
-from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Prefix
 from gateway.s3.list_result import ListedEntry, ListedPage, PageChain, parse_listed_page
 
 P = ParamSpec("P")

@@ -21,8 +21,7 @@ from gateway.metadata.snapshots.manifest import valid_name
 from gateway.metadata.snapshots.ndjson import BadLine, Header, LineReader, header_line, object_lines
 from gateway.metadata.snapshots.registry import check_covers, missing
 from gateway.metadata.snapshots.staging import Origins, Staging
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from gateway.s3.list_result import ListedEntry
 
 __all__ = ["BadLine", "SnapshotService"]

@@ -19,7 +19,7 @@ import orjson
 
 from gateway.errors import ForebayError, StoreUnavailable
 from gateway.objects import ObjectKey
-from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Prefix
 
 LINE_BYTES_MAX = 4096
 """Of a manifest: a bucket, a key of 1,024 bytes, and the scheme fit well."""

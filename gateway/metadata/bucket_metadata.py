@@ -25,10 +25,9 @@ from typing import NoReturn, TypeVar, cast
 import diskcache
 from diskcache.core import DBNAME, MODE_RAW, UNKNOWN
 
+from gateway.counting import SmallAnswerMetrics
 from gateway.metadata.disk_thread import DiskThread
-from gateway.metadata.entries import ObservedAt
-from gateway.metadata.freshness import Freshness, answer_freshness
-from gateway.metadata.observer import AnswersObserver
+from gateway.metadata.entries import Freshness, ObservedAt, answer_freshness
 from gateway.policy.slots import Slot
 
 ANSWER_BYTES_MAX = 64 * 1024
@@ -132,7 +131,7 @@ class BucketMetadataCache:
         now: Callable[[str], ObservedAt],
         *,
         ttl_seconds: float,
-        observer: AnswersObserver,
+        observer: SmallAnswerMetrics,
         size_bytes_max: int = SIZE_BYTES_MAX,
     ) -> None:
         self.now = now

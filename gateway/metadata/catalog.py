@@ -17,17 +17,25 @@ import lmdb
 import structlog
 
 from gateway.clock import Clock
+from gateway.counting import CatalogMetrics
 from gateway.errors import OriginAnswered, OriginUnreachable, StoreUnavailable
 from gateway.metadata.disk_thread import DiskThread
-from gateway.metadata.entries import Entry, ObservedAt, catalog_key, without_checksums
-from gateway.metadata.epochs import InvalidationEpochs
-from gateway.metadata.freshness import Freshness, freshness, is_confirmed, is_settled
-from gateway.metadata.head import ObjectHead, object_head
-from gateway.metadata.in_doubt import InDoubtWrites
+from gateway.metadata.entries import (
+    Entry,
+    Freshness,
+    ObjectHead,
+    ObservedAt,
+    catalog_key,
+    freshness,
+    is_confirmed,
+    is_settled,
+    object_head,
+    without_checksums,
+)
+from gateway.metadata.epochs import InDoubtWrites, InvalidationEpochs
 from gateway.metadata.joined_calls import JoinedCalls
 from gateway.metadata.listing.index import ListingIndex, trim
 from gateway.metadata.listing.ranges import bound_of
-from gateway.metadata.observer import CatalogObserver
 from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
 from gateway.metadata.store import CatalogUpdate, CatalogWriter
 from gateway.objects import ObjectKey, ObjectVersion
@@ -46,7 +54,7 @@ Listing: TypeAlias = ListingIndex
 class Catalog:
     """One worker process's view of the catalog that all workers share. Use `open`, and `close` at the end."""
 
-    def __init__(self, origin: Origin, opened: OpenCatalog | None, clock: Clock, observer: CatalogObserver) -> None:
+    def __init__(self, origin: Origin, opened: OpenCatalog | None, clock: Clock, observer: CatalogMetrics) -> None:
         self._origin = origin
         self._opened = opened
         self._clock = clock
@@ -70,7 +78,7 @@ class Catalog:
         *,
         origin_name: str,
         clock: Clock,
-        observer: CatalogObserver,
+        observer: CatalogMetrics,
         slots: Slots,
         process: int = 0,
     ) -> Catalog:
@@ -91,7 +99,7 @@ class Catalog:
         return cls(origin, opened, clock, observer)
 
     @classmethod
-    def switched_off(cls, origin: Origin, clock: Clock, observer: CatalogObserver) -> Catalog:
+    def switched_off(cls, origin: Origin, clock: Clock, observer: CatalogMetrics) -> Catalog:
         """One that remembers nothing, where the directory cannot be used.
 
         Every question goes to the origin then, in every slot, and own writes have nothing to void. All workers of a

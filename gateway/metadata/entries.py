@@ -1,4 +1,11 @@
-"""What the catalog knows of a key, packed and unpacked, and where that lies. Pure; docs/on-disk-format.md says more."""
+"""What the catalog knows of a key, and how long it may be believed.
+
+`ObjectHead` is what HeadObject says of an object (S3 API, "HeadObject"). docs/on-disk-format.md says how it is packed,
+and docs/semantics.md, clause 3, for how long it may be believed. Nothing here does I/O.
+
+A listing gives ETag, size and date, and not the headers that HEAD gives. Those are written with the object, but for a
+few that S3 changes by themselves: what has one of them is not confirmed (docs/decisions/0018).
+"""
 
 from __future__ import annotations
 
@@ -8,10 +15,80 @@ import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property, lru_cache
 
-from gateway.metadata.head import ObjectHead
-from gateway.objects import ObjectKey, ObjectVersion
+from gateway.errors import OriginBodyError
+from gateway.metadata.listing.records import date_text
+from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.policy.slots import Slot
+from gateway.s3.forwarding import EncodedHeaders, towards_client
 from gateway.s3.http_dates import format_http_date, parse_http_date
+from gateway.s3.list_result import EntryTemplate, ListedEntry
+from gateway.s3.ranges import parse_content_range
+
+_OF_THE_ANSWER = frozenset({"content-length", "content-range", "accept-ranges"})
+
+
+@dataclass(frozen=True)
+class ObjectHead:
+    """An object's metadata as HeadObject answers it.
+
+    `headers` are the origin's, lower case. `part` is the part's place in the object where a part number was asked for.
+    `last_modified` is in seconds since 1970, None when the origin sent none that can be read. `remembered` says that
+    the catalog answered, and not the origin just now.
+    """
+
+    version: ObjectVersion
+    headers: Mapping[str, str]
+    last_modified: float | None
+    part: ByteRange | None = None
+    remembered: bool = False
+
+    @cached_property
+    def of_whole(self) -> EncodedHeaders:
+        """What an answer with all of its bytes says of the object, encoded once for all of them."""
+        onward = [(name, value) for name, value in towards_client(self.headers) if name not in _OF_THE_ANSWER]
+        onward.append(("accept-ranges", "bytes"))
+        return EncodedHeaders.of(onward)
+
+    @cached_property
+    def of_range(self) -> EncodedHeaders:
+        """The same for a part of its bytes: clients would check a checksum of the whole against what they got."""
+        onward = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self.of_whole.pairs]
+        return EncodedHeaders.of((name, value) for name, value in onward if not name.startswith("x-amz-checksum-"))
+
+
+def object_head_of_get(key: ObjectKey, status: int, headers: Mapping[str, str]) -> tuple[ObjectHead, ByteRange | None]:
+    """The same from an answer to GetObject, 200 or 206, and which bytes its body holds; None: it is empty.
+
+    OriginBodyError when lengths do not fit together.
+    """
+    head = object_head(key, headers, is_part=status == 206)
+    body, size_bytes = head.part, head.version.size_bytes
+    if body is None:
+        if "content-range" in headers or status == 206:
+            raise OriginBodyError("the origin's Content-Range is missing, or where none belongs")
+        return head, ByteRange(0, size_bytes - 1) if size_bytes else None
+    if headers["content-length"] != str(body.length):
+        raise OriginBodyError("the origin's Content-Length is not that of its Content-Range")
+    whole = dict(headers)
+    del whole["content-range"]
+    whole["content-length"] = str(size_bytes)
+    return ObjectHead(head.version, whole, head.last_modified), body
+
+
+def object_head(key: ObjectKey, headers: Mapping[str, str], *, is_part: bool = False) -> ObjectHead:
+    """The answer's meaning; OriginBodyError when it gives no length."""
+    length = headers.get("content-length", "")
+    if not length.isdecimal():
+        raise OriginBodyError(f"the origin's HEAD of {key} has no usable Content-Length")
+    size_bytes, part = int(length), None
+    if is_part and "content-range" in headers:
+        part, size_bytes = parse_content_range(headers["content-range"])
+    version = ObjectVersion(key, headers.get("etag", ""), size_bytes)
+    return ObjectHead(version, headers, parse_http_date(headers.get("last-modified", "")), part)
+
 
 CATALOG_KEY_BYTES_MAX = 511
 """What LMDB takes."""
@@ -170,3 +247,107 @@ def _without_checksums(headers: Mapping[str, str]) -> dict[str, str]:
 
 def _checksum(key: bytes, record: bytes, extra: bytes) -> int:
     return zlib.crc32(extra, zlib.crc32(record, zlib.crc32(key)))
+
+
+class Freshness(Enum):
+    """FRESH answers by itself. STALE answers only when the origin does not."""
+
+    FRESH = "fresh"
+    STALE = "stale"
+    USELESS = "useless"
+
+
+def freshness(entry: Entry, slot: Slot, *, now_seconds: float, boot: int) -> Freshness:
+    """How far `entry` may be trusted in `slot`. `now_seconds` is monotonic, of the boot whose number is `boot`.
+
+    Ages are differences of the machine's own monotonic clock, so that no step of the wall clock makes anything live
+    longer. What was learned under another boot, or in the future, is of unknown age: only `immutable` can use it.
+    """
+    if slot.consistency in ("strict", "snapshot"):
+        return Freshness.USELESS  # what is in a snapshot is told by nothing else
+    observed = entry.observed_at
+    age_seconds = now_seconds - observed.seconds if observed.boot == boot else -1.0
+    if entry.head is None:
+        return Freshness.FRESH if 0 <= age_seconds < slot.negative_ttl_seconds else Freshness.USELESS
+    if slot.consistency == "immutable":
+        return Freshness.FRESH
+    if age_seconds < 0:
+        return Freshness.USELESS
+    if age_seconds < slot.metadata_ttl_seconds:
+        return Freshness.FRESH
+    limit_seconds = slot.metadata_ttl_seconds + slot.stale_if_unreachable_seconds
+    return Freshness.STALE if age_seconds < limit_seconds else Freshness.USELESS
+
+
+def answer_freshness(observed: ObservedAt, now: ObservedAt, slot: Slot, *, ttl_seconds: float) -> Freshness:
+    """How far what was said of a bucket may be trusted; `now` is of that bucket, `slot` the one that all of it is in.
+
+    What runs out is stale as long as the slot goes on without its origin: `immutable` and `snapshot` do for good.
+    """
+    if (observed.boot, observed.epoch) != (now.boot, now.epoch):
+        return Freshness.USELESS
+    age_seconds = now.seconds - observed.seconds
+    if age_seconds < 0:
+        return Freshness.USELESS
+    if age_seconds < ttl_seconds:
+        return Freshness.FRESH
+    if slot.consistency in ("immutable", "snapshot"):
+        return Freshness.STALE
+    more_seconds = slot.stale_if_unreachable_seconds if slot.consistency == "ttl" else 0.0
+    return Freshness.STALE if age_seconds < ttl_seconds + more_seconds else Freshness.USELESS
+
+
+SETTLED_SECONDS = 60.0
+"""Dates are told to the second, by clocks of many machines: what was looked at so long after its date keeps it only as
+long as it is not written again.
+"""
+
+_WRITTEN_WITH_THE_OBJECT = (
+    "x-amz-checksum-",
+    "x-amz-id-2",
+    "x-amz-meta-",
+    "x-amz-missing-meta",
+    "x-amz-mp-parts-count",
+    "x-amz-request-id",
+    "x-amz-server-side-encryption",
+    "x-amz-storage-class",
+    "x-amz-version-id",
+    "x-amz-website-redirect-location",
+)
+"""Beginnings of the names of S3's headers that another write would have to change. Not among them: the count of tags,
+retention and legal hold, expiration, restoring, replication, and whatever is unknown.
+"""
+
+_MAY_BE_RESTORED = frozenset({"GLACIER", "DEEP_ARCHIVE", "INTELLIGENT_TIERING"})
+_STORAGE_CLASS = re.compile("<StorageClass>([^<]*)</StorageClass>")
+
+
+def is_settled(head: ObjectHead) -> bool:
+    """Whether the origin's answer was given so long after the object's date that another version must have another."""
+    answered = parse_http_date(head.headers.get("date", ""))
+    if answered is None or head.last_modified is None:
+        return False
+    return answered - head.last_modified >= SETTLED_SECONDS
+
+
+def is_confirmed(head: ObjectHead, listed: ListedEntry) -> bool:
+    """Whether the object that was listed is the one that `head`, which was settled, is about; in doubt it is not."""
+    if not is_version(head, listed.modified, listed.etag, listed.size_bytes):
+        return False
+    storage_class = head.headers.get("x-amz-storage-class", "STANDARD")
+    if storage_class != _storage_class(listed.template) or storage_class in _MAY_BE_RESTORED:
+        return False
+    return all(name.startswith(_WRITTEN_WITH_THE_OBJECT) for name in head.headers if name.startswith("x-amz-"))
+
+
+def is_version(head: ObjectHead, modified: str, etag: str, size_bytes: int) -> bool:
+    """Whether `head` is about an object of this date, as listings write it, ETag and size."""
+    if head.version.etag != etag or head.version.size_bytes != size_bytes or head.last_modified is None:
+        return False
+    return modified.endswith("Z") and modified[:19] == date_text(int(head.last_modified))
+
+
+@lru_cache(maxsize=1024)
+def _storage_class(template: EntryTemplate) -> str:
+    found = _STORAGE_CLASS.search(template.after_size)
+    return found[1] if found is not None else "STANDARD"

@@ -15,21 +15,31 @@ with a second write that shares the other cell.
 
 A process that is killed in the midst of a write can void nothing when the origin has done its work. So each write is
 written down before it is sent, and the next process in that place voids what it finds (`left_behind`).
+
+Where the origin has not answered, it may carry a write out later, and what is learned of the key meanwhile may be of
+before. So a write in doubt is ended later than others: what was learned is
+forgotten once more then, and until then LIST asks the origin about its keys.
 """
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
 import zlib
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from typing import Final
 
+import lmdb
+import structlog
 from awscrt.checksums import crc64nvme
 
+from gateway.clock import Clock
+from gateway.errors import StoreUnavailable
 from gateway.heartbeats import PROCESSES_MAX
 from gateway.metadata.entries import ObservedAt, catalog_key
 from gateway.objects import ObjectKey
@@ -192,3 +202,48 @@ def _mapped(path: Path) -> mmap.mmap:
 @lru_cache(maxsize=1024)
 def _bucket_cell(bucket: str) -> int:
     return 1 + zlib.crc32(bucket.encode("utf-8", "surrogatepass")) % _BUCKETS
+
+
+IN_DOUBT_SECONDS = 60.0
+"""A request of which nothing has been heard is carried out within so long, or never."""
+
+IN_DOUBT_MAX = 10_000
+"""With more, the oldest is ended sooner: an origin that is away must not fill the memory."""
+
+_log = structlog.get_logger("forebay.catalog")
+
+
+class InDoubtWrites:
+    """Those of this process, each with what ends it. Event loop only."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._waiting: deque[tuple[float, Callable[[], Awaitable[None]]]] = deque()
+        self._ending: asyncio.Task[None] | None = None
+
+    def add(self, end: Callable[[], Awaitable[None]]) -> None:
+        """Call this when the time of doubt is over; not when the gateway stops before."""
+        self._waiting.append((self._clock.monotonic() + IN_DOUBT_SECONDS, end))
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end_all(), name="writes in doubt")
+
+    async def close(self) -> None:
+        """Nothing is ended any more."""
+        ending, self._ending = self._ending, None
+        if ending is not None:
+            ending.cancel()
+            await asyncio.gather(ending, return_exceptions=True)
+
+    async def _end_all(self) -> None:
+        while self._waiting:
+            due, _ = self._waiting[0]
+            left = due - self._clock.monotonic()
+            if left > 0 and len(self._waiting) <= IN_DOUBT_MAX:
+                await self._clock.sleep(min(left, 1.0))
+                continue
+            _, end = self._waiting.popleft()
+            try:
+                await end()
+            except (OSError, lmdb.Error, StoreUnavailable):  # the others are to be ended all the same
+                _log.exception("a write in doubt could not be ended")
+        self._ending = None

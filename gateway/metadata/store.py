@@ -22,13 +22,21 @@ from typing import cast
 
 import lmdb
 
+from gateway.counting import CatalogMetrics
 from gateway.metadata.disk_thread import DiskThread
-from gateway.metadata.entries import EXTRA_BYTES_MAX, Entry, catalog_key, has_extra, pack, unpack, version_key
+from gateway.metadata.entries import (
+    EXTRA_BYTES_MAX,
+    Entry,
+    catalog_key,
+    has_extra,
+    is_version,
+    pack,
+    unpack,
+    version_key,
+)
 from gateway.metadata.environment import OLD_ENGINE, Table, open_environment
 from gateway.metadata.epochs import InvalidationEpochs
-from gateway.metadata.freshness import is_version
 from gateway.metadata.listing.records import version_of
-from gateway.metadata.observer import CatalogObserver
 from gateway.objects import ObjectKey, ObjectVersion
 
 SIZE_BYTES_MAX = 16 * 1024**3
@@ -227,7 +235,7 @@ GATHERING_SECONDS = 0.01
 class CatalogWriter:
     """One process's queue. Nobody waits for a update to land: until then its object is asked for again."""
 
-    def __init__(self, store: CatalogStore | None, observer: CatalogObserver) -> None:
+    def __init__(self, store: CatalogStore | None, observer: CatalogMetrics) -> None:
         self._store = store
         self._observer = observer
         self._thread = DiskThread("catalog")

@@ -45,7 +45,8 @@ async def delete_objects(exchange: Exchange) -> Reply:
     body = await receive_document(exchange, DELETE_SIZE_BYTES_MAX)
     asked = parse_delete(body)
     refused = _refused(exchange, asked)
-    kept = [entry for entry in asked.objects if entry.key not in {error.key for error in refused}]
+    refused_keys = {error.key for error in refused}
+    kept = [entry for entry in asked.objects if entry.key not in refused_keys]
     buried = await _bury(exchange, kept)
     done = _Done([*refused, *buried.errors], () if asked.quiet else buried.deleted)
     left = buried.left

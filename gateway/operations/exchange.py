@@ -13,7 +13,7 @@ from gateway.objects import ObjectKey
 from gateway.operations.buffers import Buffers
 from gateway.operations.request_body import RequestBody
 from gateway.origin.client import Origin
-from gateway.policy.grants import Grant
+from gateway.policy.access import Grant
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import S3Request

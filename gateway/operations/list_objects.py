@@ -8,10 +8,6 @@ goes on from any source, on any worker.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from heapq import merge
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from gateway.errors import OriginError, S3Error
@@ -22,26 +18,22 @@ from gateway.metadata.listing.records import contents_xml, encoded, with_templat
 from gateway.operations.exchange import Exchange
 from gateway.operations.joined import forward_joined
 from gateway.operations.list_sources import (
-    LISTED,
-    PREFIXES,
     BucketSource,
-    Kind,
+    Entry,
     Listing,
-    ListSource,
     PartitionedSource,
     PendingSource,
-    Row,
-    Rows,
     SnapshotSource,
     is_frozen_under,
     origin_page,
     parts,
 )
+from gateway.operations.merged_page import ListSource, MergedPage
 from gateway.operations.plain import is_plain
 from gateway.operations.reply import Answer, Reply
 from gateway.s3.error_codes import s3_error
 from gateway.s3.list_document import list_document
-from gateway.s3.list_query import PAGE_KEYS_MAX, ListQuery, list_query
+from gateway.s3.list_query import ListQuery, list_query
 from gateway.s3.list_result import EntryTemplate
 from gateway.s3.list_token import ListPlace, decode_token
 from gateway.s3.requests import Operation
@@ -129,21 +121,35 @@ def _has_our_token(exchange: Exchange) -> bool:
 
 
 async def _merged(listing: Listing) -> Reply:
-    page = MergedPage(_wanted(listing.query), _sources(listing))
+    merged = MergedPage(_wanted(listing.query), _sources(listing))
     with listing.held:
-        found = await page.fill()
-    templates = page.templates
+        await merged.fill()
+    page, templates = page_of(merged)
     if listing.query.with_owner and any(template.owner is None for template in templates):
         owner = next((template.owner for template in templates if template.owner), None) or await _owner(listing)
         templates = [one if one.owner is not None else one._replace(owner=owner) for one in templates]
-    return _response(listing, Found(found, templates))
+    return _response(listing, Found(page, templates))
 
 
-def _sources(listing: Listing) -> list[ListSource]:
+def page_of(merged: MergedPage[Entry]) -> tuple[Page, list[EntryTemplate]]:
+    """The page, and the templates that its records number."""
+    page, numbers = Page(is_truncated=merged.is_truncated), dict[EntryTemplate, int]()
+    for row in merged.rows:
+        if row.content is None:
+            page.prefixes.append(row.name)
+        else:
+            number = numbers.setdefault(row.content.template, len(numbers))
+            page.keys.append((row.name, with_template(row.content.record, number)))
+    if merged.rows:
+        page.last, page.last_is_prefix = merged.rows[-1].name, merged.rows[-1].content is None
+    return page, list(numbers)
+
+
+def _sources(listing: Listing) -> list[ListSource[Entry]]:
     """In the order in which they count."""
     kinds = {slot.consistency for slot in listing.slots}
     if "snapshot" in kinds:
-        sources: list[ListSource] = [PartitionedSource(listing)]
+        sources: list[ListSource[Entry]] = [PartitionedSource(listing)]
     else:
         sources = [BucketSource(listing, strict="strict" in kinds)]
     buffer = listing.exchange.services.writeback
@@ -157,92 +163,6 @@ async def _owner(listing: Listing) -> str:
     except OriginError:
         return ""
     return (page.entries[0].template.owner or "") if page.entries else ""
-
-
-class MergedPage:
-    """A page of what several sources hold together. Of what two of them name, the first one's word counts."""
-
-    def __init__(self, wanted: ListRequest, sources: Sequence[ListSource]) -> None:
-        self._wanted = wanted
-        self._sources = sources
-        self._page = Page()
-        self._numbers: dict[EntryTemplate, int] = {}
-
-    @property
-    def templates(self) -> list[EntryTemplate]:
-        """By the numbers that the page's records have."""
-        return list(self._numbers)
-
-    async def fill(self) -> Page:
-        """Go from the place where one of the sources ends to the next, until the page is full. Raises as they do."""
-        wanted = self._wanted
-        if wanted.limit == 0:
-            await self._sources[-1].seek(wanted)  # that there is such a bucket
-            return self._page
-        while True:
-            found = await self._seek(wanted)
-            end = min((rows.end for rows in found if rows.end is not None), default=None)
-            for row in _first_words(found, end):
-                await self._take(row, wanted)
-                if self._page.is_truncated:
-                    return self._page
-                if end is not None and row.kind in PREFIXES:
-                    end = max(end, prefix_end(row.name))  # a source may end within it
-            if end is None:
-                return self._page
-            if not self._room() and _is_more(found, end):
-                self._page.is_truncated = True
-                return self._page
-            wanted = replace(wanted, begin=end)
-
-    async def _seek(self, wanted: ListRequest) -> list[Rows]:
-        """What each source has next. Of the later ones, more by as much as the earlier ones may take away."""
-        found: list[Rows] = []
-        limit = max(self._room(), 1)
-        for source in self._sources:
-            found.append(await source.seek(replace(wanted, limit=min(limit, PAGE_KEYS_MAX))))
-            limit += sum(row.kind not in LISTED for row in found[-1].rows)
-        return found
-
-    async def _take(self, row: Row, wanted: ListRequest) -> None:
-        if row.kind is Kind.TOMBSTONE:
-            return
-        if row.kind is Kind.DOUBTFUL_PREFIX:
-            below = ListRequest(row.name, limit=1, begin=wanted.begin)
-            if not (await MergedPage(below, self._sources).fill()).keys:
-                return
-        page = self._page
-        page.is_truncated = not self._room()
-        if page.is_truncated:
-            return
-        page.last, page.last_is_prefix = row.name, row.kind is not Kind.KEY
-        if row.template is None:
-            page.prefixes.append(row.name)
-        else:
-            number = self._numbers.setdefault(row.template, len(self._numbers))
-            page.keys.append((row.name, with_template(row.record, number)))
-
-    def _room(self) -> int:
-        return self._wanted.limit - len(self._page.keys) - len(self._page.prefixes)
-
-
-def _first_words(found: Sequence[Rows], end: bytes | None) -> Iterator[Row]:
-    """What the first source that names it says of each name before `end`, in order."""
-    named = [[row for row in rows.rows if end is None or row.name < end] for rows in found]
-    in_order: Iterable[Row] = merge(*named, key=lambda row: row.name)  # of equals, those of the first source come first
-    for _, rows in groupby(in_order, key=lambda row: row.name):
-        yield next(rows)
-
-
-def _is_more(found: Sequence[Rows], end: bytes) -> bool:
-    """Whether something is listed for certain from `end` on: no source before may take it away."""
-    for rows in found:
-        left = [row for row in rows.rows if row.name >= end]
-        if rows.has_more or any(row.kind in LISTED for row in left):
-            return True
-        if left or rows.end is not None:
-            return False
-    return False
 
 
 def _wanted(query: ListQuery) -> ListRequest:

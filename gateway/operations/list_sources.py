@@ -1,7 +1,7 @@
 """Where the entries of a listing come from: what is pending, snapshots, the listing index, the origin.
 
 A source is asked for rows from a place on. It gives keys, and common prefixes where the request has a delimiter, in
-order, and says up to where it knows them; list_objects.py merges the sources and cuts the page.
+order, and says up to where it knows them; merged_page.py merges the sources and cuts the page.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from itertools import pairwise, takewhile
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable, SnapshotUnusable, StoreUnavailable
 from gateway.metadata.catalog import is_down
@@ -22,6 +21,7 @@ from gateway.metadata.listing.ranges import Bound
 from gateway.metadata.listing.records import numbered, pack, template_of, templates_of
 from gateway.metadata.snapshots.registry import OpenSnapshot, unusable
 from gateway.operations.exchange import Exchange
+from gateway.operations.merged_page import Kind, Row, Rows
 from gateway.operations.versions import wants_revalidation
 from gateway.origin.client import OriginRequest, OriginResponse
 from gateway.policy.slots import Slot, Slots
@@ -87,54 +87,23 @@ class Listing:
         return next(iter(self.outcomes)) if len(self.outcomes) == 1 else "partial"
 
 
-class Kind(Enum):
-    """What a source says of a name."""
+class Entry(NamedTuple):
+    """What a listing says of an object: its record, and the template that the record would name."""
 
-    KEY = "key"
-    PREFIX = "prefix"
-    TOMBSTONE = "tombstone"
-    """The key is not listed, whatever the sources behind this one say."""
-
-    DOUBTFUL_PREFIX = "doubtful prefix"
-    """Whether the common prefix stands for anything must be found out."""
+    record: bytes
+    template: EntryTemplate
 
 
-_KEY, _PREFIX, _TOMBSTONE, _DOUBTFUL = Kind
-LISTED = (_KEY, _PREFIX)
-PREFIXES = (_PREFIX, _DOUBTFUL)
+ObjectRow: TypeAlias = Row[Entry]
+ObjectRows: TypeAlias = Rows[Entry]
 
 
-class Row(NamedTuple):
-    """A key or a common prefix. Of a key: its record, and the template that the record would name."""
-
-    name: bytes
-    kind: Kind
-    record: bytes = b""
-    template: EntryTemplate | None = None
-
-
-class Rows(NamedTuple):
-    """Rows in order. Nothing is known from the place `end` on; None: these are all.
-
-    `has_more`: something behind them is listed for certain, unless a source before this one has deleted it.
-    """
-
-    rows: Sequence[Row]
-    end: bytes | None = None
-    has_more: bool = False
-
-
-class ListSource(Protocol):
-    """Gives the rows of a listing."""
-
-    async def seek(self, wanted: ListRequest) -> Rows:
-        """Rows of `wanted` from its start on: `wanted.limit` of them, or all, or as many as are known at once."""
-
-
-def rows_of(page: Page, templates: Sequence[EntryTemplate]) -> Rows:
+def rows_of(page: Page, templates: Sequence[EntryTemplate]) -> ObjectRows:
     """The rows of a page."""
-    rows = [Row(key, _KEY, record, templates[template_of(record)]) for key, record in page.keys]
-    rows += [Row(prefix, _PREFIX) for prefix in page.prefixes]
+    rows: list[ObjectRow] = [
+        Row(key, Kind.ENTRY, content=Entry(record, templates[template_of(record)])) for key, record in page.keys
+    ]
+    rows += [Row(prefix, Kind.PREFIX) for prefix in page.prefixes]
     rows.sort(key=lambda row: row.name)
     if not page.is_truncated:
         return Rows(rows)
@@ -152,11 +121,11 @@ class BucketSource:
         self._listing = listing
         self._strict = strict
 
-    async def seek(self, wanted: ListRequest) -> Rows:
+    async def seek(self, wanted: ListRequest) -> ObjectRows:
         inside = wanted.rolled_up(wanted.start)
         if inside is not None and inside < wanted.start and wanted.is_behind(inside):
             # The origin leaves out a common prefix that it is asked to begin within.
-            return Rows([Row(inside, _DOUBTFUL)], min(prefix_end(inside), wanted.stop))
+            return Rows([Row(inside, Kind.DOUBTFUL_PREFIX)], min(prefix_end(inside), wanted.stop))
         limit = min(max(wanted.limit, 1), 1000)
         found = await self.page(replace(wanted, limit=limit))
         return _until(rows_of(found.page, found.templates), wanted.stop)
@@ -265,12 +234,12 @@ class BucketSource:
             chain.follow((), origin_token)
 
 
-def _until(rows: Rows, stop: bytes) -> Rows:
+def _until(rows: ObjectRows, stop: bytes) -> ObjectRows:
     """What of them lies before `stop`; common prefixes that reach behind it may hold nothing before it."""
     if not rows.rows or prefix_end(rows.rows[-1].name) <= stop:
         return rows
     kept = [
-        row._replace(kind=_DOUBTFUL) if row.kind is _PREFIX and prefix_end(row.name) > stop else row
+        row._replace(kind=Kind.DOUBTFUL_PREFIX) if row.kind is Kind.PREFIX and prefix_end(row.name) > stop else row
         for row in rows.rows
         if row.name < stop
     ]
@@ -352,7 +321,7 @@ class SnapshotSource:
         self._listing = listing
         self._opened = opened
 
-    async def seek(self, wanted: ListRequest) -> Rows:
+    async def seek(self, wanted: ListRequest) -> ObjectRows:
         """Raises S3Error where the snapshot cannot be used."""
         found = self.page(replace(wanted, limit=max(wanted.limit, 1)))
         return rows_of(found.page, found.templates)
@@ -388,7 +357,7 @@ class PartitionedSource:
         self._listing = listing
         self._snapshots: dict[str, SnapshotSource] = {}
 
-    async def seek(self, wanted: ListRequest) -> Rows:
+    async def seek(self, wanted: ListRequest) -> ObjectRows:
         """Rows of the first part: the next ones begin at its end. S3Error where a snapshot is missing."""
         slots, stop = self._listing.exchange.services.slots, max(wanted.start, wanted.stop)
         part = next(iter(parts(slots, self._listing.bucket, wanted.start, stop)), None)
@@ -445,9 +414,9 @@ class PendingSource:
         self._listing = listing
         self._buffer = buffer
 
-    async def seek(self, wanted: ListRequest) -> Rows:
+    async def seek(self, wanted: ListRequest) -> ObjectRows:
         """Other requests come in between the looks."""
-        rows: list[Row] = []
+        rows: list[ObjectRow] = []
         while True:
             found = self._buffer.look(lambda book: pending_rows(book, self._listing.bucket, wanted, _ROWS_AT_A_LOOK))  # noqa: B023
             rows += found.rows
@@ -457,12 +426,12 @@ class PendingSource:
             wanted = replace(wanted, begin=found.end)
 
 
-def pending_rows(book: Book, bucket: str, wanted: ListRequest, count: int) -> Rows:
+def pending_rows(book: Book, bucket: str, wanted: ListRequest, count: int) -> ObjectRows:
     """The first rows, `count` or a few more; `wanted.limit` does not matter.
 
     Nothing is scanned that rolls up: behind a common prefix the next key is looked for at its end.
     """
-    rows: list[Row] = []
+    rows: list[ObjectRow] = []
     place, at_once = wanted.start, 1
     while len(rows) < count:
         found = book.listing(bucket, place, wanted.stop, at_once) if place < wanted.stop else ()
@@ -480,19 +449,19 @@ def pending_rows(book: Book, bucket: str, wanted: ListRequest, count: int) -> Ro
     return Rows(rows, place)
 
 
-def _pending_row(pending: PendingObject) -> Row:
+def _pending_row(pending: PendingObject) -> ObjectRow:
     if pending.deleted:
-        return Row(_name(pending), _TOMBSTONE)
+        return Row(_name(pending), Kind.TOMBSTONE)
     entry = pending_entry(pending)
-    return Row(entry.key, _KEY, pack(entry, 0), entry.template)
+    return Row(entry.key, Kind.ENTRY, content=Entry(pack(entry, 0), entry.template))
 
 
 def _kind_of_prefix(book: Book, bucket: str, common: bytes, place: bytes) -> Kind:
     """Of a common prefix under which something is pending from a place on."""
     for count in (1, _TOMBSTONES_PASSED_MAX):
         if any(not one.deleted for one in book.listing(bucket, max(common, place), prefix_end(common), count)):
-            return _PREFIX
-    return _DOUBTFUL
+            return Kind.PREFIX
+    return Kind.DOUBTFUL_PREFIX
 
 
 def _name(pending: PendingObject) -> bytes:

@@ -29,7 +29,7 @@ from gateway.s3.xml import (
     parse_complete_multipart_upload,
 )
 
-_EMPTY_ETAG = re.compile(rb"<ETag\s*/>|<ETag>\s*(?:&quot;&quot;|\"\")?\s*</ETag>")
+_EMPTY_ETAG = re.compile(rb"<ETag\s*+/>|<ETag>\s*+(?:(?:&quot;&quot;|\"\")\s*+)?</ETag>")
 
 
 async def complete_multipart_upload(exchange: Exchange) -> Reply:

@@ -101,7 +101,7 @@ def _head_response(exchange: Exchange, head: ObjectHead, cache: CacheLabel) -> R
     return Reply(206, _lengths(head, asked), b"", cache, encoded=encoded)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Get:
     """One GET on its way to an answer."""
 

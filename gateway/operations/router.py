@@ -20,7 +20,6 @@ from gateway.operations.absorbing.eligible import may_be_deleted_here
 from gateway.operations.absorbing.part_copy import absorb_part_copy
 from gateway.operations.absorbing.put import absorb_put
 from gateway.operations.absorbing.through import CHANGES_NO_OBJECT, written_through
-from gateway.operations.absorbing.upload_listing import list_uploads, may_concern_uploads
 from gateway.operations.absorbing.uploads import (
     absorb_abort,
     absorb_complete,
@@ -32,6 +31,7 @@ from gateway.operations.bucket_answers import bucket_answer
 from gateway.operations.delete_objects import delete_objects
 from gateway.operations.exchange import Exchange
 from gateway.operations.list_objects import list_objects, may_be_merged
+from gateway.operations.list_uploads import list_uploads, may_concern_uploads
 from gateway.operations.multipart_upload import complete_multipart_upload
 from gateway.operations.passthrough import READ_METHODS, forward, forward_write
 from gateway.operations.pending_versions import PendingVersions, is_answered_here

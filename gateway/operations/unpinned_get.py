@@ -12,7 +12,7 @@ from typing import NamedTuple
 from gateway.blocks.filling.unpinned_get import UnpinnedGet, UnpinnedResponse
 from gateway.errors import OriginAnswered, OriginBodyError
 from gateway.metadata.catalog import CHECKSUM_MODE
-from gateway.metadata.head import ObjectHead, object_head_of_get
+from gateway.metadata.entries import ObjectHead, object_head_of_get
 from gateway.objects import ByteRange, ObjectKey
 from gateway.operations.exchange import Exchange
 from gateway.operations.versions import vary_headers

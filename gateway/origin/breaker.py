@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from gateway.clock import Clock
+from gateway.origin.silence_board import SilenceBoard, SilenceCell
 
 
 class Admission(Enum):
@@ -15,16 +16,24 @@ class Admission(Enum):
 
 
 class CircuitBreaker:
-    """Closed until `threshold` attempts in a row got no answer; then open.
+    """Closed until `threshold` attempts in a row got no answer, or nobody got one while one waited for its; then open.
 
     Open, it admits one probe after `cooldown_seconds`, doubled with every failed probe up to `cooldown_cap_seconds`. An
     answer of any status closes it. Every admitted attempt must end in `answered`, `unanswered` or `abandoned`.
     """
 
     def __init__(
-        self, clock: Clock, *, threshold: int = 5, cooldown_seconds: float = 0.5, cooldown_cap_seconds: float = 5.0
+        self,
+        clock: Clock,
+        silence: SilenceCell | None = None,
+        *,
+        threshold: int = 5,
+        cooldown_seconds: float = 0.5,
+        cooldown_cap_seconds: float = 5.0,
     ) -> None:
+        """`silence`: where other processes are told that the origin is silent, and tell it."""
         self._clock = clock
+        self._silence = silence or SilenceBoard().cell("")
         self._threshold = threshold
         self._first_cooldown = cooldown_seconds
         self._cooldown_cap = cooldown_cap_seconds
@@ -32,10 +41,29 @@ class CircuitBreaker:
         self._failures = 0
         self._next_probe_at = 0.0
         self._probing = False
+        self._heard_at = float("-inf")
+        self._is_silent = False
 
     @property
     def is_open(self) -> bool:
         return self._failures >= self._threshold
+
+    @property
+    def answers_nobody(self) -> bool:
+        """Whether it is open because the origin takes connections and says nothing: a probe may take long."""
+        return self._is_silent and self.is_open
+
+    def hears_from_others(self) -> bool:
+        """Whether it is open, be it because another process has found the origin silent just now."""
+        if not self.is_open and self._silence.is_silent(self._clock.monotonic(), self._heard_at):
+            self._failures = self._threshold
+            self._is_silent = True
+            self._next_probe_at = 0.0
+        return self.is_open
+
+    def was_heard_since(self, moment: float) -> bool:
+        """Whether any attempt has been answered since a monotonic time."""
+        return self._heard_at >= moment
 
     def admit(self) -> Admission | None:
         """Whether an attempt may start now, and as what; None: not now."""
@@ -49,15 +77,26 @@ class CircuitBreaker:
     def answered(self, admission: Admission) -> None:
         """The origin answered: it lives."""
         self.abandoned(admission)
+        self._heard_at = self._clock.monotonic()
+        if self._is_silent:
+            self._silence.clear()
         self._failures = 0
         self._cooldown = self._first_cooldown
+        self._is_silent = False
 
-    def unanswered(self, admission: Admission) -> None:
-        """No connection, or none that gave an answer."""
+    def unanswered(self, admission: Admission, *, silent_since: float | None = None) -> None:
+        """No connection, or none that gave an answer. `silent_since`: the origin has kept it, and has said nothing
+        since then; where it has answered nobody else meanwhile, that is proof enough.
+        """
         self.abandoned(admission)
         if admission is Admission.PROBE:
             self._cooldown = min(self._cooldown_cap, self._cooldown * 2)
         self._failures += 1
+        if silent_since is not None and not self.was_heard_since(silent_since):
+            self._failures = max(self._failures, self._threshold)
+            self._is_silent = True
+        if self._is_silent:
+            self._silence.tell(self._clock.monotonic())
         if self.is_open:
             self._next_probe_at = self._clock.monotonic() + self._cooldown
 

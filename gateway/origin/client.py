@@ -1,19 +1,20 @@
 """What the rest of the gateway asks of an origin: one request in, one streamed answer out.
 
 Everything that leaves for the origin is an `OriginRequest`; `S3Origin` (s3.py) signs and sends it, `MemoryOrigin`
-(memory.py) answers it in tests. Header names are lower case. Header values are latin-1 decoded text, that is, each
+answers it in tests. Header names are lower case. Header values are latin-1 decoded text, that is, each
 character stands for one byte of the wire, so that every value passes through unchanged.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
-from gateway.origin.landing import Landing
+from gateway.origin.receive_buffer import ReceiveBuffer
 
 UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
 
@@ -31,6 +32,22 @@ class Purpose(StrEnum):
     REFRESH = "refresh"
     FLUSH = "flush"
     FORWARD = "forward"
+
+
+class HedgeOutcome(StrEnum):
+    """What became of a read that was sent again because it was stuck: a label of metrics."""
+
+    WON = "won"
+    """The second connection brought the bytes."""
+
+    LOST = "lost"
+    """The first one did, after all."""
+
+    FAILED = "failed"
+
+
+ACCOUNT: ContextVar[str] = ContextVar("origin_account", default="")
+"""Whose request it is that the origin is asked for: connections are shared out by it. Empty: the gateway's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +101,10 @@ class OriginResponse(Protocol):
     def headers(self) -> Mapping[str, str]:
         """Lower-case name → value. Hop-by-hop headers are gone; repeated ones are joined by `, `."""
 
-    def stream(self, landing: Landing | None = None) -> AsyncIterator[bytes | memoryview]:
+    def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncIterator[bytes | memoryview]:
         """The body in pieces as they arrive. A body shorter than its Content-Length raises OriginBodyError.
 
-        With a landing, pieces may be views of its buffer: good until the next one is asked for.
+        With a buffer, pieces may be views of it: good until the next one is asked for.
         """
 
     def whole(self) -> memoryview | None:

@@ -50,6 +50,17 @@ def repetition(request: OriginRequest) -> Repetition:
     return Repetition.HARMLESS
 
 
+def is_slow(request: OriginRequest) -> bool:
+    """Whether a healthy origin may take minutes: it lists, copies, puts parts together, or does much at a time."""
+    if request.method == "GET":
+        return request.key is None
+    return (
+        request.method == "POST"
+        or _SOURCE in request.headers
+        or any(name == "renameObject" for name, _ in request.query)
+    )
+
+
 def _depends_on_state(request: OriginRequest, parameters: set[str]) -> bool:
     """Whether the request is carried out only in a state that it ends itself."""
     if "renameObject" in parameters or _APPEND in request.headers:

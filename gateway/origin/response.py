@@ -1,39 +1,37 @@
-"""An answer of the origin that came over HTTP."""
+"""An answer of the origin that came over HTTP, and what a refusal tells: its S3 error code, the region it wants."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from types import TracebackType
-from typing import Self
-
-import aiohttp
+from typing import Any, Self
 
 from gateway.errors import OriginBodyError
-from gateway.origin.landing import Landing, landed
+from gateway.origin.http1_client.response_stream import ResponseBroken, ResponseStream
+from gateway.origin.receive_buffer import ReceiveBuffer, gathered
 
-_HOP_BY_HOP = frozenset(
-    {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
+_PEEK_BYTES = 16 * 1024
+_ELEMENT = {name: re.compile(rf"<{name}>\s*+([^<]{{1,200}}?)\s*+</{name}>") for name in ("Code", "Region")}
+_REGION = re.compile(r"[a-z0-9-]{1,64}")
+
+Successor = Callable[[], Coroutine[Any, Any, ResponseStream | None]]
+"""Gives what the rest of a body comes by, if it broke off and there is anything."""
 
 
-class HttpResponse(ABC):
+class HttpResponse:
     """`OriginResponse` over a connection, which it holds until its body is over or it is closed."""
 
-    def __init__(self, status: int, headers: Mapping[str, str]) -> None:
-        self._status = status
-        self._headers = headers
+    def __init__(
+        self, stream: ResponseStream, *, successor: Successor | None = None, on_close: Callable[[], None] | None = None
+    ) -> None:
+        """`successor` is asked when the body breaks off, `on_close` told of the end."""
+        self._stream = stream
+        self._status = stream.head.status
+        self._headers = stream.head.headers
         self._prefix = b""
+        self._successor = successor
+        self._on_close = on_close
 
     @property
     def status(self) -> int:
@@ -43,11 +41,11 @@ class HttpResponse(ABC):
     def headers(self) -> Mapping[str, str]:
         return self._headers
 
-    def stream(self, landing: Landing | None = None) -> AsyncIterator[bytes | memoryview]:
-        return self._pieces() if landing is None else self._landed(landing)
+    def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncIterator[bytes | memoryview]:
+        return self._pieces() if buffer is None else self._into(buffer)
 
     def whole(self) -> memoryview | None:
-        return None
+        return None if self._prefix else self._stream.whole()
 
     async def read(self, limit_bytes: int) -> bytes:
         pieces: list[bytes] = []
@@ -59,18 +57,20 @@ class HttpResponse(ABC):
             pieces.append(piece)
         return b"".join(pieces)
 
-    async def peek(self, limit_bytes: int) -> bytes:
-        """The beginning of the body, at least `limit_bytes` where it has so many; `stream` and `read` still give it."""
+    async def error_document(self) -> str:
+        """The beginning of an error answer's body; the answer can still be read in full."""
         pieces = [self._prefix]
         size = len(self._prefix)
-        while size < limit_bytes and (piece := await self._next()):
+        while size < _PEEK_BYTES and (piece := await self._next()):
             pieces.append(piece)
             size += len(piece)
         self._prefix = b"".join(pieces)
-        return self._prefix
+        return self._prefix.decode("utf-8", "replace")
 
-    @abstractmethod
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        self._stream.close()
+        if self._on_close is not None:
+            self._on_close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -87,46 +87,48 @@ class HttpResponse(ABC):
         while piece := await self._next():
             yield piece
 
-    def _landed(self, landing: Landing) -> AsyncIterator[memoryview]:
-        return landed(self._pieces(), landing)
+    async def _into(self, buffer: ReceiveBuffer) -> AsyncIterator[memoryview]:
+        if self._prefix or not self._stream.is_direct:
+            async for view in gathered(self._pieces(), buffer):
+                yield view
+            return
+        while True:
+            try:
+                view = await self._stream.receive_into(buffer)
+            except ResponseBroken as error:
+                await self._succeed(error)
+                if self._stream.is_direct:
+                    continue
+                async for view in gathered(self._pieces(), buffer):  # a short rest, which has come as a whole
+                    yield view
+                return
+            if not view:
+                return
+            yield view
 
-    @abstractmethod
     async def _next(self) -> bytes:
-        """The next piece; empty at the end of the body. OriginBodyError when it ended early."""
+        while True:
+            try:
+                return await self._stream.piece()
+            except ResponseBroken as error:
+                await self._succeed(error)
+
+    async def _succeed(self, error: ResponseBroken) -> None:
+        """Go on with the rest of the body from elsewhere; OriginBodyError when there is none."""
+        following = await self._successor() if self._successor is not None else None
+        if following is None:
+            raise OriginBodyError(f"the origin's answer broke off: {error}") from error
+        self._stream = following
 
 
-class AiohttpResponse(HttpResponse):
-    """One that came over aiohttp."""
-
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        super().__init__(response.status, _end_to_end(response.raw_headers))
-        self._response = response
-        self._complete = False
-
-    async def aclose(self) -> None:
-        self._response.release()
-
-    async def _next(self) -> bytes:
-        if self._complete:
-            return b""
-        content = self._response.content
-        try:
-            piece = await content.readany()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            await self.aclose()
-            raise OriginBodyError(f"the origin's answer broke off: {type(error).__name__}") from error
-        if not piece:
-            self._complete = True
-        return piece
+def error_code(document: str) -> str | None:
+    """The S3 error code (S3 API, "Error responses"); None when there is none, as in the answer to a HEAD."""
+    found = _ELEMENT["Code"].search(document)
+    return found.group(1) if found else None
 
 
-def _end_to_end(raw_headers: tuple[tuple[bytes, bytes], ...]) -> dict[str, str]:
-    """Lower-case names, latin-1 values, repeated ones joined; without what concerns this connection only."""
-    headers: dict[str, str] = {}
-    for raw_name, raw_value in raw_headers:
-        name = raw_name.decode("latin-1").lower()
-        value = raw_value.decode("latin-1")
-        headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    for name in headers.get("connection", "").split(","):
-        headers.pop(name.strip().lower(), None)
-    return {name: value for name, value in headers.items() if name not in _HOP_BY_HOP}
+def wanted_region(document: str, response: HttpResponse) -> str | None:
+    """The region that the origin expects in the signature: in the document, or in a header where there is no body."""
+    found = _ELEMENT["Region"].search(document)
+    region = found.group(1) if found else response.headers.get("x-amz-bucket-region", "")
+    return region if _REGION.fullmatch(region) else None

@@ -65,23 +65,23 @@ class Failure:
 
 
 class RetryPolicy:
-    """The rules; holds no state but the dice."""
+    """The rules; holds no state but the random numbers."""
 
-    def __init__(self, settings: OriginSettings, dice: random.Random | None = None) -> None:
+    def __init__(self, settings: OriginSettings, rng: random.Random | None = None) -> None:
         self._settings = settings
-        self._dice = dice or random.Random()
+        self._rng = rng or random.Random()
 
     def new_series(self, budget: RetryBudget, started: float) -> RetrySeries:
         """The attempts of one request, the first of which began at monotonic time `started`."""
-        return RetrySeries(self._settings, self._dice, budget, started)
+        return RetrySeries(self._settings, self._rng, budget, started)
 
 
 class RetrySeries:
     """The attempts of one request: counts them, and pays for them from the budget."""
 
-    def __init__(self, settings: OriginSettings, dice: random.Random, budget: RetryBudget, started: float) -> None:
+    def __init__(self, settings: OriginSettings, rng: random.Random, budget: RetryBudget, started: float) -> None:
         self._settings = settings
-        self._dice = dice
+        self._rng = rng
         self._budget = budget
         self._started = started
         self._taken = 0
@@ -107,7 +107,7 @@ class RetrySeries:
 
     def _delay(self, failure: Failure) -> float:
         ceiling = min(self._settings.backoff_cap_seconds, self._settings.backoff_base_seconds * 2**self.attempts)
-        delay = self._dice.uniform(0, ceiling)
+        delay = self._rng.uniform(0, ceiling)
         if failure.retry_after_seconds is not None:
             return max(delay, min(failure.retry_after_seconds, self._settings.retry_after_cap_seconds))
         return delay

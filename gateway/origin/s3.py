@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from gateway import cancellation
 from gateway.clock import Clock
-from gateway.errors import OriginBodyError, OriginUnreachable, OutcomeUnknown
+from gateway.errors import OriginBodyError, OriginBusy, OriginUnreachable, OutcomeUnknown
 from gateway.origin.addressing import Addressing, Target
-from gateway.origin.answers import error_code, error_document, wanted_region
-from gateway.origin.breaker import CircuitBreaker
-from gateway.origin.client import OriginRequest, OriginResponse, Purpose
+from gateway.origin.breaker import Admission, CircuitBreaker
+from gateway.origin.client import ACCOUNT, HedgeOutcome, OriginRequest, OriginResponse, Purpose
 from gateway.origin.credentials import CredentialSource
-from gateway.origin.outgoing import OutgoingBody, outgoing_body
-from gateway.origin.repetition import Repetition, repetition
-from gateway.origin.response import HttpResponse
+from gateway.origin.hedging import HedgedRead, Hedging, OnSilence
+from gateway.origin.http1_client.client import Http1Client, OriginSilent
+from gateway.origin.http1_client.connection import Supervision
+from gateway.origin.http1_client.response_stream import ResponseStream
+from gateway.origin.http1_client.shares import Claim
+from gateway.origin.repetition import Repetition, is_slow, repetition
+from gateway.origin.request_body import RequestBody, request_body, with_first_piece
+from gateway.origin.response import HttpResponse, error_code, wanted_region
 from gateway.origin.retry import (
     Failure,
     RetryBudget,
@@ -29,10 +36,19 @@ from gateway.origin.retry import (
 )
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import RequestSigner
-from gateway.origin.transport import HttpTransport
+from gateway.origin.silence_board import SilenceBoard
 from gateway.s3.http_dates import parse_http_date
 
 _BREAKERS_MAX = 1024
+
+_QUIET_SHARE = 0.6
+"""Of the time in which a silent origin is to be found out, so much passes until it is asked a simple question."""
+
+_PROBE_WAIT_SECONDS = 0.05
+"""How long a request waits for a probe of an origin that was silent."""
+
+_PROGRESS_BYTES_MIN = 1024
+"""What a body that is read comes forward by within the stall timeout, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +75,16 @@ class _Sending:
     breaker: CircuitBreaker
     started: float
     repetition: Repetition
+    claim: Claim
     series: RetrySeries | None = None
     attempts: int = 0
     region_corrected: bool = False
     time_corrected: bool = False
+
+    @property
+    def is_quick_read(self) -> bool:
+        """Whether a healthy origin begins to answer at once, and nothing comes of asking twice."""
+        return self.request.method in ("GET", "HEAD") and not is_slow(self.request)
 
 
 class S3Origin:
@@ -76,26 +98,40 @@ class S3Origin:
         *,
         instance_id: str,
         on_attempt: Callable[[Attempt], None] | None = None,
-        dice: random.Random | None = None,
+        on_hedge: Callable[[HedgeOutcome], None] | None = None,
+        silence: SilenceBoard | None = None,
+        rng: random.Random | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._addressing = Addressing(settings)
         self._signer = RequestSigner(credentials, settings.region, clock, instance_id)
-        self._policy = RetryPolicy(settings, dice)
+        self._policy = RetryPolicy(settings, rng)
         self._budget = RetryBudget()
         self._breakers: OrderedDict[str, CircuitBreaker] = OrderedDict()
+        self._silence = silence or SilenceBoard()
+        self._probes: dict[str, asyncio.Task[None]] = {}
         self._on_attempt = on_attempt
-        self._transport = HttpTransport(settings)
+        self._hedging = Hedging(on_hedge)
+        self._client = Http1Client(settings)
+        self._limits = _Limits(settings)
 
     async def send(self, request: OriginRequest) -> OriginResponse:
         """As `Origin.send`. A redirect is an answer like any other: it is never followed, to no host."""
         target = self._addressing.target(request.bucket, request.key, request.query)
-        sending = _Sending(request, target, self._breaker(target.host), self._clock.monotonic(), repetition(request))
+        request, source = with_first_piece(request)
+        claim = Claim(ACCOUNT.get(), is_lasting=source is not None)
+        breaker, started = self._breaker(target.host), self._clock.monotonic()
+        sending = _Sending(request, target, breaker, started, repetition(request), claim)
+        if source is not None and not breaker.hears_from_others():
+            with cancellation.turn():
+                await source.wait()
         while True:
-            body = outgoing_body(request, self._settings.read_timeout_seconds)
+            body = request_body(request)
             try:
                 response = await self._attempt(sending, body)
+            except OriginBusy:
+                raise
             except OriginUnreachable as error:
                 delay = self._delay(sending, body, Failure(answered=False, may_be_done=error.may_be_done))
                 if delay is None:
@@ -114,37 +150,131 @@ class S3Origin:
                     await self._clock.sleep(delay)
 
     async def aclose(self) -> None:
-        await self._transport.aclose()
+        probes = list(self._probes.values())
+        for probe in probes:
+            probe.cancel()
+        await asyncio.gather(*probes, return_exceptions=True)
+        await self._client.aclose()
 
-    async def _attempt(self, sending: _Sending, body: OutgoingBody) -> HttpResponse:
-        request, target, breaker = sending.request, sending.target, sending.breaker
-        headers = await self._signer.headers(request, target, body)
-        admission = breaker.admit()
-        if admission is None:
-            raise OriginUnreachable("the origin has not answered lately; trying again in a moment", may_be_done=False)
+    async def _attempt(self, sending: _Sending, body: RequestBody) -> HttpResponse:
+        breaker, request = sending.breaker, sending.request
+        admission = await self._admission(sending) if breaker.hears_from_others() else Admission.ORDINARY
         sending.attempts += 1
         started = self._clock.monotonic()
         try:
-            response = await self._transport.exchange(request.method, target, headers, body.upload)
-        except OriginUnreachable:
-            breaker.unanswered(admission)
-            self._report(sending, None, started)
+            if sending.is_quick_read:
+                response = await HedgedRead(self._hedging, breaker, partial(self._read, sending, body), request).begin()
+            else:
+                response = await self._write(sending, body)
+        except OriginBusy:
+            breaker.abandoned(admission)
+            raise
+        except OriginUnreachable as error:
+            silent_since = started if isinstance(error, OriginSilent) else None
+            breaker.unanswered(admission, silent_since=silent_since)
             raise
         except BaseException:
             breaker.abandoned(admission)
             raise
         breaker.answered(admission)
-        self._report(sending, response.status, started)
         return response
 
-    async def _delay_after(self, sending: _Sending, body: OutgoingBody, response: HttpResponse) -> float | None:
+    async def _admission(self, sending: _Sending) -> Admission:
+        """OriginUnreachable while the origin is dead."""
+        breaker = sending.breaker
+        if breaker.answers_nobody:
+            # Who asked an origin that says nothing would wait for long: a question of our own finds out.
+            self._probe(sending.target, breaker)
+            if (probe := self._probes.get(sending.target.host)) is not None:
+                await asyncio.wait([probe], timeout=_PROBE_WAIT_SECONDS)
+        admission = None if breaker.answers_nobody else breaker.admit()
+        if admission is None:
+            raise OriginUnreachable("the origin has not answered lately; trying again in a moment", may_be_done=False)
+        return admission
+
+    def _read(
+        self, sending: _Sending, body: RequestBody, request: OriginRequest, on_silence: OnSilence
+    ) -> Coroutine[Any, Any, ResponseStream]:
+        return self._ask(sending, request, body, self._limits.of_read(on_silence))
+
+    async def _write(self, sending: _Sending, body: RequestBody) -> HttpResponse:
+        slow = is_slow(sending.request)
+
+        def on_silence(stream: ResponseStream, seconds: float) -> None:
+            if not stream.has_head and seconds >= self._limits.quiet_seconds:
+                self._suspect(sending, stream)
+
+        supervision = self._limits.of_write(on_silence, slow=slow)
+        return HttpResponse(await self._ask(sending, sending.request, body, supervision))
+
+    async def _ask(
+        self, sending: _Sending, request: OriginRequest, body: RequestBody, supervision: Supervision
+    ) -> ResponseStream:
+        """Sign a request, send it, and report what came of it."""
+        headers = await self._signer.headers(request, sending.target, body)
+        started = self._clock.monotonic()
+        # A connection that the origin is about to close would leave open what became of the request.
+        unused = sending.repetition is Repetition.WRONG_ANSWER
+        try:
+            stream = await self._client.exchange(
+                request.method, sending.target, headers, body.content, supervision, sending.claim, unused=unused
+            )
+        except OriginUnreachable:
+            self._report(sending, None, started)
+            raise
+        self._report(sending, stream.head.status, started)
+        return stream
+
+    def _suspect(self, sending: _Sending, stream: ResponseStream) -> None:
+        """A slow request waits for an origin that may be dead: a simple question finds out, nobody else's answer."""
+        breaker = sending.breaker
+        if breaker.was_heard_since(self._clock.monotonic() - self._limits.quiet_seconds):
+            return
+        if breaker.answers_nobody:
+            stream.give_up("the origin answers nobody", silent=True)
+            return
+        self._probe(sending.target, breaker, since=self._clock.monotonic() - self._limits.quiet_seconds)
+
+    def _probe(self, target: Target, breaker: CircuitBreaker, since: float | None = None) -> None:
+        """Ask the origin whether it lives, unless that is being done or was done just now."""
+        if target.host in self._probes:
+            return
+        admission = breaker.admit()
+        if admission is None:
+            return
+        task = asyncio.create_task(self._ask_for_life(target, breaker, admission, since), name="probe an origin")
+        self._probes[target.host] = task
+        task.add_done_callback(lambda _: self._probes.pop(target.host, None))
+
+    async def _ask_for_life(
+        self, target: Target, breaker: CircuitBreaker, admission: Admission, since: float | None
+    ) -> None:
+        """Any answer to an unsigned HEAD will do: 403 is as good as another."""
+        root = Target(target.scheme, target.host, "/", "")
+        started = self._clock.monotonic() if since is None else since
+        try:
+            stream = await self._client.exchange(
+                "HEAD", root, {"host": target.host}, b"", self._limits.of_probe, None, unused=True
+            )
+        except OriginSilent:
+            breaker.unanswered(admission, silent_since=started)
+        except OriginUnreachable:
+            breaker.unanswered(admission)
+        except BaseException:
+            breaker.abandoned(admission)
+            raise
+        else:
+            stream.close()
+            breaker.answered(admission)
+
+    async def _delay_after(self, sending: _Sending, body: RequestBody, response: HttpResponse) -> float | None:
         """Seconds until the next attempt; None: this answer is the one to return."""
         status = response.status
         if status < 300 or status in (304, 404, 412):
             self._succeeded(sending)
             return None
         try:
-            document = await error_document(response)
+            document = await response.error_document()
         except OriginBodyError:
             return self._delay(sending, body, Failure(answered=False, may_be_done=may_be_done(status)))
         if body.can_be_sent_again and self._correct(sending, response, document):
@@ -156,7 +286,7 @@ class S3Origin:
         delay = self._delay(sending, body, Failure(answered=True, retry_after_seconds=wait, may_be_done=is_open))
         return delay if is_retried(status, code) else None
 
-    def _delay(self, sending: _Sending, body: OutgoingBody, failure: Failure) -> float | None:
+    def _delay(self, sending: _Sending, body: RequestBody, failure: Failure) -> float | None:
         """As `_delay_after`. OutcomeUnknown: nobody can say yes or no, and to ask again would give a wrong no."""
         if failure.may_be_done and sending.repetition is Repetition.WRONG_ANSWER:
             raise OutcomeUnknown("the origin may have carried out a write, and has not said so")
@@ -193,7 +323,7 @@ class S3Origin:
         if breaker is None:
             if len(self._breakers) >= _BREAKERS_MAX:
                 self._breakers.popitem(last=False)
-            breaker = self._breakers[host] = CircuitBreaker(self._clock)
+            breaker = self._breakers[host] = CircuitBreaker(self._clock, self._silence.cell(host))
         return breaker
 
     def _report(self, sending: _Sending, status: int | None, started: float) -> None:
@@ -202,3 +332,24 @@ class S3Origin:
         request, seconds = sending.request, self._clock.monotonic() - started
         again = len(request.body) if sending.attempts > 1 and isinstance(request.body, bytes) else 0
         self._on_attempt(Attempt(request.slot, request.purpose, request.method, status, seconds, again))
+
+
+class _Limits:
+    """How long an origin may take, by what it is asked for."""
+
+    def __init__(self, settings: OriginSettings) -> None:
+        self._settings = settings
+        self._first_byte = min(settings.first_byte_timeout_seconds, settings.read_timeout_seconds)
+        self._stall = min(settings.stall_timeout_seconds, settings.read_timeout_seconds)
+        self.quiet_seconds = self._first_byte * _QUIET_SHARE
+        self.of_probe = Supervision(self._first_byte - self.quiet_seconds, self._stall)
+
+    def of_read(self, on_silence: OnSilence) -> Supervision:
+        """A GET of an object, or a HEAD."""
+        return Supervision(self._first_byte, self._stall, _PROGRESS_BYTES_MIN, on_silence)
+
+    def of_write(self, on_silence: OnSilence, *, slow: bool) -> Supervision:
+        """Everything else: an origin that lives may take its time. White space is enough of a sign."""
+        read, slowest = self._settings.read_timeout_seconds, self._settings.slow_timeout_seconds
+        seconds = max(read, slowest) if slow else read
+        return Supervision(seconds, seconds, 1, on_silence)

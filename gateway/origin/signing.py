@@ -8,11 +8,11 @@ from gateway.clock import Clock
 from gateway.origin.addressing import Target
 from gateway.origin.client import OriginRequest
 from gateway.origin.credentials import CredentialSource
-from gateway.origin.outgoing import OutgoingBody
+from gateway.origin.request_body import RequestBody
 from gateway.s3.signature_v4 import sign_headers
 
 HOP_HEADER = "x-forebay-hop"
-"""Names every gateway that a request came through, so that a gateway recognises one of its own."""
+"""Resolver every gateway that a request came through, so that a gateway recognises one of its own."""
 
 _LEARNED_REGIONS_MAX = 10_000
 _CLOCK_TOLERANCE_SECONDS = 240.0
@@ -47,7 +47,7 @@ class RequestSigner:
     def region_of(self, bucket: str | None) -> str:
         return self._regions.get(bucket or "", self._region)
 
-    async def headers(self, request: OriginRequest, target: Target, body: OutgoingBody) -> dict[str, str]:
+    async def headers(self, request: OriginRequest, target: Target, body: RequestBody) -> dict[str, str]:
         """Every header of one attempt, signature and framing included."""
         pair = await self._credentials.current()
         headers = {"host": target.host}

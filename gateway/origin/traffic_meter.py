@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from gateway import cancellation
 from gateway.origin.client import Direction, Origin, OriginRequest, OriginResponse, StreamedBody
-from gateway.origin.landing import Landing
+from gateway.origin.receive_buffer import ReceiveBuffer
 
 if TYPE_CHECKING:
     from gateway.origin.s3 import Attempt  # brings the HTTP client with it, which a supervisor does not need
@@ -170,8 +170,8 @@ class _MeteredResponse:
     def headers(self) -> Mapping[str, str]:
         return self._response.headers
 
-    async def stream(self, landing: Landing | None = None) -> AsyncIterator[bytes | memoryview]:
-        pieces, meter = self._response.stream(landing), self._meter
+    async def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncIterator[bytes | memoryview]:
+        pieces, meter = self._response.stream(buffer), self._meter
         try:
             async for piece in pieces:
                 meter.count(len(piece))

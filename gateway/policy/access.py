@@ -1,12 +1,40 @@
 """May this caller do this to that key? Rights of the credential and of the slot, in one answer.
 
-An answer is the reason for a refusal, or None: the reason goes into the AccessDenied that the client sees.
-"""
+An answer is the reason for a refusal, or None: the reason goes into the AccessDenied that the client sees
+(docs/semantics.md, clause 7)."""
 
 from __future__ import annotations
 
-from gateway.policy.grants import Grant
-from gateway.policy.slots import Slots
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from gateway.policy.slots import Prefix, PrefixMap, Slots
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Rights of one caller: the prefixes it may touch, and whether it may change anything there."""
+
+    prefixes: Sequence[Prefix]
+    read_only: bool = False
+    covers_everything: bool = field(init=False, repr=False, compare=False)
+    """Whether service-level operations (ListBuckets) are allowed."""
+    _covering: PrefixMap[Prefix] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "covers_everything", any(not prefix.bucket for prefix in self.prefixes))
+        object.__setattr__(self, "_covering", PrefixMap((prefix, prefix) for prefix in self.prefixes))
+
+    def covers(self, bucket: str, key_prefix: str) -> bool:
+        """Whether every key of `bucket` beginning with `key_prefix` is allowed; "" asks for the whole bucket."""
+        return self.covers_everything or self._covering.longest(bucket, key_prefix) is not None
+
+    def prefixes_in(self, bucket: str) -> Iterator[str]:
+        """With which prefixes the keys of `bucket` begin that are allowed."""
+        return (prefix.key_prefix if prefix.bucket else "" for prefix in self.prefixes if prefix.bucket in ("", bucket))
+
+
+EVERYTHING = Grant((Prefix(""),))
 
 
 def refusal_of_read(grant: Grant, bucket: str, key: str) -> str | None:

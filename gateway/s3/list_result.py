@@ -90,6 +90,8 @@ _ENTRY = re.compile(
     rb"(?:<StorageClass>[^<&]*</StorageClass>)?)</Contents>\s*"
 )
 
+_SIZE = re.compile("[0-9]{1,15}")
+
 
 def parse_listed_page(body: bytes, *, with_owner: bool) -> ListedPage:
     """The page; OriginBodyError when it is none, lacks what every page has, or is not in order."""
@@ -144,7 +146,7 @@ def _text(raw: bytes) -> str:
 def _entry(node: Element, *, with_owner: bool) -> ListedEntry:
     fields = {local_name(child): child.text or "" for child in node}
     key, size = _key(fields.get("Key", "")), fields.get("Size", "").strip()
-    if not re.fullmatch("[0-9]{1,15}", size):
+    if not _SIZE.fullmatch(size):
         raise OriginBodyError("the origin's ListBucketResult has an entry without size")
     return ListedEntry(
         key,

@@ -39,7 +39,7 @@ _NAME_KEPT_BYTES_MAX = 64
 
 _NAMES_KEPT_MAX = 1024
 
-_NEVER_REPEATED = frozenset({"host", "authorization", "x-amz-date", "x-amz-content-sha256", "content-length"})
+_NEVER_REPEATED = ("host", "authorization", "x-amz-date", "x-amz-content-sha256", "content-length")
 
 
 @dataclass(slots=True)
@@ -116,16 +116,13 @@ def _join_headers(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def _join_repeated(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
-    fields: dict[str, str] = {}
+    values: dict[str, list[str]] = {}
     for raw_name, raw_value in headers:
-        name = _field_names[raw_name]
-        value = raw_value.decode("latin-1").strip(" \t")
-        if name in fields:
-            if name in _NEVER_REPEATED:
-                raise s3_error("InvalidRequest", f"The header {name} came twice.")
-            value = f"{fields[name]},{value}"
-        fields[name] = value
-    return fields
+        values.setdefault(_field_names[raw_name], []).append(raw_value.decode("latin-1").strip(" \t"))
+    for name in _NEVER_REPEATED:
+        if len(values.get(name, ())) > 1:
+            raise s3_error("InvalidRequest", f"The header {name} came twice.")
+    return {name: ",".join(joined) for name, joined in values.items()}
 
 
 def another_service(request: S3Request) -> str | None:

@@ -17,6 +17,7 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.http_dates import format_iso_date
 from gateway.s3.requests import Operation, S3Request
 from gateway.s3.routing import BUCKET_SETTINGS, strip_signature_parameters
+from gateway.s3.signature_v4 import changes_the_request
 
 _NEEDED = ("AWSAccessKeyId", "Signature", "Expires")
 _SECONDS = re.compile(r"-?\d{1,11}", re.ASCII)
@@ -33,7 +34,13 @@ _SUBRESOURCES = frozenset(
 
 
 _ASKED_FOR_BY_A_PARAMETER = frozenset({Operation.FORWARD, *BUCKET_SETTINGS.values()})
-"""Operations that a parameter added to another one's URL could lead to: it must be one that version 2 signs."""
+"""Reads that a parameter added to another one's URL could lead to: it must be one that version 2 signs. So must it be
+wherever something is changed."""
+
+_READING = frozenset({"GET", "HEAD"})
+
+_HARMLESS = frozenset({"x-id", "content-type", "content-md5"})
+"""Boto3 repeats these two headers in the query; what counts, and is signed, is the header."""
 
 
 class PresignedV2(NamedTuple):
@@ -66,20 +73,16 @@ def parse_presigned_v2(request: S3Request) -> PresignedV2 | None:
 
 
 def verify_presigned_v2(request: S3Request, parsed: PresignedV2, secret: str, now: float) -> None:
-    """Check a GET or HEAD presigned with version 2; `now` is the wall clock in seconds.
+    """Check a request presigned with version 2, of any method.
 
-    Version 2 does not sign the host, nor parameters that it does not know: with one of those that would change the
-    operation, the request is refused. Raises S3Error: AccessDenied, InvalidRequest (method), SignatureDoesNotMatch.
+    Version 2 does not sign the host, nor headers but `content-type`, `content-md5` and `x-amz-*`, nor parameters that
+    it does not know: with a header or a parameter that could make another request of it, it is refused. Raises
+    S3Error: AccessDenied, SignatureDoesNotMatch.
     """
-    if request.method not in ("GET", "HEAD"):
-        raise s3_error(
-            "InvalidRequest",
-            "Signature version 2 is accepted for presigned GET and HEAD only. Please use AWS4-HMAC-SHA256.",
-        )
     if now > parsed.expires:
         expires = format_iso_date(max(0, parsed.expires))
         raise s3_error("AccessDenied", "Request has expired", Expires=expires, ServerTime=format_iso_date(now))
-    _check_unsigned_parameters(request)
+    _check_what_is_unsigned(request)
     text = b"\n".join(_lines(request, parsed.expires))
     expected = base64.b64encode(hmac.digest(secret.encode(), text, "sha1"))
     if not hmac.compare_digest(expected, parsed.signature.encode()):
@@ -91,14 +94,17 @@ def verify_presigned_v2(request: S3Request, parsed: PresignedV2, secret: str, no
         )
 
 
-def _check_unsigned_parameters(request: S3Request) -> None:
+def _check_what_is_unsigned(request: S3Request) -> None:
     if any("\n" in name or "\n" in (value or "") for name, value in request.query):
         # Version 2 signs decoded values, line by line: a line break could move the border between two of them.
         raise s3_error("AccessDenied", "Signature version 2 cannot cover a parameter with a line break.")
-    if request.operation not in _ASKED_FOR_BY_A_PARAMETER:
+    unsigned = [name for name in request.headers if not name.startswith("x-amz-") and changes_the_request(name)]
+    if unsigned:
+        raise s3_error("AccessDenied", f"Signature version 2 does not cover the header {unsigned[0]}.")
+    if request.method in _READING and request.operation not in _ASKED_FOR_BY_A_PARAMETER:
         return
     for name, _ in strip_signature_parameters(request.query):
-        if name not in _SUBRESOURCES and not name.lower().startswith("x-amz-") and name != "x-id":
+        if name not in _SUBRESOURCES and not name.lower().startswith("x-amz-") and name not in _HARMLESS:
             raise s3_error("AccessDenied", f"Signature version 2 does not cover the query parameter {name}.")
 
 

@@ -72,7 +72,11 @@ class Authorization:
     """Of a header of a new kind: all of it but the signature."""
 
     def __post_init__(self) -> None:
-        self.accounted_for = _MAY_BE_UNSIGNED.union(self.signed_headers)
+        names = frozenset(self.signed_headers)
+        if len(names) != len(self.signed_headers):
+            # What is signed is put together from their values: one long value named often would fill memory.
+            raise s3_error("AuthorizationHeaderMalformed", "SignedHeaders must name each header once.")
+        self.accounted_for = _MAY_BE_UNSIGNED | names
 
     def with_signature(self, signature: str) -> Authorization:
         """Another one of the same kind. Field by field: each request of SDKs needs one."""
@@ -212,12 +216,11 @@ def canonical_request(request: S3Request, query: str, signed_headers: Sequence[s
 
 def check_signed_headers(headers: Mapping[str, str], authorization: Authorization) -> None:
     """Raise AccessDenied unless `host`, every `x-amz-*` header present and its likes in other dialects are signed."""
-    signed_headers = authorization.signed_headers
-    if "host" not in signed_headers:
+    if "host" not in authorization.accounted_for:
         raise s3_error("AccessDenied", "The host header must be signed.", HeadersNotSigned="host")
     if authorization.accounted_for.issuperset(headers):
         return
-    unsigned = [name for name in headers if name not in signed_headers and _changes_the_request(name)]
+    unsigned = [name for name in headers if name not in authorization.accounted_for and changes_the_request(name)]
     if unsigned:
         raise s3_error(
             "AccessDenied",
@@ -233,7 +236,7 @@ _WORDS = re.compile(
 )
 
 
-def _changes_the_request(name: str) -> bool:
+def changes_the_request(name: str) -> bool:
     """Whether some server makes another request of one that has this header: all of S3's dialects, and their words.
 
     What proxies and tracing add (`x-forwarded-for`, `x-request-id`, …) is not among them.

@@ -43,6 +43,8 @@ PARTS_COUNT_MAX = 10_000
 DELETE_SIZE_BYTES_MAX = 8 * 1024**2
 COMPLETE_SIZE_BYTES_MAX = 8 * 1024**2
 _ELEMENTS_PER_ENTRY_MAX = 16
+_RESULT_END = re.compile(rb"</(?:\w++:)?DeleteResult\s*+>\s*+\Z")
+_EMPTY_RESULT = re.compile(rb"<DeleteResult([^<>/]*+)/>\s*+\Z")
 _PART_NUMBER = re.compile(r"\s*(-?\d{1,9})\s*", re.ASCII)
 
 
@@ -201,10 +203,10 @@ def insert_delete_results(result: bytes, errors: Sequence[DeleteError], deleted:
     """
     done = [f"<Deleted>{element('Key', key)}</Deleted>" for key in deleted]
     added = "".join([*done, *map(_delete_error, errors)]).encode()
-    end = re.search(rb"</(?:\w+:)?DeleteResult\s*>\s*\Z", result)
+    end = _RESULT_END.search(result)
     if end is not None:
         return result[: end.start()] + added + result[end.start() :]
-    empty = re.search(rb"<DeleteResult([^<>]*?)/>\s*\Z", result)
+    empty = _EMPTY_RESULT.search(result)
     if empty is None:
         raise ValueError("not a DeleteResult document")
     return result[: empty.start()] + b"<DeleteResult" + empty[1] + b">" + added + b"</DeleteResult>"

@@ -9,9 +9,10 @@ from contextlib import contextmanager, suppress
 import structlog
 import uvicorn
 
-from gateway.app import Upkeep, upkeep
+from gateway.app import Upkeep, origin_for_checks, upkeep
 from gateway.control.app import control_app
 from gateway.control.holders import Holders
+from gateway.control.origin_check import OriginCheck
 from gateway.control.scrub import ScrubHolder
 from gateway.control.state import CURRENT
 from gateway.errors import ForebayError
@@ -37,19 +38,40 @@ class _Server(uvicorn.Server):
 async def serve_background(context: ChildContext) -> None:
     """Serve the admin port, and keep up the cache directory, until told to stop."""
     config = context.config
+    async with origin_for_checks(config.settings, config.instance_id) as origin:
+        check = OriginCheck(origin, config.settings.origin.endpoint_url)
+        telling = asyncio.create_task(_tell_of_origin(check), name="origin check")
+        try:
+            await _serve(context, check)
+        finally:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
+
+
+async def _tell_of_origin(check: OriginCheck) -> None:
+    """Say once how the origin answers, whatever else starts meanwhile."""
+    found = await check.finding()
+    if found.problem is None:
+        _log.info("the origin answers")
+    else:
+        _log.warning("the origin: " + found.problem, state=found.state)
+
+
+async def _serve(context: ChildContext, check: OriginCheck) -> None:
+    config = context.config
     lent = Holders(scrub=ScrubHolder(config.settings.cache.scrub_period_seconds))
     tried = asyncio.Event()
     keeping_up = asyncio.create_task(_keep_up(config, lent, tried), name="upkeep")
     try:
-        await _serve_admin(context, lent, tried)
+        await _serve_admin(context, lent, tried, check)
     finally:
         keeping_up.cancel()
         await asyncio.gather(keeping_up, return_exceptions=True)
 
 
-async def _serve_admin(context: ChildContext, lent: Holders, tried: asyncio.Event) -> None:
+async def _serve_admin(context: ChildContext, lent: Holders, tried: asyncio.Event, check: OriginCheck) -> None:
     """Ready once it was tried to open the cache directory: so commands that come with the first line find it open."""
-    app = control_app(context.config.settings, CURRENT, context.config.metrics_directory, lent)
+    app = control_app(context.config.settings, CURRENT, context.config.metrics_directory, lent, check)
     server = _Server(
         uvicorn.Config(
             app,

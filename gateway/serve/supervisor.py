@@ -12,6 +12,7 @@ import secrets
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from socket import socket
@@ -55,11 +56,14 @@ class ServerResources:
     shared: SharedMemory
 
 
-def serve(settings: Settings, child_module: str = CHILD_MODULE) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code. Raises StartupError or ConfigError when it cannot start."""
+def serve(settings: Settings, child_module: str = CHILD_MODULE, tell: Callable[[], None] = lambda: None) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code. Raises StartupError or ConfigError when it cannot start.
+
+    `tell` is called when all is ready.
+    """
     with ExitStack() as undo:
         resources = _prepare(settings, undo)
-        return asyncio.run(_Supervisor(resources, child_module).run())
+        return asyncio.run(_Supervisor(resources, child_module, tell).run())
 
 
 def _prepare(settings: Settings, undo: ExitStack) -> ServerResources:
@@ -138,8 +142,9 @@ def _first_state(config: ChildConfig) -> GatewayState:
 
 
 class _Supervisor:
-    def __init__(self, resources: ServerResources, child_module: str) -> None:
+    def __init__(self, resources: ServerResources, child_module: str, tell: Callable[[], None]) -> None:
         self._resources = resources
+        self._tell = tell
         self._closed = resources.config.closed
         self._draining = False
         self._signals = 0
@@ -229,6 +234,7 @@ class _Supervisor:
         state = self._state()
         sys.stdout.write(f"forebay: S3 on {state.s3_url}, admin on {state.admin_url}\n")
         sys.stdout.flush()
+        self._tell()
         _log.info("ready", s3_url=state.s3_url, admin_url=state.admin_url, workers=len(self._workers))
 
     async def _until_stopped(self, keeping: list[asyncio.Task[None]]) -> None:

@@ -27,6 +27,7 @@ class Counts:
     heads: int
     lists: int
     sent_bytes: int
+    stalled: int
 
 
 class LoadOrigin(ServerProcess):
@@ -45,12 +46,17 @@ class LoadOrigin(ServerProcess):
         return {"PYTHONPATH": str(_REPOSITORY)}
 
     def shape(
-        self, *, latency_seconds: float = 0.0, bytes_per_second: float = 0.0, requests_per_second: float = 0.0
+        self,
+        *,
+        latency_seconds: float = 0.0,
+        bytes_per_second: float = 0.0,
+        requests_per_second: float = 0.0,
+        stall_every: int = 0,
     ) -> None:
         """How it answers from now on; 0 is none and unlimited."""
         self._ask(
             f"/.shape?latency_seconds={latency_seconds}&bytes_per_second={bytes_per_second}"
-            f"&requests_per_second={requests_per_second}"
+            f"&requests_per_second={requests_per_second}&stall_every={stall_every}"
         )
 
     def counts(self) -> Counts:

@@ -28,11 +28,14 @@ _BUCKETS = (
 
 @dataclass(slots=True)
 class Shape:
-    """0 is none and unlimited. The requests per second are those of all connections from one address together."""
+    """0 is none and unlimited. The requests per second are those of all connections from one address together. Of all
+    bodies, every `stall_every`th stops half way, for ever.
+    """
 
     latency_seconds: float = 0.0
     bytes_per_second: float = 0.0
     requests_per_second: float = 0.0
+    stall_every: float = 0.0
 
 
 @dataclass(slots=True)
@@ -43,6 +46,7 @@ class Counters:
     heads: int = 0
     lists: int = 0
     sent_bytes: int = 0
+    stalled: int = 0
 
 
 @dataclass(slots=True)
@@ -138,7 +142,15 @@ class OriginConnection(asyncio.Protocol):
             return
         self._answer, self._at = answer, answer.first
         self._transport.write(answer.head)
+        if self._stalls():
+            self._state.counters.stalled += 1
+            self._transport.write(answer.of.piece(self._at, (answer.end - self._at) // 2))
+            return
         self._go_on()
+
+    def _stalls(self) -> bool:
+        every = self._state.shape.stall_every
+        return bool(every) and self._state.counters.gets % every == 0
 
     def _go_on(self) -> None:
         answer = self._answer

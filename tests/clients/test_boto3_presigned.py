@@ -66,10 +66,9 @@ def test_presigned_head(presigner: Any, endpoint: Endpoint, direct: Any, bucket:
         assert _fetch(endpoint, url, "HEAD") == (status, b"")
 
 
-def test_presigned_put(endpoint: Endpoint, direct: Any, bucket: str) -> None:
-    """PUT by a SigV4 URL stores the body at the origin."""
-    client = boto3_client(endpoint.url, endpoint.ca_file, signature_version="s3v4")
-    url = client.generate_presigned_url("put_object", Params={"Bucket": bucket, "Key": "object", "ContentType": ""})
+def test_presigned_put(presigner: Any, endpoint: Endpoint, direct: Any, bucket: str) -> None:
+    """PUT by URL stores the body at the origin."""
+    url = presigner.generate_presigned_url("put_object", Params={"Bucket": bucket, "Key": "object", "ContentType": ""})
     content = random_bytes(MIB)
     status, _ = _fetch(endpoint, url, "PUT", content)
     assert status == 200

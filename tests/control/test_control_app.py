@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,9 +17,7 @@ from gateway.config import AdminSettings, CacheSettings, OriginSettings, Setting
 from gateway.config.entries import SlotSettings
 from gateway.control.app import control_app
 from gateway.control.openapi import describe
-from gateway.control.reachability import REMEMBERED_SECONDS, OriginProbe
 from gateway.control.state import GatewayState, ProcessState, StateHolder
-from tests.support.manual_clock import ManualClock
 
 T = TypeVar("T")
 TOKEN = "a-token-of-sixteen-characters-or-more"
@@ -185,25 +182,3 @@ def assert_described(value: Any, schema: dict[str, Any]) -> None:
             assert_described(value[name], inner)
     for item in value if "items" in schema else []:
         assert_described(item, schema["items"])
-
-
-def probing(act: Callable[[OriginProbe, ManualClock], Awaitable[T]], endpoint_url: str) -> T:
-    async def run() -> T:
-        clock = ManualClock()
-        return await act(OriginProbe(OriginSettings(endpoint_url=endpoint_url), clock), clock)
-
-    return asyncio.run(run())
-
-
-def test_reachability_is_found_out_and_remembered_for_a_while() -> None:
-    """However often a probe asks, the origin is bothered every few seconds at most."""
-    with socket.create_server(("127.0.0.1", 0)) as origin:
-
-        async def act(probe: OriginProbe, clock: ManualClock) -> list[bool]:
-            found = [await probe.reachable()]
-            origin.close()
-            found.append(await probe.reachable())
-            await clock.advance(REMEMBERED_SECONDS + 1)
-            return [*found, await probe.reachable()]
-
-        assert probing(act, f"http://127.0.0.1:{origin.getsockname()[1]}") == [True, True, False]

@@ -33,7 +33,7 @@ def status_of(found: IndexStatus) -> dict[str, Any]:
     cache = {"directory": "/c", "usage_bytes": 0, "capacity_bytes": 1, "hit_ratio": None, "scrub": None}
     return {
         "gateway": gateway,
-        "origin": {"endpoint_url": "o", "reachable": True},
+        "origin": {"endpoint_url": "o", "reachable": True, "problem": None},
         "cache": cache | {"disk": {"state": "well"}},
         "pins": [],
         "frozen": [],

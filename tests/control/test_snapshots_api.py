@@ -18,8 +18,7 @@ from gateway.control.media_types import LINES_TYPE
 from gateway.control.openapi import describe
 from gateway.control.snapshots import SnapshotsHolder
 from gateway.control.state import StateHolder
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from tests.support.blocks import BUCKET, make_origin, stored
 from tests.support.jobs import JobBench, job_bench
 

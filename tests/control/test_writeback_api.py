@@ -18,7 +18,7 @@ from gateway.control.state import StateHolder
 from gateway.control.writeback import Desk, WritebackHolder
 from gateway.errors import BufferUnavailable, NothingPending, NotToBeDecided, OriginUnreachable
 from gateway.objects import ObjectKey
-from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Prefix
 from gateway.writeback.desk.desk import NoDesk
 from tests.support.writeback_office import Office
 

@@ -31,7 +31,7 @@ def status_of(slots: list[dict[str, Any]] | None) -> dict[str, Any]:
     cache = {"directory": "/c", "usage_bytes": 0, "capacity_bytes": 1, "hit_ratio": None, "scrub": None}
     return {
         "gateway": gateway,
-        "origin": {"endpoint_url": "o", "reachable": True},
+        "origin": {"endpoint_url": "o", "reachable": True, "problem": None},
         "cache": cache | {"disk": {"state": "well"}},
         **{name: [] for name in ("pins", "frozen", "slots", "indexes")},
         "writeback": None if slots is None else {"slots": slots},

@@ -19,8 +19,7 @@ from gateway.errors import ClientDisconnected, OriginUnreachable
 from gateway.objects import BodyStream
 from gateway.operations.reply import Reply
 from gateway.origin.client import OriginRequest
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call, signed_headers
 from tests.support.gateway_app import gateway_app

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.policy.grants import EVERYTHING, Grant
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.access import EVERYTHING, Grant
+from gateway.policy.slots import Prefix, Slot
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import gateway_app
 

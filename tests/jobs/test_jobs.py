@@ -24,8 +24,7 @@ from gateway.metadata.listing.pages import ListRequest
 from gateway.metadata.listing.ranges import Bound
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from tests.support.blocks import BLOCK, BUCKET, PacedOrigin, TestClock, content_of, make_origin, read, stored, until
 from tests.support.jobs import job_bench
 from tests.support.memory_origin import MemoryOrigin

@@ -10,8 +10,7 @@ import pytest
 from gateway.errors import PinRefused
 from gateway.jobs.job import JobKind, JobState
 from gateway.objects import ObjectVersion
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from tests.support.blocks import BLOCK, BUCKET, PacedOrigin, make_origin, read, stored, until
 from tests.support.jobs import job_bench
 from tests.support.memory_origin import MemoryOrigin

@@ -16,8 +16,7 @@ from gateway.jobs.job import Job, JobKind, JobState
 from gateway.jobs.snapshot_service import BadLine
 from gateway.metadata.snapshots import object_table as table_module
 from gateway.metadata.snapshots.object_table import ObjectTable
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
 from tests.support.blocks import BLOCK, BUCKET, TestClock, make_origin, pass_until, stored, until
 from tests.support.jobs import JobBench, job_bench

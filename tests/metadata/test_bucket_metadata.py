@@ -14,11 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, Answer, BucketMetadataCache, Question, pack, unpack
-from gateway.metadata.entries import ObservedAt
-from gateway.metadata.freshness import answer_freshness
+from gateway.metadata.entries import ObservedAt, answer_freshness
 from gateway.metadata.opening import ANSWERS
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from tests.support.small_answers import ANSWER, QUESTION, World, keep, known, play
 
 NAMES = st.text(st.characters(min_codepoint=97, max_codepoint=122), min_size=1, max_size=8)

@@ -10,9 +10,9 @@ from typing import cast
 import lmdb
 import pytest
 
+from gateway.counting import CatalogMetrics
 from gateway.metadata import store as landing
 from gateway.metadata.entries import Entry, ObservedAt
-from gateway.metadata.observer import SilentCatalogObserver
 from gateway.metadata.store import LANDED_PER_TRANSACTION, WAITING_MAX, CatalogStore, CatalogUpdate, CatalogWriter
 from gateway.objects import ObjectKey
 
@@ -30,7 +30,7 @@ class Store:
         self.batches.append([fill.key.key for fill in fills])
 
 
-class Observer(SilentCatalogObserver):
+class Observer(CatalogMetrics):
     lost = 0
 
     def looked_up(self, slot: str, outcome: str) -> None:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.metadata.freshness import is_confirmed, is_settled
-from gateway.metadata.head import object_head
+from gateway.metadata.entries import is_confirmed, is_settled, object_head
 from gateway.objects import ObjectKey
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gateway.metadata import in_doubt as in_doubt_module
-from gateway.metadata.in_doubt import IN_DOUBT_SECONDS, InDoubtWrites
+from gateway.metadata import epochs as epochs_module
+from gateway.metadata.epochs import IN_DOUBT_SECONDS, InDoubtWrites
 from tests.support.manual_clock import ManualClock
 
 
@@ -62,7 +62,7 @@ def test_one_that_cannot_be_ended_keeps_none_of_the_others() -> None:
 
 def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """With more, the oldest is ended sooner; what is left is not ended when the gateway stops."""
-    monkeypatch.setattr(in_doubt_module, "IN_DOUBT_MAX", 10)
+    monkeypatch.setattr(epochs_module, "IN_DOUBT_MAX", 10)
 
     async def scenario() -> None:
         clock, ended = ManualClock(), list[int]()

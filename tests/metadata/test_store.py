@@ -18,14 +18,22 @@ from hypothesis import strategies as st
 from gateway import durable
 from gateway.errors import StartupError
 from gateway.metadata import entries as records
-from gateway.metadata.entries import CATALOG_KEY_BYTES_MAX, Entry, ObservedAt, catalog_key, pack, unpack
-from gateway.metadata.freshness import Freshness, freshness
-from gateway.metadata.head import ObjectHead, object_head
+from gateway.metadata.entries import (
+    CATALOG_KEY_BYTES_MAX,
+    Entry,
+    Freshness,
+    ObjectHead,
+    ObservedAt,
+    catalog_key,
+    freshness,
+    object_head,
+    pack,
+    unpack,
+)
 from gateway.metadata.opening import OpenCatalog, open_directory
 from gateway.metadata.store import LANDED_PER_TRANSACTION, CatalogUpdate
 from gateway.objects import ObjectKey
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from tests.support.prepared_process import PreparedProcess
 
 ROOT = Path(__file__).parents[2]

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from gateway.errors import S3Error
 from gateway.operations.buffers import BUFFERED_SIZE_BYTES_MAX_TOTAL, WAIT_SECONDS_MAX, Buffers
 from gateway.operations.payload import BUFFERED_GRACE_SECONDS, BUFFERED_SIZE_BYTES_MAX
-from gateway.policy.grants import Grant
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.access import Grant
+from gateway.policy.slots import Prefix, Slot
 from tests.support.asgi import ACCESS_KEY_ID, call
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock

@@ -16,8 +16,7 @@ import pytest
 from gateway.clock import SystemClock
 from gateway.objects import ObjectKey
 from gateway.origin.client import Origin
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
 from tests.support import gateway_app as support
 from tests.support.asgi import Answer, call

@@ -19,19 +19,19 @@ from gateway.metadata.listing.pages import END, ListRequest, Page, SortedKeys, k
 from gateway.metadata.listing.ranges import Bound
 from gateway.metadata.listing.records import numbered, unpack
 from gateway.operations.buffers import Buffers
-from gateway.operations.list_objects import MergedPage
+from gateway.operations.list_objects import page_of
 from gateway.operations.list_sources import (
-    Kind,
+    Entry,
     Listing,
+    ObjectRows,
     PartitionedSource,
     PendingSource,
-    Rows,
     before,
     parts,
     pending_rows,
 )
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot, Slots
+from gateway.operations.merged_page import Kind, ListSource, MergedPage
+from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.list_query import ListQuery
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from gateway.writeback.journal.book import Book
@@ -129,7 +129,7 @@ class World:
         stored = {name for name in self.origin.buckets[BUCKET].objects if not is_frozen(self._slots, name)}
         return {name.encode() for name in (stored - gone) | there | self._frozen}
 
-    def look(self, at: Callable[[Book], Rows]) -> Rows:
+    def look(self, at: Callable[[Book], ObjectRows]) -> ObjectRows:
         """As the buffer's; then the flush goes on."""
         found = at(self._book)
         for name in sorted(self.waiting):
@@ -149,9 +149,11 @@ class World:
     def page(self, wanted: ListRequest) -> tuple[Page, list[EntryTemplate]]:
         """The page as the gateway makes it."""
         listing = Listing(self._exchange, BUCKET, QUERY, (), Bound(0.0, 0.0))
-        merged = MergedPage(wanted, [PendingSource(listing, cast("Any", self)), PartitionedSource(listing)])
+        sources: list[ListSource[Entry]] = [PendingSource(listing, cast("Any", self)), PartitionedSource(listing)]
+        merged = MergedPage(wanted, sources)
         with listing.held:
-            return asyncio.run(merged.fill()), merged.templates
+            asyncio.run(merged.fill())
+        return page_of(merged)
 
 
 @contextmanager
@@ -277,7 +279,7 @@ def test_common_prefixes_are_skipped_and_not_read() -> None:
             (b"0/", Kind.PREFIX),
             (b"1/", Kind.DOUBTFUL_PREFIX),
             (b"2/", Kind.PREFIX),
-            (b"z", Kind.KEY),
+            (b"z", Kind.ENTRY),
         ]
         assert rows.end is None
         assert sum(unpacked) < 200

@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from gateway.errors import S3Error
-from gateway.origin.client import StreamedBody
-from gateway.origin.transport import EXPECT_CONTINUE_MIN_BYTES
+from gateway.errors import OriginBusy, S3Error
+from gateway.origin.client import ACCOUNT, StreamedBody
+from gateway.origin.request_body import EXPECT_CONTINUE_MIN_BYTES
 from gateway.s3.requests import Operation
 from tests.origin.clients import MEBIBYTE, Client, pieces, play
 from tests.origin.origins import ask
@@ -141,3 +141,56 @@ def test_slow_uploads_leave_connections_to_readers(strict: StrictOrigin) -> None
         assert [(await upload).status for upload in uploads] == [200] * 6
 
     play(strict, scenario, max_connections=4)
+
+
+def test_trickling_uploads_of_one_hold_up_nobody_else(strict: StrictOrigin) -> None:
+    """Four connections: who uploads slowly gets two of them, another account's PUT and GET are served at once, and the
+    next slow upload is told to slow down."""
+
+    async def scenario(client: Client) -> None:
+        begun, go_on = asyncio.Semaphore(0), asyncio.Event()
+
+        async def slow() -> AsyncGenerator[bytes, None]:
+            begun.release()
+            yield b"a"
+            await go_on.wait()
+            yield b"b"
+
+        ACCOUNT.set("greedy")
+        uploads = [
+            asyncio.create_task(ask(client.origin, "PUT", "bucket", f"slow-{number}", body=StreamedBody(slow(), 2)))
+            for number in range(3)
+        ]
+        for _ in range(3):
+            await begun.acquire()
+        ACCOUNT.set("other")
+        async with asyncio.timeout(2):
+            assert (await ask(client.origin, "PUT", "bucket", "new", body=StreamedBody(pieces(b"a"), 1))).status == 200
+            assert (await ask(client.origin, "GET", "bucket", "key")).status == 200
+        await asyncio.wait(uploads, return_when=asyncio.FIRST_COMPLETED)
+        [refused] = [upload for upload in uploads if upload.done()]
+        assert isinstance(refused.exception(), OriginBusy)
+        go_on.set()
+        await asyncio.wait(uploads)
+        assert [upload.result().status for upload in uploads if upload is not refused] == [200, 200]
+
+    play(strict, scenario, max_connections=4, connection_wait_seconds=0.5)
+
+
+def test_an_upload_whose_bytes_do_not_come_holds_no_connection(strict: StrictOrigin) -> None:
+    """It takes its connection with its first bytes."""
+
+    async def scenario(client: Client) -> None:
+        never = asyncio.Event()
+
+        async def idle() -> AsyncGenerator[bytes, None]:
+            await never.wait()
+            yield b"a"
+
+        sending = asyncio.create_task(ask(client.origin, "PUT", "bucket", "new", body=StreamedBody(idle(), 1)))
+        assert (await ask(client.origin, "GET", "bucket", "key")).status == 200
+        assert client.origin._client._pool._shares.granted == 0
+        sending.cancel()
+        await asyncio.wait([sending])
+
+    play(strict, scenario, max_connections=1)

@@ -11,7 +11,7 @@ import pytest
 from gateway.clock import SystemClock
 from gateway.origin.client import Direction, OriginRequest, StreamedBody
 from gateway.origin.credentials import StaticCredentials
-from gateway.origin.landing import Landing
+from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.origin.s3 import Attempt, S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
@@ -61,10 +61,10 @@ def held_origin(strict: StrictOrigin) -> MeteredOrigin:
 
 @pytest.mark.parametrize("size_bytes", [100 * 1024, MEBIBYTE + 1], ids=["all arrived", "more to come"])
 @pytest.mark.parametrize(
-    "landing", [None, Landing(memoryview(bytearray(MEBIBYTE)), MEBIBYTE)], ids=["as it comes", "landing"]
+    "landing", [None, ReceiveBuffer(memoryview(bytearray(MEBIBYTE)), MEBIBYTE)], ids=["as it comes", "landing"]
 )
 def test_time_spent_waiting_to_read_is_no_silence_of_the_origin(
-    strict: StrictOrigin, size_bytes: int, landing: Landing | None
+    strict: StrictOrigin, size_bytes: int, landing: ReceiveBuffer | None
 ) -> None:
     """10.3 Whether the rest of the body already lies here or is still to be sent."""
     strict.model.put("bucket", "big", bytes(size_bytes))

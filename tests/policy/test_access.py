@@ -1,12 +1,12 @@
 from gateway.policy.access import (
+    EVERYTHING,
+    Grant,
     refusal_of_bucket_operation,
     refusal_of_listing,
     refusal_of_read,
     refusal_of_write,
 )
-from gateway.policy.grants import EVERYTHING, Grant
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import Prefix, Slot, Slots
 
 JOB = Grant((Prefix("train"), Prefix("checkpoints", "job-a/")))
 READER = Grant((Prefix("train"),), read_only=True)

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.grants import Grant
-from gateway.policy.prefixes import Prefix, PrefixMap
-from gateway.policy.slots import DEFAULT_SLOT, Slot, Slots
+from gateway.policy.access import Grant
+from gateway.policy.slots import DEFAULT_SLOT, Prefix, PrefixMap, Slot, Slots
 
 BUCKETS = st.sampled_from(["", "a", "b"])
 KEYS = st.text(st.sampled_from("xy/\0\U0010ffff"), max_size=5)

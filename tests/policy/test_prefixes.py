@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Prefix
 
 
 @pytest.mark.parametrize("text", ["s3://", "s3://train/", "s3://train/imagenet/", "s3://train/a b/ü"])

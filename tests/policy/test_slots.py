@@ -1,5 +1,4 @@
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import DEFAULT_SLOT, Slot, Slots
+from gateway.policy.slots import DEFAULT_SLOT, Prefix, Slot, Slots
 
 
 def test_the_longest_prefix_wins_whatever_the_order() -> None:

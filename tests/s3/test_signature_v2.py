@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import boto3
 import pytest
 from botocore.auth import HmacV1QueryAuth
 from hypothesis import given
@@ -124,10 +125,56 @@ def test_a_url_dies_at_its_expiry() -> None:
     assert refusal.value.status == 403
 
 
-def test_only_reads_are_accepted() -> None:
-    """Version 2 covers no payload."""
-    with pytest.raises(S3Error, match="InvalidRequest"):
-        verify(arrive(presigned("http://127.0.0.1/b/k", method="PUT")))
+@pytest.mark.parametrize(
+    ("operation", "method", "more"),
+    [
+        ("put_object", "PUT", {}),
+        ("put_object", "PUT", {"ContentType": "text/plain", "ContentMD5": "AAAAAAAAAAAAAAAAAAAAAA=="}),
+        ("upload_part", "PUT", {"UploadId": "u", "PartNumber": 1}),
+        ("create_multipart_upload", "POST", {}),
+        ("complete_multipart_upload", "POST", {"UploadId": "u", "MultipartUpload": {"Parts": []}}),
+        ("abort_multipart_upload", "DELETE", {"UploadId": "u"}),
+        ("delete_object", "DELETE", {"VersionId": "v"}),
+        ("put_object_tagging", "PUT", {"Tagging": {"TagSet": []}}),
+        ("put_object_acl", "PUT", {}),
+        ("list_parts", "GET", {"UploadId": "u"}),
+        ("get_object", "GET", {"ResponseContentType": "a/b"}),
+        ("head_object", "HEAD", {}),
+    ],
+)
+def test_what_boto3_presigns_as_it_comes_verifies(operation: str, method: str, more: dict[str, Any]) -> None:
+    """`generate_presigned_url` without a configuration makes version 2, for every operation."""
+    client = boto3.client(
+        "s3",
+        endpoint_url="http://127.0.0.1:9000",
+        region_name="us-east-1",
+        aws_access_key_id=ACCESS_KEY_ID,
+        aws_secret_access_key=SECRET,
+    )
+    url = client.generate_presigned_url(operation, Params={"Bucket": "bucket", "Key": "k", **more})
+    headers = {"content-type": more.get("ContentType"), "content-md5": more.get("ContentMD5")}
+    sent = aws_request(method, url, {name: value for name, value in headers.items() if value})
+    arrived = on_the_wire(sent)
+    verify(arrived)
+    assert parsed_of(arrived).access_key_id == ACCESS_KEY_ID
+    with pytest.raises(S3Error, match="SignatureDoesNotMatch"):
+        verify(on_the_wire(aws_request("GET" if method == "DELETE" else "DELETE", url)))
+
+
+@pytest.mark.parametrize("added", ["x-goog-copy-source", "x-oss-object-acl", "x-copy-from", "x-obs-meta-a"])
+def test_a_header_of_another_dialect_cannot_make_another_write_of_it(added: str) -> None:
+    """Version 2 signs `x-amz-*` and no other header of this kind."""
+    signed = presigned("http://127.0.0.1/b/k", method="PUT")
+    with pytest.raises(S3Error, match="does not cover the header"):
+        verify(on_the_wire(aws_request("PUT", signed.url, {added: "b/other"})))
+
+
+@pytest.mark.parametrize("added", ["renameObject", "attributes", "legal-hold", "retention", "append"])
+def test_a_parameter_cannot_make_another_write_of_it(added: str) -> None:
+    """Those that version 2 signs do not match; the others are refused."""
+    signed = presigned("http://127.0.0.1/b/k", method="PUT")
+    with pytest.raises(S3Error, match="does not cover the query parameter"):
+        verify(on_the_wire(aws_request("PUT", f"{signed.url}&{added}")))
 
 
 def test_a_wrong_secret_does_not_verify_and_the_reason_is_shown() -> None:

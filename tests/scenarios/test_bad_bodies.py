@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from gateway.blocks.closed import ClosedCache
-from gateway.blocks.observer import SilentObserver
 from gateway.clock import SystemClock
+from gateway.counting import CacheMetrics
 from gateway.errors import OriginError, StoreUnavailable
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
@@ -150,7 +150,7 @@ def test_1_3_without_any_cache_too(effect: str) -> None:
         origin.create_bucket("bucket")
         etag = origin.put("bucket", "k", CONTENT)
         version = ObjectVersion(ObjectKey("bucket", "k"), etag, SIZE_BYTES)
-        cache = ClosedCache(origin, Hurried(), SilentObserver())
+        cache = ClosedCache(origin, Hurried(), CacheMetrics())
 
         async def read() -> bytes:
             reader = await cache.open_range(version, ByteRange(0, SIZE_BYTES - 1))

@@ -19,8 +19,7 @@ from gateway.origin.client import Origin, OriginRequest, OriginResponse
 from gateway.origin.credentials import StaticCredentials
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from tests.origin.origins import STRICT_PAIR
 from tests.support.asgi import signed_headers
 from tests.support.gateway_app import GatewayApp, gateway_app

@@ -25,8 +25,7 @@ from hypothesis import strategies as st
 
 from gateway.origin.client import Origin, OriginRequest
 from gateway.origin.credentials import KeyPair
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from gateway.s3.addressing import parse_query
 from tests.origin.origins import running, s3_origin, xml
 from tests.scenarios.transparency import listing

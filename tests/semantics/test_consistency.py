@@ -11,16 +11,14 @@ from typing import Any
 
 import pytest
 
+from gateway.counting import CatalogMetrics
 from gateway.errors import OriginAnswered
 from gateway.metadata.catalog import Catalog, ObjectHead
-from gateway.metadata.epochs import InvalidationEpochs
-from gateway.metadata.in_doubt import IN_DOUBT_SECONDS
-from gateway.metadata.observer import SilentCatalogObserver
+from gateway.metadata.epochs import IN_DOUBT_SECONDS, InvalidationEpochs
 from gateway.objects import ObjectKey
 from gateway.operations.visibility import WriteScope, invalidate
 from gateway.origin.client import OriginRequest
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call
 from tests.support.blocks import block_files
@@ -479,7 +477,7 @@ def test_1_1_a_damaged_block_of_a_version_that_is_gone_is_no_internal_error(
 
 def another_worker(gateway: GatewayApp, clock: ManualClock) -> Catalog:
     """A second process's catalog, as far as one process can have one: the same records, a queue of its own."""
-    return Catalog(gateway.origin, gateway.catalog._opened, clock, SilentCatalogObserver())
+    return Catalog(gateway.origin, gateway.catalog._opened, clock, CatalogMetrics())
 
 
 def md5_of(body: bytes) -> str:

@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.counting import IndexMetrics
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.indexes import Indexes, IndexPlan
-from gateway.jobs.indexing.status import SilentIndexObserver
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.requests import Operation
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
@@ -58,7 +57,7 @@ def play(
             for key in ("a/1", "a/2", "b", "c/1"):
                 gateway.origin.put("bucket", key, b"old")
             tools = JobDependencies(gateway.origin, gateway.catalog, gateway.blocks, Slots([slot]), clock)
-            indexes = Indexes.open(tools, [IndexPlan(slot.name, refresh_seconds, 2)], SilentIndexObserver())
+            indexes = Indexes.open(tools, [IndexPlan(slot.name, refresh_seconds, 2)], IndexMetrics())
             try:
                 await scenario(Kept(gateway, indexes, clock))
             finally:
@@ -153,7 +152,7 @@ def test_3_14_a_crawl_around_a_frozen_slot_leaves_its_blocks_alone(tmp_path: Pat
             gateway.origin.put("bucket", "b", b"old")
             await freeze(gateway, "old", "s3://bucket/a/")
             tools = JobDependencies(gateway.origin, gateway.catalog, gateway.blocks, Slots([TTL, frozen]), clock)
-            indexes = Indexes.open(tools, [IndexPlan(TTL.name, 30.0, 2)], SilentIndexObserver())
+            indexes = Indexes.open(tools, [IndexPlan(TTL.name, 30.0, 2)], IndexMetrics())
             kept = Kept(gateway, indexes, clock)
             try:
                 await kept.crawled(1)

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import GatewayApp, gateway_app

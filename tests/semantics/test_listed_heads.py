@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.origin.client import OriginRequest
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import GatewayApp, gateway_app

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.counting import CatalogMetrics
 from gateway.metadata.catalog import Catalog
-from gateway.metadata.observer import SilentCatalogObserver
 from gateway.origin.client import OriginRequest
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from tests.origin.origins import xml
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
@@ -194,7 +193,7 @@ def test_8_3_without_the_directory_listings_go_on(tmp_path: Path) -> None:
 
     async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
         first = await ask(gateway, f"{LIST}&max-keys=2")
-        closed = Catalog.switched_off(gateway.origin, clock, SilentCatalogObserver())
+        closed = Catalog.switched_off(gateway.origin, clock, CatalogMetrics())
         app = dataclasses.replace(gateway.app, services=dataclasses.replace(gateway.app.services, catalog=closed))
         for _ in range(2):
             rest = await ask(gateway, f"{LIST}&max-keys=2&continuation-token={token_of(first)}", app=app)

@@ -14,12 +14,11 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gateway.counting import CatalogMetrics
 from gateway.edge.asgi import S3App
 from gateway.metadata.catalog import Catalog
-from gateway.metadata.observer import SilentCatalogObserver
 from gateway.origin.client import OriginRequest, OriginResponse
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from tests.origin.origins import xml
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
@@ -88,7 +87,7 @@ class History:
         self.keys = {key: Key() for key in KEYS}
         self.sizes = 0
         self.origin = Held(gateway)
-        self.catalog = Catalog(gateway.origin, gateway.catalog._opened, clock, SilentCatalogObserver())
+        self.catalog = Catalog(gateway.origin, gateway.catalog._opened, clock, CatalogMetrics())
         late = dataclasses.replace(gateway.app.services, catalog=self.catalog, origin=self.origin)
         self.workers = [gateway.app, dataclasses.replace(gateway.app, services=late)]
         self.late: list[asyncio.Task[Any]] = []

@@ -11,8 +11,7 @@ import pytest
 from gateway.objects import ObjectKey
 from gateway.operations.origin_events import OriginEvents
 from gateway.origin.client import OriginRequest
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from gateway.s3.events import ObjectEvent
 from gateway.s3.requests import Operation
 from tests.origin.origins import xml

@@ -12,9 +12,8 @@ import pytest
 
 from gateway.edge.keyring import OriginKeyring
 from gateway.origin.credentials import KeyPair
-from gateway.policy.grants import Grant
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.access import Grant
+from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
 from tests.support.asgi import SECRET_ACCESS_KEY, call
 from tests.support.gateway_app import INSTANCE_ID, gateway_app

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
+from gateway.counting import SmallAnswerMetrics
 from gateway.edge.keyring import ConfiguredKeyring, Key
 from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, BucketMetadataCache, Question
-from gateway.metadata.observer import SilentAnswersObserver
 from gateway.metadata.opening import ANSWERS
-from gateway.policy.grants import EVERYTHING, Grant
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import DEFAULT_SLOT, Slot
+from gateway.policy.access import EVERYTHING, Grant
+from gateway.policy.slots import DEFAULT_SLOT, Prefix, Slot
 from gateway.s3.requests import Operation
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY, Answer, call
 from tests.support.gateway_app import GatewayApp, gateway_app
@@ -293,7 +292,7 @@ def test_2_3_own_changes_of_a_bucket_are_seen_at_once_on_every_worker(
             tmp_path / "catalog" / ANSWERS,
             gateway.catalog.now_of_bucket,
             ttl_seconds=60.0,
-            observer=SilentAnswersObserver(),
+            observer=SmallAnswerMetrics(),
         )
         gateway.origin.create_bucket("another")
         for asked in ("/bucket", "/another"):

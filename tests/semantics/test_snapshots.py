@@ -17,10 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.metadata.snapshots.registry import LOOK_SECONDS, SilentSnapshotObserver, SnapshotRegistry
+from gateway.counting import SnapshotMetrics
+from gateway.metadata.snapshots.registry import LOOK_SECONDS, SnapshotRegistry
 from gateway.metadata.snapshots.store import Snapshot
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from tests.origin.origins import xml
 from tests.support import listing_model as model
 from tests.support.asgi import Answer, call
@@ -248,7 +248,7 @@ def test_3_14_what_is_cached_outlives_what_was_learned(tmp_path: Path) -> None:
         await ask(gateway, "GET")
         change_all(gateway.origin)
         gateway.app.services.catalog.of_version = lambda version, *, with_checksums: None  # type: ignore[method-assign]
-        shelf = SnapshotRegistry(gateway.snapshots, [PART], ManualClock(), SilentSnapshotObserver())
+        shelf = SnapshotRegistry(gateway.snapshots, [PART], ManualClock(), SnapshotMetrics())
         object.__setattr__(gateway.app.services, "snapshots", shelf)
         answer = await ask(gateway, "GET")
         assert (answer.status, answer.body) == (200, OLD)
@@ -385,7 +385,7 @@ def test_3_15_what_cannot_be_opened_is_looked_for_now_and_then(tmp_path: Path) -
             return store_open(name)
 
         store.open = noted_open  # type: ignore[method-assign]
-        registry = SnapshotRegistry(store, [PART], clock, SilentSnapshotObserver())
+        registry = SnapshotRegistry(store, [PART], clock, SnapshotMetrics())
         object.__setattr__(gateway.app.services, "snapshots", registry)
         for _ in range(3):
             assert code(await ask(gateway, "GET")) == "SnapshotUnusable"

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.origin.client import OriginRequest
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock

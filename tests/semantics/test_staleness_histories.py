@@ -19,13 +19,12 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gateway.counting import CatalogMetrics
 from gateway.edge.asgi import S3App
 from gateway.metadata.catalog import Catalog
-from gateway.metadata.observer import SilentCatalogObserver
 from gateway.operations.origin_events import OriginEvents
 from gateway.origin.client import OriginRequest, OriginResponse
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from gateway.s3.events import ObjectEvent
 from tests.origin.origins import xml
 from tests.support.asgi import Answer, call
@@ -145,7 +144,7 @@ class History:
         self.past = {key: Past() for key in KEYS}
         self.labels = 0
         self.held = Held(gateway.origin)
-        self.second = Catalog(self.held, gateway.catalog._opened, clock, SilentCatalogObserver())
+        self.second = Catalog(self.held, gateway.catalog._opened, clock, CatalogMetrics())
         services = dataclasses.replace(gateway.app.services, catalog=self.second, origin=self.held)
         self.late_app: S3App = dataclasses.replace(gateway.app, services=services)
         self.late: list[asyncio.Task[Answer]] = []

@@ -53,6 +53,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._head(200, len(CONTENT))
 
     def do_GET(self) -> None:
+        if self.path.startswith("/?"):  # which buckets there are
+            self._head(200, 0)
+            return
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         first, last = (int(asked[1]), min(int(asked[2]), len(CONTENT) - 1)) if asked else (0, len(CONTENT) - 1)
         body = CONTENT[first : last + 1]

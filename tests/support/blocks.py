@@ -12,15 +12,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.index.capacity import SlotUsage
 from gateway.blocks.index.index import BlockIndex
-from gateway.blocks.observer import CacheObserver, SilentObserver
 from gateway.blocks.reading.reader import RangeReader
 from gateway.blocks.settings import BlockSettings
 from gateway.clock import Clock, SystemClock
+from gateway.counting import CacheMetrics, SlotBytes
 from gateway.objects import BodyPiece, ByteRange, FileSpan, LentBytes, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
-from gateway.origin.landing import Landing
+from gateway.origin.receive_buffer import ReceiveBuffer
 from tests.support.memory_origin import MemoryOrigin
 
 KIB = 1024
@@ -65,7 +64,7 @@ class TestClock:
 
 
 @dataclass
-class CountingObserver:
+class CountingObserver(CacheMetrics):
     """Keeps what it is told."""
 
     hits: int = 0
@@ -79,7 +78,7 @@ class CountingObserver:
     not_kept_blocks: int = 0
     not_kept_for: dict[str, int] = field(default_factory=dict)
     evicted_of: dict[str, int] = field(default_factory=dict)
-    usages: list[Mapping[str, SlotUsage]] = field(default_factory=list)
+    usages: list[Mapping[str, SlotBytes]] = field(default_factory=list)
     scrub_passes: int = 0
     scrubbed_blocks: list[int] = field(default_factory=list)
     disk_errors: list[str] = field(default_factory=list)
@@ -114,7 +113,7 @@ class CountingObserver:
     def store_unavailable(self) -> None:
         self.unavailable += 1
 
-    def usage(self, slots: Mapping[str, SlotUsage], unsurveyed_bytes: int, written_today_bytes: int) -> None:
+    def usage(self, slots: Mapping[str, SlotBytes], unsurveyed_bytes: int, written_today_bytes: int) -> None:
         self.usages.append(slots)
 
     def scrubbed(self, size_bytes: int) -> None:
@@ -161,9 +160,9 @@ class PacedResponse:
     def headers(self) -> Mapping[str, str]:
         return self.response.headers
 
-    async def stream(self, landing: Landing | None = None) -> AsyncIterator[bytes | memoryview]:
+    async def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncIterator[bytes | memoryview]:
         given = 0
-        async for whole in self.response.stream(landing):
+        async for whole in self.response.stream(buffer):
             for start in range(0, len(whole), self.pace.piece_bytes):
                 if given >= self.pace.pause_after:
                     self.pace.paused.set()
@@ -217,7 +216,7 @@ async def open_cache(
     capacity_bytes: int = 64 * MIB,
     worker: int = 0,
     clock: Clock | None = None,
-    observer: CacheObserver | None = None,
+    observer: CacheMetrics | None = None,
     **settings: Any,
 ) -> AsyncIterator[BlockCache]:
     """Every block has a file of its own, unless `packed_bytes_max` says otherwise."""
@@ -227,7 +226,7 @@ async def open_cache(
         origin,
         worker=worker,
         clock=clock or TestClock(),
-        observer=observer or SilentObserver(),
+        observer=observer or CacheMetrics(),
     )
     try:
         yield cache

@@ -13,8 +13,7 @@ import random
 import sys
 from pathlib import Path
 
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import Prefix, Slot, Slots
 from tests.support.blocks import KIB, make_origin, open_cache, stored, whole
 
 SIZE = 64 * KIB

@@ -8,21 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.observer import SilentObserver
 from gateway.blocks.settings import BlockSettings
 from gateway.clock import Clock, SystemClock
+from gateway.counting import CacheMetrics, CatalogMetrics, SmallAnswerMetrics, SnapshotMetrics
 from gateway.edge.asgi import S3App, SilentRequestObserver
 from gateway.edge.authentication import Authenticator
 from gateway.edge.keyring import ConfiguredKeyring, Key, Keyring
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
-from gateway.metadata.observer import SilentAnswersObserver, SilentCatalogObserver
 from gateway.metadata.opening import ANSWERS
-from gateway.metadata.snapshots.registry import SilentSnapshotObserver, SnapshotRegistry
+from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.operations.exchange import Services
 from gateway.origin.client import Origin
-from gateway.policy.grants import EVERYTHING, Grant
+from gateway.policy.access import EVERYTHING, Grant
 from gateway.policy.slots import Slot, Slots
 from gateway.writeback.bounds.bounds import BoundsObserver, SilentBoundsObserver
 from gateway.writeback.buffer import WritebackBuffer
@@ -74,14 +73,14 @@ async def gateway_app(
     settings = BlockSettings(
         directory, capacity_bytes=256 * 1024**2, block_size_bytes=block_size_bytes, slots=Slots(slots)
     )
-    blocks = await BlockCache.open(settings, front, worker=worker, clock=clock, observer=SilentObserver())
+    blocks = await BlockCache.open(settings, front, worker=worker, clock=clock, observer=CacheMetrics())
     try:
         catalog = await Catalog.open(
             directory / "catalog",
             front,
             origin_name="memory",
             clock=clock,
-            observer=SilentCatalogObserver(),
+            observer=CatalogMetrics(),
             slots=Slots(slots),
             process=worker,
         )
@@ -92,10 +91,10 @@ async def gateway_app(
         directory / "catalog" / ANSWERS,
         catalog.now_of_bucket,
         ttl_seconds=small_answers_ttl_seconds,
-        observer=SilentAnswersObserver(),
+        observer=SmallAnswerMetrics(),
     )
     snapshots = SnapshotStore(directory / "snapshots")
-    registry = SnapshotRegistry(snapshots, slots, clock, SilentSnapshotObserver())
+    registry = SnapshotRegistry(snapshots, slots, clock, SnapshotMetrics())
     buffer: WritebackBuffer | None = None
     if writeback:
         bounds = bounds or SilentBoundsObserver()

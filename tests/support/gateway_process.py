@@ -43,7 +43,7 @@ def to_toml(document: Mapping[str, Any]) -> str:
     for name, table in document.items():
         for one in table if isinstance(table, list) else [table]:
             lines.append(f"[[{name}]]" if isinstance(table, list) else f"[{name}]")
-            lines += [f"{key} = {_toml_value(value)}" for key, value in one.items()]
+            lines += [f"{key} = {_toml_value(value)}" for key, value in one.items() if value is not None]
     return "\n".join(lines) + "\n"
 
 
@@ -64,9 +64,9 @@ class GatewayProcess:
         requests go to gateway.s3_url
 
     `config` is laid over ports 0, a small cache in `directory` (a temporary one unless given, which leaving removes)
-    and ORIGIN_KEYS. `before_exec` runs in the supervisor's process before it is one. Leaving stops the gateway and
-    asserts that no process of it is left; when the block raised, the gateway's log goes to standard error, which pytest
-    shows.
+    and ORIGIN_KEYS; None takes a setting away. `before_exec` runs in the supervisor's process before it is one. Leaving
+    stops the gateway and asserts that no process of it is left; when the block raised, the gateway's log goes to
+    standard error, which pytest shows.
     """
 
     def __init__(

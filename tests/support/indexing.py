@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gateway.counting import IndexMetrics
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.indexes import Indexes, IndexPlan
 from gateway.metadata.listing.index import Found, ListingIndex
 from gateway.metadata.listing.pages import ListRequest
 from gateway.metadata.listing.ranges import Bound
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.requests import Operation
 from tests.support.blocks import BUCKET, TestClock
 from tests.support.jobs import JobBench, job_bench
@@ -28,7 +28,7 @@ IMMUTABLE = Slot("data", Prefix.parse(f"s3://{BUCKET}/"), "read-write", "immutab
 
 
 @dataclass
-class KeptObserver:
+class KeptObserver(IndexMetrics):
     """Keeps what it is told."""
 
     crawled_keys: int = 0

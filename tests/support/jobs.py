@@ -9,13 +9,13 @@ from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
 from gateway.clock import Clock, SystemClock
+from gateway.counting import CatalogMetrics
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.job import Job, JobState
 from gateway.jobs.runner import Jobs
 from gateway.jobs.snapshot_service import SnapshotService
 from gateway.jobs.store import JobStore
 from gateway.metadata.catalog import Catalog
-from gateway.metadata.observer import SilentCatalogObserver
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slot, Slots
@@ -67,7 +67,7 @@ async def job_bench(
             front,
             origin_name="memory",
             clock=clock,
-            observer=SilentCatalogObserver(),
+            observer=CatalogMetrics(),
             slots=policy,
         )
         try:

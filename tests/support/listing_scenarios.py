@@ -8,11 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from gateway.counting import CatalogMetrics
 from gateway.edge.asgi import S3App
 from gateway.metadata.catalog import Catalog
-from gateway.metadata.observer import SilentCatalogObserver
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from tests.origin.origins import xml
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import GatewayApp, gateway_app
@@ -82,7 +81,7 @@ async def write(gateway: GatewayApp, method: str, target: str, body: bytes = b""
 @asynccontextmanager
 async def another_worker(gateway: GatewayApp, clock: ManualClock) -> AsyncIterator[S3App]:
     """A second process's application, as far as one process can have one: the same files, queues of its own."""
-    catalog = Catalog(gateway.origin, gateway.catalog._opened, clock, SilentCatalogObserver())
+    catalog = Catalog(gateway.origin, gateway.catalog._opened, clock, CatalogMetrics())
     try:
         yield dataclasses.replace(gateway.app, services=dataclasses.replace(gateway.app.services, catalog=catalog))
     finally:

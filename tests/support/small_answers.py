@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gateway.counting import SmallAnswerMetrics
 from gateway.metadata.bucket_metadata import Answer, BucketMetadataCache, Question
 from gateway.metadata.entries import ObservedAt
 from gateway.metadata.opening import ANSWERS
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 
 QUESTION = Question("GetBucketLocation", "bucket")
 ANSWER = Answer(200, [("content-type", "application/xml"), ("x-amz-bucket-region", "eu")], b"<LocationConstraint/>")
@@ -19,7 +19,7 @@ SLOT = Slot("t", Prefix.parse("s3://bucket/"), "read-write", "ttl", 60.0)
 
 
 @dataclass
-class Counting:
+class Counting(SmallAnswerMetrics):
     """An observer that remembers."""
 
     troubles: list[str] = field(default_factory=list)

@@ -8,8 +8,8 @@ from typing import Self
 
 from gateway.errors import OriginBodyError
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
-from gateway.origin.landing import Landing
-from gateway.origin.wire.answer import WHOLE_BYTES_MAX
+from gateway.origin.http1_client.response_stream import WHOLE_BYTES_MAX
+from gateway.origin.receive_buffer import ReceiveBuffer
 
 
 class WholeAnswers:
@@ -51,7 +51,7 @@ class _Received:
     def whole(self) -> memoryview | None:
         return memoryview(self._body) if self._failure is None else None
 
-    async def stream(self, landing: Landing | None = None) -> AsyncIterator[bytes | memoryview]:
+    async def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncIterator[bytes | memoryview]:
         if self._body:
             yield self._body
         if self._failure is not None:

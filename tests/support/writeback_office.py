@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Prefix
 from gateway.writeback.desk.alarms import Alarms
 from gateway.writeback.desk.deciding import Decider
 from gateway.writeback.desk.desk import WritebackDesk

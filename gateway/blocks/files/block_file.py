@@ -1,6 +1,8 @@
 """A file of blocks that this process has open, and which of its bytes are known to be right now.
 
-Bytes count as intact when they were read and checked, and their pages have stayed in memory since (mapped_pages.py),
+Bytes are checked against the checksums of their chunks.
+
+Bytes count as intact when they were read and checked, and their pages have stayed in memory since (page_cache.py),
 and the file is still the one it was: same inode, size and times. Whatever else happens, to the page cache or to the
 device, they are read and checked again before anybody is sent them.
 """
@@ -8,13 +10,102 @@ device, they are read and checked again before anybody is sent them.
 from __future__ import annotations
 
 import os
+import struct
 import threading
 from typing import Protocol, TypeAlias
 
-from gateway.blocks.files.mapped_pages import PAGE_BYTES, MappedPages
-from gateway.blocks.files.verification import check, chunk_aligned
-from gateway.blocks.layout import CHUNK_BYTES, Extent
+from awscrt import checksums as crt
+
+from gateway.blocks.files.page_cache import PAGE_BYTES, MappedPages
+from gateway.blocks.layout import CHUNK_BYTES, Extent, chunk_count
+from gateway.errors import BlockDamaged
 from gateway.file_lease import FileLease, SharedFile
+
+VERIFY_STEP_BYTES = 4 * CHUNK_BYTES
+"""Little enough for the processor's cache: what is read is checked before it has left it."""
+
+_CRC = struct.Struct("<I")
+
+
+def chunk_aligned(extent: Extent, position: int, count: int) -> tuple[int, int]:
+    """The chunks of a block that `count` bytes at `position` lie in: from where, and the first byte behind them."""
+    stop = -(-(position + count) // CHUNK_BYTES) * CHUNK_BYTES
+    return position // CHUNK_BYTES * CHUNK_BYTES, min(stop, extent.length)
+
+
+def read_verified(descriptor: int, extent: Extent, position: int, count: int) -> memoryview:
+    """`count` bytes at `position` of a block, every chunk they touch read whole and checked. Blocks.
+
+    BlockDamaged when the file is short or a checksum differs, or the device gives an error.
+    """
+    first, last = chunk_aligned(extent, position, count)
+    content = memoryview(bytearray(last - first))
+    _read_chunks(descriptor, extent, first, content)
+    return content[position - first : position - first + count]
+
+
+def check(descriptor: int, extent: Extent, first: int, count: int) -> None:
+    """Read and check whole chunks as `read_verified`, a little at a time, and keep nothing. Blocks; BlockDamaged."""
+    buffer = memoryview(bytearray(min(VERIFY_STEP_BYTES, count)))
+    for start in range(first, first + count, VERIFY_STEP_BYTES):
+        _read_chunks(descriptor, extent, start, buffer[: first + count - start])
+
+
+def _read_chunks(descriptor: int, extent: Extent, first: int, content: memoryview) -> None:
+    """Fill `content` with the block's bytes from `first` on, where a chunk begins, and check them."""
+    _read_whole(descriptor, extent.offset + first, content)
+    for start in range(0, len(content), CHUNK_BYTES):
+        expected = _CRC.unpack_from(extent.checksums, (first + start) // CHUNK_BYTES * _CRC.size)[0]
+        if crt.crc32c(content[start : start + CHUNK_BYTES]) != expected:
+            raise BlockDamaged(f"the checksum of chunk {(first + start) // CHUNK_BYTES} differs")
+
+
+def _read_whole(descriptor: int, offset: int, content: memoryview) -> None:
+    done = 0
+    while done < len(content):
+        try:
+            got = os.preadv(descriptor, [content[done:]], offset + done)
+        except OSError as error:
+            raise BlockDamaged(f"the block's file cannot be read: {error}") from error
+        if got == 0:
+            raise BlockDamaged("the block's file is shorter than the block")
+        done += got
+
+
+class ChunkChecksums:
+    """The checksums of a block's chunks while its bytes come in pieces of any size."""
+
+    def __init__(self, length: int) -> None:
+        self.packed = bytearray()
+        self._length = length
+        self._position = 0
+        self._running = 0
+
+    @property
+    def complete_bytes(self) -> int:
+        """How many bytes lie in chunks whose checksum is final."""
+        return min(len(self.packed) // _CRC.size * CHUNK_BYTES, self._length)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.packed) == chunk_count(self._length) * _CRC.size
+
+    def take(self, extent: Extent, stop: int) -> None:
+        """The chunks up to byte `stop`, verified, are those of an extent."""
+        self.packed += extent.checksums[len(self.packed) : chunk_count(stop) * _CRC.size]
+        self._position = stop
+
+    def update(self, content: bytes | bytearray | memoryview) -> None:
+        rest = memoryview(content)
+        while rest:
+            room = CHUNK_BYTES - self._position % CHUNK_BYTES
+            part, rest = rest[:room], rest[room:]
+            self._running = crt.crc32c(part, self._running)
+            self._position += len(part)
+            if self._position % CHUNK_BYTES == 0 or self._position == self._length:
+                self.packed += _CRC.pack(self._running)
+                self._running = 0
+
 
 Fingerprint: TypeAlias = tuple[int, int, int, int, int]
 
@@ -22,7 +113,7 @@ SEGMENT_MAPPED_BYTES = 18 * 1024 * 1024
 """Address space for a segment, which may still grow: its longest, and a record that begins at its end."""
 
 RECORD_UNIT_BYTES = 64
-"""Records of a segment begin at multiples of this (segments.py)."""
+"""Records of a segment begin at multiples of this (store.py)."""
 
 _BYTE_COVERS = 8 * RECORD_UNIT_BYTES
 """What a byte of marks stands for: pages hold several of these."""
@@ -129,7 +220,7 @@ class BlockFile(SharedFile):
     """An open file, shared by its readers and by the threads that work for them."""
 
     def __init__(self, descriptor: int, *, is_segment: bool = False, is_mappable: bool = True) -> None:
-        """`is_mappable`: whether the system tells what stays in memory (`mapped_pages.is_supported`)."""
+        """`is_mappable`: whether the system tells what stays in memory (`page_cache.is_supported`)."""
         super().__init__(descriptor)
         self._is_segment = is_segment
         self._is_mappable = is_mappable

@@ -1,22 +1,86 @@
-"""Where blocking work runs: one thread for the index's writes, a few for file reads and writes."""
+"""Where blocking work runs: one thread for the index, a few for files; and what a refusal of the disk means."""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from enum import StrEnum
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import lmdb
 
 from gateway.blocks.files.block_file import BlockLease
-from gateway.blocks.files.troubles import as_block_error
-from gateway.errors import BlockError, StoreUnavailable
+from gateway.errors import BlockDamaged, BlockError, StoreUnavailable
 from gateway.file_lease import with_lease
+
+
+class Trouble(StrEnum):
+    """What the directory can still be used for, the least harm first."""
+
+    FULL = "full"
+    """It gives, and takes nothing more: somebody else has filled the disk, or a quota is used up."""
+
+    READ_ONLY = "read-only"
+    """It gives, and takes nothing: its file system went read-only, or writing fails."""
+
+    FAILING = "failing"
+    """It neither gives nor takes."""
+
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+_OF_THE_PROCESS = frozenset(
+    {errno.EBADF, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN, errno.EEXIST}
+)
+"""These say nothing about the disk. EBADF is a defect of this program: somebody closed a file that was not his."""
+
+
+def trouble_of(error: BaseException) -> Trouble | None:
+    """What an error says about the disk; None where it says nothing: no room in a slot, no descriptors, other bytes."""
+    for cause in _causes(error):
+        if isinstance(cause, lmdb.Error):
+            return _of_index(cause)
+        if isinstance(cause, OSError):
+            gone = isinstance(cause, FileNotFoundError) and isinstance(error, BlockDamaged)
+            return None if gone else _of_number(cause.errno)
+    return None
+
+
+def as_block_error(error: Exception) -> BlockError:
+    """What comes out of a disk thread, as the rest of the cache expects it."""
+    if isinstance(error, BlockError):
+        return error
+    failure = StoreUnavailable(f"the cache directory cannot be used: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+def _of_index(error: lmdb.Error) -> Trouble | None:
+    if isinstance(error, lmdb.MapFullError):
+        return Trouble.FULL
+    return _of_number(getattr(error, "code", None))
+
+
+def _of_number(number: int | None) -> Trouble | None:
+    if number in _OF_THE_PROCESS:
+        return None
+    if number in _FULL:
+        return Trouble.FULL
+    return Trouble.READ_ONLY if number == errno.EROFS else Trouble.FAILING
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
+
 
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}.get(os.uname().machine, -1)
 _IOPRIO_WHO_PROCESS = 1

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 
-from gateway.blocks.filling.body_checks import BodyCheck
 from gateway.blocks.filling.unpinned_get import UnpinnedResponse
 from gateway.clock import Clock
-from gateway.errors import OriginAnswered, OriginBodyError, OriginError
+from gateway.errors import OriginAnswered, OriginBodyError, OriginError, S3Error
 from gateway.objects import ByteRange, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
-from gateway.origin.landing import Landing
+from gateway.origin.receive_buffer import ReceiveBuffer
+from gateway.s3.checksums import ALGORITHMS, PREFIX, Checksum, decode_checksum
 
 ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 RETRY_PAUSE_SECONDS = 0.1
 _RETRYABLE = frozenset({429, 500, 502, 503, 504})
+_CHECKSUMS = frozenset(PREFIX + algorithm for algorithm in ALGORITHMS)
 
 
 class WrongAnswer(OriginBodyError):
@@ -74,15 +75,15 @@ class PinnedGet:
         check_head(self._response, self.version, asked)
         self._check = self._check_of(self._response, asked)
 
-    async def pieces(self, landing: Landing | None = None) -> AsyncGenerator[bytes | memoryview, None]:
-        """The bytes in order, all of them or an exception. With a landing as `OriginResponse.stream`."""
+    async def pieces(self, buffer: ReceiveBuffer | None = None) -> AsyncGenerator[bytes | memoryview, None]:
+        """The bytes in order, all of them or an exception. With a buffer as `OriginResponse.stream`."""
         retries_left, length = self.retries, self.range.length
         while True:
             try:
                 if self._response is None:
                     await self.start()
                 assert self._response is not None  # noqa: S101 - it has just been started
-                stream = self._response.stream(landing)
+                stream = self._response.stream(buffer)
                 try:
                     async for piece in stream:
                         yield self._taken(piece, length)
@@ -153,3 +154,30 @@ def _worth_another_try(error: OriginError) -> bool:
 def _bare(etag: str) -> str:
     """Some origins leave the quotes out."""
     return etag.strip('"')
+
+
+class BodyCheck:
+    """Sees the bytes of a whole object in order, and says in the end whether they are those that were promised."""
+
+    def __init__(self, algorithm: str, expected: bytes) -> None:
+        self._running = Checksum(algorithm)
+        self._expected = expected
+        self.update = self._running.update
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> BodyCheck | None:
+        """The check that an answer's headers allow, if any. A checksum of checksums of parts is none."""
+        if _CHECKSUMS.isdisjoint(headers) or headers.get("x-amz-checksum-type", "FULL_OBJECT").upper() != "FULL_OBJECT":
+            return None
+        for algorithm in ALGORITHMS:
+            value = headers.get(PREFIX + algorithm)
+            if value is not None and "-" not in value:
+                try:
+                    return cls(algorithm, decode_checksum(algorithm, value))
+                except S3Error:
+                    return None  # none that can be understood: the origin may know others
+        return None
+
+    def holds(self) -> bool:
+        """Whether the bytes seen are the whole object, as it was promised."""
+        return self._running.digest() == self._expected

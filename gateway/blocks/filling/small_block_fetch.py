@@ -1,4 +1,13 @@
-"""Fetching a small block: into memory, given to its readers from there, then packed.
+"""Fetching small blocks: into memory, given to their readers from there, then many at once appended to a segment.
+
+    room reserved (index) → bytes written behind what is there → blocks entered and room counted (index)
+
+Each slot has one segment at a time that this process appends to; which, only this process knows. So nobody else ever
+appends to it, a restarted process begins others, and sealing one is to forget it. The file is not kept open: it may be
+evicted like any other, and is gone then. All of this blocks and belongs on the index thread.
+
+What lies in memory is bounded, from the first byte
+that comes of a block until it is written: beyond that, fetching goes no faster than the disk takes it.
 
 Nobody waits for the disk but the other processes, which find the block in the index once it is written, and slow
 readers, who go on from there. A disk that does not take it costs its readers nothing.
@@ -8,24 +17,307 @@ from __future__ import annotations
 
 import asyncio
 import mmap
-from collections.abc import Mapping
-from contextlib import aclosing
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 
-from gateway.blocks.directory import BlockDirectory
+from gateway.blocks import layout
+from gateway.blocks.directory import BlockDirectory, Evicted
+from gateway.blocks.files import store
 from gateway.blocks.files.open_files import OpenFiles
-from gateway.blocks.files.segments import SmallBlock
-from gateway.blocks.filling.body_checks import BodyCheck
+from gateway.blocks.files.store import RECORDS_MAX, SEGMENT_BYTES_MAX, Placed, SmallBlock
+from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.filling.fetch_locks import LockKey, lock_of_block
-from gateway.blocks.filling.group_commit_writer import GroupCommitWriter
-from gateway.blocks.filling.inflight_fetch import InflightFetch
-from gateway.blocks.filling.pinned_get import PinnedGet
+from gateway.blocks.filling.pinned_get import BodyCheck, PinnedGet
+from gateway.blocks.filling.single_flight import InflightFetch
+from gateway.blocks.index.records import Reservation
 from gateway.blocks.layout import Block
 from gateway.clock import Clock
-from gateway.errors import BlockDamaged, StoreUnavailable
+from gateway.counting import CacheMetrics
+from gateway.errors import BlockDamaged, NotKept, StoreUnavailable
 from gateway.objects import ByteRange
 from gateway.origin.client import Origin, Purpose
+
+PARTS_OF_CAPACITY = 256
+"""A segment takes at most this part of what its slot may take: policies need files that are small beside it."""
+
+_ROUNDS_MAX = 100
+"""Each is lost to a process that evicts the segment under our hands: so many in a row never happen."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """What blocks of one segment have in common: slot, `wanted` and pin, as of records.Reservation."""
+
+    slot: str
+    wanted: bool
+    pin: int
+
+
+@dataclass(slots=True)
+class _Segment:
+    """The segment that a slot's blocks are appended to now."""
+
+    file: str
+    room_bytes: int
+    size_bytes: int = 0
+    records: int = 0
+
+    @property
+    def new(self) -> bool:
+        return self.records == 0
+
+    def fitting(self, blocks: Sequence[SmallBlock]) -> int:
+        """How many of the blocks there is room for; in a new segment for one at least."""
+        room_bytes = self.room_bytes - self.size_bytes
+        count = 0
+        for small in blocks[: RECORDS_MAX - self.records]:
+            room_bytes -= small.record_bytes
+            if room_bytes < 0:
+                break
+            count += 1
+        return max(count, self.new)
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """How many blocks were appended, and what had to go for them."""
+
+    blocks: int
+    evicted: Evicted
+
+
+@dataclass(slots=True)
+class SegmentAppender:
+    """One process's segments."""
+
+    directory: BlockDirectory
+    _open: dict[_Alike, _Segment] = field(default_factory=dict)
+
+    def append(self, slot: str, blocks: Sequence[SmallBlock], wanted: bool = False) -> Appended:
+        """Keep the first of the blocks, as many as one segment has room for.
+
+        StoreUnavailable when there is no room for them on the slot's account, or the disk takes nothing.
+        """
+        numbers = self.directory.pins.of_each(small.block.version.key for small in blocks)
+        alike = _Alike(slot, wanted, numbers[0])
+        blocks = blocks[: sum(1 for _ in takewhile(lambda number: number == alike.pin, numbers))]
+        for _ in range(_ROUNDS_MAX):
+            segment = self._open.pop(alike, None)
+            count = segment.fitting(blocks) if segment is not None else 0
+            if segment is None or count == 0:
+                segment = _Segment(store.new_name(), self._segment_bytes(slot))
+                count = segment.fitting(blocks)
+            appended = self._append(alike, segment, blocks[:count])
+            if appended is not None:
+                return appended
+        raise StoreUnavailable("other processes evict what is written all the time")
+
+    def _segment_bytes(self, slot: str) -> int:
+        capacity = self.directory.capacity
+        limit_bytes = capacity.share(slot).limit_bytes
+        available_bytes = capacity.total_bytes if limit_bytes is None else limit_bytes
+        return min(SEGMENT_BYTES_MAX, available_bytes // PARTS_OF_CAPACITY)
+
+    def _append(self, alike: _Alike, segment: _Segment, blocks: Sequence[SmallBlock]) -> Appended | None:
+        """None when the segment was evicted; then, and when this fails, nothing is appended to it any more."""
+        placed = store.place(segment.file, segment.size_bytes, blocks)
+        taken_bytes = layout.in_pages(placed.stop) - layout.in_pages(segment.size_bytes)
+        reservation = Reservation(
+            segment.file, alike.slot, taken_bytes, wanted=alike.wanted, pin=alike.pin, blocks=len(blocks)
+        )
+        evicted = self.directory.reserve(reservation)
+        try:
+            kept = self._write(alike, segment, placed, reservation)
+        except BaseException:
+            self._give_up(segment, reservation)
+            raise
+        return Appended(len(blocks), evicted) if kept else None
+
+    def _write(self, alike: _Alike, segment: _Segment, placed: Placed, reservation: Reservation) -> bool:
+        directory = self.directory
+        if not directory.store.append(segment.file, placed.buffers, segment.size_bytes, new=segment.new):
+            directory.index.release(reservation)
+            return False
+        if not segment.new and not directory.extend(reservation, placed.blocks):
+            return False
+        if segment.new and not directory.commit(reservation, placed.blocks):
+            return True  # other processes have just kept every one of the blocks
+        segment.size_bytes = placed.stop
+        segment.records += len(placed.blocks)
+        self._open[alike] = segment
+        return True
+
+    def _give_up(self, segment: _Segment, reservation: Reservation) -> None:
+        """After a failed write: what has come of it is counted."""
+        if segment.new:
+            self.directory.discard(reservation)
+        else:
+            self.directory.count_appended(segment.file)
+
+
+GATHERING_SECONDS = 0.01
+"""How long the first of a batch waits for others; a process that waits for the object waits as long."""
+
+BATCH_BYTES = 4 * 1024 * 1024
+BATCH_BLOCKS = 256
+"""One transaction of about a millisecond."""
+
+_LOOK_SECONDS = 0.5
+
+HELD_BYTES_MAX = 32 * 1024 * 1024
+"""Of small blocks in memory, all that one process has: what comes in 30 ms at 1 GB/s, and is written meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A small block to be kept on a slot's account; `persisted` says in the end whether it is.
+
+    `wanted` is of records.Reservation.
+    """
+
+    small: SmallBlock
+    slot: str
+    wanted: bool
+    started: float
+    persisted: asyncio.Future[bool]
+
+
+class GroupCommitWriter:
+    """What one process writes of small objects. Event loop only."""
+
+    def __init__(
+        self,
+        appender: SegmentAppender,
+        threads: DiskThreads,
+        clock: Clock,
+        observer: CacheMetrics,
+        held_bytes_max: int = HELD_BYTES_MAX,
+    ) -> None:
+        self._appender = appender
+        self._threads = threads
+        self._clock = clock
+        self._observer = observer
+        self._held_bytes_max = held_bytes_max
+        self._waiting: deque[Waiting] = deque()
+        self._eased = asyncio.Event()
+        self._pumping: asyncio.Task[None] | None = None
+        self.held_bytes = 0
+
+    def has_room(self, count: int) -> bool:
+        """Whether memory has room for a block of so many bytes."""
+        return not self.held_bytes or self.held_bytes + count <= self._held_bytes_max
+
+    async def take_room(self, count: int) -> None:
+        """Wait for room in memory for a block of so many bytes, and take it; `put` or `give_back` must follow.
+
+        StoreUnavailable when another process keeps the index from being written.
+        """
+        while not self.has_room(count):
+            if self._threads.stalled():
+                raise StoreUnavailable("memory is full of blocks that another process keeps from being written")
+            self._eased.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._eased.wait()
+        self.hold(count)
+
+    def hold(self, count: int) -> None:
+        """Take the room without waiting for it."""
+        self.held_bytes += count
+
+    def give_back(self, count: int) -> None:
+        """The block does not come, or needs no room any more."""
+        self.held_bytes -= count
+        self._eased.set()
+
+    def put(self, small: SmallBlock, slot: str, started: float, *, wanted: bool = False) -> asyncio.Future[bool]:
+        """Have a block written, in good time, for which room was taken; that is given back when it has persisted."""
+        waiting = Waiting(small, slot, wanted, started, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        if self._pumping is None:
+            self._pumping = asyncio.create_task(self._pump(), name="small object writer")
+        return waiting.persisted
+
+    async def drain(self) -> None:
+        """Wait until nothing waits."""
+        while self._pumping is not None:
+            await asyncio.shield(self._pumping)
+
+    async def _pump(self) -> None:
+        try:
+            while self._waiting:
+                await asyncio.sleep(
+                    GATHERING_SECONDS
+                )  # not of the clock: no promise hangs on it, tests need not wind it
+                await self._write_all(self._take_batches())
+        finally:
+            self._pumping = None
+
+    async def _write_all(self, batches: deque[list[Waiting]]) -> None:
+        try:
+            while batches:
+                await self._write(batches.popleft())
+        except BaseException:
+            for batch in (*batches, *self._take_batches()):
+                self._not_kept(batch)
+            raise
+
+    def _take_batches(self) -> deque[list[Waiting]]:
+        """All that waits now, in batches that are kept alike."""
+        batches: deque[list[Waiting]] = deque()
+        open_batches: dict[tuple[str, bool], list[Waiting]] = {}
+        sizes: dict[tuple[str, bool], int] = {}
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            alike = waiting.slot, waiting.wanted
+            batch = open_batches.get(alike)
+            if batch is None or sizes[alike] > BATCH_BYTES or len(batch) == BATCH_BLOCKS:
+                batch = open_batches[alike] = []
+                sizes[alike] = 0
+                batches.append(batch)
+            batch.append(waiting)
+            sizes[alike] += waiting.small.block.length
+        return batches
+
+    async def _write(self, batch: list[Waiting]) -> None:
+        while batch:
+            blocks = [waiting.small for waiting in batch]
+            try:
+                appended = await self._threads.index_later(
+                    self._appender.append, batch[0].slot, blocks, batch[0].wanted
+                )
+            except StoreUnavailable as error:
+                self._not_kept(batch, error.reason if isinstance(error, NotKept) else "disk")
+                return
+            except BaseException:
+                self._not_kept(batch)
+                raise
+            self._kept(batch[: appended.blocks], appended)
+            batch = batch[appended.blocks :]
+
+    def _kept(self, batch: Sequence[Waiting], appended: Appended) -> None:
+        appended.evicted.tell(self._observer)
+        now = self._clock.monotonic()
+        for waiting in batch:
+            self._observer.fill_finished(waiting.slot, now - waiting.started, waiting.small.block.length)
+        self._settle(batch, kept=True)
+
+    def _not_kept(self, batch: Sequence[Waiting], reason: str = "disk") -> None:
+        for waiting in batch:
+            self._observer.fill_failed(waiting.slot)
+        self._observer.not_kept(batch[0].slot, reason, len(batch))
+        self._settle(batch, kept=False)
+
+    def _settle(self, batch: Sequence[Waiting], *, kept: bool) -> None:
+        for waiting in batch:
+            self.give_back(waiting.small.block.length)
+            if not waiting.persisted.done():
+                waiting.persisted.set_result(kept)
+
 
 GATHERED_BYTES = 256 * 1024
 GATHERING_SECONDS_MAX = 0.1

@@ -3,7 +3,7 @@
 LMDB without sync: a killed process loses nothing, an unclean boot may lose anything, so then the index is dropped and
 built anew from the files (index_rebuild.py). Lookups are read transactions of microseconds and may run on the event
 loop. Everything that writes waits for a lock that other processes take, and must run on the index thread. Every write
-transaction is short. `tables.py` says what is kept.
+transaction is short. `records.py` says what is kept.
 
 Usage plus reservations never exceed the capacity given to `reserve`. What belongs together changes in one transaction:
 a process killed between two of them leaves accounts that add up, and files that reservations and pending unlinks name.
@@ -21,15 +21,12 @@ from pathlib import Path
 
 import lmdb
 
-from gateway.blocks.index import records, tables
-from gateway.blocks.index.access_log import AccessLog
-from gateway.blocks.index.capacity import Capacity, SlotUsage
+from gateway.blocks.index import records
+from gateway.blocks.index.capacity import Capacity, SlotUsage, WrittenBytes
 from gateway.blocks.index.eviction import Holdings, Step, make_room, shed_blocks, shrink
-from gateway.blocks.index.policies import Queue
-from gateway.blocks.index.records import BlockRecord, FileRecord, Reservation, WorkerFile
-from gateway.blocks.index.tables import TABLES_MAX, Tables
+from gateway.blocks.index.policies import AccessLog, Queue
+from gateway.blocks.index.records import TABLES_MAX, BlockRecord, FileRecord, Reservation, Tables, WorkerFile
 from gateway.blocks.index.transaction import SWEPT_MAX, IndexTransaction, Totals
-from gateway.blocks.index.written_bytes import WrittenBytes
 from gateway.blocks.layout import OBJECT_ID_BYTES, Extent
 from gateway.durable import LMDB_READERS_MAX, set_aside_lock_file
 from gateway.errors import NotKept, StoreUnavailable
@@ -171,7 +168,7 @@ class BlockIndex:
         """
         try:  # as in `lookup`: this is asked for every object of which nothing is remembered
             with self._environment.begin() as transaction:
-                rows = tables.items(transaction, self._tables.blocks, object_id)
+                rows = records.items(transaction, self._tables.blocks, object_id)
                 for _, row in islice(rows, ROWS_LOOKED_AT_MAX):
                     file: bytes | None = transaction.get(row[: records.FILE_KEY_BYTES], db=self._tables.files)
                     if file is not None and file[records.QUEUE_OFFSET] != Queue.EVICTED:

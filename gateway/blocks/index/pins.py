@@ -22,7 +22,7 @@ from gateway.blocks.index.transaction import IndexTransaction
 from gateway.durable import write_durably
 from gateway.errors import PinRefused, StoreUnavailable
 from gateway.objects import ObjectKey
-from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Prefix
 
 PINS_MAX = 1000
 FILES_PER_STEP = 64

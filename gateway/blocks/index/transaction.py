@@ -16,10 +16,9 @@ from itertools import islice
 
 import lmdb
 
-from gateway.blocks.index import records, tables
+from gateway.blocks.index import records
 from gateway.blocks.index.policies import POLICIES, Queue, SlotAccount
-from gateway.blocks.index.records import FILE_KEY_BYTES, BlockRecord, FileRecord, Reservation, WorkerFile
-from gateway.blocks.index.tables import Tables
+from gateway.blocks.index.records import FILE_KEY_BYTES, BlockRecord, FileRecord, Reservation, Tables, WorkerFile
 from gateway.blocks.layout import OBJECT_ID_BYTES, Extent
 
 REMEMBERED_BLOCKS_MAX = 1 << 18
@@ -93,7 +92,7 @@ class IndexTransaction:
         for slot, account in self._accounts.items():
             packed = account.pack()
             if packed != self._saved[slot]:
-                self._put(tables.ACCOUNTS + records.pack_slot(slot), packed)
+                self._put(records.ACCOUNTS + records.pack_slot(slot), packed)
         if self._totals is not None:
             self.set_counter(_TOTALS, self._totals.pack())
         if self._next_sequence is not None:
@@ -109,12 +108,12 @@ class IndexTransaction:
 
     def slots(self) -> dict[str, int]:
         """The number of every slot ever seen, by name."""
-        found = tables.items(self._transaction, self._tables.state, tables.SLOTS)
+        found = records.items(self._transaction, self._tables.state, records.SLOTS)
         return {name[1:].decode("utf-8", "surrogatepass"): records.unpack_slot(packed) for name, packed in found}
 
     def slot(self, name: str) -> int:
         """A slot's number, given now if it has none."""
-        key = tables.SLOTS + name.encode("utf-8", "surrogatepass")
+        key = records.SLOTS + name.encode("utf-8", "surrogatepass")
         packed = self._get(key)
         if packed is not None:
             return records.unpack_slot(packed)
@@ -127,13 +126,13 @@ class IndexTransaction:
         """What is known of a slot, by its number."""
         account = self._accounts.get(slot)
         if account is None:
-            packed = self._saved[slot] = self._get(tables.ACCOUNTS + records.pack_slot(slot))
+            packed = self._saved[slot] = self._get(records.ACCOUNTS + records.pack_slot(slot))
             account = self._accounts[slot] = SlotAccount.unpack(packed) if packed is not None else SlotAccount()
         return account
 
     def accounts(self) -> Iterator[tuple[int, SlotAccount]]:
         """What is known of every slot, what policies have learned aside."""
-        for key, packed in tables.items(self._transaction, self._tables.state, tables.ACCOUNTS):
+        for key, packed in records.items(self._transaction, self._tables.state, records.ACCOUNTS):
             slot = records.unpack_slot(key[1:])
             yield slot, self._accounts.get(slot) or SlotAccount.unpack(packed, learned=False)
         yield from ((slot, account) for slot, account in self._accounts.items() if self._saved[slot] is None)
@@ -144,12 +143,12 @@ class IndexTransaction:
 
     def unindexed(self) -> dict[int, int]:
         """The directories of files that the index is still to be told of, and the bytes in each that it knows not."""
-        found = tables.items(self._transaction, self._tables.state, tables.REBUILD)
+        found = records.items(self._transaction, self._tables.state, records.REBUILD)
         return {key[1]: records.unpack_numbers(packed, 1)[0] for key, packed in found}
 
     def set_unindexed(self, directory: int, size_bytes: int | None) -> None:
         """What is in a directory beside what the index knows; None: it is done with."""
-        key = tables.REBUILD + bytes([directory])
+        key = records.REBUILD + bytes([directory])
         self.totals.unindexed_bytes += (size_bytes or 0) - records.unpack_numbers(self._get(key), 1)[0]
         if size_bytes is None:
             self._delete(key)
@@ -177,14 +176,14 @@ class IndexTransaction:
 
     def blocks_from(self, key: bytes, prefix: bytes = b"") -> Iterator[tuple[BlockRecord, FileRecord]]:
         """The blocks in the order of their keys, from a key on."""
-        for found, row in tables.items(self._transaction, self._tables.blocks, prefix, key):
+        for found, row in records.items(self._transaction, self._tables.blocks, prefix, key):
             described = self._described(records.block_id_of(found), row)
             if described is not None:
                 yield described
 
     def files(self) -> Iterator[FileRecord]:
         """Every file."""
-        for _, packed in tables.items(self._transaction, self._tables.files):
+        for _, packed in records.items(self._transaction, self._tables.files):
             file = records.unpack_file(packed)
             if file.queue != Queue.EVICTED:
                 yield file
@@ -263,7 +262,7 @@ class IndexTransaction:
 
     def size_bytes(self) -> int:
         """What the index takes."""
-        return tables.size_bytes(self._transaction, self._tables)
+        return records.size_bytes(self._transaction, self._tables)
 
     def stale_rows(self) -> int:
         """Rows of blocks that count for nothing, about."""
@@ -273,12 +272,12 @@ class IndexTransaction:
     def sweep(self, rows: int) -> int:
         """Go on through the rows of blocks, so many; how many were removed because they count for nothing."""
         position = self.counter(_SWEPT) or b""
-        found = list(islice(tables.items(self._transaction, self._tables.blocks, start=position), rows))
+        found = list(islice(records.items(self._transaction, self._tables.blocks, start=position), rows))
         known: dict[bytes, bool] = {}
         for _, row in found:
             file = row[:FILE_KEY_BYTES]
             if file not in known:
-                known[file] = tables.get(self._transaction, self._tables.files, file) is not None
+                known[file] = records.get(self._transaction, self._tables.files, file) is not None
         stale = [key for key, row in found if not known[row[:FILE_KEY_BYTES]]]
         for key in stale:
             self._transaction.delete(key, db=self._tables.blocks)
@@ -300,18 +299,18 @@ class IndexTransaction:
             self.sweep(min(SWEPT_MAX, SWEPT_MIN + SWEPT_PER_BLOCK * len(blocks)))
 
     def _block_row(self, block_id: bytes) -> bytes | None:
-        return tables.get(self._transaction, self._tables.blocks, records.block_key(block_id))
+        return records.get(self._transaction, self._tables.blocks, records.block_key(block_id))
 
     def _file_at(self, key: bytes) -> FileRecord | None:
-        packed = tables.get(self._transaction, self._tables.files, key)
+        packed = records.get(self._transaction, self._tables.files, key)
         return records.unpack_file(packed) if packed is not None else None
 
     def _is_live(self, key: bytes) -> bool:
-        packed = tables.get(self._transaction, self._tables.files, key)
+        packed = records.get(self._transaction, self._tables.files, key)
         return packed is not None and packed[records.QUEUE_OFFSET] != Queue.EVICTED
 
     def _described(self, block_id: bytes, row: bytes) -> tuple[BlockRecord, FileRecord] | None:
-        packed = tables.get(self._transaction, self._tables.files, row[:FILE_KEY_BYTES])
+        packed = records.get(self._transaction, self._tables.files, row[:FILE_KEY_BYTES])
         if packed is None or packed[records.QUEUE_OFFSET] == Queue.EVICTED:
             return None
         extent: Extent = records.unpack_extent(row, packed)
@@ -346,7 +345,7 @@ class IndexTransaction:
 
     def head(self, slot: int, queue: Queue) -> FileRecord | None:
         """The file of a slot's queue that stands first."""
-        key = tables.first_key(self._transaction, self._tables.queues, records.queue_prefix(slot, queue))
+        key = records.first_key(self._transaction, self._tables.queues, records.queue_prefix(slot, queue))
         if key is None:
             return None
         file = self._file_at(key[-FILE_KEY_BYTES:])
@@ -358,7 +357,7 @@ class IndexTransaction:
         """The files of a queue and their places in it, so many behind the place `after`."""
         start = after + b"\0" if after else b""
         prefix = records.queue_prefix(slot, queue)
-        found = islice(tables.items(self._transaction, self._tables.queues, prefix, start), count_max)
+        found = islice(records.items(self._transaction, self._tables.queues, prefix, start), count_max)
         files = [(key, self._file_at(key[-FILE_KEY_BYTES:])) for key, _ in found]
         return [(key, file) for key, file in files if file is not None]
 
@@ -400,7 +399,7 @@ class IndexTransaction:
 
     def pins(self) -> dict[str, int]:
         """The number of every pin, by the prefix that it holds."""
-        found = tables.items(self._transaction, self._tables.state, tables.PINS)
+        found = records.items(self._transaction, self._tables.state, records.PINS)
         return {prefix.decode("utf-8", "surrogatepass"): records.unpack_pin(key[1:]) for key, prefix in found}
 
     def pins_version(self) -> bytes | None:
@@ -408,14 +407,14 @@ class IndexTransaction:
         return self.counter(_PINS_VERSION)
 
     def has_pin(self, number: int) -> bool:
-        return self._get(tables.PINS + records.pack_pin(number)) is not None
+        return self._get(records.PINS + records.pack_pin(number)) is not None
 
     def set_pins(self, numbers: dict[str, int]) -> None:
         """Have these pins and no others."""
-        for key, _ in list(tables.items(self._transaction, self._tables.state, tables.PINS)):
+        for key, _ in list(records.items(self._transaction, self._tables.state, records.PINS)):
             self._delete(key)
         for prefix, number in numbers.items():
-            self._put(tables.PINS + records.pack_pin(number), prefix.encode("utf-8", "surrogatepass"))
+            self._put(records.PINS + records.pack_pin(number), prefix.encode("utf-8", "surrogatepass"))
         version = records.unpack_numbers(self.pins_version(), 1)[0] + 1
         self.set_counter(_PINS_VERSION, records.pack_numbers(version))
 
@@ -432,7 +431,7 @@ class IndexTransaction:
         own, slot = WorkerFile(self.worker, reservation.file), self.slot(reservation.slot)
         self.release_file(own)
         packed = records.pack_reservation(reservation.disk_bytes, slot)
-        self._put(tables.RESERVED + records.pack_worker_file(own), packed)
+        self._put(records.RESERVED + records.pack_worker_file(own), packed)
         self._count_reserved(slot, reservation.disk_bytes)
 
     def release(self, reservation: Reservation) -> None:
@@ -441,7 +440,7 @@ class IndexTransaction:
 
     def release_file(self, holder: WorkerFile) -> None:
         """Give back the room that a worker has set aside for a file, if it has."""
-        key = tables.RESERVED + records.pack_worker_file(holder)
+        key = records.RESERVED + records.pack_worker_file(holder)
         packed = self._get(key)
         if packed is not None:
             disk_bytes, slot = records.unpack_reservation(packed)
@@ -450,29 +449,29 @@ class IndexTransaction:
 
     def reserved(self) -> Iterator[WorkerFile]:
         """The files that are being written, in any process."""
-        return self._holders(tables.RESERVED)
+        return self._holders(records.RESERVED)
 
     def pending_unlinks(self) -> dict[WorkerFile, int]:
         """The files that are to be unlinked, by the worker that does it, and what is counted for each."""
-        found = tables.items(self._transaction, self._tables.state, tables.PENDING_UNLINKS)
+        found = records.items(self._transaction, self._tables.state, records.PENDING_UNLINKS)
         return {records.unpack_worker_file(key[1:]): records.unpack_numbers(packed, 1)[0] for key, packed in found}
 
     def set_pending_unlink(self, holder: WorkerFile, counted_bytes: int = 0) -> None:
         """The file is to be unlinked by this worker; `counted_bytes` are not free before it is."""
         self.end_pending_unlink(holder)
-        self._put(tables.PENDING_UNLINKS + records.pack_worker_file(holder), records.pack_numbers(counted_bytes))
+        self._put(records.PENDING_UNLINKS + records.pack_worker_file(holder), records.pack_numbers(counted_bytes))
         self.totals.pending_bytes += counted_bytes
 
     def end_pending_unlink(self, holder: WorkerFile) -> None:
         """The file is gone."""
-        key = tables.PENDING_UNLINKS + records.pack_worker_file(holder)
+        key = records.PENDING_UNLINKS + records.pack_worker_file(holder)
         packed = self._get(key)
         if packed is not None:
             self.totals.pending_bytes -= records.unpack_numbers(packed, 1)[0]
             self._delete(key)
 
     def _holders(self, table: bytes) -> Iterator[WorkerFile]:
-        found = tables.items(self._transaction, self._tables.state, table)
+        found = records.items(self._transaction, self._tables.state, table)
         return (records.unpack_worker_file(key[1:]) for key, _ in found)
 
     def _count_reserved(self, slot: int, disk_bytes: int) -> None:
@@ -483,14 +482,14 @@ class IndexTransaction:
 
     def counter(self, name: bytes) -> bytes | None:
         """What is written down under a name."""
-        return self._get(tables.COUNTERS + name)
+        return self._get(records.COUNTERS + name)
 
     def set_counter(self, name: bytes, packed: bytes) -> None:
         if self.counter(name) != packed:
-            self._put(tables.COUNTERS + name, packed)
+            self._put(records.COUNTERS + name, packed)
 
     def _get(self, key: bytes) -> bytes | None:
-        return tables.get(self._transaction, self._tables.state, key)
+        return records.get(self._transaction, self._tables.state, key)
 
     def _put(self, key: bytes, value: bytes) -> None:
         self._transaction.put(key, value, db=self._tables.state)

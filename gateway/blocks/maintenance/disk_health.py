@@ -23,10 +23,9 @@ from pathlib import Path
 import structlog
 
 from gateway.blocks.directory import BlockDirectory, Evicted
-from gateway.blocks.files.threads import DiskThreads
-from gateway.blocks.files.troubles import Trouble, trouble_of
-from gateway.blocks.observer import CacheObserver
+from gateway.blocks.files.threads import DiskThreads, Trouble, trouble_of
 from gateway.clock import Clock
+from gateway.counting import CacheMetrics
 from gateway.errors import BlockError, StoreUnavailable
 
 FAILURES_MAX = 3
@@ -49,7 +48,7 @@ _log = structlog.get_logger("forebay.cache")
 class CircuitBreaker:
     """What one process may use its cache directory for, now. `close` at the end."""
 
-    def __init__(self, directory: Path, probe: Probe, clock: Clock, observer: CacheObserver) -> None:
+    def __init__(self, directory: Path, probe: Probe, clock: Clock, observer: CacheMetrics) -> None:
         self.readable = True
         self.writable = True
         self._directory = directory
@@ -160,7 +159,7 @@ class DirectoryProbe:
 
     directory: BlockDirectory
     threads: DiskThreads
-    observer: CacheObserver
+    observer: CacheMetrics
     block_size_bytes: int
     _yielded: Evicted = field(default_factory=Evicted)
 

@@ -6,7 +6,8 @@
     CLEAN    there while no process has the directory open and the index is synced to disk
 
 The index is not synced while it is in use, so one of another boot without CLEAN is dropped; a rebuild from the files'
-headers builds it anew while the cache is in use (index_rebuild.py). All of this blocks: it runs in a thread.
+headers builds it anew while the cache is in use (index_rebuild.py). What a dead worker has left, the index names:
+fetches begun, files appended to, and files that were not unlinked yet. All of this blocks: it runs in a thread.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import lmdb
+import structlog
 
 from gateway.blocks.directory import BlockDirectory, Evicted
 from gateway.blocks.files.store import DIRECTORIES, DIRECTORY_MODE, BlockStore
@@ -25,12 +27,45 @@ from gateway.blocks.filling.fetch_locks import FetchLocks
 from gateway.blocks.index.capacity import capacity_of, fingerprint_of
 from gateway.blocks.index.index import BlockIndex
 from gateway.blocks.index.pins import Pins
-from gateway.blocks.maintenance import crash_recovery, index_rebuild
+from gateway.blocks.index.records import WorkerFile
+from gateway.blocks.maintenance import index_rebuild
 from gateway.blocks.maintenance.worker_locks import WorkerLocks
 from gateway.blocks.settings import BlockSettings
 from gateway.durable import remove_durably, write_durably
 from gateway.errors import BlockError, StartupError, StoreUnavailable, opening_failure
 from gateway.heartbeats import Heartbeats
+
+_log = structlog.get_logger("forebay.cache")
+
+
+def clear_up(directory: BlockDirectory, worker: int) -> None:
+    """Remove what it was about to write or unlink, count what it had appended, and give back the room.
+
+    What cannot be removed stays counted, and is tried again later.
+    """
+    index, store = directory.index, directory.store
+    with index.reading() as transaction:
+        unlinked = {one: size for one, size in transaction.pending_unlinks().items() if one.worker == worker}
+        reserved = [holder for holder in transaction.reserved() if holder.worker == worker]
+        appended = [holder for holder in reserved if transaction.file(holder.file) is not None]
+    begun = {holder: 0 for holder in reserved if holder not in appended}
+    left = {holder: size or _size(directory, holder) for holder, size in {**unlinked, **begun}.items()}
+    try:
+        directory.unlink_pending(left)
+        store.clean_slot(worker)
+    except StoreUnavailable as error:
+        _log.warning("files of a worker that has ended cannot be removed", worker=worker, error=str(error))
+    for holder in appended:
+        index.settle(worker, holder.file, store.disk_bytes(holder.file))
+    with index.writing() as transaction:
+        for holder in reserved:
+            transaction.release_file(holder)
+
+
+def _size(directory: BlockDirectory, holder: WorkerFile) -> int:
+    """What a file takes that may have been published, or be gone."""
+    return directory.store.disk_bytes(holder.file) or 0
+
 
 FORMAT = b"forebay blocks 6\n"
 _FORMATS_BEFORE = tuple(b"forebay blocks %d\n" % number for number in range(1, 6))
@@ -62,7 +97,7 @@ class OpenDirectory:
     def close(self) -> None:
         """Leave nothing of this slot behind; the last process to close makes the index durable and says so."""
         with self._locks_of_workers.opening(self.heartbeats.stamp):
-            crash_recovery.clear_up(self.blocks, self.worker)
+            clear_up(self.blocks, self.worker)
             self.locks.forget(self.worker)
             self.locks.close()
             self.heartbeats.close()
@@ -131,7 +166,7 @@ def _clear_up(blocks: BlockDirectory, slots: WorkerLocks, settings: BlockSetting
         locks = FetchLocks(shared, worker, heartbeats)
         undo.callback(locks.close)
         for slot in (worker, *slots.dead_slots()):
-            crash_recovery.clear_up(blocks, slot)
+            clear_up(blocks, slot)
             locks.forget(slot)
         opened = OpenDirectory(blocks, heartbeats, locks, slots, settings.directory, blocks.shrink(), worker)
         undo.pop_all()

@@ -16,14 +16,14 @@ from typing import Any
 import orjson
 
 from gateway.blocks.directory import BlockDirectory
-from gateway.blocks.files.residency import Residency
+from gateway.blocks.files.block_file import read_verified
+from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.files.threads import DiskThreads
-from gateway.blocks.files.verification import read_verified
 from gateway.blocks.index.records import BlockRecord
 from gateway.blocks.layout import CHUNK_BYTES
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
-from gateway.blocks.observer import CacheObserver
 from gateway.clock import Clock
+from gateway.counting import CacheMetrics
 from gateway.durable import write_durably
 from gateway.errors import BlockDamaged, StoreUnavailable
 
@@ -99,7 +99,7 @@ class Scrubber:
     threads: DiskThreads
     isolation: CircuitBreaker
     clock: Clock
-    observer: CacheObserver
+    observer: CacheMetrics
     progress: ScrubPass | None = None
     _residency: Residency = field(default_factory=Residency)
     _ahead_until: float = 0.0

@@ -14,8 +14,8 @@ from typing import Literal, TypeAlias
 
 from gateway.blocks import layout
 from gateway.blocks.files.block_file import BlockLease
-from gateway.blocks.filling.inflight_fetch import BlockPublished, MovedToFile
 from gateway.blocks.filling.pinned_get import PinnedGet
+from gateway.blocks.filling.single_flight import BlockPublished, MovedToFile
 from gateway.blocks.filling.unpinned_get import UnpinnedResponse
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.reading.fast_path import WarmSpan

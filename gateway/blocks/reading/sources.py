@@ -16,22 +16,20 @@ from typing import Protocol
 
 from gateway.blocks import layout
 from gateway.blocks.directory import BlockDirectory
-from gateway.blocks.files.block_file import BlockLease
+from gateway.blocks.files.block_file import BlockLease, read_verified
 from gateway.blocks.files.open_files import OpenFiles
-from gateway.blocks.files.residency import Residency
+from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.files.store import BlockStore
 from gateway.blocks.files.threads import DiskThreads
-from gateway.blocks.files.verification import read_verified
-from gateway.blocks.filling.inflight_fetch import InflightFetch, MovedToFile
 from gateway.blocks.filling.pinned_get import PinnedGet
-from gateway.blocks.filling.single_flight import SingleFlight
+from gateway.blocks.filling.single_flight import InflightFetch, MovedToFile, SingleFlight
 from gateway.blocks.filling.unpinned_get import UnpinnedGets, UnpinnedResponse
-from gateway.blocks.index.access_log import AccessLog
+from gateway.blocks.index.policies import AccessLog
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
-from gateway.blocks.observer import CacheObserver
 from gateway.blocks.settings import BlockSettings
 from gateway.clock import Clock
+from gateway.counting import CacheMetrics
 from gateway.objects import BodyPiece, ByteRange, FileSpan, LentBytes, ObjectVersion
 from gateway.origin.client import Origin, Purpose
 
@@ -79,7 +77,7 @@ class ReadDependencies:
     open_files: OpenFiles
     isolation: CircuitBreaker
     clock: Clock
-    observer: CacheObserver
+    observer: CacheMetrics
 
 
 BLOCKS_LOOKED_UP_MAX = 1024

@@ -25,7 +25,7 @@ _FRAGMENT = ord("#")
 
 MAX_BODY_BYTES = 2**63 - 1
 
-_ABSOLUTE = re.compile(rb"https?://([^/?]*)([^?]*)(?:\?(.*))?", re.IGNORECASE | re.DOTALL)
+_ABSOLUTE = re.compile(rb"https?://([^/?]*+)([^?]*+)(?:\?(.*+))?", re.IGNORECASE | re.DOTALL)
 _REQUEST_LINE = re.compile(rb"[A-Z-]+ [^ ]+ HTTP/1\.[01]\Z")
 _BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 

@@ -18,12 +18,13 @@ from functools import partial
 import lmdb
 
 from gateway.blocks.cache import BlockCache
+from gateway.counting import IndexMetrics
 from gateway.errors import OriginAnswered, StoreUnavailable
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.crawl_ranges import CrawlRange, CrawlRanges
 from gateway.jobs.indexing.key_ranges import KeyRange, key_before
 from gateway.jobs.indexing.split_points import SplitPoints
-from gateway.jobs.indexing.status import IndexObserver, IndexStatus
+from gateway.jobs.indexing.status import IndexStatus
 from gateway.jobs.listing import fetch_page
 from gateway.jobs.retry import with_retries
 from gateway.metadata.catalog import Catalog
@@ -34,7 +35,7 @@ from gateway.metadata.listing.ranges import Batch, QueryStamp
 from gateway.metadata.listing.records import unpack
 from gateway.objects import ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
-from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Prefix
 from gateway.s3.list_result import PageChain
 from gateway.s3.xml_reader import error_code_of
 
@@ -68,7 +69,7 @@ class Crawl:
         parts: Sequence[KeyRange],
         split_points: Sequence[bytes],
         progress: IndexStatus,
-        observer: IndexObserver,
+        observer: IndexMetrics,
     ) -> None:
         self._tools = tools
         self._index = index

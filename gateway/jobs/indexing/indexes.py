@@ -16,12 +16,13 @@ from typing import Any, Self
 import lmdb
 import structlog
 
+from gateway.counting import IndexMetrics
 from gateway.errors import ForebayError, StoreUnavailable
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.crawl import Crawl, CrawlPlan, said
 from gateway.jobs.indexing.inventory import UNKNOWN_BOOT, InventoryStart
 from gateway.jobs.indexing.key_ranges import LISTED, KeyRange, gaps, ranges_of
-from gateway.jobs.indexing.status import IndexObserver, IndexStatus
+from gateway.jobs.indexing.status import IndexStatus
 from gateway.metadata.entries import ObservedAt
 from gateway.metadata.listing.index import ListingIndex
 from gateway.metadata.listing.ranges import Bound, Interval, bound_of
@@ -73,7 +74,7 @@ class SlotIndex:
         slot: Slot,
         plan: IndexPlan,
         indexed: Collection[str],
-        observer: IndexObserver,
+        observer: IndexMetrics,
     ) -> None:
         self._tools = tools
         self._index = index
@@ -228,7 +229,7 @@ class Indexes:
     """All of them. Use `open`, and `close` at the end: the next `open` goes on with what is missing then."""
 
     def __init__(
-        self, tools: JobDependencies, index: ListingIndex, plans: Sequence[IndexPlan], observer: IndexObserver
+        self, tools: JobDependencies, index: ListingIndex, plans: Sequence[IndexPlan], observer: IndexMetrics
     ) -> None:
         names = {plan.slot for plan in plans}
         slots = {slot.name: slot for slot in tools.slots}
@@ -237,7 +238,7 @@ class Indexes:
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
-    def open(cls, tools: JobDependencies, plans: Sequence[IndexPlan], observer: IndexObserver) -> Self:
+    def open(cls, tools: JobDependencies, plans: Sequence[IndexPlan], observer: IndexMetrics) -> Self:
         """Begin to keep them."""
         index = tools.catalog.listing
         if not isinstance(index, ListingIndex):

@@ -34,8 +34,7 @@ from gateway.metadata.listing.pages import key_successor
 from gateway.metadata.listing.ranges import Batch, QueryStamp
 from gateway.metadata.snapshots.object_table import ObjectTable
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from gateway.metadata.listing.pages import END, prefix_end
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slots
+from gateway.policy.slots import Prefix, Slots
 
 LISTED = ("ttl", "immutable")
 """The kinds of consistency in which the listing index answers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 State = Literal["starting", "inventory", "crawling", "waiting", "failing"]
 
@@ -44,35 +44,3 @@ class IndexStatus:
         age_seconds = None if self.known_since is None else max(0.0, now - self.known_since)
         complete = self.complete and (age_seconds is None or age_seconds < self.fresh_seconds)
         return fields | {"complete": complete, "age_seconds": age_seconds}
-
-
-class IndexObserver(Protocol):
-    """Told of indexes, for metrics; called on the event loop."""
-
-    def crawled(self, slot: str, keys: int) -> None:
-        """A page of a crawl has been kept."""
-
-    def found_changed(self, slot: str, keys: int) -> None:
-        """Keys that the origin has changed or removed since they were known."""
-
-    def crawl_ended(self, slot: str, outcome: str) -> None:
-        """A crawl has come to its end: done, or failed."""
-
-    def index_stands(self, slot: str, keys: int | None, known_since: float | None) -> None:
-        """How many keys the last whole crawl has found, and since when all is known; None: not all is."""
-
-
-class SilentIndexObserver:
-    """Counts nothing."""
-
-    def crawled(self, slot: str, keys: int) -> None:
-        return
-
-    def found_changed(self, slot: str, keys: int) -> None:
-        return
-
-    def crawl_ended(self, slot: str, outcome: str) -> None:
-        return
-
-    def index_stands(self, slot: str, keys: int | None, known_since: float | None) -> None:
-        return

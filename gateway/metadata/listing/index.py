@@ -13,6 +13,7 @@ import lmdb
 
 from gateway import cancellation
 from gateway.clock import Clock
+from gateway.counting import CatalogMetrics
 from gateway.metadata.disk_thread import DiskThread, in_time
 from gateway.metadata.entries import ObservedAt
 from gateway.metadata.epochs import InvalidationEpochs
@@ -29,7 +30,6 @@ from gateway.metadata.listing.records import (
     unpack,
 )
 from gateway.metadata.listing.store import ListingStore, View, touching
-from gateway.metadata.observer import CatalogObserver
 from gateway.metadata.opening import OpenCatalog
 from gateway.policy.slots import Slots
 from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
@@ -241,7 +241,7 @@ class ListingIndex:
     """
 
     def __init__(
-        self, opened: OpenCatalog | None, epochs: InvalidationEpochs, clock: Clock, observer: CatalogObserver
+        self, opened: OpenCatalog | None, epochs: InvalidationEpochs, clock: Clock, observer: CatalogMetrics
     ) -> None:
         self._opened = opened
         self._epochs = epochs

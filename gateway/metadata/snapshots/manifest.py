@@ -14,7 +14,7 @@ from awscrt import checksums
 
 from gateway.errors import SnapshotUnusable
 from gateway.metadata.snapshots.object_file import Extent, Layout
-from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Prefix
 
 FORMAT_VERSION = 2
 _MAGIC = "forebay snapshot"

@@ -9,11 +9,12 @@ import asyncio
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from gateway.clock import Clock, SystemClock
+from gateway.counting import SnapshotMetrics
 from gateway.errors import NoSuchSnapshot, S3Error, SnapshotError, SnapshotUnusable, StoreUnavailable
-from gateway.metadata.head import ObjectHead
+from gateway.metadata.entries import ObjectHead
 from gateway.metadata.listing.records import etag_and_size, modified_of
 from gateway.metadata.snapshots.manifest import Manifest
 from gateway.metadata.snapshots.store import Snapshot, SnapshotStore
@@ -33,23 +34,6 @@ LOOK_SECONDS = 1.0
 
 NOT_USABLE_STATUS = 409
 """Clients do not try again what answers 409: nothing gets better before somebody has made the snapshot."""
-
-
-class SnapshotObserver(Protocol):
-    """What happens in slots that are frozen, for metrics: called on the event loop, must not block."""
-
-    def refused(self, slot: str, reason: str) -> None:
-        """A request that could not be answered. `reason`: missing (there is no such snapshot), unusable (there is, and
-        it cannot be used), changed or gone (the origin has another version of the object, or none, and it is not
-        cached).
-        """
-
-
-class SilentSnapshotObserver:
-    """Counts nothing."""
-
-    def refused(self, slot: str, reason: str) -> None:
-        return
 
 
 class SnapshotObject(NamedTuple):
@@ -112,7 +96,7 @@ class SnapshotRegistry:
     """
 
     def __init__(
-        self, store: SnapshotStore | None, slots: Iterable[Slot], clock: Clock, observer: SnapshotObserver
+        self, store: SnapshotStore | None, slots: Iterable[Slot], clock: Clock, observer: SnapshotMetrics
     ) -> None:
         self._store = store
         self._clock = clock
@@ -127,7 +111,7 @@ class SnapshotRegistry:
     @classmethod
     def switched_off(cls) -> SnapshotRegistry:
         """One without a cache directory."""
-        return cls(None, (), SystemClock(), SilentSnapshotObserver())
+        return cls(None, (), SystemClock(), SnapshotMetrics())
 
     def of(self, slot: Slot) -> OpenSnapshot | None:
         """The snapshot of a slot, where it is open and nothing has changed since; None: `opened` is to be awaited."""

@@ -12,7 +12,7 @@ from typing import Any
 from gateway.clock import Clock
 from gateway.errors import BufferUnavailable, NothingPending
 from gateway.objects import ObjectKey
-from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Prefix
 from gateway.writeback.desk.alarms import Alarm, Alarms
 from gateway.writeback.desk.deciding import Decider, decision_of
 from gateway.writeback.desk.documents import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Prefix
 from gateway.writeback.desk.alarms import Alarm
 from gateway.writeback.desk.overview import Figures, Shown, ShownUpload, SlotFigures
 from gateway.writeback.journal.records import State

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from gateway.errors import BufferDamaged, BufferUnavailable
 from gateway.objects import ObjectKey
-from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Prefix
 from gateway.writeback.journal import codec
 from gateway.writeback.journal.file_rows import text
 from gateway.writeback.journal.records import PendingObject, Upload

@@ -21,7 +21,7 @@ from typing import Any
 from gateway.clock import Clock
 from gateway.errors import BufferDamaged, BufferUnavailable
 from gateway.objects import ObjectKey
-from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Prefix
 from gateway.writeback.flushing.damaged_rows import DamagedRows
 from gateway.writeback.flushing.flush import OneFlush, Tools
 from gateway.writeback.journal.book import Book

@@ -14,10 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gateway.blocks.files import block_file, mapped_pages
-from gateway.blocks.files.block_file import BlockFile, ChunkMarks, RecordMarks, fingerprint
-from gateway.blocks.files.mapped_pages import PAGE_BYTES, MappedPages, is_supported
-from gateway.blocks.files.verification import ChunkChecksums
+from gateway.blocks.files import block_file, page_cache
+from gateway.blocks.files.block_file import BlockFile, ChunkChecksums, ChunkMarks, RecordMarks, fingerprint
+from gateway.blocks.files.page_cache import PAGE_BYTES, MappedPages, is_supported
 from gateway.blocks.layout import CHUNK_BYTES, Extent
 from gateway.errors import BlockDamaged
 from tests.support.disks import fill_up, small_disk
@@ -349,8 +348,8 @@ def test_where_rights_cannot_be_changed_nothing_is_intact(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, refused: int
 ) -> None:
     """With rights left over, the kernel might map pages that nobody checks: such a mapping proves nothing any more."""
-    library = Refusing(mapped_pages._libc, refused)
-    monkeypatch.setattr(mapped_pages, "_libc", library)
+    library = Refusing(page_cache._libc, refused)
+    monkeypatch.setattr(page_cache, "_libc", library)
     bench.file.verify(bench.extent, 0, CHUNK_BYTES)
     assert not bench.intact(0, 1)
     assert library.calls == [1, 0], "rights are given back, however little was changed"
@@ -386,6 +385,6 @@ def test_a_system_that_tells_nothing_of_pages_is_not_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before Linux 5.14 the kernel knows no such advice, for no file at all."""
-    monkeypatch.setattr(mapped_pages, "_MADV_POPULATE_READ", 9999)
+    monkeypatch.setattr(page_cache, "_MADV_POPULATE_READ", 9999)
     assert not is_supported(tmp_path)
     assert not is_supported(tmp_path / "absent")

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.files.block_file import BlockFile
-from gateway.blocks.files.residency import Residency
+from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.layout import Extent
 from gateway.errors import BlockDamaged
 from gateway.objects import ByteRange, FileSpan, ObjectVersion

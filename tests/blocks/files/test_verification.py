@@ -11,8 +11,8 @@ from awscrt import checksums
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.blocks.files.residency import Residency
-from gateway.blocks.files.verification import ChunkChecksums, chunk_aligned, read_verified
+from gateway.blocks.files.block_file import ChunkChecksums, chunk_aligned, read_verified
+from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.layout import CHUNK_BYTES, Extent, chunk_count
 from gateway.errors import BlockDamaged
 from tests.support.blocks import MIB, drop_page_cache

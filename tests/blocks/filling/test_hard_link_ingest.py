@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.blocks.files.block_file import ChunkChecksums
 from gateway.blocks.files.store import BlockStore
-from gateway.blocks.files.verification import ChunkChecksums
 from gateway.blocks.filling.hard_link_ingest import OfferedFile, describe
 from gateway.blocks.maintenance.opening import open_directory
 from gateway.blocks.settings import BlockSettings

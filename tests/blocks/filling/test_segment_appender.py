@@ -18,19 +18,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.blocks import layout
-from gateway.blocks.files import segments
-from gateway.blocks.files.segments import RECORDS_MAX, SmallBlock
-from gateway.blocks.files.store import BlockStore
-from gateway.blocks.files.verification import read_verified
-from gateway.blocks.filling.segment_appender import SegmentAppender
+from gateway.blocks.files import store
+from gateway.blocks.files.block_file import read_verified
+from gateway.blocks.files.store import RECORDS_MAX, BlockStore, SmallBlock
+from gateway.blocks.filling.small_block_fetch import SegmentAppender
 from gateway.blocks.layout import Block
 from gateway.blocks.maintenance.index_rebuild import rebuild
 from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
 from gateway.blocks.settings import BlockSettings
 from gateway.errors import BlockDamaged, StoreUnavailable
 from gateway.objects import ObjectKey, ObjectVersion
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import Prefix, Slot, Slots
 from tests.support.blocks import KIB, MIB, block_files
 
 SLOTS = Slots([Slot("a", Prefix("b", "a/"), capacity_bytes=500 * KIB)])
@@ -335,10 +333,10 @@ def test_a_segment_evicted_under_the_hands_of_who_appends_is_begun_anew(tmp_path
 
 def test_a_walk_ends_at_the_first_record_that_is_not_whole(tmp_path: Path) -> None:
     """Cut anywhere, it gives the records that lie wholly before the cut; an object that looks like one is none."""
-    inner = segments.place("x", 0, [small("inner", 500)])
+    inner = store.place("x", 0, [small("inner", 500)])
     forged = SmallBlock(small("forged", 5000).block, memoryview(b"".join(inner.buffers).ljust(5000, b"\0")))
     blocks = [small("one", 1), small("two", 70_000), forged, small("four", 64)]
-    placed = segments.place("f", 0, blocks)
+    placed = store.place("f", 0, blocks)
     path = tmp_path / "f"
     stops = [record.extent.offset + record.extent.length for record in placed.blocks]
     whole = b"".join(placed.buffers)
@@ -348,6 +346,6 @@ def test_a_walk_ends_at_the_first_record_that_is_not_whole(tmp_path: Path) -> No
     for cut in sorted(cuts):
         path.write_bytes(whole[:cut])
         with path.open("rb") as file:
-            found = list(segments.walk("f", file.fileno(), cut))
+            found = list(store.walk("f", file.fileno(), cut))
         expected = [record for record, stop in zip(placed.blocks, stops, strict=True) if stop <= cut]
         assert [(block.id, extent) for block, extent in found] == [(one.block_id, one.extent) for one in expected], cut

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from gateway.blocks.filling.group_commit_writer import HELD_BYTES_MAX
+from gateway.blocks.filling.small_block_fetch import HELD_BYTES_MAX
 from gateway.objects import FileSpan
 from gateway.origin.client import Purpose
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import Prefix, Slot, Slots
 from tests.support.blocks import (
     BUCKET,
     KIB,

@@ -21,8 +21,7 @@ from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
 from gateway.blocks.settings import BlockSettings
 from gateway.errors import StartupError, StoreUnavailable
 from gateway.objects import ObjectKey, ObjectVersion
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import Prefix, Slot, Slots
 from tests.support.blocks import KIB, block_files, by_last_use, partial_files
 
 PAGE = 4096

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from gateway.blocks import layout
-from gateway.blocks.files.segments import SmallBlock
-from gateway.blocks.filling.segment_appender import SegmentAppender
+from gateway.blocks.files.store import SmallBlock
+from gateway.blocks.filling.small_block_fetch import SegmentAppender
 from gateway.blocks.index.index import ROWS_LOOKED_AT_MAX
 from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
 from gateway.blocks.settings import BlockSettings

@@ -9,16 +9,15 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from gateway.blocks.filling.segment_appender import SegmentAppender
+from gateway.blocks.filling.small_block_fetch import SegmentAppender
 from gateway.blocks.index import index as index_module
+from gateway.blocks.index.capacity import WrittenBytes
 from gateway.blocks.index.records import BlockRecord
 from gateway.blocks.index.transaction import IndexTransaction
-from gateway.blocks.index.written_bytes import WrittenBytes
 from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
 from gateway.blocks.settings import BlockSettings
 from gateway.errors import NotKept, StoreUnavailable
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import Prefix, Slot, Slots
 from tests.support.appending import append_all, calls_of, small_blocks
 from tests.support.blocks import MIB, block_files
 

@@ -12,12 +12,11 @@ from typing import Any, Literal
 import pytest
 
 from gateway.blocks.cache import BlockCache
+from gateway.blocks.index.capacity import WrittenBytes
 from gateway.blocks.index.policies import Queue
-from gateway.blocks.index.written_bytes import WrittenBytes
 from gateway.objects import ByteRange, ObjectVersion
 from gateway.origin.client import Purpose
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import Prefix, Slot, Slots
 from tests.support.blocks import (
     BLOCK,
     KIB,

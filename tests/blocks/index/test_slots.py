@@ -12,8 +12,7 @@ from gateway.blocks.maintenance.opening import open_directory
 from gateway.blocks.settings import BlockSettings
 from gateway.errors import StartupError
 from gateway.objects import ObjectVersion
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import Prefix, Slot, Slots
 from tests.support.blocks import BLOCK, CountingObserver, block_files, make_origin, open_cache, stored, take, whole
 from tests.support.fill_worker import FillWorker
 from tests.support.memory_origin import MemoryOrigin

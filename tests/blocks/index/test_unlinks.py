@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from gateway.blocks.filling.segment_appender import SegmentAppender
+from gateway.blocks.filling.small_block_fetch import SegmentAppender
 from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
 from gateway.blocks.settings import BlockSettings
 from gateway.errors import StoreUnavailable
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import Prefix, Slot, Slots
 from tests.support.appending import append_all, small_blocks
 from tests.support.blocks import MIB, block_files
 

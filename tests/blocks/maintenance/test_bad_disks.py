@@ -16,9 +16,8 @@ import pytest
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.directory import BlockDirectory
 from gateway.blocks.files.store import BlockStore
-from gateway.blocks.files.threads import DiskThreads
-from gateway.blocks.files.troubles import Trouble
-from gateway.blocks.filling.segment_appender import SegmentAppender
+from gateway.blocks.files.threads import DiskThreads, Trouble
+from gateway.blocks.filling.small_block_fetch import SegmentAppender
 from gateway.blocks.index.index import GROW_SECONDS, LOWERED_SECONDS
 from gateway.blocks.maintenance.disk_health import FAILURES_MAX, DirectoryProbe
 from gateway.blocks.maintenance.opening import open_directory

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.files.residency import Residency
+from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.maintenance.disk_health import PAUSE_SECONDS
 from gateway.blocks.maintenance.scrubber import (
     PASSED_OVER_BYTES,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.files import mapped_pages
+from gateway.blocks.files import page_cache
 from gateway.errors import BlockDamaged
 from gateway.objects import ByteRange, HeldSpan, ObjectVersion
 from tests.support.blocks import BLOCK, CountingObserver, content_of, make_origin, open_cache, read, stored, whole
@@ -36,7 +36,7 @@ def test_nothing_is_given_at_once_where_nobody_tells_what_stays_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither what this process has opened, nor what it has filled and kept open."""
-    monkeypatch.setattr(mapped_pages, "is_supported", lambda _: False)
+    monkeypatch.setattr(page_cache, "is_supported", lambda _: False)
 
     async def scenario() -> None:
         origin = make_origin()

@@ -11,15 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.blocks.filling import group_commit_writer
+from gateway.blocks.filling import small_block_fetch
 from gateway.clock import SystemClock
 from gateway.objects import ByteRange, ObjectKey
 from gateway.origin.client import Direction
 from gateway.origin.s3 import Attempt
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.policy.bandwidth import Bandwidth, Ceiling
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
@@ -135,7 +134,7 @@ def test_where_memory_has_no_room_the_fill_waits_for_it(tmp_path: Path, monkeypa
     """What lies in memory stays bounded: the second of two objects takes the ordinary way, and is as good."""
 
     async def scenario() -> None:
-        monkeypatch.setattr(group_commit_writer, "GATHERING_SECONDS", 0.05)
+        monkeypatch.setattr(small_block_fetch, "GATHERING_SECONDS", 0.05)
         async with gateway(tmp_path) as one:
             one.origin.put("bucket", "l", CONTENT)
             one.blocks._writer._held_bytes_max = len(CONTENT) + 1

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from gateway.blocks.files.block_file import BlockFile, BlockLease, lease_of
-from gateway.blocks.files.residency import Residency
+from gateway.blocks.files.block_file import BlockFile, BlockLease, ChunkChecksums, lease_of
+from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.files.threads import DiskThreads
-from gateway.blocks.files.verification import ChunkChecksums
 from gateway.blocks.layout import CHUNK_BYTES, Extent
 from gateway.blocks.reading.sources import PieceVerifier
 from gateway.errors import BlockDamaged

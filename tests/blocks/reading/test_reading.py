@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from gateway.blocks.reading.reader import RangeReader
 from gateway.errors import OriginAnswered, OriginUnreachable
 from gateway.objects import ByteRange, FileSpan, ObjectKey, ObjectVersion
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.requests import Operation
 from tests.support.blocks import (
     BLOCK,

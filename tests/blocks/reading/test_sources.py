@@ -6,11 +6,10 @@ import asyncio
 import os
 from pathlib import Path
 
-from gateway.blocks.files.block_file import lease_of
-from gateway.blocks.files.residency import Residency
+from gateway.blocks.files.block_file import ChunkChecksums, lease_of
+from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.files.threads import DiskThreads
-from gateway.blocks.files.verification import ChunkChecksums
-from gateway.blocks.filling.inflight_fetch import InflightFetch
+from gateway.blocks.filling.single_flight import InflightFetch
 from gateway.blocks.layout import block_at, data_offset
 from gateway.blocks.reading.sources import FillSource
 from gateway.objects import FileSpan, ObjectKey, ObjectVersion

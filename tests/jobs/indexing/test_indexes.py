@@ -17,8 +17,7 @@ from gateway.jobs.indexing.indexes import IndexPlan
 from gateway.metadata.listing.ranges import Bound
 from gateway.objects import ObjectKey
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from gateway.s3.list_result import EMPTY_PAGES_MAX
 from gateway.s3.requests import Operation
 from tests.support.blocks import BUCKET, make_origin, read

@@ -28,8 +28,7 @@ from gateway.jobs.store import JobStore
 from gateway.metadata.listing.records import unpack
 from gateway.metadata.snapshots.object_table import ObjectTable
 from gateway.objects import ObjectKey
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from gateway.s3.requests import Operation
 from tests.support.blocks import BUCKET, make_origin

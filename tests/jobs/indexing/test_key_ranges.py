@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from gateway.jobs.indexing.key_ranges import KeyRange, gaps, key_before, ranges_of, stop_of
 from gateway.metadata.listing.pages import END, key_successor, prefix_end
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import Prefix, Slot, Slots
 from tests.support.listing_model import KEY
 
 PLACES = st.integers(0, 12).map(lambda number: b"%02d" % number)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.metadata.entries import ObservedAt
 from gateway.metadata.listing.ranges import Bound, answerable, bound_of
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import DEFAULT_SLOT, Slot, Slots
+from gateway.policy.slots import DEFAULT_SLOT, Prefix, Slot, Slots
 
 TEXT = st.text("ab/é", max_size=4)
 SLOT = st.builds(

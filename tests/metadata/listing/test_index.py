@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.counting import CatalogMetrics
 from gateway.errors import StoreUnavailable
 from gateway.metadata import catalog as catalog_module
 from gateway.metadata.catalog import Catalog
@@ -30,7 +31,6 @@ from gateway.metadata.listing.index import AuthoritativeEntry, Found, ListingInd
 from gateway.metadata.listing.pages import END, ListRequest, key_successor, prefix_end
 from gateway.metadata.listing.ranges import Batch, Bound, QueryStamp
 from gateway.metadata.listing.records import numbered, pack, template_of, unpack
-from gateway.metadata.observer import SilentCatalogObserver
 from gateway.metadata.opening import OpenCatalog, open_directory
 from gateway.policy.slots import Slots
 from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
@@ -83,7 +83,7 @@ async def bench(directory: Path, *, size_bytes_max: int = store.SIZE_BYTES_MAX) 
     opened = open_directory(directory, "origin")
     opened.listing._size_bytes_max = size_bytes_max
     clock = ManualClock()
-    index = ListingIndex(opened, opened.epochs, clock, SilentCatalogObserver())
+    index = ListingIndex(opened, opened.epochs, clock, CatalogMetrics())
     try:
         yield Bench(opened, index, clock)
     finally:
@@ -514,7 +514,7 @@ def test_a_start_does_not_wait_for_ever_for_a_stopped_process(
     async def start() -> None:
         origin, clock = MemoryOrigin(ManualClock()), ManualClock()
         catalog = await Catalog.open(
-            tmp_path / "c", origin, origin_name="origin", clock=clock, observer=SilentCatalogObserver(), slots=slots
+            tmp_path / "c", origin, origin_name="origin", clock=clock, observer=CatalogMetrics(), slots=slots
         )
         await catalog.close()
 

@@ -8,8 +8,7 @@ import hashlib
 import zlib
 from pathlib import Path
 
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.http_dates import format_http_date, parse_iso_date
 from gateway.writeback.journal.records import Base, Fixed, PendingObject, State
 from tests.origin.origins import xml

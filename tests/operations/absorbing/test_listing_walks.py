@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from gateway.edge.asgi import S3App
 from gateway.metadata.listing.pages import ListRequest
 from gateway.objects import ObjectKey
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.journal.records import Base, Fixed, PendingObject, Profile
 from tests.origin.origins import xml

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
 from tests.support.absorbing import PART_BYTES, Client, with_client
 from tests.support.asgi import call

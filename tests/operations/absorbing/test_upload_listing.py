@@ -10,8 +10,7 @@ from urllib.parse import quote, unquote_plus
 import pytest
 
 from gateway.origin.client import OriginRequest
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from gateway.s3.xml_reader import text_of
 from tests.origin.origins import xml
 from tests.support.absorbing import Client, with_client

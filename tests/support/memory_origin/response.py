@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from gateway.errors import OriginBodyError
-from gateway.origin.landing import Landing
+from gateway.origin.receive_buffer import ReceiveBuffer
 from tests.support.memory_origin.content import BytesContent, Content
 from tests.support.memory_origin.faults import CutBody
 
@@ -28,7 +28,7 @@ class MemoryResponse:
     _offset: int = 0
     closed: bool = False
 
-    async def stream(self, landing: Landing | None = None) -> AsyncIterator[bytes]:
+    async def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncIterator[bytes]:
         end = self.content.size_bytes if self.with_body else 0
         stop = end if self.cut is None else min(end, self.cut.after_bytes)
         while self._offset < stop:

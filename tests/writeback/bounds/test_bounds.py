@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import BufferUnavailable
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from gateway.writeback.bounds import disk_room
 from gateway.writeback.bounds.bounds import TROUBLE_SECONDS, Bound, SlotBounds
 from gateway.writeback.bounds.disk_room import MARGIN_BYTES

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import BufferUnavailable
-from gateway.policy.prefixes import Prefix
-from gateway.policy.slots import Slot
+from gateway.policy.slots import Prefix, Slot
 from gateway.writeback.bounds.exposure import LOOK_SECONDS, Exposure, SlotExposure
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.journal.records import State

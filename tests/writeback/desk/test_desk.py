@@ -14,7 +14,7 @@ import pytest
 
 from gateway.errors import BufferUnavailable, NothingPending, NotToBeDecided, OriginUnreachable
 from gateway.objects import ObjectKey
-from gateway.policy.prefixes import Prefix
+from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from gateway.writeback.desk.desk import STATES, WATCH_SECONDS, NoDesk, WritebackDesk
 from gateway.writeback.desk.overview import Overview

@@ -1,0 +1,116 @@
+"""Whether the origin answers this gateway: one signed question, remembered for a while, and in words what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from dataclasses import dataclass
+from typing import Literal
+
+from gateway.clock import Clock, SystemClock
+from gateway.errors import OriginBodyError, OriginUnreachable
+from gateway.origin.client import Origin, OriginRequest, OriginResponse
+from gateway.origin.own_key import refusal_of_own_key
+from gateway.s3.http_dates import parse_http_date
+
+SECONDS_MAX = 3.0
+"""What the question may take."""
+
+REMEMBERED_WELL_SECONDS = 30.0
+REMEMBERED_SECONDS = 5.0
+SKEW_SECONDS_MAX = 60.0
+_DOCUMENT_BYTES_MAX = 64 * 1024
+
+OriginState = Literal["well", "unreachable", "refused", "wrong clock"]
+
+
+@dataclass(frozen=True, slots=True)
+class OriginFinding:
+    """`problem` says in words what is wrong, and what to do; None where all is well."""
+
+    state: OriginState
+    problem: str | None = None
+
+    @property
+    def reachable(self) -> bool:
+        """Whether something that speaks S3 has answered; it may have refused."""
+        return self.state != "unreachable"
+
+
+class OriginCheck:
+    """Asks the origin which buckets there are. A key that may not know that is known to be good all the same.
+
+    However many ask, one question is under way at a time.
+    """
+
+    def __init__(self, origin: Origin, endpoint_url: str, clock: Clock | None = None) -> None:
+        self._origin = origin
+        self._endpoint_url = endpoint_url
+        self._clock = clock or SystemClock()
+        self._lock = asyncio.Lock()
+        self._known: tuple[float, OriginFinding] | None = None
+
+    async def finding(self) -> OriginFinding:
+        """The latest; where all is well at most REMEMBERED_WELL_SECONDS old, else REMEMBERED_SECONDS."""
+        async with self._lock:
+            now = self._clock.monotonic()
+            if self._known is not None:
+                asked, found = self._known
+                if now - asked < (REMEMBERED_WELL_SECONDS if found.problem is None else REMEMBERED_SECONDS):
+                    return found
+            self._known = (now, await self._ask())
+            return self._known[1]
+
+    async def _ask(self) -> OriginFinding:
+        request = OriginRequest("GET", query=[("max-buckets", "1")])
+        try:
+            async with asyncio.timeout(SECONDS_MAX), await self._origin.send(request) as response:
+                return await self._judged(response)
+        except TimeoutError:
+            return OriginFinding("unreachable", f"{self._endpoint_url} does not answer within {SECONDS_MAX:g} seconds")
+        except OriginBodyError as error:
+            return OriginFinding("unreachable", f"{self._endpoint_url} breaks its answer off: {error}")
+        except OriginUnreachable as error:
+            return OriginFinding("unreachable", self._reason(error))
+
+    async def _judged(self, response: OriginResponse) -> OriginFinding:
+        document = await response.read(_DOCUMENT_BYTES_MAX) if response.status >= 300 else b""
+        code = refusal_of_own_key(response.status, document)
+        if code is not None:
+            return OriginFinding("refused", f"{self._endpoint_url} refuses the gateway's own key: {code}")
+        if response.status == 400 and b"HTTPS port" in document:
+            return OriginFinding("unreachable", f"{self._endpoint_url} speaks https: origin.endpoint_url says http")
+        if response.status >= 500:
+            return OriginFinding("unreachable", f"{self._endpoint_url} answers {response.status}")
+        if response.status in (301, 307, 308) and "location" in response.headers:
+            place = response.headers["location"]
+            return OriginFinding("refused", f"{self._endpoint_url} sends the gateway away, to {place}")
+        return self._judged_by_clock(response)
+
+    def _judged_by_clock(self, response: OriginResponse) -> OriginFinding:
+        told = parse_http_date(response.headers.get("date", ""))
+        skew_seconds = 0.0 if told is None else self._clock.now() - told
+        if abs(skew_seconds) <= SKEW_SECONDS_MAX:
+            return OriginFinding("well")
+        direction = "ahead of" if skew_seconds > 0 else "behind"
+        return OriginFinding(
+            "wrong clock",
+            f"this machine's clock is {abs(skew_seconds):.0f} seconds {direction} that of {self._endpoint_url}; "
+            "callers' signatures and presigned URLs are judged by it: set it right",
+        )
+
+    def _reason(self, error: OriginUnreachable) -> str:
+        """What kept the question from being answered, by the errors behind this one."""
+        behind: BaseException | None = error
+        while behind is not None:
+            if isinstance(behind, socket.gaierror):
+                return f"the host name of {self._endpoint_url} is unknown ({behind.strerror})"
+            if isinstance(behind, ssl.SSLCertVerificationError):
+                return f"{self._endpoint_url} shows a certificate that is not trusted: {behind.verify_message}"
+            if isinstance(behind, ssl.SSLError) and self._endpoint_url.startswith("https:"):
+                return f"{self._endpoint_url} does not speak https; does it want http? ({behind.reason})"
+            if isinstance(behind, ConnectionRefusedError):
+                return f"nobody listens at {self._endpoint_url} (connection refused)"
+            behind = behind.__cause__ or behind.__context__
+        return f"{self._endpoint_url} does not answer: {error}"

@@ -1,0 +1,255 @@
+"""ListMultipartUploads (S3 API): those that are open on this node, by the ids that clients have, and the origin's own.
+
+The origin's uploads behind ours are left out: clients know them by our ids, have completed them, or have aborted them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from gateway.errors import OriginAnswered, OriginBodyError
+from gateway.metadata.listing.pages import ListRequest, key_successor, prefix_end
+from gateway.objects import ObjectKey
+from gateway.operations.exchange import Exchange
+from gateway.operations.list_sources import before
+from gateway.operations.merged_page import Kind, ListSource, MergedPage, Row, Rows
+from gateway.operations.reply import Reply
+from gateway.origin.client import OriginRequest
+from gateway.s3.http_dates import format_iso_date
+from gateway.s3.upload_list import (
+    UPLOADS_MAX,
+    UPLOADS_SIZE_BYTES_MAX,
+    ListedUpload,
+    UploadPlace,
+    UploadsPage,
+    UploadsQuery,
+    encode_place,
+    is_place,
+    parse_uploads_page,
+    uploads_document,
+    uploads_query,
+)
+from gateway.s3.xml_writer import element
+
+if TYPE_CHECKING:
+    from gateway.writeback.buffer import WritebackBuffer
+    from gateway.writeback.journal.book import Book
+    from gateway.writeback.journal.records import Upload
+
+_ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
+_PAGES_MAX = 100
+
+
+class _Listed(NamedTuple):
+    """An upload, and whose id it has."""
+
+    upload: ListedUpload
+    is_ours: bool
+
+
+_Row = Row[_Listed]
+_Rows = Rows[_Listed]
+
+
+async def list_uploads(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
+    """The page; the origin's error where it gives one."""
+    query = uploads_query(exchange.request)
+    listing = _Listing(exchange, buffer, query, buffer.look(lambda book: _place_in(book, query)))
+    wanted = ListRequest(query.prefix.encode(), query.delimiter.encode(), query.limit)
+    sources: list[ListSource[_Listed]] = [_OwnUploads(listing), _OriginUploads(listing)]
+    page = MergedPage(wanted, sources)
+    await page.fill()
+    uploads = [row.content.upload for row in page.rows if row.content is not None]
+    prefixes = [row.name.decode() for row in page.rows if row.content is None]
+    following = _following(query, page.rows) if page.is_truncated else None
+    body = uploads_document(listing.bucket, query, uploads, prefixes, following)
+    return Reply(200, [("content-type", "application/xml")], body, "partial")
+
+
+def may_concern_uploads(exchange: Exchange, buffer: WritebackBuffer) -> bool:
+    """Whether uploads may be open here, or were when the page before was given."""
+    bucket, prefix = exchange.request.bucket or "", exchange.request.parameter("prefix") or ""
+    if any(slot.write == "back" for slot in exchange.services.slots.under(bucket, prefix)):
+        return True
+    return is_place(exchange.request.parameter("upload-id-marker") or "") or buffer.look(
+        lambda book: _is_busy(book, bucket)
+    )
+
+
+def _is_busy(book: Book, bucket: str) -> bool:
+    """Whether the origin may have uploads that are behind ours."""
+    if book.newest() or book.orphan_ids(1):
+        return True
+    return next(iter(book.uploads(bucket)), None) is not None
+
+
+def _place_in(book: Book, query: UploadsQuery) -> UploadPlace | None:
+    """Where the marker is: clients may also come back with the id of an upload that they have seen listed."""
+    marked = book.upload(query.id_marker) if query.place is not None else None
+    return query.place if marked is None else UploadPlace(ours=(marked.initiated_at, marked.upload_id))
+
+
+def _following(query: UploadsQuery, rows: Sequence[_Row]) -> tuple[str, str]:
+    """The markers of the next page."""
+    last = rows[-1]
+    if last.content is None:
+        return last.name.decode(), ""
+    place = (query.place or UploadPlace()) if last.name == query.key_marker.encode() else UploadPlace()
+    for row in rows:
+        if row.name == last.name and row.content is not None:
+            upload = row.content.upload
+            if row.content.is_ours:
+                place = place._replace(ours=(upload.initiated, upload.upload_id))
+            else:
+                place = place._replace(origin_upload_id=upload.upload_id)
+    return last.name.decode(), encode_place(place)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """One request. `place` is where it begins among the uploads of its key marker; None: behind all of them."""
+
+    exchange: Exchange
+    buffer: WritebackBuffer
+    query: UploadsQuery
+    place: UploadPlace | None
+
+    @property
+    def bucket(self) -> str:
+        return self.exchange.request.bucket or ""
+
+    def row(self, wanted: ListRequest, upload: ListedUpload, *, is_ours: bool) -> _Row | None:
+        """As it is listed; None where it was listed before."""
+        name, marker = upload.key.encode(), self.query.key_marker.encode()
+        common = wanted.rolled_up(name)
+        if common is not None:
+            return Row(common, Kind.PREFIX) if common > marker and prefix_end(common) > wanted.begin else None
+        if name < wanted.begin or name < marker or (name == marker and not self._is_behind_place(upload, is_ours)):
+            return None
+        rank = (int(upload.initiated), not is_ours, upload.initiated, upload.upload_id)  # origins say whole seconds
+        return Row(name, Kind.ENTRY, rank, _Listed(upload, is_ours))
+
+    def _is_behind_place(self, upload: ListedUpload, is_ours: bool) -> bool:
+        if self.place is None:
+            return False
+        if not is_ours:
+            return True  # the origin was told the place
+        return self.place.ours is None or (upload.initiated, upload.upload_id) > self.place.ours
+
+
+class _OwnUploads:
+    """Those that are open on this node."""
+
+    def __init__(self, listing: _Listing) -> None:
+        self._listing = listing
+
+    async def seek(self, wanted: ListRequest) -> _Rows:
+        return self._listing.buffer.look(lambda book: self._rows(book, wanted))
+
+    def _rows(self, book: Book, wanted: ListRequest) -> _Rows:
+        """All of one key or none: the journal has them in the order of their ids."""
+        listing, rows = self._listing, list[_Row]()
+        after = before(wanted.begin) if wanted.begin else listing.query.key_marker
+        while True:
+            for upload in book.uploads(listing.bucket, wanted.prefix.decode(), (after, "")):
+                row = listing.row(wanted, _listed(upload), is_ours=True)
+                if row is None:
+                    continue
+                if len(rows) > wanted.limit and rows[-1].name != row.name:
+                    return Rows(_in_order(rows), row.name)
+                rows.append(row)
+                if row.kind is Kind.PREFIX:
+                    after = before(prefix_end(row.name))
+                    break
+            else:
+                return Rows(_in_order(rows))
+
+
+def _in_order(rows: list[_Row]) -> list[_Row]:
+    return sorted(rows, key=lambda row: (row.name, row.rank))
+
+
+def _listed(upload: Upload) -> ListedUpload:
+    storage_class = upload.fixed.headers.get("x-amz-storage-class", "STANDARD")
+    initiated = format_iso_date(upload.initiated_at).removesuffix("Z") + ".000Z"
+    rest = element("StorageClass", storage_class) + element("Initiated", initiated)
+    algorithm = upload.fixed.headers.get("x-amz-checksum-algorithm")
+    rest += "" if algorithm is None else element("ChecksumAlgorithm", algorithm.upper())
+    return ListedUpload(upload.fixed.key.key, upload.upload_id, upload.initiated_at, rest)
+
+
+class _OriginUploads:
+    """The origin's own: not those behind ours."""
+
+    def __init__(self, listing: _Listing) -> None:
+        self._listing = listing
+
+    async def seek(self, wanted: ListRequest) -> _Rows:
+        rows: list[_Row] = []
+        markers = (before(wanted.begin), "") if wanted.begin else self._first_markers()
+        for _ in range(_PAGES_MAX):
+            is_busy = self._listing.buffer.look(lambda book: _is_busy(book, self._listing.bucket))
+            page = await (self._foreign_uploads(wanted, markers) if is_busy else self._ask(wanted, markers))
+            rows += self._rows_of(wanted, page, is_busy=is_busy)
+            if page.following is None:
+                return Rows(rows)
+            markers = page.following
+            is_whole = rows[-1:] != [] and rows[-1].name != markers[0].encode()
+            if len(rows) > wanted.limit or (len(rows) == wanted.limit and is_whole):
+                last = rows[-1]
+                return Rows(rows, key_successor(last.name) if last.content is not None else prefix_end(last.name))
+        raise OriginBodyError(f"the origin has given {_PAGES_MAX} pages with no upload of its own")
+
+    def _first_markers(self) -> tuple[str, str]:
+        """Those of the request. Without an id of the origin's own, the marked key is listed from its beginning."""
+        marker, place = self._listing.query.key_marker, self._listing.place
+        if place is None or place.origin_upload_id:
+            return marker, "" if place is None else place.origin_upload_id
+        return before(marker.encode()), ""
+
+    def _rows_of(self, wanted: ListRequest, page: UploadsPage, *, is_busy: bool) -> list[_Row]:
+        """Where ours may be among the origin's, so they may be all that is below a common prefix."""
+        marker, kind = self._listing.query.key_marker.encode(), Kind.DOUBTFUL_PREFIX if is_busy else Kind.PREFIX
+        names = [prefix.encode() for prefix in page.prefixes]
+        rows: list[_Row] = [Row(one, kind) for one in names if one > marker and prefix_end(one) > wanted.begin]
+        for upload in page.uploads:
+            row = self._listing.row(wanted, upload, is_ours=False)
+            if row is not None:
+                rows.append(row)
+        return sorted(rows, key=lambda row: row.name)
+
+    async def _foreign_uploads(self, wanted: ListRequest, markers: tuple[str, str]) -> UploadsPage:
+        """A page of the origin without the uploads that are only behind ours.
+
+        One of ours may have ended while the page was on its way: what seems to be foreign is asked for once more.
+        """
+        page = await self._ask(wanted, markers)
+        foreign = self._listing.buffer.look(lambda book: self._foreign_in(book, page.uploads))
+        if foreign:
+            again = {one.upload_id for one in (await self._ask(wanted, markers)).uploads}
+            foreign = [one for one in foreign if one.upload_id in again]
+        return page._replace(uploads=foreign)
+
+    def _foreign_in(self, book: Book, listed: Sequence[ListedUpload]) -> list[ListedUpload]:
+        bucket = self._listing.bucket
+        ours = {key: book.origin_upload_ids(ObjectKey(bucket, key)) for key in {one.key for one in listed}}
+        return [one for one in listed if one.upload_id not in ours[one.key] and not book.is_orphan(one.upload_id)]
+
+    async def _ask(self, wanted: ListRequest, markers: tuple[str, str]) -> UploadsPage:
+        exchange = self._listing.exchange
+        said = [
+            ("prefix", wanted.prefix.decode()),
+            ("delimiter", wanted.delimiter.decode()),
+            ("key-marker", markers[0]),
+        ]
+        said += [("upload-id-marker", markers[1])] if markers[0] else []
+        query: list[tuple[str, str | None]] = [("uploads", ""), ("encoding-type", "url")]
+        query += [("max-uploads", str(UPLOADS_MAX)), *((name, value) for name, value in said if value)]
+        request = OriginRequest("GET", self._listing.bucket, None, query, slot=exchange.slot.name)
+        async with await exchange.services.origin.send(request) as response:
+            if response.status != 200:
+                document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
+                raise OriginAnswered(response.status, list(response.headers.items()), document)
+            return parse_uploads_page(await response.read(UPLOADS_SIZE_BYTES_MAX))

@@ -1,0 +1,142 @@
+"""One page of a listing out of what several sources hold together (ListObjects, ListMultipartUploads).
+
+rows of each source from a place on → merged: of what two of them name, the first one's word counts → cut at the limit
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from enum import Enum
+from heapq import merge
+from itertools import groupby
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from gateway.metadata.listing.pages import ListRequest, prefix_end
+from gateway.s3.list_query import PAGE_KEYS_MAX
+
+T = TypeVar("T")
+
+
+class Kind(Enum):
+    """What a source says of a name."""
+
+    ENTRY = "entry"
+    PREFIX = "common prefix"
+    TOMBSTONE = "tombstone"
+    """The entry is not listed, whatever the sources behind this one say."""
+
+    DOUBTFUL_PREFIX = "doubtful common prefix"
+    """Whether it stands for anything must be found out."""
+
+
+_ENTRY, _PREFIX, _TOMBSTONE, _DOUBTFUL_PREFIX = Kind
+_LISTED = (_ENTRY, _PREFIX)
+_PREFIXES = (_PREFIX, _DOUBTFUL_PREFIX)
+
+
+class Row(NamedTuple, Generic[T]):
+    """An entry, with its `content`, or a common prefix. Entries of the same name and `rank` are the same."""
+
+    name: bytes
+    kind: Kind
+    rank: tuple[Any, ...] = ()
+    content: T | None = None
+
+
+class Rows(NamedTuple, Generic[T]):
+    """Rows in order. Nothing is known from the place `end` on; None: these are all.
+
+    `has_more`: something behind them is listed for certain, unless a source before this one has deleted it.
+    """
+
+    rows: Sequence[Row[T]]
+    end: bytes | None = None
+    has_more: bool = False
+
+
+class ListSource(Protocol[T]):
+    """Gives the rows of a listing."""
+
+    async def seek(self, wanted: ListRequest) -> Rows[T]:
+        """Rows of `wanted` from its start on: `wanted.limit` of them, or all, or as many as are known at once."""
+
+
+class MergedPage(Generic[T]):
+    """The page that grows, from the place where one of the sources ends to the next."""
+
+    def __init__(self, wanted: ListRequest, sources: Sequence[ListSource[T]]) -> None:
+        self._wanted = wanted
+        self._sources = sources
+        self.rows: list[Row[T]] = []
+        self.is_truncated = False
+
+    async def fill(self) -> None:
+        """Take what the sources give until the page is full, or they have no more. Raises as they do."""
+        wanted = self._wanted
+        if wanted.limit == 0:
+            await self._sources[-1].seek(wanted)  # that there is such a bucket
+            return
+        while True:
+            found = await self._seek(wanted)
+            end = min((rows.end for rows in found if rows.end is not None), default=None)
+            for row in _first_words(found, end):
+                await self._take(row, wanted)
+                if self.is_truncated:
+                    return
+                if end is not None and row.kind in _PREFIXES:
+                    end = max(end, prefix_end(row.name))  # a source may end within it
+            if end is None:
+                return
+            if not self._room() and _is_more(found, end):
+                self.is_truncated = True
+                return
+            wanted = replace(wanted, begin=end)
+
+    async def _seek(self, wanted: ListRequest) -> list[Rows[T]]:
+        """What each source has next. Of the later ones, more by as much as the earlier ones may take away."""
+        found: list[Rows[T]] = []
+        limit = max(self._room(), 1)
+        for source in self._sources:
+            found.append(await source.seek(replace(wanted, limit=min(limit, PAGE_KEYS_MAX))))
+            limit += sum(row.kind not in _LISTED for row in found[-1].rows)
+        return found
+
+    async def _take(self, row: Row[T], wanted: ListRequest) -> None:
+        if row.kind is _TOMBSTONE or (row.kind is _DOUBTFUL_PREFIX and not await self._is_anything_below(row, wanted)):
+            return
+        if self._room():
+            self.rows.append(row)
+        else:
+            self.is_truncated = True
+
+    async def _is_anything_below(self, prefix: Row[T], wanted: ListRequest) -> bool:
+        below = MergedPage(ListRequest(prefix.name, limit=1, begin=wanted.begin), self._sources)
+        await below.fill()
+        return bool(below.rows)
+
+    def _room(self) -> int:
+        return self._wanted.limit - len(self.rows)
+
+
+def _first_words(found: Sequence[Rows[T]], end: bytes | None) -> Iterator[Row[T]]:
+    """What the first source that names it says of each entry and common prefix before `end`, in order."""
+    named = [[row for row in rows.rows if end is None or row.name < end] for rows in found]
+    in_order: Iterable[Row[T]] = merge(*named, key=_identity)  # of equals, those of the first source come first
+    for _, rows in groupby(in_order, key=_identity):
+        yield next(rows)
+
+
+def _identity(row: Row[T]) -> tuple[Any, ...]:
+    return row.name, row.rank
+
+
+def _is_more(found: Sequence[Rows[T]], end: bytes) -> bool:
+    """Whether something is listed for certain from `end` on: no source before may take it away."""
+    for rows in found:
+        left = [row for row in rows.rows if row.name >= end]
+        if rows.has_more or any(row.kind in _LISTED for row in left):
+            return True
+        if left or rows.end is not None:
+            return False
+    return False

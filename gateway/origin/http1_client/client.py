@@ -1,0 +1,207 @@
+"""Requests and their answers over the pool: one exchange, no retry, no signature, nothing normalised."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from urllib.parse import unquote
+
+from yarl import URL
+
+from gateway import cancellation
+from gateway.errors import ConfigError, OriginUnreachable, S3Error
+from gateway.origin.addressing import Target
+from gateway.origin.http1_client.connection import Connection, Supervision
+from gateway.origin.http1_client.pool import Endpoint, Pool, Tunnel
+from gateway.origin.http1_client.response_stream import ResponseBroken, ResponseStream
+from gateway.origin.http1_client.shares import Claim
+from gateway.origin.request_body import SLICE_BYTES, StreamedContent
+from gateway.origin.settings import OriginSettings
+
+ENDPOINTS_MAX = 1024
+
+_CONTINUE_WAIT_SECONDS = 1.0
+_WITH_THE_HEAD_BYTES_MAX = 256 * 1024
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+class OriginSilent(OriginUnreachable):
+    """The origin has accepted a connection, and says nothing."""
+
+
+class Http1Client:
+    """Must be made where an event loop runs."""
+
+    def __init__(self, settings: OriginSettings) -> None:
+        self._endpoints: dict[tuple[str, str], Endpoint] = {}
+        proxy = URL(settings.proxy) if settings.proxy else None
+        self._proxy = None if proxy is None else Tunnel(proxy.host or "", proxy.port or 80)
+        self._proxy_authorization = None if proxy is None else _basic(proxy)
+        self._pool = Pool(
+            settings.max_connections,
+            _ssl_context(settings.ca_bundle),
+            connect_seconds_max=settings.connect_timeout_seconds,
+            wait_seconds_max=settings.connection_wait_seconds,
+            proxy_authorization=self._proxy_authorization,
+        )
+
+    async def exchange(
+        self,
+        method: str,
+        target: Target,
+        headers: Mapping[str, str],
+        body: bytes | StreamedContent,
+        supervision: Supervision,
+        claim: Claim | None,
+        *,
+        unused: bool = False,
+    ) -> ResponseStream:
+        """Send a request and return its answer, of any status, once its head is there. It must be closed.
+
+        `headers` are all that are sent, `host` among them. Raises OriginUnreachable when there is no answer, what the
+        source of a streamed body raised, and S3Error for header values that cannot be sent. `unused` as `Pool.take`.
+        """
+        head = self._head(method, target, headers)
+        try:
+            with cancellation.turn():
+                connection = await self._pool.take(self._endpoint(target), claim, unused=unused)
+        except (OSError, TimeoutError) as error:
+            text = f"no connection to the origin: {type(error).__name__}: {error}"
+            raise OriginUnreachable(text, may_be_done=False) from error
+        bodiless = method == "HEAD"
+        if isinstance(body, bytes) and len(body) <= _WITH_THE_HEAD_BYTES_MAX:
+            return await _answer_to(connection.ask(head + body, supervision, bodiless=bodiless))
+        content = StreamedContent(_slices(body), len(body)) if isinstance(body, bytes) else body
+        stream = connection.ask(head, supervision, bodiless=bodiless, body_follows=True)
+        await _send(connection, stream, content, waits="expect" in headers)
+        return await _answer_to(stream, may_be_done=content.is_sent)
+
+    async def aclose(self) -> None:
+        await self._pool.aclose()
+
+    def _endpoint(self, target: Target) -> Endpoint:
+        name = target.scheme, target.host
+        endpoint = self._endpoints.get(name)
+        if endpoint is None:
+            endpoint = self._new_endpoint(target)
+            if len(self._endpoints) >= ENDPOINTS_MAX:
+                self._endpoints.clear()
+            self._endpoints[name] = endpoint
+        return endpoint
+
+    def _new_endpoint(self, target: Target) -> Endpoint:
+        """A proxy takes requests for http itself, and digs tunnels for https."""
+        url = URL(f"{target.scheme}://{target.host}", encoded=True)
+        if target.scheme == "https":
+            return Endpoint(url.host or "", url.port or 0, tls=True, tunnel=self._proxy)
+        if self._proxy is not None:
+            return Endpoint(self._proxy.host, self._proxy.port, tls=False)
+        return Endpoint(url.host or "", url.port or 0, tls=False)
+
+    def _head(self, method: str, target: Target, headers: Mapping[str, str]) -> bytes:
+        """Request line and headers as they go onto the wire; to a proxy with the whole address."""
+        query = f"?{target.query}" if target.query else ""
+        is_proxied = self._proxy is not None and target.scheme == "http"
+        where = f"http://{target.host}{target.path}{query}" if is_proxied else f"{target.path}{query}"
+        lines = [f"{method} {where} HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in sendable(headers).items()]
+        if is_proxied and self._proxy_authorization is not None:
+            lines.append(f"proxy-authorization: {self._proxy_authorization}")
+        return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+async def _answer_to(stream: ResponseStream, *, may_be_done: bool = True) -> ResponseStream:
+    try:
+        await stream.begun()
+    except ResponseBroken as error:
+        kind = OriginSilent if error.silent else OriginUnreachable
+        raise kind(f"no answer from the origin: {error}", may_be_done=may_be_done) from error
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+async def _slices(body: bytes) -> AsyncIterator[memoryview]:
+    view = memoryview(body)
+    for offset in range(0, len(view), SLICE_BYTES):
+        yield view[offset : offset + SLICE_BYTES]
+
+
+async def _send(connection: Connection, stream: ResponseStream, content: StreamedContent, *, waits: bool) -> None:
+    """Send a body until it is over, or the answer is there. Raises what its source raises.
+
+    Nothing reads from the source any more when this returns. A body that is not complete leaves an unfinished request:
+    its connection serves no other.
+    """
+
+    async def run() -> None:
+        if waits:
+            await stream.go_ahead(_CONTINUE_WAIT_SECONDS)
+        await content.send(connection.write)
+        connection.sent()
+
+    sending = asyncio.create_task(run(), name="send a body to an origin")
+    try:
+        await asyncio.wait([sending, stream.arrival], return_when=asyncio.FIRST_COMPLETED)
+    except BaseException:
+        stream.close()
+        raise
+    finally:
+        if not sending.done():
+            connection.break_off()
+            sending.cancel()
+            await asyncio.wait([sending])
+    if content.failure is not None:
+        stream.close()
+        raise content.failure
+    if not sending.cancelled() and (error := sending.exception()) is not None and not isinstance(error, OSError):
+        stream.close()
+        raise error
+
+
+def sendable(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Latin-1 text to text whose UTF-8 has the same bytes. S3 itself takes header values in UTF-8 only."""
+    if (text := "".join(headers.values())).isascii() and text.isprintable():
+        return headers
+    return {
+        name: value if value.isascii() and value.isprintable() else _as_utf8(name, value)
+        for name, value in headers.items()
+    }
+
+
+def _as_utf8(name: str, value: str) -> str:
+    try:
+        text = value.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        raise _unsendable(name, "Header values must be valid UTF-8.") from None
+    if _CONTROL.search(text):
+        raise _unsendable(name, "Header values must not hold control characters.")
+    return text
+
+
+def _unsendable(name: str, message: str) -> S3Error:
+    return S3Error("InvalidArgument", message, 400, elements={"ArgumentName": name})
+
+
+def _basic(proxy: URL) -> str | None:
+    """Source: RFC 7617, 2."""
+    if proxy.user is None:
+        return None
+    pair = f"{unquote(proxy.raw_user or '')}:{unquote(proxy.raw_password or '')}"
+    return f"Basic {base64.b64encode(pair.encode()).decode()}"
+
+
+def _ssl_context(ca_bundle: str | None) -> ssl.SSLContext:
+    if ca_bundle is None:
+        return ssl.create_default_context()
+    if not Path(ca_bundle).is_file():
+        raise ConfigError("origin.ca_bundle", ca_bundle, "a file of PEM certificates")
+    try:
+        return ssl.create_default_context(cafile=ca_bundle)
+    except ssl.SSLError as error:
+        raise ConfigError("origin.ca_bundle", ca_bundle, "a file of PEM certificates") from error

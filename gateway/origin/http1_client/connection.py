@@ -1,0 +1,206 @@
+"""One connection to the origin: a request at a time, and its answer received where it is to stay."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from gateway.origin.http1_client.heads import MalformedResponse
+from gateway.origin.http1_client.response_stream import ResponseStream
+
+RECEIVED_AT_ONCE_BYTES = 256 * 1024
+
+
+@dataclass(slots=True)
+class Supervision:
+    """How long the origin may take over one request, in seconds.
+
+    `head_seconds`: until the answer begins, from the last byte of the request on; also until it takes a byte of the
+    request. `progress_seconds`: while somebody reads the body, `progress_bytes` of it have to come in that time. While
+    the origin is silent, `on_silence` is told again and again for how long.
+    """
+
+    head_seconds: float
+    progress_seconds: float
+    progress_bytes: int = 1
+    on_silence: Callable[[ResponseStream, float], None] | None = None
+
+
+class Connection(asyncio.BufferedProtocol):
+    """`buffer` may be shared by all connections of one event loop: what has come is taken before anything else is read.
+
+    `on_free` is called when it can take another request, `on_lost` when it has ended. Its owner calls `check` now and
+    then while a request is on it: it ends by itself where the origin takes longer than it may.
+    """
+
+    def __init__(
+        self, buffer: bytearray, on_free: Callable[[Connection], None], on_lost: Callable[[Connection], None]
+    ) -> None:
+        self._buffer = buffer
+        self._view = memoryview(buffer)
+        self._on_free = on_free
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._supervision: Supervision
+        self._stream: ResponseStream | None = None
+        self._paused = False
+        self._is_sending = False
+        self._blocked_since: float | None = None
+        self._writable: asyncio.Future[None] | None = None
+        self._asked_at = 0.0
+        self._heard_at = 0.0
+        self._progress_at = 0.0
+        self._progress_bytes = 0
+        self.idle_since = 0.0
+        self.usable = False
+
+    def ask(
+        self, request: bytes, supervision: Supervision, *, bodiless: bool, body_follows: bool = False
+    ) -> ResponseStream:
+        """Send a request; `bodiless`: its answer has no body, whatever its head says of one (HEAD).
+
+        `body_follows`: by `write`, up to `sent`.
+        """
+        self._asked_at = self._heard_at = self._loop.time()
+        self._supervision, self._is_sending = supervision, body_follows
+        stream = self._stream = ResponseStream(self, self._loop, bodiless=bodiless)
+        self._transport.write(request)
+        return stream
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """Send a piece of the request's body; return when the kernel has all of it. ConnectionResetError."""
+        if not self.usable:
+            raise ConnectionResetError("the connection has ended")
+        self._transport.write(data)
+        if self._blocked_since is not None:
+            self._writable = self._loop.create_future()
+            await self._writable
+
+    def sent(self) -> None:
+        """The body is complete: from now on the origin is waited for."""
+        self._is_sending = False
+        self._asked_at = self._heard_at = self._loop.time()
+
+    def break_off(self) -> None:
+        """The body stays unfinished, the answer may still come: nothing else is ever sent here."""
+        self._is_sending = self.usable = False
+
+    def close(self) -> None:
+        """At once, whatever is on its way. Idempotent."""
+        self.usable = False
+        self._transport.abort()
+
+    def check(self, now: float) -> None:
+        """End the request if the origin has taken too long over it."""
+        stream, limits = self._stream, self._supervision
+        if stream is None or self._paused:
+            return
+        if self._is_sending:
+            silent_since, allowed, what = self._blocked_since, limits.head_seconds, "the origin took nothing"
+        elif not stream.has_head:
+            silent_since, allowed, what = self._asked_at, limits.head_seconds, "nothing came"
+        else:
+            silent_since, allowed, what = self._progress_since(stream), limits.progress_seconds, "nothing came"
+        if silent_since is None:
+            return  # the sender has nothing to send
+        if now - silent_since >= allowed:
+            self._fail(f"{what} for {allowed:g} seconds", silent=not stream.has_head)
+        elif limits.on_silence is not None:
+            since = silent_since if self._is_sending else self._heard_at
+            limits.on_silence(stream, now - since)
+
+    def _progress_since(self, stream: ResponseStream) -> float:
+        """When the body had last come forward by as much as it has to."""
+        if self._progress_at < self._asked_at or (
+            stream.received_bytes - self._progress_bytes >= self._supervision.progress_bytes
+        ):
+            self._progress_at, self._progress_bytes = self._heard_at, stream.received_bytes
+        return self._progress_at
+
+    # For the stream of the answer.
+
+    def answered(self, *, keep_alive: bool) -> None:
+        """The last byte has come."""
+        self._stream = None
+        if keep_alive and self.usable and not self._is_sending:
+            self.go_on()
+            self.idle_since = self._heard_at
+            self._on_free(self)
+        else:
+            self.close()
+
+    def hold(self) -> None:
+        """Nobody reads just now: what comes stays with the kernel."""
+        if not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def go_on(self) -> None:
+        """Somebody has read. That nobody did was no silence of the origin."""
+        if self._paused and (self._stream is None or self._stream.is_little):
+            self._paused = False
+            self._heard_at = self._progress_at = self._loop.time()
+            self._transport.resume_reading()
+
+    def give_up(self, reason: str, *, silent: bool) -> None:
+        """End the request that is on it, without an answer or with a body that broke off."""
+        self._fail(reason, silent=silent)
+
+    # For the transport.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        # A piece of a body is asked for when the one before has left, so that its memory may be used again.
+        # (TLS takes "nothing is left" for too much where nothing is the limit.)
+        self._transport.set_write_buffer_limits(high=1, low=0)
+        self.usable = True
+
+    def pause_writing(self) -> None:
+        self._blocked_since = self._loop.time()
+
+    def resume_writing(self) -> None:
+        self._blocked_since = None
+        writable, self._writable = self._writable, None
+        if writable is not None and not writable.done():
+            writable.set_result(None)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        destination = self._stream.destination if self._stream is not None else None
+        return self._view if destination is None else destination
+
+    def buffer_updated(self, nbytes: int) -> None:
+        stream = self._stream
+        if stream is None:
+            self.close()  # nothing was asked
+            return
+        self._heard_at = self._loop.time()
+        if stream.destination is not None:
+            stream.received_there(nbytes)
+        else:
+            self._receive(stream, nbytes)
+        if self._stream is stream and stream.is_much:
+            self.hold()
+
+    def _receive(self, stream: ResponseStream, count: int) -> None:
+        try:
+            stream.received(self._buffer, count)
+        except MalformedResponse as error:
+            self._fail(str(error))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.usable = False
+        writable, self._writable = self._writable, None
+        if writable is not None and not writable.done():
+            writable.set_exception(ConnectionResetError("the connection has ended"))
+        reason = "the origin closed the connection" if exc is None else f"{type(exc).__name__}: {exc}"
+        self._fail(reason, orderly=exc is None)
+        self._on_lost(self)
+
+    def _fail(self, reason: str, *, orderly: bool = False, silent: bool = False) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.ended(reason, orderly=orderly, silent=silent)
+        self.close()

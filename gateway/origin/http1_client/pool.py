@@ -1,0 +1,222 @@
+"""Connections to origins, used again as long as they last, shared out, and watched while they carry a request."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+
+from aiohappyeyeballs import start_connection
+
+from gateway.origin.http1_client.connection import RECEIVED_AT_ONCE_BYTES, Connection
+from gateway.origin.http1_client.resolver import Resolver
+from gateway.origin.http1_client.shares import Claim, FairShares
+
+IDLE_SECONDS_MAX = 15.0
+"""Origins close idle connections, some after 20 seconds, and a request that meets that has to be sent again."""
+
+CHECK_SECONDS = 0.025
+"""How often connections at work are looked at."""
+
+_NEXT_ADDRESS_AFTER_SECONDS = 0.25
+"""Source: RFC 8305, 8."""
+
+_PROXY_HEAD_BYTES_MAX = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Tunnel:
+    """A proxy that is asked for a connection (RFC 9110, 9.3.6); `request` is its CONNECT, which may hold a password."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Whom a connection is to; `tls` where it is encrypted, `tunnel` where a proxy makes it."""
+
+    host: str
+    port: int
+    tls: bool
+    tunnel: Tunnel | None = None
+
+
+class Pool:
+    """At most `connections_max` at work, and as many open. Event loop only.
+
+    `proxy_authorization` is what a tunnel's proxy is told.
+    """
+
+    def __init__(
+        self,
+        connections_max: int,
+        ssl_context: ssl.SSLContext,
+        *,
+        connect_seconds_max: float,
+        wait_seconds_max: float,
+        proxy_authorization: str | None = None,
+    ) -> None:
+        self._connections_max = connections_max
+        self._ssl_context = ssl_context
+        self._connect_seconds_max = connect_seconds_max
+        self._proxy_authorization = proxy_authorization
+        self._loop = asyncio.get_running_loop()
+        self._shares = FairShares(connections_max, wait_seconds_max)
+        self._resolver = Resolver()
+        self._buffer = bytearray(RECEIVED_AT_ONCE_BYTES)
+        self._open: dict[Connection, Endpoint] = {}
+        self._busy: dict[Connection, Claim | None] = {}
+        self._idle: dict[Endpoint, deque[Connection]] = {}
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._checking: asyncio.TimerHandle | None = None
+        self._all_lost = asyncio.Event()
+        self._closing = False
+
+    async def take(self, endpoint: Endpoint, claim: Claim | None, *, unused: bool = False) -> Connection:
+        """A connection, in one's turn: the one used last, or a new one. OSError and TimeoutError when none is to be
+        had, OriginBusy when one's turn does not come. It comes back by itself, when an answer was complete, or is no
+        more.
+
+        `claim` None waits for no turn: what finds out whether an origin lives. `unused`: one that the origin cannot be
+        closing just now.
+        """
+        if claim is not None and not self._shares.take_now(claim):
+            await self._shares.take(claim)
+        try:
+            connection = None if unused else self._idle_one(endpoint)
+            connection = connection or await self._connect(endpoint)
+        except BaseException:
+            if claim is not None:
+                self._shares.give_back(claim)
+            raise
+        self._busy[connection] = claim
+        if self._checking is None:
+            self._checking = self._loop.call_later(CHECK_SECONDS, self._check)
+        return connection
+
+    async def aclose(self) -> None:
+        """Close every connection, at work or not."""
+        self._closing = True
+        for timer in (self._sweeping, self._checking):
+            if timer is not None:
+                timer.cancel()
+        for connection in list(self._open):
+            connection.close()
+        while self._open:
+            self._all_lost.clear()
+            await self._all_lost.wait()
+
+    def _check(self) -> None:
+        self._checking = None
+        now = self._loop.time()
+        for connection in list(self._busy):
+            connection.check(now)
+        if self._busy and not self._closing:
+            self._checking = self._loop.call_later(CHECK_SECONDS, self._check)
+
+    def _idle_one(self, endpoint: Endpoint) -> Connection | None:
+        idle, now = self._idle.get(endpoint), self._loop.time()
+        while idle:
+            connection = idle.pop()
+            if connection.usable and now - connection.idle_since < IDLE_SECONDS_MAX:
+                return connection
+            connection.close()
+        return None
+
+    async def _connect(self, endpoint: Endpoint) -> Connection:
+        if len(self._open) >= self._connections_max:
+            self._close_one_idle()
+        async with asyncio.timeout(self._connect_seconds_max):
+            wire = await self._connected(endpoint)
+            try:
+                _, connection = await self._loop.create_connection(
+                    self._new,
+                    sock=wire,
+                    ssl=self._ssl_context if endpoint.tls else None,
+                    server_hostname=endpoint.host if endpoint.tls else None,
+                )
+            except BaseException:
+                wire.close()
+                raise
+        self._open[connection] = endpoint
+        if self._closing or not connection.usable:
+            connection.close()
+            raise ConnectionAbortedError("the connection is closed again")
+        return connection
+
+    async def _connected(self, endpoint: Endpoint) -> socket.socket:
+        hop = endpoint.tunnel or endpoint
+        addresses = await self._resolver.addresses(hop.host, hop.port)
+        wire = await start_connection(
+            addresses, happy_eyeballs_delay=_NEXT_ADDRESS_AFTER_SECONDS, interleave=1, loop=self._loop
+        )
+        if endpoint.tunnel is not None:
+            try:
+                await self._dig(wire, endpoint)
+            except BaseException:
+                wire.close()
+                raise
+        return wire
+
+    async def _dig(self, wire: socket.socket, endpoint: Endpoint) -> None:
+        """Have the proxy connect to the endpoint; ConnectionRefusedError when it does not."""
+        host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+        lines = [f"CONNECT {host}:{endpoint.port} HTTP/1.1", f"Host: {host}:{endpoint.port}"]
+        if self._proxy_authorization is not None:
+            lines.append(f"Proxy-Authorization: {self._proxy_authorization}")
+        await self._loop.sock_sendall(wire, "\r\n".join([*lines, "", ""]).encode())
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):  # the origin says nothing before we do
+            received = await self._loop.sock_recv(wire, 4096)
+            head += received
+            if not received or len(head) > _PROXY_HEAD_BYTES_MAX:
+                raise ConnectionRefusedError("the proxy closed the connection")
+        status = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ", 2)
+        if len(status) < 2 or not status[0].startswith("HTTP/1.") or not status[1].startswith("2"):
+            raise ConnectionRefusedError(f"the proxy refused the connection: {' '.join(status)[:100]!r}")
+
+    def _new(self) -> Connection:
+        return Connection(self._buffer, self._freed, self._lost)
+
+    def _freed(self, connection: Connection) -> None:
+        self._end_work(connection)
+        self._idle.setdefault(self._open[connection], deque()).append(connection)
+        if self._sweeping is None and not self._closing:
+            self._sweeping = self._loop.call_later(IDLE_SECONDS_MAX, self._sweep)
+
+    def _lost(self, connection: Connection) -> None:
+        endpoint = self._open.pop(connection, None)
+        if connection in self._busy:
+            self._end_work(connection)
+        elif endpoint is not None and endpoint in self._idle:
+            with suppress(ValueError):
+                self._idle[endpoint].remove(connection)
+        if not self._open:
+            self._all_lost.set()
+
+    def _end_work(self, connection: Connection) -> None:
+        claim = self._busy.pop(connection)
+        if claim is not None:
+            self._shares.give_back(claim)
+
+    def _close_one_idle(self) -> None:
+        """Other origins have connections that nobody uses now."""
+        for idle in self._idle.values():
+            if idle:
+                idle.popleft().close()
+                return
+
+    def _sweep(self) -> None:
+        self._sweeping = None
+        due = self._loop.time() - IDLE_SECONDS_MAX
+        for endpoint, idle in list(self._idle.items()):
+            while idle and idle[0].idle_since <= due:
+                idle.popleft().close()
+            if not idle:
+                del self._idle[endpoint]
+        if self._idle:
+            self._sweeping = self._loop.call_later(IDLE_SECONDS_MAX / 2, self._sweep)

@@ -1,0 +1,66 @@
+"""What `forebay serve` says that it serves, on standard error: lines for people, one event for programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import structlog
+
+from gateway.config import Settings
+from gateway.config.entries import SlotSettings
+from gateway.config.units import format_size
+from gateway.logs import is_console
+from gateway.serve.own_credentials import OwnKey
+
+_SLOTS_MAX = 20
+
+
+def tell_what_is_served(settings: Settings, key: OwnKey | None, warnings: Sequence[str]) -> None:
+    """Where the data comes from, with whose key, who may call, what lies on this disk, and what is not in force."""
+    facts = what_is_served(settings, key)
+    if is_console(settings.logging.format, sys.stderr):
+        sys.stderr.write(banner(facts, warnings))
+        sys.stderr.flush()
+    else:
+        structlog.get_logger("forebay.serve").info("serving", **facts, warnings=list(warnings))
+
+
+def banner(facts: dict[str, str | list[str]], warnings: Sequence[str]) -> str:
+    """The lines for people."""
+    lines = []
+    for name, found in {**facts, "WARNING": list(warnings)}.items():
+        for number, text in enumerate([found] if isinstance(found, str) else found):
+            lines.append(f"  {name.replace('_', ' ') if number == 0 or name == 'WARNING' else '':<8} {text}\n")
+    return "".join(lines)
+
+
+def what_is_served(settings: Settings, key: OwnKey | None) -> dict[str, str | list[str]]:
+    """By name; no secret among it."""
+    origin, cache = settings.origin, settings.cache
+    lasting = "outlives a restart" if cache.persistent else "may be lost with the machine"
+    slots = [_slot(slot) for slot in settings.slots[:_SLOTS_MAX]]
+    if len(settings.slots) > _SLOTS_MAX:
+        slots.append(f"and {len(settings.slots) - _SLOTS_MAX} more: forebay status")
+    return {
+        "origin": f"{origin.endpoint_url}, region {origin.region}",
+        "own_key": f"{key.access_key_id}, from {key.source}" if key is not None else "none found; looked for again",
+        "callers": _callers(settings),
+        "cache": f"{cache.directory}: up to {format_size(cache.capacity_bytes)}, {lasting}",
+        "workers": str(settings.server.workers),
+        "slots": [*slots, "all else: read-write, strict, write through"],
+    }
+
+
+def _callers(settings: Settings) -> str:
+    if settings.credentials:
+        ids = ", ".join(entry.access_key_id for entry in settings.credentials[:_SLOTS_MAX])
+        return f"{len(settings.credentials)} of [[credentials]]: {ids}"
+    if settings.server.allow_unsigned:
+        return "anybody: requests need no signature (server.allow_unsigned)"
+    return "whoever signs with the gateway's own key"
+
+
+def _slot(slot: SlotSettings) -> str:
+    text = f"{slot.name}: {slot.prefix} {slot.mode}, {slot.consistency_in_force}, write {slot.write}"
+    return f"{text}, {format_size(slot.capacity_bytes)} guaranteed" if slot.capacity_bytes else text

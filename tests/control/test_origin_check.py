@@ -1,0 +1,135 @@
+"""Whether the origin answers this gateway, asked by one signed question, and in words what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trustme
+
+from gateway.app import origin_for_checks
+from gateway.config import OriginSettings, Settings
+from gateway.control.origin_check import REMEMBERED_SECONDS, REMEMBERED_WELL_SECONDS, OriginCheck, OriginFinding
+from tests.support.manual_clock import ManualClock
+from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin.faults import AlterHeaders, Answer, on
+from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+
+
+@asynccontextmanager
+async def checking(url: str, key: str = ACCESS_KEY_ID, secret: str = SECRET_ACCESS_KEY) -> AsyncIterator[OriginCheck]:
+    origin = OriginSettings.model_validate(
+        {"endpoint_url": url, "region": "us-east-1", "access_key_id": key, "secret_access_key": secret}
+    )
+    async with origin_for_checks(Settings(origin=origin), "feed") as asked:
+        yield OriginCheck(asked, url)
+
+
+def found(url: str, key: str = ACCESS_KEY_ID, secret: str = SECRET_ACCESS_KEY) -> OriginFinding:
+    async def run() -> OriginFinding:
+        async with checking(url, key, secret) as check:
+            return await check.finding()
+
+    return asyncio.run(run())
+
+
+def test_an_origin_that_answers_is_well() -> None:
+    """One signed question."""
+    with StrictOrigin() as origin:
+        assert found(origin.endpoint_url) == OriginFinding("well")
+        assert [line.split(b"?")[0] for line in origin.request_lines] == [b"GET /"]
+
+
+def test_a_key_that_may_not_list_buckets_is_a_good_key() -> None:
+    """Rights to one bucket are enough to serve it."""
+    with StrictOrigin() as origin:
+        origin.model.inject(lambda call: True, Answer(403, "AccessDenied"), times=None)
+        assert found(origin.endpoint_url) == OriginFinding("well")
+
+
+@pytest.mark.parametrize(
+    ("key", "secret", "code"),
+    [("AKIAUNKNOWN", SECRET_ACCESS_KEY, "InvalidAccessKeyId"), (ACCESS_KEY_ID, "wrong", "SignatureDoesNotMatch")],
+)
+def test_a_key_that_is_refused(key: str, secret: str, code: str) -> None:
+    """The origin's own word for it, and whose key it is."""
+    with StrictOrigin() as origin:
+        finding = found(origin.endpoint_url, key, secret)
+    assert (finding.state, finding.reachable) == ("refused", True)
+    assert "refuses the gateway's own key" in (finding.problem or "")
+    assert code in (finding.problem or "")
+
+
+def test_a_clock_that_is_wrong() -> None:
+    """The signature is put right by what the origin says; callers' signatures are judged by this clock."""
+    clock = ManualClock()
+    origin = MemoryOrigin(clock)
+    origin.inject(lambda call: True, AlterHeaders({"date": "Thu, 01 Jan 2026 00:02:00 GMT"}), times=None)
+    finding = asyncio.run(OriginCheck(origin, "http://origin", clock).finding())
+    assert (finding.state, finding.reachable) == ("wrong clock", True)
+    assert "clock is 120 seconds behind that of http://origin" in (finding.problem or "")
+
+
+def test_a_host_name_that_nobody_knows() -> None:
+    """It is said that it is the name."""
+    finding = found("http://no-such-host.invalid:9")
+    assert (finding.state, finding.reachable) == ("unreachable", False)
+    assert "host name of http://no-such-host.invalid:9 is unknown" in (finding.problem or "")
+
+
+def test_nobody_listens() -> None:
+    """It is said that the connection was refused."""
+    assert "nobody listens" in (found("http://127.0.0.1:1").problem or "")
+
+
+def test_https_asked_of_one_that_speaks_http() -> None:
+    """The wrong scheme, in words."""
+    with StrictOrigin() as origin:
+        finding = found(origin.endpoint_url.replace("http:", "https:"))
+    assert finding.state == "unreachable"
+    assert "does not speak https" in (finding.problem or "")
+
+
+def test_a_certificate_that_is_not_trusted(tmp_path: Path) -> None:
+    """Not the same as a wrong scheme."""
+    certificate = trustme.CA().issue_cert("127.0.0.1")
+    certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "c.pem")
+    with StrictOrigin(certificate_file=str(tmp_path / "c.pem"), key_file=str(tmp_path / "c.pem")) as origin:
+        assert "certificate that is not trusted" in (found(origin.endpoint_url).problem or "")
+
+
+def test_an_origin_that_accepts_and_says_nothing_is_not_waited_for() -> None:
+    """A socket that opens is no origin that answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        finding = found(url)
+    assert finding.state == "unreachable"
+    assert "does not answer" in (finding.problem or "")
+
+
+def test_the_finding_is_remembered_for_a_while() -> None:
+    """However often a probe asks, the origin is bothered every few seconds at most."""
+
+    async def run() -> None:
+        clock = ManualClock()
+        async with checking(origin.endpoint_url) as check:
+            check._clock = clock
+            origin.model.inject(on(), AlterHeaders({"date": None}), times=None)
+            for _ in range(3):
+                assert (await check.finding()).reachable
+            assert len(origin.request_lines) == 1
+            await clock.advance(REMEMBERED_WELL_SECONDS + 1)
+            origin.model.inject(lambda call: True, Answer(500, "InternalError"), times=1)
+            assert not (await check.finding()).reachable
+            await clock.advance(REMEMBERED_SECONDS + 1)
+            assert (await check.finding()).reachable
+            assert len(origin.request_lines) == 3
+
+    with contextlib.ExitStack() as stack:
+        origin = stack.enter_context(StrictOrigin())
+        asyncio.run(run())

@@ -1,0 +1,61 @@
+"""Gathering pieces in a buffer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import OriginBodyError
+from gateway.origin.receive_buffer import GATHERING_SECONDS_MAX, ReceiveBuffer, gathered
+
+
+async def given_as(
+    pieces: Sequence[bytes], failure: Exception | None = None, pause: float = 0.0
+) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+        await asyncio.sleep(pause)
+    if failure is not None:
+        raise failure
+
+
+async def gather(pieces: AsyncIterator[bytes], landing: ReceiveBuffer) -> list[bytes]:
+    return [bytes(view) async for view in gathered(pieces, landing)]
+
+
+@given(
+    pieces=st.lists(st.binary(max_size=300), max_size=20),
+    size=st.integers(1, 200),
+    enough=st.integers(1, 300),
+)
+def test_the_bytes_are_the_same_in_pieces_worth_having(pieces: list[bytes], size: int, enough: int) -> None:
+    """None is empty, none longer than the buffer, and only the last is shorter than what is worth it."""
+    views = asyncio.run(gather(given_as(pieces), ReceiveBuffer(memoryview(bytearray(size)), enough)))
+    assert b"".join(views) == b"".join(pieces)
+    assert all(0 < len(view) <= size for view in views)
+    assert all(len(view) >= min(enough, size) for view in views[:-1])
+
+
+def test_what_came_before_a_failure_is_given_first() -> None:
+    """Nothing that was paid for is lost."""
+
+    async def scenario() -> None:
+        views = gathered(
+            given_as([b"abc", b"de"], OriginBodyError("broke off")), ReceiveBuffer(memoryview(bytearray(9)), 9)
+        )
+        assert bytes(await anext(views)) == b"abcde"
+        with pytest.raises(OriginBodyError, match="broke off"):
+            await anext(views)
+
+    asyncio.run(scenario())
+
+
+def test_slow_bytes_do_not_wait_for_a_whole_buffer() -> None:
+    """When the next ones come after a while, all are given."""
+    landing = ReceiveBuffer(memoryview(bytearray(9)), 9)
+    views = asyncio.run(gather(given_as([b"a", b"b", b"c"], pause=GATHERING_SECONDS_MAX), landing))
+    assert views[0] == b"ab"

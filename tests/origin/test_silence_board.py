@@ -1,0 +1,50 @@
+"""Processes tell each other that an origin is silent."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gateway.origin.breaker import Admission, CircuitBreaker
+from gateway.origin.silence_board import BELIEVED_SECONDS, SilenceBoard
+from tests.support.manual_clock import ManualClock
+
+
+def test_what_one_finds_out_the_others_know(tmp_path: Path) -> None:
+    """The other process asks the origin itself before it asks it for anybody; an answer ends it for all."""
+    clock = ManualClock()
+    one, other = (CircuitBreaker(clock, SilenceBoard(tmp_path / "silence").cell("host")) for _ in range(2))
+    asyncio.run(clock.advance(10.0))
+    one.unanswered(Admission.ORDINARY, silent_since=clock.monotonic() - 8)
+    assert one.answers_nobody
+    assert other.hears_from_others()
+    assert other.answers_nobody
+    probe = other.admit()
+    assert probe is Admission.PROBE
+    other.answered(probe)
+    assert not other.hears_from_others()
+    third = CircuitBreaker(clock, SilenceBoard(tmp_path / "silence").cell("host"))
+    assert not third.hears_from_others()
+
+
+def test_who_was_answered_since_believes_nobody_else(tmp_path: Path) -> None:
+    """Another process may have lost its path to the origin."""
+    clock = ManualClock()
+    one, other = (CircuitBreaker(clock, SilenceBoard(tmp_path / "silence").cell("host")) for _ in range(2))
+    asyncio.run(clock.advance(10.0))
+    one.unanswered(Admission.ORDINARY, silent_since=clock.monotonic() - 8)
+    asyncio.run(clock.advance(1.0))
+    other.answered(Admission.ORDINARY)
+    assert not other.hears_from_others()
+
+
+@pytest.mark.parametrize("later", [BELIEVED_SECONDS + 1, -5.0])
+def test_what_is_old_or_makes_no_sense_is_not_believed(later: float) -> None:
+    """Whoever told it is gone; a record half written says anything."""
+    board = SilenceBoard()
+    board.cell("host").tell(1000.0)
+    assert board.cell("host").is_silent(1001.0, 0.0)
+    assert not board.cell("host").is_silent(1000.0 + later, 0.0)
+    assert not board.cell("another host").is_silent(1001.0, 0.0)

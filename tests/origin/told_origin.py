@@ -1,0 +1,114 @@
+"""An origin that answers as a test tells it, request by request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+from gateway.clock import SystemClock
+from gateway.origin.client import HedgeOutcome
+from gateway.origin.credentials import StaticCredentials
+from gateway.origin.s3 import Attempt, S3Origin
+from gateway.origin.settings import OriginSettings
+from tests.origin.origins import STRICT_PAIR
+
+
+@dataclass(slots=True)
+class Request:
+    """The head of a request, its body read; lower-case header names."""
+
+    number: int
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+
+
+Exchange = Callable[[Request, asyncio.StreamWriter], Awaitable[None]]
+"""What is answered. When it returns, the next request may come."""
+
+
+@dataclass(slots=True)
+class ToldOrigin:
+    """`origin` is a client of it, `requests` what has come, `outcomes` what became of hedges."""
+
+    origin: S3Origin
+    port: int
+    requests: list[Request] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
+    outcomes: list[HedgeOutcome] = field(default_factory=list)
+    exchange: Exchange | None = None
+
+    def of(self, method: str) -> list[Request]:
+        return [request for request in self.requests if request.method == method]
+
+
+async def forever(*_: object) -> None:
+    """Say nothing."""
+    await asyncio.get_running_loop().create_future()
+
+
+def head(*lines: str, status: str = "200 OK") -> bytes:
+    return "\r\n".join([f"HTTP/1.1 {status}", *lines, "", ""]).encode()
+
+
+@asynccontextmanager
+async def told_origin(exchange: Exchange, **settings: object) -> AsyncIterator[ToldOrigin]:
+    """A server, and a client that has no patience with it."""
+    serving = set[asyncio.Task[None]]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        serving.add(task)
+        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            while True:
+                request = await _request(reader, writer, len(told.requests) + 1)
+                told.requests.append(request)
+                assert told.exchange is not None
+                await told.exchange(request, writer)
+                await writer.drain()
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    given: dict[str, object] = {
+        "first_byte_timeout_seconds": 0.5,
+        "stall_timeout_seconds": 0.5,
+        "max_attempts": 1,
+        **settings,
+    }
+    told: ToldOrigin
+    origin = S3Origin(
+        OriginSettings(endpoint_url=f"http://127.0.0.1:{port}", **given),  # type: ignore[arg-type]
+        StaticCredentials(STRICT_PAIR),
+        SystemClock(),
+        instance_id="gateway-1",
+        on_attempt=lambda attempt: told.attempts.append(attempt),
+        on_hedge=lambda outcome: told.outcomes.append(outcome),
+    )
+    told = ToldOrigin(origin, port, exchange=exchange)
+    try:
+        async with asyncio.timeout(20):
+            yield told
+    finally:
+        await origin.aclose()
+        server.close()
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
+
+
+async def _request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> Request:
+    first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    method, target, _ = first.split(" ")
+    fields = [line.partition(": ") for line in lines if line]
+    headers = {name.lower(): value for name, _, value in fields}
+    if "expect" in headers:
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    body = await reader.readexactly(int(headers.get("content-length", "0")))
+    return Request(number, method, target, headers, body)

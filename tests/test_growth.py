@@ -1,0 +1,191 @@
+"""What reads the bytes of clients costs no more than in proportion to them (docs/security.md)."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import pkgutil
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from xml.etree.ElementTree import ParseError, fromstring
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import gateway
+from tests.support.client_parsers import PARSERS, ClientParser
+from tests.support.growth import backtracking, grows_too_fast
+
+EXAMPLES = int(os.environ.get("FOREBAY_GROWTH_EXAMPLES", "2"))
+SOURCES = Path(gateway.__file__).parent
+OLD_ETAG = re.compile(r"""\s*(?:W/)?("[^"]*"|[^",\s]+(?:\s+[^",\s]+)*)?\s*(?:,|$)""")
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_a_word_again_and_again_costs_in_proportion(name: str) -> None:
+    """Every word of the grammar, from 256 bytes to 64 KiB of it."""
+    parser = PARSERS[name]
+    for word in parser.words:
+        growth = grows_too_fast(parser.parse, parser.begin, word, b"z" + parser.end)
+        assert growth is None, f"{word!r} again and again: {growth}"
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_generated_repetitions_cost_in_proportion(name: str) -> None:
+    """A beginning, something again and again, and an end, each put together from words of the grammar."""
+    parser = PARSERS[name]
+
+    @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+    @given(_texts(parser, 0, 3), _texts(parser, 1, 4), _texts(parser, 0, 3))
+    def play(begin: bytes, unit: bytes, end: bytes) -> None:
+        growth = grows_too_fast(parser.parse, parser.begin + begin, unit, end + parser.end)
+        assert growth is None, str(growth)
+
+    play()
+
+
+def _texts(parser: ClientParser, least: int, most: int) -> st.SearchStrategy[bytes]:
+    return st.lists(st.sampled_from(parser.words), min_size=least, max_size=most).map(b"".join)
+
+
+# --- patterns ---------------------------------------------------------------------------------------------------------
+
+
+OF_OPERATORS = ("gateway.__main__", "gateway.config.", "gateway.demo.", "gateway.jobs.indexing.")
+"""What they read was written by those who run the gateway, or their bucket."""
+
+
+def modules() -> Iterator[str]:
+    for found in pkgutil.walk_packages(gateway.__path__, "gateway."):
+        if not found.ispkg and not found.name.startswith(OF_OPERATORS):
+            yield found.name
+
+
+def source_of(module: str) -> Path:
+    return SOURCES / (module.removeprefix("gateway.").replace(".", "/") + ".py")
+
+
+def named_patterns(name: str) -> dict[str, re.Pattern[str] | re.Pattern[bytes]]:
+    """Those of a module, in tuples and mappings too."""
+    found: dict[str, re.Pattern[str] | re.Pattern[bytes]] = {}
+    for variable, value in vars(importlib.import_module(name)).items():
+        values = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
+        for number, one in enumerate(values):
+            if isinstance(one, re.Pattern):
+                found[f"{variable}[{number}]"] = one
+    return found
+
+
+def test_no_pattern_looks_at_a_text_again_and_again() -> None:
+    """Neither from within a match, nor from one place after the other."""
+    looked_at = 0
+    for name in modules():
+        searched = names_searched(source_of(name))
+        for variable, pattern in named_patterns(name).items():
+            looked_at += 1
+            reason = backtracking(pattern, searches=variable.partition("[")[0] in searched)
+            assert reason is None, f"{name}.{variable} = {pattern.pattern!r}: {reason}"
+    assert looked_at > 40
+
+
+_SEARCHING = frozenset({"search", "sub", "subn", "split", "findall", "finditer"})
+
+
+def names_searched(path: Path) -> set[str]:
+    """The patterns that a module looks for anywhere in a text."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and node.attr in _SEARCHING:
+            owner = node.value.value if isinstance(node.value, ast.Subscript) else node.value
+            if isinstance(owner, ast.Name):
+                found.add(owner.id)
+    return found
+
+
+def test_every_pattern_has_a_name_by_which_it_is_looked_at() -> None:
+    """None is made within a function, where the test above does not see it."""
+    for name in modules():
+        for function in ast.walk(ast.parse(source_of(name).read_text(encoding="utf-8"))):
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                assert not _uses_of_re(function), f"{name}, {function.name}"
+
+
+def _uses_of_re(function: ast.AST) -> set[str]:
+    used = {
+        node.attr
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "re"
+    }
+    return used & (_SEARCHING | {"match", "fullmatch", "compile"})
+
+
+# --- the tests find what they are for ---------------------------------------------------------------------------------
+
+
+def every_pair(data: bytes) -> None:
+    for index in range(len(data) // 64):
+        for other in range(index):
+            if index == -other:
+                raise AssertionError
+
+
+def joined_again_and_again(data: bytes) -> None:
+    value = ""
+    for part in data.split(b","):
+        value = f"{value},{part.decode('latin-1')}"
+
+
+def looked_up_in_a_list(data: bytes) -> None:
+    names = [b"%d%b" % (number, part) for number, part in enumerate(data.split(b","))]
+    assert sum(name in names for name in reversed(names)) == len(names)
+
+
+def put_together_from_one_value(data: bytes) -> None:
+    value = data.decode("latin-1")
+    lines = [f"a:{value}" for _ in range(data.count(b","))]
+    text = "\n".join(lines)
+    assert text is not None
+
+
+def old_etags(data: bytes) -> None:
+    OLD_ETAG.match(data.decode("latin-1"))
+
+
+def namespaces_in_place(data: bytes) -> None:
+    try:
+        fromstring(data)
+    except ParseError:
+        return
+
+
+@pytest.mark.parametrize(
+    ("parse", "begin", "unit", "end"),
+    [
+        (every_pair, b"", b"a", b""),
+        (joined_again_and_again, b"", b"a,", b""),
+        (looked_up_in_a_list, b"", b"a,", b""),
+        (put_together_from_one_value, b"", b",a", b""),
+        (old_etags, b"", b" ", b'"y"z'),
+        (namespaces_in_place, b"<D xmlns:a='" + b"u" * 100, b"' a:b%d='", b"'/>"),
+    ],
+)
+def test_what_costs_more_is_found_out(parse: Callable[[bytes], None], begin: bytes, unit: bytes, end: bytes) -> None:
+    """Loops in Python, copies in C, a pattern that backtracks, and what a library does."""
+    if parse is namespaces_in_place:
+        half = b"<D xmlns:a='" + b"u" * 8_000
+        assert grows_too_fast(lambda data: parse(half + b"u" * len(data) + data), b"' a:a='", b"' a:b%d='", end)
+    else:
+        assert grows_too_fast(parse, begin, unit, end)
+
+
+def test_a_pattern_that_backtracks_is_found_out() -> None:
+    """The one by which 32 KiB of a header would have held a worker for a day, and its like."""
+    assert backtracking(OLD_ETAG, searches=False)
+    assert backtracking(re.compile(r"(a+)+b"), searches=False)
+    assert backtracking(re.compile(r"<a>\s*(?:x)?\s*</a>"), searches=True)
+    assert backtracking(re.compile(r"\s*x"), searches=True)
+    assert not backtracking(re.compile(r"\s*x"), searches=False)
+    assert not backtracking(re.compile(r"\s*+(?:x\s*+)?y"), searches=False)
