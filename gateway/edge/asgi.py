@@ -216,7 +216,7 @@ class S3App:
         caller = self._caller(request)
         if not isinstance(caller, Caller):
             return caller
-        ACCOUNT.set(caller.access_key_id)
+        ACCOUNT.set(caller.access_key_id)  # of this connection's context, too, where every request sets its own
         authorise(request, caller.grant, self.services.slots)
         slot = self._slot(request)
         visit.slot = slot.name
