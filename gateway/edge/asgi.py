@@ -26,10 +26,10 @@ from gateway.edge.body import Receive, request_body
 from gateway.edge.failures import reply_to
 from gateway.edge.foreign_services import foreign_service_reply
 from gateway.edge.replies import send_reply, whole_response
+from gateway.edge.request_record import BROKEN_OFF, CLIENT_LEFT, RequestRecord
 from gateway.edge.server.cycle import RESPONSE
 from gateway.edge.server.first_step import in_task
 from gateway.edge.server.receiving import RECEIVE_INTO
-from gateway.edge.visit import BROKEN_OFF, CLIENT_LEFT, Visit
 from gateway.errors import ClientDisconnected, S3Error
 from gateway.operations.exchange import Exchange, Services
 from gateway.operations.passthrough import READ_METHODS
@@ -107,110 +107,110 @@ class S3App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"the S3 port speaks HTTP only, not {scope['type']}")
-        visit = Visit(scope["raw_path"])
+        record = RequestRecord(scope["raw_path"])
         try:
-            answer = self._perform(visit, scope, receive)
+            answer = self._perform(record, scope, receive)
         except Exception as error:  # noqa: BLE001 - whatever happened, the client gets an answer and the log a line
-            answer = reply_to(error, visit.request_id, visit.path)
+            answer = reply_to(error, record.request_id, record.path)
         try:
-            reply = answer if isinstance(answer, Reply) else await self._awaited(visit, answer, scope)
-            await self._send(visit, reply, scope, send)
+            reply = answer if isinstance(answer, Reply) else await self._awaited(record, answer, scope)
+            await self._send(record, reply, scope, send)
         except ClientDisconnected:
-            visit.status = CLIENT_LEFT
+            record.status = CLIENT_LEFT
         except asyncio.CancelledError:
             if cancellation.is_current_left():
-                visit.status = CLIENT_LEFT
+                record.status = CLIENT_LEFT
             raise
         finally:
-            if visit.waits:
+            if record.waits:
                 self.observer.in_flight(-1)
-            self._report(visit)
+            self._report(record)
 
-    async def _wait(self, visit: Visit, scope: Scope) -> None:
+    async def _wait(self, record: RequestRecord, scope: Scope) -> None:
         """To be called before anything is waited for: until then the server has no task for the request."""
         await in_task()
-        visit.waits = True
+        record.waits = True
         self.observer.in_flight(1)
         cancellation.register_request(anywhere=scope["method"] in READ_METHODS)
 
-    def _report(self, visit: Visit) -> None:
-        seconds = time.perf_counter() - visit.started
-        received_bytes = visit.body.received_bytes if visit.body is not None else 0
+    def _report(self, record: RequestRecord) -> None:
+        seconds = time.perf_counter() - record.started
+        received_bytes = record.body.received_bytes if record.body is not None else 0
         self.observer.ended(
-            visit.operation, visit.slot, visit.status, visit.cache, seconds, visit.sent_bytes, received_bytes
+            record.operation, record.slot, record.status, record.cache, seconds, record.sent_bytes, received_bytes
         )
         if not self.log.is_enabled_for(logging.DEBUG):
             return
         self.log.debug(
             "request",
-            request_id=visit.request_id,
-            operation=visit.operation,
-            slot=visit.slot,
-            status=visit.status,
-            cache=visit.cache,
+            request_id=record.request_id,
+            operation=record.operation,
+            slot=record.slot,
+            status=record.status,
+            cache=record.cache,
             seconds=round(seconds, 6),
-            sent_bytes=visit.sent_bytes,
+            sent_bytes=record.sent_bytes,
             received_bytes=received_bytes,
         )
 
-    async def _send(self, visit: Visit, reply: Reply, scope: Scope, send: Send) -> None:
-        visit.status, visit.cache = str(reply.status), reply.cache
-        close = not visit.body_complete
+    async def _send(self, record: RequestRecord, reply: Reply, scope: Scope, send: Send) -> None:
+        record.status, record.cache = str(reply.status), reply.cache
+        close = not record.body_complete
         try:
-            whole = whole_response(reply, scope, visit, close=close)
+            whole = whole_response(reply, scope, record, close=close)
             if whole is not None:
                 try:
                     await send({"type": RESPONSE, "response": whole})
                 finally:
-                    visit.sent_bytes = whole.sent_bytes
+                    record.sent_bytes = whole.sent_bytes
             else:
-                if not visit.waits:
-                    await self._wait(visit, scope)
-                await send_reply(reply, scope, send, visit, close=close)
+                if not record.waits:
+                    await self._wait(record, scope)
+                await send_reply(reply, scope, send, record, close=close)
         except ClientDisconnected:
             raise
         except Exception as error:  # noqa: BLE001 - it is logged, and the client sees it, or a body that ends early
-            if not await self._told(visit, reply, error, scope, send):
-                self._broken_off(visit, reply, error)
+            if not await self._told(record, reply, error, scope, send):
+                self._broken_off(record, reply, error)
         finally:
             if not reply.close_now():
                 await reply.aclose()
 
-    async def _awaited(self, visit: Visit, answer: Coroutine[Any, Any, Reply], scope: Scope) -> Reply:
+    async def _awaited(self, record: RequestRecord, answer: Coroutine[Any, Any, Reply], scope: Scope) -> Reply:
         try:
-            await self._wait(visit, scope)
+            await self._wait(record, scope)
             return await answer
         except ClientDisconnected:
             raise
         except Exception as error:  # noqa: BLE001 - whatever happened, the client gets an answer and the log a line
-            return reply_to(error, visit.request_id, visit.path)
+            return reply_to(error, record.request_id, record.path)
         finally:
             answer.close()
 
-    async def _told(self, visit: Visit, reply: Reply, error: Exception, scope: Scope, send: Send) -> bool:
+    async def _told(self, record: RequestRecord, reply: Reply, error: Exception, scope: Scope, send: Send) -> bool:
         """Answer with what has gone wrong, where nothing of the answer is out yet; False where some is."""
         if RESPONSE not in (scope.get("extensions") or {}):
             return False
-        failure = reply_to(error, visit.request_id, visit.path)
+        failure = reply_to(error, record.request_id, record.path)
         try:
-            await send_reply(failure, scope, send, visit, close=not visit.body_complete)
+            await send_reply(failure, scope, send, record, close=not record.body_complete)
         except RuntimeError:  # a part of the answer is out
             return False
         reply.failed(error)
-        visit.status, visit.cache = str(failure.status), failure.cache
+        record.status, record.cache = str(failure.status), failure.cache
         return True
 
-    def _broken_off(self, visit: Visit, reply: Reply, error: Exception) -> None:
+    def _broken_off(self, record: RequestRecord, reply: Reply, error: Exception) -> None:
         """The head is out: all that can still be said is a body that ends early, so the connection is closed."""
-        visit.status = BROKEN_OFF
+        record.status = BROKEN_OFF
         reply.failed(error)
-        self.log.warning("answer broken off", request_id=visit.request_id, exc_info=error)
+        self.log.warning("answer broken off", request_id=record.request_id, exc_info=error)
 
-    def _perform(self, visit: Visit, scope: Scope, receive: Receive) -> Answer:
+    def _perform(self, record: RequestRecord, scope: Scope, receive: Receive) -> Answer:
         headers = scope["headers"]
-        request = parse_request(scope["method"], visit.raw_path, scope["query_string"], headers, self.base_domains)
-        body = visit.body = request_body(request.headers, receive, scope.get(RECEIVE_INTO))
-        visit.operation = request.operation  # a string itself
+        request = parse_request(scope["method"], record.raw_path, scope["query_string"], headers, self.base_domains)
+        body = record.body = request_body(request.headers, receive, scope.get(RECEIVE_INTO))
+        record.operation = request.operation  # a string itself
         if self.instance_id in request.headers.get(HOP_HEADER, ""):
             raise s3_error("LoopDetected")
         caller = self._caller(request)
@@ -219,7 +219,7 @@ class S3App:
         ACCOUNT.set(caller.access_key_id)  # of this connection's context, too, where every request sets its own
         authorise(request, caller.grant, self.services.slots)
         slot = self._slot(request)
-        visit.slot = slot.name
+        record.slot = slot.name
         credential = caller.access_key_id
         return perform(
             Exchange(self.services, request, body, caller.grant, caller.seed, slot, caller.anonymous, credential)

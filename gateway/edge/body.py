@@ -6,9 +6,8 @@ import functools
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from gateway.edge.server.receive_threads import ReceiveThreads
-from gateway.edge.server.receiving import HandingOn
-from gateway.edge.visit import CountedBody
+from gateway.edge.request_record import CountedBody
+from gateway.edge.server.receiving import BodyDrain, ReceiveThreads
 from gateway.errors import ClientDisconnected
 from gateway.operations.request_body import Sink
 
@@ -93,8 +92,8 @@ class AsgiRequestBody:
     async def _read_into(self, sink: Sink) -> None:
         """For servers that offer no better way."""
         while piece := await self._next():
-            handing = HandingOn([piece], sink)
-            await _shared_threads().run(handing.stop, handing.run)
+            drain = BodyDrain([piece], sink)
+            await _shared_threads().run(drain.stop, drain.run)
 
 
 @functools.cache

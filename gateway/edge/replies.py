@@ -6,9 +6,9 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, get_args
 
+from gateway.edge.request_record import RequestRecord
 from gateway.edge.server.cycle import LENT, RESPONSE, SPAN, ZERO_COPY
 from gateway.edge.server.response_head import Response
-from gateway.edge.visit import Visit
 from gateway.objects import BodyStream, FileSpan, HeldSpan, LentBytes
 from gateway.operations.reply import CacheLabel, Reply
 
@@ -25,39 +25,40 @@ _SERVER = (b"server", b"Forebay")
 _IDENTITY = b"server: Forebay\r\nx-amz-request-id: %b\r\nx-amz-id-2: forebay/%b\r\n"
 _CACHE: Mapping[str, bytes] = {name: b"x-forebay-cache: %b\r\n" % name.encode() for name in get_args(CacheLabel)}
 
+Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-def whole_response(reply: Reply, scope: MutableMapping[str, Any], visit: Visit, *, close: bool) -> Response | None:
+def whole_response(reply: Reply, scope: Scope, record: RequestRecord, *, close: bool) -> Response | None:
     """The answer, where the server takes all of it at once: nothing is to be waited for before it is sent."""
     extensions, body = scope.get("extensions") or {}, reply.body
     if RESPONSE not in extensions:
         return None
     if isinstance(body, (bytes, memoryview)):
-        return _response(reply, visit.request_id, body, close=close)
+        return _response(reply, record.request_id, body, close=close)
     if isinstance(body, HeldSpan) and ZERO_COPY in extensions:
-        return _response(reply, visit.request_id, body.span, close=close)
+        return _response(reply, record.request_id, body.span, close=close)
     return None
 
 
-async def send_reply(reply: Reply, scope: MutableMapping[str, Any], send: Send, visit: Visit, *, close: bool) -> None:
-    """Send the whole answer, and count its body in `visit.sent_bytes`. The caller closes the reply."""
+async def send_reply(reply: Reply, scope: Scope, send: Send, record: RequestRecord, *, close: bool) -> None:
+    """Send the whole answer, and count its body in `record.sent_bytes`. The caller closes the reply."""
     extensions = scope.get("extensions") or {}
     if RESPONSE in extensions:
-        await send({"type": RESPONSE, "response": _response(reply, visit.request_id, None, close=close)})
+        await send({"type": RESPONSE, "response": _response(reply, record.request_id, None, close=close)})
     else:
-        await send(_start(reply, visit.request_id, close=close))
+        await send(_start(reply, record.request_id, close=close))
     body = reply.body
     if isinstance(body, (bytes, memoryview)):
         body = b"" if scope["method"] == "HEAD" else body
         await send({"type": "http.response.body", "body": body})
-        visit.sent_bytes = len(body)
+        record.sent_bytes = len(body)
         return
     if isinstance(body, HeldSpan):
         await _send_span_through_memory(body.span, send)
-        visit.sent_bytes = body.span.count
+        record.sent_bytes = body.span.count
     else:
-        await _send_stream(body, send, visit, zero_copy=ZERO_COPY in extensions, lending=LENT in extensions)
+        await _send_stream(body, send, record, zero_copy=ZERO_COPY in extensions, lending=LENT in extensions)
     await send({"type": "http.response.body", "body": b""})
 
 
@@ -114,21 +115,23 @@ def content_length(reply: Reply) -> int | None:
     return None if any(name == "content-length" for name, _ in reply.headers) else len(reply.body)
 
 
-async def _send_stream(stream: BodyStream, send: Send, visit: Visit, *, zero_copy: bool, lending: bool) -> None:
+async def _send_stream(
+    stream: BodyStream, send: Send, record: RequestRecord, *, zero_copy: bool, lending: bool
+) -> None:
     async for piece in stream:
         if isinstance(piece, LentBytes):
             await (_send_lent(piece, send) if lending else _send_copied(piece, send))
-            visit.sent_bytes += piece.taken
+            record.sent_bytes += piece.taken
             continue
         if not isinstance(piece, FileSpan):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-            visit.sent_bytes += len(piece)
+            record.sent_bytes += len(piece)
             continue
         if zero_copy:
             await _send_span(piece, send, more_body=True)
         else:
             await _send_span_through_memory(piece, send)
-        visit.sent_bytes += piece.count
+        record.sent_bytes += piece.count
 
 
 async def _send_lent(lent: LentBytes, send: Send) -> None:

@@ -28,13 +28,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway import cancellation
-from gateway.edge.server.body_queue import BodyQueue
 from gateway.edge.server.first_step import in_task
 from gateway.edge.server.limits import ServerLimits
-from gateway.edge.server.refusals import refusal
-from gateway.edge.server.response_head import Response, response_head
+from gateway.edge.server.request_body import BodyQueue
+from gateway.edge.server.response_head import Response, refusal, response_head
 from gateway.edge.server.response_writer import ResponseWriter
-from gateway.edge.server.sending import Sender
+from gateway.edge.server.senders import Sender
 from gateway.edge.server.server_state import S3ServerState
 from gateway.errors import ClientDisconnected
 from gateway.objects import FileSpan

@@ -1,4 +1,6 @@
-"""A response on its way to the transport: head, bytes, files, and the count of what the head has promised."""
+"""A response on its way to the transport: head, bytes, files, the count of what the head has promised, and the watch
+over clients that take nothing of it.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gateway.edge.server.response_head import ResponseFraming
-from gateway.edge.server.send_lent import LentSender
-from gateway.edge.server.sendfile import FileSender
-from gateway.edge.server.sending import Sender
+from gateway.edge.server.senders import FileSender, LentSender, Sender
 from gateway.errors import ClientDisconnected
 from gateway.objects import FileSpan, LentBytes
 
@@ -192,3 +192,23 @@ class ResponseWriter:
             return self._wire.sendmsg(parts)
         except OSError:  # full, or broken: the transport finds out, and knows what to do
             return 0
+
+
+class WriteWatch:
+    """Looks now and then whether a connection takes what is sent. Pure but for what it looks at."""
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._progress: tuple[int, int] | None = None
+        self._progress_at = 0.0
+
+    def stalled(self, transport: asyncio.WriteTransport, writer: ResponseWriter | None, now: float) -> bool:
+        """Whether something waits to be taken, and nothing has been for longer than allowed."""
+        unsent_bytes = transport.get_write_buffer_size()
+        if not unsent_bytes and (writer is None or not writer.sending):
+            self._progress = None
+            return False
+        progress = (unsent_bytes, writer.sent_bytes if writer is not None else 0)
+        if progress != self._progress:
+            self._progress, self._progress_at = progress, now
+        return now - self._progress_at >= self._timeout_seconds

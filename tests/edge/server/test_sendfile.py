@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.edge.server.cycle import SPAN, ZERO_COPY
-from gateway.edge.server.sendfile import FileSender
+from gateway.edge.server.senders import FileSender
 from gateway.errors import BlockDamaged, ClientDisconnected
 from gateway.objects import FileSpan
 from tests.edge.server.apps import respond

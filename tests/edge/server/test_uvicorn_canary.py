@@ -17,7 +17,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import Server, ServerState
 
-from gateway.edge.server.protocol import S3Protocol
+from gateway.edge.server.connection import S3Protocol
 from tests.edge.server.apps import echo, file_app
 from tests.support.serving import Wire, listening_socket, request
 

@@ -32,7 +32,7 @@ class CountedBody(RequestBody, Protocol):
     def received_bytes(self) -> int: ...
 
 
-class Visit:
+class RequestRecord:
     """See the module. `body` is None until the head has told how long it is."""
 
     __slots__ = (
