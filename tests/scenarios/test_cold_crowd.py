@@ -91,7 +91,8 @@ def crowd(gateway: GatewayProcess, pool: ThreadPoolExecutor) -> list[Any]:
 
 
 def ranges_asked(origin: StrictOrigin) -> list[tuple[int, int]]:
-    asked = [call.headers["range"].removeprefix("bytes=") for call in origin.model.calls if call.method == "GET"]
+    calls = [call for call in origin.model.calls if call.method == "GET" and call.key is not None]
+    asked = [call.headers["range"].removeprefix("bytes=") for call in calls]
     return sorted((int(first), int(last)) for first, _, last in (one.partition("-") for one in asked))
 
 
