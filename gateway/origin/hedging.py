@@ -20,7 +20,7 @@ from gateway.errors import OriginBodyError, OriginUnreachable
 from gateway.origin.breaker import CircuitBreaker
 from gateway.origin.client import HedgeOutcome, OriginRequest
 from gateway.origin.http1_client.client import OriginSilent
-from gateway.origin.http1_client.response_stream import ResponseStream
+from gateway.origin.http1_client.response_stream import WHOLE_BYTES_MAX, ResponseStream
 from gateway.origin.response import HttpResponse
 from gateway.rate_limited_log import RateLimitedLog
 from gateway.s3.ranges import parse_content_range
@@ -48,25 +48,35 @@ OnSilence = Callable[[ResponseStream, float], None]
 Ask = Callable[[OriginRequest, OnSilence], Coroutine[Any, Any, ResponseStream]]
 
 
+class _Usual:
+    """How long nearly all silences are; `after_seconds`: one that is longer is a read that is stuck."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=_SAMPLES)
+        self._count = 0
+        self.after_seconds = _AFTER_SECONDS_AT_FIRST
+
+    def add(self, seconds: float) -> None:
+        self._seconds.append(seconds)
+        self._count += 1
+        if self._count % _SAMPLES_MIN == 0:
+            late = sorted(self._seconds)[int(len(self._seconds) * _LATE_QUANTILE)]
+            self.after_seconds = min(_AFTER_SECONDS_MAX, max(_AFTER_SECONDS_MIN, late * _LATE_FACTOR))
+
+
 class Hedging:
     """When a read counts as stuck, and how many may be sent again. One for an origin."""
 
     def __init__(self, on_outcome: Callable[[HedgeOutcome], None] | None = None) -> None:
         self._on_outcome = on_outcome
         self._saved = 1.0
-        self._seconds: deque[float] = deque(maxlen=_SAMPLES)
-        self._count = 0
-        self.after_seconds = _AFTER_SECONDS_AT_FIRST
-        """A read that is silent for so long is stuck."""
+        self.heads = _Usual()
+        self.bodies = _Usual()
 
     def answered(self, seconds: float) -> None:
         """A read was answered after so long."""
         self._saved = min(_SAVED_MAX, self._saved + SHARE_MAX)
-        self._seconds.append(seconds)
-        self._count += 1
-        if self._count >= _SAMPLES_MIN and self._count % _SAMPLES_MIN == 0:
-            late = sorted(self._seconds)[int(len(self._seconds) * _LATE_QUANTILE)]
-            self.after_seconds = min(_AFTER_SECONDS_MAX, max(_AFTER_SECONDS_MIN, late * _LATE_FACTOR))
+        self.heads.add(seconds)
 
     def take(self) -> bool:
         """Whether one more read may be sent again."""
@@ -79,7 +89,7 @@ class Hedging:
         """How it went."""
         if self._on_outcome is not None:
             self._on_outcome(outcome)
-        fields = {"bucket": request.bucket, "key": request.key, "silent_seconds": round(self.after_seconds, 3)}
+        fields = {"bucket": request.bucket, "key": request.key}
         log.warning("a read of the origin was stuck", outcome, outcome=outcome, **fields)
 
 
@@ -116,14 +126,15 @@ class HedgedRead:
         self._rest_of = _Rest.of(self._request, stream)
         if self._rest_of is None:
             return HttpResponse(stream)
-        return HttpResponse(stream, successor=self._following, on_close=self._drop)
+        return HttpResponse(stream, successor=self._following, on_close=self._end)
 
     def _on_silence(self, stream: ResponseStream, seconds: float) -> None:
         """Called often while the origin is silent."""
         if self._breaker.answers_nobody and not stream.has_head:
             stream.give_up("the origin answers nobody", silent=True)
             return
-        if self._hedge is not None or seconds < self._hedging.after_seconds:
+        usual = self._hedging.bodies if _comes_in_pieces(stream) else self._hedging.heads
+        if self._hedge is not None or seconds < usual.after_seconds:
             return
         if stream.has_head and (self._rest_of is None or self._rest_of.stream is not stream):
             return  # its rest cannot be asked for
@@ -170,6 +181,13 @@ class HedgedRead:
             hedge.cancel()
             raise
 
+    def _end(self) -> None:
+        """The body is over, or nobody reads it any more."""
+        self._drop()
+        rest, self._rest_of = self._rest_of, None
+        if rest is not None and rest.stream.is_complete and _comes_in_pieces(rest.stream):
+            self._hedging.bodies.add(rest.stream.longest_gap_seconds)
+
     def _drop(self) -> None:
         """Nobody needs the other connection any more."""
         hedge, self._hedge = self._hedge, None
@@ -179,6 +197,11 @@ class HedgedRead:
             hedge.cancel()
         elif not hedge.cancelled() and (stream := hedge.result()) is not None:
             stream.close()
+
+
+def _comes_in_pieces(stream: ResponseStream) -> bool:
+    """Whether its body is long enough for pauses to be usual in it."""
+    return stream.has_head and (stream.head.length_bytes or 0) > WHOLE_BYTES_MAX
 
 
 class _Rest:

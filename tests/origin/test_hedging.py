@@ -24,6 +24,11 @@ def content(size: int) -> bytes:
     return hashlib.shake_128(b"content").digest(size)
 
 
+def hurried(told: ToldOrigin, seconds: float) -> None:
+    """A read that is silent for so long is stuck."""
+    told.origin._hedging.heads.after_seconds = told.origin._hedging.bodies.after_seconds = seconds
+
+
 def _answer(request: Request, body: bytes, etag: str = ETAG) -> tuple[bytes, bytes]:
     """Head and body as S3 gives them."""
     wanted = request.headers.get("range")
@@ -59,7 +64,7 @@ def test_a_body_that_stops_goes_on_over_another_connection(stop: int, wanted: st
 
     async def scenario() -> None:
         async with told_origin(stuck, stall_timeout_seconds=10.0) as told:
-            told.origin._hedging.after_seconds = 0.1
+            hurried(told, 0.1)
             headers = {} if wanted is None else {"range": wanted}
             assert await _read(told, OriginRequest("GET", "b", "k", headers=headers), direct) == expected
             assert told.outcomes == [HedgeOutcome.WON]
@@ -81,7 +86,7 @@ def test_an_answer_that_does_not_begin_is_asked_for_again(method: str) -> None:
 
     async def scenario() -> None:
         async with told_origin(stuck, first_byte_timeout_seconds=10.0) as told:
-            told.origin._hedging.after_seconds = 0.1
+            hurried(told, 0.1)
             async with await told.origin.send(OriginRequest(method, "b", "k")) as answer:
                 assert answer.headers["etag"] == ETAG
             assert told.outcomes == [HedgeOutcome.WON]
@@ -105,7 +110,7 @@ def test_the_first_connection_may_win_after_all() -> None:
 
     async def scenario() -> None:
         async with told_origin(late, stall_timeout_seconds=10.0) as told:
-            told.origin._hedging.after_seconds = 0.1
+            hurried(told, 0.1)
             assert await _read(told, GET, direct=False) == body
             await asyncio.sleep(0)
             assert told.outcomes == [HedgeOutcome.LOST]
@@ -140,7 +145,7 @@ def test_what_does_not_go_on_just_there_is_not_taken(change: Callable[[Request, 
 
     async def scenario() -> None:
         async with told_origin(stuck) as told:
-            told.origin._hedging.after_seconds = 0.1
+            hurried(told, 0.1)
             with pytest.raises(OriginBodyError):
                 await _read(told, GET, direct=True)
             assert told.outcomes == [HedgeOutcome.FAILED]
@@ -167,7 +172,7 @@ def test_what_cannot_be_asked_for_from_the_middle_is_not(request_: OriginRequest
 
     async def scenario() -> None:
         async with told_origin(stuck) as told:
-            told.origin._hedging.after_seconds = 0.1
+            hurried(told, 0.1)
             with pytest.raises(OriginBodyError):
                 await _read(told, request_, direct=False)
             assert len(told.requests) == 1
@@ -187,7 +192,7 @@ def test_no_more_than_the_share_is_sent_again() -> None:
         async with told_origin(stuck, first_byte_timeout_seconds=5.0) as told:
             reads = 0
             for _ in range(8):
-                told.origin._hedging.after_seconds = 0.05
+                hurried(told, 0.05)
                 for answer in await asyncio.gather(*(told.origin.send(GET) for _ in range(25))):
                     await answer.aclose()
                     reads += 1
@@ -202,10 +207,11 @@ def test_what_is_late_follows_from_what_is_usual() -> None:
     hedging = Hedging()
     for number in range(512):
         hedging.answered(0.05 if number % 100 else 0.3)
-    assert hedging.after_seconds == pytest.approx(0.2)
+    assert hedging.heads.after_seconds == pytest.approx(0.2)
     for _ in range(512):
         hedging.answered(0.001)
-    assert hedging.after_seconds == pytest.approx(0.1)
+    assert hedging.heads.after_seconds == pytest.approx(0.1)
+    assert hedging.bodies.after_seconds == 1.0
 
 
 def test_who_leaves_leaves_nothing_behind() -> None:
@@ -213,7 +219,7 @@ def test_who_leaves_leaves_nothing_behind() -> None:
 
     async def scenario() -> None:
         async with told_origin(forever, first_byte_timeout_seconds=10.0) as told:
-            told.origin._hedging.after_seconds = 0.1
+            hurried(told, 0.1)
             sending = asyncio.create_task(told.origin.send(GET))
             await until(lambda: len(told.requests) == 2)
             sending.cancel()
@@ -247,7 +253,7 @@ def test_stuck_bodies_at_random(seed: int) -> None:
         async with told_origin(stuck, stall_timeout_seconds=1.0, first_byte_timeout_seconds=1.0) as told:
             right = 0
             for _ in range(10):
-                told.origin._hedging.after_seconds = 0.1
+                hurried(told, 0.1)
                 told.origin._hedging._saved = 10.0
                 reads = [_read(told, GET, direct=bool(number % 2)) for number in range(10)]
                 for result in await asyncio.gather(*reads, return_exceptions=True):

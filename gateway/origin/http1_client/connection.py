@@ -93,6 +93,14 @@ class Connection(asyncio.BufferedProtocol):
         self.usable = False
         self._transport.abort()
 
+    def excuse(self, seconds: float) -> None:
+        """It was this process that stood still for so long, not the origin."""
+        self._heard_at += seconds
+        self._asked_at += seconds
+        self._progress_at += seconds
+        if self._blocked_since is not None:
+            self._blocked_since += seconds
+
     def check(self, now: float) -> None:
         """End the request if the origin has taken too long over it."""
         stream, limits = self._stream, self._supervision
@@ -176,7 +184,10 @@ class Connection(asyncio.BufferedProtocol):
         if stream is None:
             self.close()  # nothing was asked
             return
-        self._heard_at = self._loop.time()
+        now = self._loop.time()
+        if stream.has_head and now - self._heard_at > stream.longest_gap_seconds:
+            stream.longest_gap_seconds = now - self._heard_at
+        self._heard_at = now
         if stream.destination is not None:
             stream.received_there(nbytes)
         else:

@@ -73,6 +73,7 @@ class Pool:
         self._idle: dict[Endpoint, deque[Connection]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         self._checking: asyncio.TimerHandle | None = None
+        self._check_due = 0.0
         self._all_lost = asyncio.Event()
         self._closing = False
 
@@ -95,7 +96,7 @@ class Pool:
             raise
         self._busy[connection] = claim
         if self._checking is None:
-            self._checking = self._loop.call_later(CHECK_SECONDS, self._check)
+            self._check_later()
         return connection
 
     async def aclose(self) -> None:
@@ -113,10 +114,17 @@ class Pool:
     def _check(self) -> None:
         self._checking = None
         now = self._loop.time()
+        late_seconds = now - self._check_due
         for connection in list(self._busy):
+            if late_seconds > CHECK_SECONDS:
+                connection.excuse(late_seconds)
             connection.check(now)
         if self._busy and not self._closing:
-            self._checking = self._loop.call_later(CHECK_SECONDS, self._check)
+            self._check_later()
+
+    def _check_later(self) -> None:
+        self._checking = self._loop.call_later(CHECK_SECONDS, self._check)
+        self._check_due = self._loop.time() + CHECK_SECONDS
 
     def _idle_one(self, endpoint: Endpoint) -> Connection | None:
         idle, now = self._idle.get(endpoint), self._loop.time()

@@ -49,6 +49,7 @@ class ResponseStream:
         "has_head",
         "head",
         "head_seconds",
+        "longest_gap_seconds",
         "received_bytes",
     )
 
@@ -57,6 +58,7 @@ class ResponseStream:
         self.has_head = False
         self.received_bytes = 0
         self.head_seconds = 0.0
+        self.longest_gap_seconds = 0.0
         self._asked_at = loop.time()
         self._connection: Connection | None = connection
         self._loop = loop
