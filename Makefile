@@ -4,12 +4,14 @@
 #   PYTHON        the Python to make it with                     (the first suitable one found)
 #   PIP_FLAGS     more options for pip, for example an index of CPU builds of torch
 #   PYTEST_FLAGS  more options for pytest, for example -k NAME -x
+#   FUZZ_SECONDS  how long `make fuzz` takes, over all targets    (240)
 #   SEED          seed of `make campaign`                        (a new one each time, printed)
 
 VENV ?= .venv
 PYTHON ?=
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
+FUZZ_SECONDS ?= 240
 SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 
 # Taken once, not each time it is looked at.
@@ -26,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-clients test-clients-back test-torch test-slow test-root load check campaign clean
+.PHONY: help demo test test-clients test-clients-back test-torch test-slow test-root load fuzz check campaign clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -55,15 +57,20 @@ test-root: $(STAMPS)/test  ## what needs root: file systems that fill up, die or
 load: $(STAMPS)/test  ## load tests, shortened: warm, cold, epochs, against nginx, Varnish, rclone where installed
 	$(BIN)/python -m loadtests.all --quick
 
+fuzz: $(STAMPS)/dev  ## coverage-guided fuzzing of every parser and of whole connections: make fuzz FUZZ_SECONDS=3600
+	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS)
+
 check: $(STAMPS)/dev  ## linter, formatter, types
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 
-campaign: $(STAMPS)/test  ## long: generated tests, 100,000 pages of listings, staleness, then races, kills, stops, harms, leavers with a new seed: make campaign SEED=1 repeats one
+campaign: $(STAMPS)/dev  ## long: generated tests, 100,000 pages of listings, staleness, then races, kills, stops, harms, leavers with a new seed: make campaign SEED=1 repeats one
 	@echo "campaign: SEED=$(SEED), done so far: $$(ls $(DONE) 2>/dev/null | tr '\n' ' ')"
 	@mkdir -p $(DONE)
 	$(call part,generated,,-m "not clients and not torch" --hypothesis-seed=$(SEED))
+	$(call part,growth,FOREBAY_GROWTH_EXAMPLES=100,--timeout=3600 --hypothesis-seed=$(SEED) tests/test_growth.py)
+	@[ -e $(DONE)/fuzz ] || { $(BIN)/python -m tests.fuzz.run --seconds 14400 --seed $(SEED) && touch $(DONE)/fuzz; }
 	$(call part,listing,FOREBAY_LISTING_EXAMPLES=16000,--timeout=7200 --hypothesis-seed=$(SEED) tests/scenarios/test_listing.py)
 	$(call part,listing-staleness,FOREBAY_LISTING_EXAMPLES=3000,--timeout=3600 --hypothesis-seed=$(SEED) tests/semantics/test_listing_staleness.py)
 	$(call part,listing-moto,FOREBAY_LISTING_EXAMPLES=1500 FOREBAY_LISTING_ORIGIN=moto,--timeout=3600 --hypothesis-seed=$(SEED) tests/scenarios/test_listing.py -k every_page)
@@ -92,7 +99,7 @@ define part
 endef
 
 clean:  ## remove the virtual environment and everything generated
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .campaign
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .campaign .fuzz
 	find gateway tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- set-up -----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -95,3 +96,17 @@ def test_what_the_full_example_has_commented_out_is_valid_too(tmp_path: Path) ->
     document = read_document(tmp_path / "all.toml")
     settings = Settings.model_validate(document, by_alias=True, by_name=False)
     assert settings.slots[0].consistency == "immutable"
+
+
+def test_the_tests_that_security_names_exist() -> None:
+    """A class of faults without a test is one that comes back."""
+    text = (DOCS / "security.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
+    assert len(named) > 20
+    for file, test in named:
+        tree = ast.parse((REPOSITORY / file).read_text(encoding="utf-8"))
+        assert not test or test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, (
+            f"{file}::{test}"
+        )
+    for section in text.split("\n## ")[1:]:
+        assert "`tests/" in section, section.partition("\n")[0]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from gateway.clock import Clock
+from gateway.errors import OriginUnreachable
 
 T = TypeVar("T")
 
@@ -24,14 +25,23 @@ WAIT_SECONDS_MAX = 2.0
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """`task` is None until the call's turn has come; until its first step, questions may join."""
+    """`task` is None until the call's turn has come; until its first step, questions may join. Each that waits has a
+    future of its own, so that none can take another's along."""
 
     send: Callable[[], Coroutine[Any, Any, Any]]
     context: Context
-    answer: asyncio.Future[Any]
-    waiters: int = 0
+    waiting: set[asyncio.Future[Any]] = field(default_factory=set)
     task: asyncio.Task[None] | None = None
     timer: asyncio.Task[None] | None = None
+
+    def tell(self, answer: Any, error: Exception | None) -> None:
+        for one in self.waiting:
+            if one.done():
+                continue  # its caller is leaving
+            if error is not None:
+                one.set_exception(error)
+            else:
+                one.set_result(answer)
 
 
 @dataclass(slots=True)
@@ -50,29 +60,27 @@ class JoinedCalls:
         """
         call = self._joinable.get(question)
         if call is None:
-            call = _Call(send, copy_context(), asyncio.get_running_loop().create_future())
-            self._joinable[question] = call
+            call = self._joinable[question] = _Call(send, copy_context())
             if question in self._under_way:
                 call.timer = asyncio.create_task(self._begin_late(question, call), name="joined call waits")
             else:
                 self._begin(question, call)
-        call.waiters += 1
+        mine: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        call.waiting.add(mine)
         try:
-            answer: T = await asyncio.shield(call.answer)
-            return answer
+            return await mine
         finally:
-            call.waiters -= 1
-            if call.waiters == 0 and not call.answer.done():
+            call.waiting.discard(mine)
+            if not call.waiting:
                 self._abandon(question, call)
 
     async def close(self) -> None:
         """Cancel what is under way; whoever waits is cancelled with it."""
-        tasks = []
-        for call in [*self._joinable.values(), *self._under_way.values()]:
-            call.answer.cancel()
-            tasks += [task for task in (call.task, call.timer) if task is not None]
-        self._joinable.clear()
-        self._under_way.clear()
+        calls = [*self._joinable.values(), *self._under_way.values()]
+        for call in calls:
+            for one in call.waiting:
+                one.cancel()
+        tasks = [task for call in calls for task in (call.task, call.timer) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -81,7 +89,6 @@ class JoinedCalls:
         if call.timer is not None:
             call.timer.cancel()
         call.task = asyncio.create_task(self._run(question, call), name="joined call", context=call.context)
-        call.task.add_done_callback(lambda _: self._ended(question, call))
 
     async def _begin_late(self, question: Hashable, call: _Call) -> None:
         await self.clock.sleep(WAIT_SECONDS_MAX)
@@ -95,16 +102,17 @@ class JoinedCalls:
         try:
             answer = await call.send()
         except Exception as error:  # noqa: BLE001 - told to those who wait, as it is
-            if not call.answer.done():
-                call.answer.set_exception(error)
+            call.tell(None, error)
+        except asyncio.CancelledError:
+            call.tell(None, OriginUnreachable("the question to the origin was given up"))  # whoever gave it up
+            raise
         else:
-            if not call.answer.done():
-                call.answer.set_result(answer)
+            call.tell(answer, None)
+        finally:
+            self._over(question, call)
 
-    def _ended(self, question: Hashable, call: _Call) -> None:
+    def _over(self, question: Hashable, call: _Call) -> None:
         """The next one's turn has come, if somebody waits for it."""
-        if not call.answer.done():
-            call.answer.cancel()
         if self._under_way.get(question) is call:
             del self._under_way[question]
             following = self._joinable.get(question)
@@ -112,7 +120,7 @@ class JoinedCalls:
                 self._begin(question, following)
 
     def _abandon(self, question: Hashable, call: _Call) -> None:
-        """Nobody waits for it any more."""
+        """Nobody waits for it any more, whether it is over or not."""
         if self._joinable.get(question) is call:
             del self._joinable[question]
         for task in (call.task, call.timer):

@@ -67,7 +67,8 @@ class OwnKeyOrigin:
                 document = b""
         code = refusal_of_own_key(response.status, document)
         if code is None:
-            return _WholeResponse(response.status, response.headers, document)
+            headers = {**response.headers, "content-length": str(len(document))}
+            return _WholeResponse(response.status, headers, document)
         _log.error("the origin refuses the gateway's own key", code, code=code, status=response.status)
         told = s3_error(
             "AccessDenied",

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.errors import OriginUnreachable
 from gateway.metadata.joined_calls import WAIT_SECONDS_MAX, JoinedCalls
 from tests.support.manual_clock import ManualClock
 
@@ -219,5 +220,20 @@ def test_the_call_runs_in_the_context_of_who_asked_first() -> None:
             await turn()
         await asyncio.gather(*callers)
         assert names == ["a", "b"]
+
+    play(scenario)
+
+
+def test_a_call_that_is_given_up_from_within_ends_for_all_who_wait() -> None:
+    """Nobody waits for ever."""
+
+    async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
+        async def given_up() -> int:
+            raise asyncio.CancelledError
+
+        callers = [asyncio.create_task(joined.ask("q", given_up)) for _ in range(2)]
+        for caller in callers:
+            with pytest.raises(OriginUnreachable):
+                await caller
 
     play(scenario)

@@ -293,7 +293,9 @@ def _parsers() -> list[ClientParser]:
         ClientParser("target", _target, (b"/", b"%", b"%41", b"%ff", b"%2e", b"..", b"a", b"//", b"+", b"\xff")),
         ClientParser("absolute target", _absolute_target, (b"/", b":", b"@", b".", b"a", b"1", b"?", b"%41")),
         ClientParser("host", _host, (b":", b".", b"1", b"a", b"s3.local", b".local", b"-")),
-        ClientParser("connection", _connection, (*_BLANKS, b"close", b"aws-chunked", b"x-amz-date,", b"a,", b"gzip,")),
+        ClientParser(
+            "connection header", _connection, (*_BLANKS, b"close", b"aws-chunked", b"x-amz-date,", b"a,", b"gzip,")
+        ),
         ClientParser(
             "header names", _header_names, (b":", b"x-", b"copy-", b"source", b"x-amz-", b"move-", b"-", b"a")
         ),
