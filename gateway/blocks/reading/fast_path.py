@@ -79,12 +79,7 @@ class WarmSpan(HeldSpan):
         self._file.close()
         observer = self._tools.observer
         (observer.hit_bytes if self._cached else observer.miss_bytes)(self._slot, self.span.count)
-        self.span.file = (
-            _GIVEN_BACK  # also an end of the references in a circle, which the collector would have to find
-        )
-
-
-def warm_span(tools: ReadDependencies, version: ObjectVersion, byte_range: ByteRange, slot: str) -> WarmSpan | None:
+        self.span.file = _GIVEN_BACK  # and no circle of references is left for the collector
     """The bytes of a range, if they can be sent at once; None: open a reader."""
     size_bytes, first = tools.settings.block_size_of(slot), byte_range.first
     number = first // size_bytes
