@@ -80,6 +80,9 @@ class WarmSpan(HeldSpan):
         observer = self._tools.observer
         (observer.hit_bytes if self._cached else observer.miss_bytes)(self._slot, self.span.count)
         self.span.file = _GIVEN_BACK  # and no circle of references is left for the collector
+
+
+def warm_span(tools: ReadDependencies, version: ObjectVersion, byte_range: ByteRange, slot: str) -> WarmSpan | None:
     """The bytes of a range, if they can be sent at once; None: open a reader."""
     size_bytes, first = tools.settings.block_size_of(slot), byte_range.first
     number = first // size_bytes
