@@ -114,7 +114,23 @@ class S3App:
             answer = reply_to(error, record.request_id, record.path)
         try:
             reply = answer if isinstance(answer, Reply) else await self._awaited(record, answer, scope)
-            await self._send(record, reply, scope, send)
+            record.status, record.cache = str(reply.status), reply.cache
+            whole = whole_response(reply, scope, record)
+            try:
+                if whole is not None:
+                    await send({"type": RESPONSE, "response": whole})
+                else:
+                    await self._stream(record, reply, scope, send)
+            except ClientDisconnected:
+                raise
+            except Exception as error:  # noqa: BLE001 - it is logged, and the client sees it, or a body that ends early
+                if not await self._told(record, reply, error, scope, send):
+                    self._broken_off(record, reply, error)
+            finally:
+                if whole is not None and not record.sent_bytes:
+                    record.sent_bytes = whole.sent_bytes
+                if not reply.close_now():
+                    await reply.aclose()
         except ClientDisconnected:
             record.status = CLIENT_LEFT
         except asyncio.CancelledError:
@@ -153,28 +169,10 @@ class S3App:
             received_bytes=received_bytes,
         )
 
-    async def _send(self, record: RequestRecord, reply: Reply, scope: Scope, send: Send) -> None:
-        record.status, record.cache = str(reply.status), reply.cache
-        close = not record.body_complete
-        try:
-            whole = whole_response(reply, scope, record, close=close)
-            if whole is not None:
-                try:
-                    await send({"type": RESPONSE, "response": whole})
-                finally:
-                    record.sent_bytes = whole.sent_bytes
-            else:
-                if not record.waits:
-                    await self._wait(record, scope)
-                await send_reply(reply, scope, send, record, close=close)
-        except ClientDisconnected:
-            raise
-        except Exception as error:  # noqa: BLE001 - it is logged, and the client sees it, or a body that ends early
-            if not await self._told(record, reply, error, scope, send):
-                self._broken_off(record, reply, error)
-        finally:
-            if not reply.close_now():
-                await reply.aclose()
+    async def _stream(self, record: RequestRecord, reply: Reply, scope: Scope, send: Send) -> None:
+        if not record.waits:
+            await self._wait(record, scope)
+        await send_reply(reply, scope, send, record)
 
     async def _awaited(self, record: RequestRecord, answer: Coroutine[Any, Any, Reply], scope: Scope) -> Reply:
         try:
@@ -193,7 +191,7 @@ class S3App:
             return False
         failure = reply_to(error, record.request_id, record.path)
         try:
-            await send_reply(failure, scope, send, record, close=not record.body_complete)
+            await send_reply(failure, scope, send, record)
         except RuntimeError:  # a part of the answer is out
             return False
         reply.failed(error)

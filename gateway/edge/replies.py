@@ -29,25 +29,25 @@ Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-def whole_response(reply: Reply, scope: Scope, record: RequestRecord, *, close: bool) -> Response | None:
+def whole_response(reply: Reply, scope: Scope, record: RequestRecord) -> Response | None:
     """The answer, where the server takes all of it at once: nothing is to be waited for before it is sent."""
     extensions, body = scope.get("extensions") or {}, reply.body
     if RESPONSE not in extensions:
         return None
     if isinstance(body, (bytes, memoryview)):
-        return _response(reply, record.request_id, body, close=close)
+        return _response(reply, record, body)
     if isinstance(body, HeldSpan) and ZERO_COPY in extensions:
-        return _response(reply, record.request_id, body.span, close=close)
+        return _response(reply, record, body.span)
     return None
 
 
-async def send_reply(reply: Reply, scope: Scope, send: Send, record: RequestRecord, *, close: bool) -> None:
+async def send_reply(reply: Reply, scope: Scope, send: Send, record: RequestRecord) -> None:
     """Send the whole answer, and count its body in `record.sent_bytes`. The caller closes the reply."""
     extensions = scope.get("extensions") or {}
     if RESPONSE in extensions:
-        await send({"type": RESPONSE, "response": _response(reply, record.request_id, None, close=close)})
+        await send({"type": RESPONSE, "response": _response(reply, record, None)})
     else:
-        await send(_start(reply, record.request_id, close=close))
+        await send(_start(reply, record))
     body = reply.body
     if isinstance(body, (bytes, memoryview)):
         body = b"" if scope["method"] == "HEAD" else body
@@ -62,19 +62,19 @@ async def send_reply(reply: Reply, scope: Scope, send: Send, record: RequestReco
     await send({"type": "http.response.body", "body": b""})
 
 
-def _response(reply: Reply, request_id: str, body: Any, *, close: bool) -> Response:
+def _response(reply: Reply, record: RequestRecord, body: Any) -> Response:
     headers = own_fields(reply)
-    if close:
+    if not record.body_complete:
         headers.append((b"connection", b"close"))
-    return Response(reply.status, headers, ready_lines(reply, request_id), body, content_length(reply))
+    return Response(reply.status, headers, ready_lines(reply, record.request_id), body, content_length(reply))
 
 
-def _start(reply: Reply, request_id: str, *, close: bool) -> dict[str, Any]:
+def _start(reply: Reply, record: RequestRecord) -> dict[str, Any]:
     """The same for servers that know nothing but ASGI."""
-    headers, length = own_fields(reply) + _ready_pairs(reply, request_id), content_length(reply)
+    headers, length = own_fields(reply) + _ready_pairs(reply, record.request_id), content_length(reply)
     if length is not None:
         headers.append((b"content-length", b"%d" % length))
-    if close:
+    if not record.body_complete:
         headers.append((b"connection", b"close"))
     return {"type": "http.response.start", "status": reply.status, "headers": headers}
 

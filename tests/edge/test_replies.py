@@ -32,7 +32,7 @@ def test_lent_bytes_are_copied_a_little_at_a_time() -> None:
 
     reply = Reply(200, [("content-length", str(len(CONTENT)))], lending())
     record = RequestRecord(b"/b/k")
-    asyncio.run(send_reply(reply, {"method": "GET"}, send, record, close=False))
+    asyncio.run(send_reply(reply, {"method": "GET"}, send, record))
     bodies = [message["body"] for message in messages[1:]]
     assert (record.sent_bytes, b"".join(bodies)) == (len(CONTENT), CONTENT)
     assert max(len(body) for body in bodies) == COPIED_BYTES

@@ -16,6 +16,19 @@ from gateway.errors import StoreUnavailable
 from gateway.objects import ByteRange, FileSpan, HeldSpan, ObjectVersion
 
 
+class _GivenBack:
+    """What a span's file is once it is closed: nothing more may be sent of it."""
+
+    def intact(self, offset: int, count: int) -> bool:
+        return False
+
+    async def restore(self, offset: int, count: int) -> memoryview | None:
+        raise StoreUnavailable("the block's file is closed")
+
+
+_GIVEN_BACK = _GivenBack()
+
+
 class WarmSpan(HeldSpan):
     """A range that lies in one block, and the account that its bytes go on when it is closed."""
 
@@ -66,6 +79,7 @@ class WarmSpan(HeldSpan):
         self._file.close()
         observer = self._tools.observer
         (observer.hit_bytes if self._cached else observer.miss_bytes)(self._slot, self.span.count)
+        self.span.file = _GIVEN_BACK  # and no circle of references is left for the collector
 
 
 def warm_span(tools: ReadDependencies, version: ObjectVersion, byte_range: ByteRange, slot: str) -> WarmSpan | None:

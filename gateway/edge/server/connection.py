@@ -362,7 +362,9 @@ class S3Protocol(S3Connection):
     # Behind a response
 
     def on_response_complete(self) -> None:
-        cycle = self._current()
+        cycle = self.cycle
+        if cycle is None:
+            return
         self._after_response(cycle.keep_alive, body_complete=cycle.request_body.complete)
 
     def _after_response(self, keep_alive: bool, *, body_complete: bool = True) -> None:
