@@ -2,8 +2,9 @@
 
     python -m loadtests.stalled_bodies [--rounds 5] [--scale 1] [--record]
 
-16 readers, objects of 100 KB and of 4 MiB, origin with 5 ms latency. Every byte is compared with what the object holds.
-Requests are those of the epoch's objects at the origin, the ones included that were sent because others were stuck.
+16 readers, objects of 100 KB and of 4 MiB, origin with 5 ms latency. The readers look at lengths and beginnings of
+bodies; tests/origin/test_hedging.py compares every byte. Requests are those of the epoch's objects at the origin, the
+ones included that were sent because others were stuck.
 """
 
 from __future__ import annotations

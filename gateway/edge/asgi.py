@@ -12,9 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 import structlog
@@ -23,15 +22,15 @@ from structlog.typing import FilteringBoundLogger
 from gateway import cancellation
 from gateway.edge.authentication import Authenticator, Caller
 from gateway.edge.authorisation import authorise
-from gateway.edge.body import AsgiRequestBody, Receive
+from gateway.edge.body import Receive, request_body
 from gateway.edge.failures import reply_to
 from gateway.edge.foreign_services import foreign_service_reply
-from gateway.edge.replies import START_AGAIN, content_length, own_fields, ready_lines, send_reply
-from gateway.edge.server.immediate import BEGUN, ImmediateResponse
+from gateway.edge.replies import send_reply, whole_response
+from gateway.edge.request_record import BROKEN_OFF, CLIENT_LEFT, RequestRecord
+from gateway.edge.server.cycle import RESPONSE
+from gateway.edge.server.first_step import in_task
 from gateway.edge.server.receiving import RECEIVE_INTO
-from gateway.edge.visit import BROKEN_OFF, CLIENT_LEFT, NO_BODY, CountedBody, Visit
 from gateway.errors import ClientDisconnected, S3Error
-from gateway.objects import HeldSpan
 from gateway.operations.exchange import Exchange, Services
 from gateway.operations.passthrough import READ_METHODS
 from gateway.operations.reply import Answer, Reply
@@ -43,8 +42,6 @@ from gateway.s3.requests import S3Request, another_service, parse_request
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Fields = Sequence[tuple[bytes, bytes]]
-BodyOf = Callable[[Mapping[str, str]], CountedBody]
 
 HOP_HEADER = "x-forebay-hop"
 
@@ -110,150 +107,119 @@ class S3App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"the S3 port speaks HTTP only, not {scope['type']}")
-        visit = scope.get(BEGUN) or self._begin_with(scope, receive)
-        self.observer.in_flight(1)
+        record = RequestRecord(scope["raw_path"])
         try:
-            cancellation.register_request(anywhere=scope["method"] in READ_METHODS)
-            await self._answer(visit, scope, send)
+            answer = self._perform(record, scope, receive)
+        except Exception as error:  # noqa: BLE001 - whatever happened, the client gets an answer and the log a line
+            answer = reply_to(error, record.request_id, record.path)
+        try:
+            reply = answer if isinstance(answer, Reply) else await self._awaited(record, answer, scope)
+            await self._send(record, reply, scope, send)
         except ClientDisconnected:
-            visit.status = CLIENT_LEFT
+            record.status = CLIENT_LEFT
         except asyncio.CancelledError:
             if cancellation.is_current_left():
-                visit.status = CLIENT_LEFT
+                record.status = CLIENT_LEFT
             raise
         finally:
-            self.observer.in_flight(-1)
-            self._report(visit)
+            if record.waits:
+                self.observer.in_flight(-1)
+            self._report(record)
 
-    # What our own server asks before it starts a task for a request that has no body (server/immediate.py).
+    async def _wait(self, record: RequestRecord, scope: Scope) -> None:
+        """To be called before anything is waited for: until then the server has no task for the request."""
+        await in_task()
+        record.waits = True
+        self.observer.in_flight(1)
+        cancellation.register_request(anywhere=scope["method"] in READ_METHODS)
 
-    def begin(self, method: str, raw_path: bytes, raw_query: bytes, headers: Fields) -> Visit:
-        """Take a request as far as it goes without waiting; given `BEGUN` in its scope, `__call__` goes on."""
-        visit = Visit(raw_path, NO_BODY)
-        self._begin(visit, method, raw_query, headers)
-        return visit
-
-    def immediate(self, visit: Visit) -> ImmediateResponse | None:
-        """The whole response, if it can be sent now; then it counts as sent, and `end` must be called."""
-        reply = visit.answer
-        if not isinstance(reply, Reply) or not isinstance(reply.body, (bytes, HeldSpan)):
-            return None
-        visit.status, visit.cache = str(reply.status), reply.cache
-        body = reply.body if isinstance(reply.body, bytes) else reply.body.span
-        return ImmediateResponse(
-            reply.status, own_fields(reply), ready_lines(reply, visit.request_id), body, content_length(reply)
-        )
-
-    def end(self, visit: Visit, sent_bytes: int, error: Exception | None = None) -> None:
-        """An immediate response is over: `error` is what kept it from being sent to its end."""
-        reply = visit.answer
-        if not isinstance(reply, Reply):
-            raise RuntimeError("only an immediate response ends so")
-        visit.sent_bytes = sent_bytes
-        if isinstance(error, ClientDisconnected):
-            visit.status = CLIENT_LEFT
-        elif error is not None:
-            self._broken_off(visit, reply, error)
-        if isinstance(reply.body, HeldSpan):
-            reply.body.close()
-        self._report(visit)
-
-    def _report(self, visit: Visit) -> None:
-        seconds = time.perf_counter() - visit.started
-        received_bytes = visit.body.received_bytes if visit.body is not None else 0
+    def _report(self, record: RequestRecord) -> None:
+        seconds = time.perf_counter() - record.started
+        received_bytes = record.body.received_bytes if record.body is not None else 0
         self.observer.ended(
-            visit.operation, visit.slot, visit.status, visit.cache, seconds, visit.sent_bytes, received_bytes
+            record.operation, record.slot, record.status, record.cache, seconds, record.sent_bytes, received_bytes
         )
         if not self.log.is_enabled_for(logging.DEBUG):
             return
         self.log.debug(
             "request",
-            request_id=visit.request_id,
-            operation=visit.operation,
-            slot=visit.slot,
-            status=visit.status,
-            cache=visit.cache,
+            request_id=record.request_id,
+            operation=record.operation,
+            slot=record.slot,
+            status=record.status,
+            cache=record.cache,
             seconds=round(seconds, 6),
-            sent_bytes=visit.sent_bytes,
+            sent_bytes=record.sent_bytes,
             received_bytes=received_bytes,
         )
 
-    async def _answer(self, visit: Visit, scope: Scope, send: Send) -> None:
-        reply = await self._reply(visit)
-        visit.status, visit.cache = str(reply.status), reply.cache
+    async def _send(self, record: RequestRecord, reply: Reply, scope: Scope, send: Send) -> None:
+        record.status, record.cache = str(reply.status), reply.cache
+        close = not record.body_complete
         try:
-            visit.sent_bytes = await send_reply(
-                reply, scope, send, request_id=visit.request_id, close=not visit.body_complete
-            )
+            whole = whole_response(reply, scope, record, close=close)
+            if whole is not None:
+                try:
+                    await send({"type": RESPONSE, "response": whole})
+                finally:
+                    record.sent_bytes = whole.sent_bytes
+            else:
+                if not record.waits:
+                    await self._wait(record, scope)
+                await send_reply(reply, scope, send, record, close=close)
         except ClientDisconnected:
             raise
         except Exception as error:  # noqa: BLE001 - it is logged, and the client sees it, or a body that ends early
-            if not await self._told(visit, reply, error, scope, send):
-                self._broken_off(visit, reply, error)
+            if not await self._told(record, reply, error, scope, send):
+                self._broken_off(record, reply, error)
         finally:
-            await reply.aclose()
+            if not reply.close_now():
+                await reply.aclose()
 
-    async def _told(self, visit: Visit, reply: Reply, error: Exception, scope: Scope, send: Send) -> bool:
-        """Answer with what has gone wrong, where nothing of the answer is out yet; False where some is."""
-        if START_AGAIN not in (scope.get("extensions") or {}):
-            return False
+    async def _awaited(self, record: RequestRecord, answer: Coroutine[Any, Any, Reply], scope: Scope) -> Reply:
         try:
-            await send({"type": START_AGAIN})
-        except RuntimeError:
-            return False
-        reply.failed(error)
-        failure = reply_to(error, visit.request_id, visit.path)
-        visit.status, visit.cache = str(failure.status), failure.cache
-        visit.sent_bytes = await send_reply(
-            failure, scope, send, request_id=visit.request_id, close=not visit.body_complete
-        )
-        return True
-
-    async def _reply(self, visit: Visit) -> Reply:
-        if isinstance(visit.answer, Reply):
-            return visit.answer
-        try:
-            return await visit.answer
+            await self._wait(record, scope)
+            return await answer
         except ClientDisconnected:
             raise
         except Exception as error:  # noqa: BLE001 - whatever happened, the client gets an answer and the log a line
-            return reply_to(error, visit.request_id, visit.path)
+            return reply_to(error, record.request_id, record.path)
+        finally:
+            answer.close()
 
-    def _broken_off(self, visit: Visit, reply: Reply, error: Exception) -> None:
-        """The head is out: all that can still be said is a body that ends early, so the connection is closed."""
-        visit.status = BROKEN_OFF
-        reply.failed(error)
-        self.log.warning("answer broken off", request_id=visit.request_id, exc_info=error)
-
-    def _begin_with(self, scope: Scope, receive: Receive) -> Visit:
-        visit = Visit(scope["raw_path"], None)
-        body_of = partial(AsgiRequestBody, receive, receive_into=scope.get(RECEIVE_INTO))
-        self._begin(visit, scope["method"], scope["query_string"], scope["headers"], body_of)
-        return visit
-
-    def _begin(
-        self, visit: Visit, method: str, raw_query: bytes, headers: Fields, body_of: BodyOf | None = None
-    ) -> None:
+    async def _told(self, record: RequestRecord, reply: Reply, error: Exception, scope: Scope, send: Send) -> bool:
+        """Answer with what has gone wrong, where nothing of the answer is out yet; False where some is."""
+        if RESPONSE not in (scope.get("extensions") or {}):
+            return False
+        failure = reply_to(error, record.request_id, record.path)
         try:
-            visit.answer = self._perform(visit, method, raw_query, headers, body_of)
-        except Exception as error:  # noqa: BLE001 - whatever happened, the client gets an answer and the log a line
-            visit.answer = reply_to(error, visit.request_id, visit.path)
+            await send_reply(failure, scope, send, record, close=not record.body_complete)
+        except RuntimeError:  # a part of the answer is out
+            return False
+        reply.failed(error)
+        record.status, record.cache = str(failure.status), failure.cache
+        return True
 
-    def _perform(self, visit: Visit, method: str, raw_query: bytes, headers: Fields, body_of: BodyOf | None) -> Answer:
-        request = parse_request(method, visit.raw_path, raw_query, headers, self.base_domains)
-        body = visit.body
-        if body is None:
-            body = visit.body = body_of(request.headers) if body_of is not None else NO_BODY
-        visit.operation = request.operation  # a string itself
+    def _broken_off(self, record: RequestRecord, reply: Reply, error: Exception) -> None:
+        """The head is out: all that can still be said is a body that ends early, so the connection is closed."""
+        record.status = BROKEN_OFF
+        reply.failed(error)
+        self.log.warning("answer broken off", request_id=record.request_id, exc_info=error)
+
+    def _perform(self, record: RequestRecord, scope: Scope, receive: Receive) -> Answer:
+        headers = scope["headers"]
+        request = parse_request(scope["method"], record.raw_path, scope["query_string"], headers, self.base_domains)
+        body = record.body = request_body(request.headers, receive, scope.get(RECEIVE_INTO))
+        record.operation = request.operation  # a string itself
         if self.instance_id in request.headers.get(HOP_HEADER, ""):
             raise s3_error("LoopDetected")
         caller = self._caller(request)
         if not isinstance(caller, Caller):
             return caller
-        ACCOUNT.set(caller.access_key_id)
+        ACCOUNT.set(caller.access_key_id)  # of this connection's context, too, where every request sets its own
         authorise(request, caller.grant, self.services.slots)
         slot = self._slot(request)
-        visit.slot = slot.name
+        record.slot = slot.name
         credential = caller.access_key_id
         return perform(
             Exchange(self.services, request, body, caller.grant, caller.seed, slot, caller.anonymous, credential)

@@ -6,13 +6,37 @@ import functools
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from gateway.edge.server.receive_threads import ReceiveThreads
-from gateway.edge.server.receiving import HandingOn
+from gateway.edge.request_record import CountedBody
+from gateway.edge.server.receiving import BodyDrain, ReceiveThreads
 from gateway.errors import ClientDisconnected
 from gateway.operations.request_body import Sink
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 ReceiveInto = Callable[[Sink], Awaitable[None]]
+
+
+class NoBody:
+    """The body of a request that is known to have none."""
+
+    length_bytes = 0
+    complete = True
+    received_bytes = 0
+
+    async def read(self) -> bytes:
+        return b""
+
+    async def receive(self, sink: Sink) -> None:
+        return
+
+
+NO_BODY = NoBody()
+
+
+def request_body(headers: Mapping[str, str], receive: Receive, receive_into: ReceiveInto | None) -> CountedBody:
+    """The body of a request with these headers."""
+    if "content-length" not in headers and "transfer-encoding" not in headers:
+        return NO_BODY
+    return AsgiRequestBody(receive, headers, receive_into)
 
 
 class AsgiRequestBody:
@@ -68,8 +92,8 @@ class AsgiRequestBody:
     async def _read_into(self, sink: Sink) -> None:
         """For servers that offer no better way."""
         while piece := await self._next():
-            handing = HandingOn([piece], sink)
-            await _shared_threads().run(handing.stop, handing.run)
+            drain = BodyDrain([piece], sink)
+            await _shared_threads().run(drain.stop, drain.run)
 
 
 @functools.cache

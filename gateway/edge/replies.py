@@ -6,22 +6,11 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, get_args
 
+from gateway.edge.request_record import RequestRecord
+from gateway.edge.server.cycle import LENT, RESPONSE, SPAN, ZERO_COPY
+from gateway.edge.server.response_head import Response
 from gateway.objects import BodyStream, FileSpan, HeldSpan, LentBytes
 from gateway.operations.reply import CacheLabel, Reply
-
-ZERO_COPY = "http.response.zerocopysend"
-
-HEADER_LINES = "forebay.header_lines"
-"""Our own server's: header lines that are ready to be sent, in the message that starts a response."""
-
-SPAN = "forebay.span"
-"""Our own server's, in a message of a file: the FileSpan that it is of (server/cycle.py)."""
-
-LENT = "forebay.lent_bytes"
-"""Our own server's: it takes what the client takes of bytes that are lent (server/cycle.py)."""
-
-START_AGAIN = "forebay.start_again"
-"""Our own server's message: another response instead of the one that was begun. RuntimeError when some of it is out."""
 
 COPIED_BYTES = 64 * 1024
 """What is sent at once of lent bytes where `LENT` is not to be had: a client that reads slowly keeps a copy of it."""
@@ -36,40 +25,58 @@ _SERVER = (b"server", b"Forebay")
 _IDENTITY = b"server: Forebay\r\nx-amz-request-id: %b\r\nx-amz-id-2: forebay/%b\r\n"
 _CACHE: Mapping[str, bytes] = {name: b"x-forebay-cache: %b\r\n" % name.encode() for name in get_args(CacheLabel)}
 
+Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-async def send_reply(reply: Reply, scope: MutableMapping[str, Any], send: Send, *, request_id: str, close: bool) -> int:
-    """Send the whole answer; returns the number of body bytes sent. The caller closes the reply."""
+def whole_response(reply: Reply, scope: Scope, record: RequestRecord, *, close: bool) -> Response | None:
+    """The answer, where the server takes all of it at once: nothing is to be waited for before it is sent."""
+    extensions, body = scope.get("extensions") or {}, reply.body
+    if RESPONSE not in extensions:
+        return None
+    if isinstance(body, (bytes, memoryview)):
+        return _response(reply, record.request_id, body, close=close)
+    if isinstance(body, HeldSpan) and ZERO_COPY in extensions:
+        return _response(reply, record.request_id, body.span, close=close)
+    return None
+
+
+async def send_reply(reply: Reply, scope: Scope, send: Send, record: RequestRecord, *, close: bool) -> None:
+    """Send the whole answer, and count its body in `record.sent_bytes`. The caller closes the reply."""
+    extensions = scope.get("extensions") or {}
+    if RESPONSE in extensions:
+        await send({"type": RESPONSE, "response": _response(reply, record.request_id, None, close=close)})
+    else:
+        await send(_start(reply, record.request_id, close=close))
+    body = reply.body
+    if isinstance(body, (bytes, memoryview)):
+        body = b"" if scope["method"] == "HEAD" else body
+        await send({"type": "http.response.body", "body": body})
+        record.sent_bytes = len(body)
+        return
+    if isinstance(body, HeldSpan):
+        await _send_span_through_memory(body.span, send)
+        record.sent_bytes = body.span.count
+    else:
+        await _send_stream(body, send, record, zero_copy=ZERO_COPY in extensions, lending=LENT in extensions)
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _response(reply: Reply, request_id: str, body: Any, *, close: bool) -> Response:
     headers = own_fields(reply)
-    length = content_length(reply)
+    if close:
+        headers.append((b"connection", b"close"))
+    return Response(reply.status, headers, ready_lines(reply, request_id), body, content_length(reply))
+
+
+def _start(reply: Reply, request_id: str, *, close: bool) -> dict[str, Any]:
+    """The same for servers that know nothing but ASGI."""
+    headers, length = own_fields(reply) + _ready_pairs(reply, request_id), content_length(reply)
     if length is not None:
         headers.append((b"content-length", b"%d" % length))
     if close:
         headers.append((b"connection", b"close"))
-    extensions = scope.get("extensions") or {}
-    start = {"type": "http.response.start", "status": reply.status, "headers": headers}
-    if HEADER_LINES in extensions:
-        start[HEADER_LINES] = ready_lines(reply, request_id)
-    else:
-        headers += _ready_pairs(reply, request_id)
-    await send(start)
-    if isinstance(reply.body, (bytes, memoryview)):
-        body = b"" if scope["method"] == "HEAD" else reply.body
-        await send({"type": "http.response.body", "body": body})
-        return len(body)
-    zero_copy, lending = ZERO_COPY in extensions, LENT in extensions
-    if isinstance(reply.body, HeldSpan):
-        span = reply.body.span
-        if zero_copy:
-            await _send_span(span, send, more_body=False)
-            return span.count
-        await _send_span_through_memory(span, send)
-        sent_bytes = span.count
-    else:
-        sent_bytes = await _send_stream(reply.body, send, zero_copy=zero_copy, lending=lending)
-    await send({"type": "http.response.body", "body": b""})
-    return sent_bytes
+    return {"type": "http.response.start", "status": reply.status, "headers": headers}
 
 
 def ready_lines(reply: Reply, request_id: str) -> bytes:
@@ -108,23 +115,23 @@ def content_length(reply: Reply) -> int | None:
     return None if any(name == "content-length" for name, _ in reply.headers) else len(reply.body)
 
 
-async def _send_stream(stream: BodyStream, send: Send, *, zero_copy: bool, lending: bool) -> int:
-    sent_bytes = 0
+async def _send_stream(
+    stream: BodyStream, send: Send, record: RequestRecord, *, zero_copy: bool, lending: bool
+) -> None:
     async for piece in stream:
         if isinstance(piece, LentBytes):
             await (_send_lent(piece, send) if lending else _send_copied(piece, send))
-            sent_bytes += piece.taken
+            record.sent_bytes += piece.taken
             continue
         if not isinstance(piece, FileSpan):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-            sent_bytes += len(piece)
+            record.sent_bytes += len(piece)
             continue
         if zero_copy:
             await _send_span(piece, send, more_body=True)
         else:
             await _send_span_through_memory(piece, send)
-        sent_bytes += piece.count
-    return sent_bytes
+        record.sent_bytes += piece.count
 
 
 async def _send_lent(lent: LentBytes, send: Send) -> None:

@@ -10,8 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-
-from yarl import URL
+from urllib.parse import SplitResult, urlsplit
 
 from gateway.errors import ConfigError
 from gateway.origin.settings import AddressingStyle, OriginSettings
@@ -33,10 +32,12 @@ class Target:
     query: str
 
     @property
-    def url(self) -> URL:
-        """The same, for aiohttp; nothing is normalised."""
-        suffix = f"?{self.query}" if self.query else ""
-        return URL(f"{self.scheme}://{self.host}{self.path}{suffix}", encoded=True)
+    def path_and_query(self) -> str:
+        """The request target (RFC 9112, 3.2.1)."""
+        return f"{self.path}?{self.query}" if self.query else self.path
+
+
+DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def default_endpoint(region: str) -> str:
@@ -59,20 +60,26 @@ def _default_endpoint(region: str) -> str:
     return f"https://{found['hostname']}"
 
 
+def _host_header(url: SplitResult) -> str:
+    """Without the scheme's own port, as every client sends it."""
+    host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname or ""
+    return host if url.port in (None, DEFAULT_PORTS[url.scheme]) else f"{host}:{url.port}"
+
+
 class Addressing:
     """Turns (bucket, key, query) into a `Target` on one endpoint."""
 
     def __init__(self, settings: OriginSettings) -> None:
         endpoint = settings.endpoint_url or default_endpoint(settings.region)
-        url = URL(endpoint, encoded=True)
-        if url.scheme not in ("http", "https") or not url.host or url.user or url.raw_query_string:
+        url = urlsplit(endpoint)
+        if url.scheme not in DEFAULT_PORTS or not url.hostname or url.username is not None or url.query:
             raise ConfigError("origin.endpoint_url", endpoint, "http://HOST[:PORT] or https://HOST[:PORT]")
         self.endpoint = endpoint
         self._scheme = url.scheme
-        self._host = url.host_port_subcomponent or ""
-        self._base_path = url.raw_path.rstrip("/")
+        self._host = _host_header(url)
+        self._base_path = url.path.rstrip("/")
         self._style = settings.addressing_style
-        self._is_aws = _AWS_HOST.search(url.host) is not None
+        self._is_aws = _AWS_HOST.search(url.hostname) is not None
 
     def target(self, bucket: str | None, key: str | None, query: Query) -> Target:
         """Where the request for this bucket and key goes. `bucket` None is the service itself (ListBuckets)."""

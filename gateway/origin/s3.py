@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -49,6 +49,8 @@ _PROBE_WAIT_SECONDS = 0.05
 
 _PROGRESS_BYTES_MIN = 1024
 """What a body that is read comes forward by within the stall timeout, at least."""
+
+Headers = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +160,17 @@ class S3Origin:
 
     async def _attempt(self, sending: _Sending, body: RequestBody) -> HttpResponse:
         breaker, request = sending.breaker, sending.request
+        headers = await self._signer.headers(request, sending.target, body)  # without a key pair, nothing is learned
         admission = await self._admission(sending) if breaker.hears_from_others() else Admission.ORDINARY
         sending.attempts += 1
         started = self._clock.monotonic()
         try:
             if sending.is_quick_read:
-                response = await HedgedRead(self._hedging, breaker, partial(self._read, sending, body), request).begin()
+                response = await HedgedRead(
+                    self._hedging, breaker, partial(self._read, sending, body, headers), request
+                ).begin()
             else:
-                response = await self._write(sending, body)
+                response = await self._write(sending, body, headers)
         except OriginBusy:
             breaker.abandoned(admission)
             raise
@@ -193,11 +198,13 @@ class S3Origin:
         return admission
 
     def _read(
-        self, sending: _Sending, body: RequestBody, request: OriginRequest, on_silence: OnSilence
+        self, sending: _Sending, body: RequestBody, headers: Headers, request: OriginRequest, on_silence: OnSilence
     ) -> Coroutine[Any, Any, ResponseStream]:
-        return self._ask(sending, request, body, self._limits.of_read(on_silence))
+        """Send the request as it was signed, or another one for the rest of what it asks for."""
+        limits = self._limits.of_read(on_silence)
+        return self._ask(sending, request, body, limits, headers if request is sending.request else None)
 
-    async def _write(self, sending: _Sending, body: RequestBody) -> HttpResponse:
+    async def _write(self, sending: _Sending, body: RequestBody, headers: Headers) -> HttpResponse:
         slow = is_slow(sending.request)
 
         def on_silence(stream: ResponseStream, seconds: float) -> None:
@@ -205,13 +212,19 @@ class S3Origin:
                 self._suspect(sending, stream)
 
         supervision = self._limits.of_write(on_silence, slow=slow)
-        return HttpResponse(await self._ask(sending, sending.request, body, supervision))
+        return HttpResponse(await self._ask(sending, sending.request, body, supervision, headers))
 
     async def _ask(
-        self, sending: _Sending, request: OriginRequest, body: RequestBody, supervision: Supervision
+        self,
+        sending: _Sending,
+        request: OriginRequest,
+        body: RequestBody,
+        supervision: Supervision,
+        headers: Headers | None,
     ) -> ResponseStream:
-        """Sign a request, send it, and report what came of it."""
-        headers = await self._signer.headers(request, sending.target, body)
+        """Send a request, signed already or not, and report what came of it."""
+        if headers is None:
+            headers = await self._signer.headers(request, sending.target, body)
         started = self._clock.monotonic()
         # A connection that the origin is about to close would leave open what became of the request.
         unused = sending.repetition is Repetition.WRONG_ANSWER

@@ -8,12 +8,16 @@ import os
 import struct
 from pathlib import Path
 
+import structlog
+
 BELIEVED_SECONDS = 10.0
 """What was told longer ago says nothing any more: whoever told it would have told it again."""
 
 _RECORD = struct.Struct("=Qd")
 _CELLS = 64
 _SIZE_BYTES = _CELLS * _RECORD.size
+
+log = structlog.get_logger(__name__)
 
 
 class SilenceBoard:
@@ -24,16 +28,16 @@ class SilenceBoard:
     """
 
     def __init__(self, file: Path | None = None) -> None:
-        """`file` is shared with other processes, made where it is missing; None: this one is alone. OSError."""
+        """`file` is shared with other processes, made where it is missing. Without it, or room for it, this one is
+        alone, and finds out by itself.
+        """
+        self._memory = mmap.mmap(-1, _SIZE_BYTES)
         if file is None:
-            self._memory = mmap.mmap(-1, _SIZE_BYTES)
             return
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(descriptor, _SIZE_BYTES)
-            self._memory = mmap.mmap(descriptor, _SIZE_BYTES)
-        finally:
-            os.close(descriptor)
+            self._memory = _shared_memory(file)
+        except OSError as error:
+            log.warning("workers cannot tell each other that the origin is silent", error=str(error))
 
     def cell(self, host: str) -> SilenceCell:
         """Where one host's record lies."""
@@ -63,8 +67,18 @@ class SilenceCell:
     def is_silent(self, now: float, heard_at: float) -> bool:
         """Whether somebody found the host silent just now, and later than the caller has heard of it."""
         moment = self._told()
-        return heard_at < moment <= now < moment + BELIEVED_SECONDS
+        return 0 < moment <= now < moment + BELIEVED_SECONDS and heard_at < moment
 
     def _told(self) -> float:
         name, moment = _RECORD.unpack_from(self._memory, self._offset)
         return moment if name == self._name else 0.0
+
+
+def _shared_memory(file: Path) -> mmap.mmap:
+    """Allocated, not only mapped: a page that a full file system cannot give kills whoever touches it."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, _SIZE_BYTES)
+        return mmap.mmap(descriptor, _SIZE_BYTES)
+    finally:
+        os.close(descriptor)

@@ -8,6 +8,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from gateway.edge.replies import COPIED_BYTES, send_reply
+from gateway.edge.request_record import RequestRecord
 from gateway.objects import BodyStream, LentBytes
 from gateway.operations.reply import Reply
 
@@ -30,8 +31,9 @@ def test_lent_bytes_are_copied_a_little_at_a_time() -> None:
         messages.append(message)
 
     reply = Reply(200, [("content-length", str(len(CONTENT)))], lending())
-    sent = asyncio.run(send_reply(reply, {"method": "GET"}, send, request_id="1", close=False))
+    record = RequestRecord(b"/b/k")
+    asyncio.run(send_reply(reply, {"method": "GET"}, send, record, close=False))
     bodies = [message["body"] for message in messages[1:]]
-    assert (sent, b"".join(bodies)) == (len(CONTENT), CONTENT)
+    assert (record.sent_bytes, b"".join(bodies)) == (len(CONTENT), CONTENT)
     assert max(len(body) for body in bodies) == COPIED_BYTES
     assert [message.get("more_body", False) for message in messages[1:]] == [True] * 4 + [False]

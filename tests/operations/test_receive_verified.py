@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.clock import SystemClock
 from gateway.errors import ClientDisconnected, S3Error
 from gateway.operations.buffers import Buffers
 from gateway.operations.exchange import Exchange
@@ -68,7 +69,7 @@ class Upload:
         fields = [(name.encode(), value.encode()) for name, value in self.headers.items()]
         request = parse_request("PUT", b"/bucket/key", b"", [(b"host", b"h"), *fields], ())
         body = Body(pieces, None if self.chunked else len(self.wire))
-        services = cast("Any", SimpleNamespace(buffers=Buffers()))
+        services = cast("Any", SimpleNamespace(buffers=Buffers(), clock=SystemClock()))
         return Exchange(services, request, body, cast("Any", None), self.seed, cast("Any", None))
 
 

@@ -11,7 +11,8 @@ from gateway.origin.settings import AddressingStyle, OriginSettings
 
 def url(endpoint: str | None, style: AddressingStyle, bucket: str | None, key: str | None = None) -> str:
     settings = OriginSettings(endpoint_url=endpoint, region="eu-west-1", addressing_style=style)
-    return str(Addressing(settings).target(bucket, key, []).url)
+    target = Addressing(settings).target(bucket, key, [])
+    return f"{target.scheme}://{target.host}{target.path_and_query}"
 
 
 @pytest.mark.parametrize(
@@ -47,14 +48,13 @@ def test_keys_are_encoded_once_and_never_normalised(key: str, path: str) -> None
     """What a key says is what the request target says, percent-encoded."""
     target = Addressing(OriginSettings(endpoint_url="http://h")).target("b", key, [])
     assert target.path == path
-    assert target.url.raw_path == path
 
 
 def test_queries_keep_names_without_a_value() -> None:
     """`?uploads` is not `?uploads=`."""
     query = [("uploads", None), ("prefix", "a b&c"), ("delimiter", "")]
     target = Addressing(OriginSettings(endpoint_url="http://h")).target("b", None, query)
-    assert target.url.raw_path_qs == "/b?uploads&prefix=a%20b%26c&delimiter="
+    assert target.path_and_query == "/b?uploads&prefix=a%20b%26c&delimiter="
 
 
 def test_default_ports_are_not_part_of_the_host_header() -> None:

@@ -44,7 +44,15 @@ def test_who_was_answered_since_believes_nobody_else(tmp_path: Path) -> None:
 def test_what_is_old_or_makes_no_sense_is_not_believed(later: float) -> None:
     """Whoever told it is gone; a record half written says anything."""
     board = SilenceBoard()
+    assert not board.cell("host").is_silent(0.0, float("-inf"))
     board.cell("host").tell(1000.0)
     assert board.cell("host").is_silent(1001.0, 0.0)
     assert not board.cell("host").is_silent(1000.0 + later, 0.0)
     assert not board.cell("another host").is_silent(1001.0, 0.0)
+
+
+def test_without_a_place_for_it_a_process_is_alone(tmp_path: Path) -> None:
+    """It works all the same."""
+    cell = SilenceBoard(tmp_path / "missing" / "silence").cell("host")
+    cell.tell(1000.0)
+    assert cell.is_silent(1001.0, 0.0)

@@ -15,10 +15,12 @@ import pytest
 
 from gateway import cancellation
 from gateway.clock import SystemClock
+from gateway.edge.keyring import ConfiguredKeyring, Key
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
 from gateway.origin.credentials import StaticCredentials
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
+from gateway.policy.access import EVERYTHING
 from gateway.policy.slots import Prefix, Slot
 from tests.origin.origins import STRICT_PAIR
 from tests.support.asgi import signed_headers
@@ -29,6 +31,8 @@ from tests.support.serving import Serving, Wire, request, serving, until
 from tests.support.strict_origin import StrictOrigin
 
 LEAVERS = 200
+ONE_ACCOUNTS_SHARE = 3
+"""Of four connections: one is left to others."""
 
 DELETE_DOCUMENT = b"<Delete><Object><Key>deleted</Key></Object></Delete>"
 DELETE_HEADERS = (("content-md5", base64.b64encode(hashlib.md5(DELETE_DOCUMENT).digest()).decode()),)
@@ -44,8 +48,9 @@ class Asked:
     headers: tuple[tuple[str, str], ...] = ()
     changes: str | None = None
 
-    def bytes(self) -> bytes:
-        signed = signed_headers(self.method, self.target, dict(self.headers), self.body)
+    def bytes(self, access_key_id: str | None = None) -> bytes:
+        pair = {"access_key_id": access_key_id, "secret_access_key": "secret"} if access_key_id else {}
+        signed = signed_headers(self.method, self.target, dict(self.headers), self.body, **pair)
         lines = [f"{name}: {value}" for name, value in signed.items() if name != "Host"]
         return request(self.method, self.target, self.body, *lines, host=signed["Host"])
 
@@ -258,7 +263,7 @@ def test_a_crowd_that_leaves_costs_the_origin_nothing(name: str, tmp_path: Path)
                 await wire.say(crowd_asks(name, number).bytes())
                 wires.append(wire)
             await port.requests(LEAVERS)
-            await until(lambda: len(strict.model.calls) == 4)
+            await until(lambda: len(strict.model.calls) == ONE_ACCOUNTS_SHARE)
             for wire in wires:
                 wire.writer.close()
             await port.connections(0)
@@ -277,6 +282,37 @@ def test_a_crowd_that_leaves_costs_the_origin_nothing(name: str, tmp_path: Path)
         asyncio.run(scenario(strict))
         strict.settle()
         assert len(strict.model.calls) <= LEAVERS // 4
+
+
+def test_one_credential_leaves_connections_to_others(tmp_path: Path) -> None:
+    """One key's questions that the origin does not answer take their share; another key's are answered meanwhile."""
+
+    async def scenario(strict: StrictOrigin) -> None:
+        settings = OriginSettings(endpoint_url=strict.endpoint_url, max_connections=4)
+        origin = S3Origin(settings, StaticCredentials(STRICT_PAIR), SystemClock(), instance_id="gateway-1")
+        keyring = ConfiguredKeyring([Key(name, "secret", None, EVERYTHING) for name in ("crowd", "other")])
+        async with (
+            gateway_app(tmp_path, origin=strict.model, through=origin, keyring=keyring) as gateway,
+            serving(gateway.app) as port,
+        ):
+            for number in range(20):
+                wire = await port.connect()
+                await wire.say(crowd_asks("head", number).bytes("crowd"))
+            await port.requests(20)
+            await until(lambda: len(strict.model.calls) == ONE_ACCOUNTS_SHARE)
+            wire = await port.connect()
+            await wire.say(Asked("HEAD", "/bucket/key").bytes("other"))
+            assert (await wire.answer(to_head=True)).status == 200
+            assert len(strict.model.calls) == ONE_ACCOUNTS_SHARE + 1
+            strict.run_inside(held.set)
+        await origin.aclose()
+
+    with StrictOrigin() as strict:
+        strict.model.put("bucket", "key", b"here")
+        held = strict.run_inside(asyncio.Event)
+        strict.model.faults.append(Fault(lambda call: "crowd" in str(call.key), Hold(held), times=None))
+        asyncio.run(scenario(strict))
+        strict.settle()
 
 
 def crowd_asks(name: str, number: int) -> Asked:

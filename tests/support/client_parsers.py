@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from gateway.edge.authentication import Authenticator
 from gateway.edge.authorisation import authorise
 from gateway.edge.keyring import ConfiguredKeyring, Key
-from gateway.edge.server.chunked_body import ChunkedDecoder
-from gateway.edge.server.head_parser import HeadParser
-from gateway.edge.server.request_head import check_incomplete_head
+from gateway.edge.server.request_body import ChunkedDecoder
+from gateway.edge.server.request_head import HeadParser, check_incomplete_head
 from gateway.errors import OriginBodyError, S3Error
 from gateway.operations.versions import asks_for_more_than_head, judged_by_the_origin
 from gateway.policy.access import EVERYTHING, Grant

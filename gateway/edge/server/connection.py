@@ -1,7 +1,19 @@
-"""One connection of the S3 port as such: when it begins, how long it may take, how it ends.
+"""One connection of the S3 port: bytes in, requests to the application, responses out; how long it may take.
 
-After an answer that the client may not have expected yet, the connection lingers: what still arrives is thrown away for
-a while, because closing at once would reset the connection and with it the answer.
+A subclass of uvicorn's httptools protocol. uvicorn keeps the plumbing (flow control, connection sets); what a client
+may send, and what happens when it sends something else, is decided here:
+
+- httptools sees request heads only, one at a time and whole: a body is counted or unchunked by `BodyQueue`, so that
+  large bodies are neither parsed nor copied, and the end of every message is known exactly;
+- a large body goes past all of it, from the socket to a thread, where the application asks for that (`receiving`);
+- bytes behind a request wait unparsed until its response is complete (pipelining), so that a bad successor never
+  disturbs an answer;
+- after an answer that the client may not have expected yet, the connection lingers: what still arrives is thrown away
+  for a while, because closing at once would reset the connection and with it the answer.
+
+`scope["path"]` is the path as it was on the wire, like `raw_path`: decoding it would cost every request time, and S3
+keys are decoded once, elsewhere. `scope["forebay.authority"]` is there for targets in absolute form; the Host header
+among the headers is then replaced by it (RFC 9112, 3.2.2).
 """
 
 from __future__ import annotations
@@ -9,32 +21,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Awaitable
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gateway.clock import Clock, SystemClock
-from gateway.edge.server.cycle import (
-    HEADER_LINES_EXTENSION,
-    LENT_EXTENSION,
-    START_AGAIN_EXTENSION,
-    ZERO_COPY_EXTENSION,
-    S3Cycle,
-)
+from gateway.edge.server.cycle import LENT, RESPONSE, ZERO_COPY, RequestCycle
+from gateway.edge.server.first_step import step
 from gateway.edge.server.limits import ServerLimits
-from gateway.edge.server.readable import readable
-from gateway.edge.server.refusals import refusal_bytes, too_many_connections
-from gateway.edge.server.scope import connection_scope
+from gateway.edge.server.receiving import RECEIVE_INTO, ReceiveThreads, Receiving, readable
+from gateway.edge.server.request_body import NO_BODY, BodyQueue
+from gateway.edge.server.request_head import (
+    HEAD_END,
+    HeadParser,
+    RequestHead,
+    check_incomplete_head,
+    connection_scope,
+    request_scope,
+)
+from gateway.edge.server.response_head import refusal_bytes, too_many_connections
+from gateway.edge.server.response_writer import WriteWatch
 from gateway.edge.server.server_state import S3ServerState
-from gateway.edge.server.write_watch import WriteWatch
 from gateway.errors import S3Error
 from gateway.s3.error_codes import s3_error
-
-if TYPE_CHECKING:
-    from uvicorn._types import ASGI3Application
 
 FIRST_BYTE_SECONDS = 1.0
 """While the server drains: how long a connection that has just been opened may take for its first byte."""
@@ -56,7 +69,7 @@ class Input(Enum):
 class S3Connection(HttpToolsProtocol):
     """uvicorn's protocol with deadlines, a drain and an end that loses no answer; requests are `S3Protocol`'s."""
 
-    cycle: S3Cycle | None  # type: ignore[assignment]
+    cycle: RequestCycle | None  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -70,19 +83,19 @@ class S3Connection(HttpToolsProtocol):
         only_answer: S3Error | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._limits = limits or ServerLimits()
-        self._now = (clock or SystemClock()).monotonic
-        self._shared = server_state if isinstance(server_state, S3ServerState) else S3ServerState()
+        self.limits = limits or ServerLimits()
+        self.now = (clock or SystemClock()).monotonic
+        self.shared = server_state if isinstance(server_state, S3ServerState) else S3ServerState()
         self._input = Input.HEAD
         self._received = b""
         self._fresh = True
         self._deadline: float | None = None
         self._discard_left = 0
-        self._write_watch = WriteWatch(self._limits.write_timeout_seconds)
-        self._wire: socket.socket | None = None
+        self._write_watch = WriteWatch(self.limits.write_timeout_seconds)
+        self.wire: socket.socket | None = None
         self._is_half_closed = False
         self._only_answer = only_answer
-        self.waits_since = self._now()
+        self.waits_since = self.now()
         """When it began to wait for the request that it waits for now, or has waited for last."""
         self._connection_scope: dict[str, object] = {}
         self.parser = None
@@ -91,17 +104,17 @@ class S3Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        extensions: dict[str, object] = {HEADER_LINES_EXTENSION: {}, START_AGAIN_EXTENSION: {}}
+        extensions: dict[str, object] = {RESPONSE: {}}
         if self.scheme == "http":
             # Nothing is queued behind the kernel's own buffer, so "not paused" means that a file may be sent now.
             transport.set_write_buffer_limits(high=0)
-            extensions |= {ZERO_COPY_EXTENSION: {}, LENT_EXTENSION: {}}
+            extensions |= {ZERO_COPY: {}, LENT: {}}
             shown = transport.get_extra_info("socket")
-            self._wire = socket.socket(shown.family, shown.type, shown.proto, shown.fileno())
+            self.wire = socket.socket(shown.family, shown.type, shown.proto, shown.fileno())
         self._connection_scope = connection_scope(self.asgi_version, self.scheme, self.server, self.client, extensions)
-        self._deadline = self._now() + self._limits.head_timeout_seconds
-        self._shared.nothing_open.clear()
-        if self._shared.draining:
+        self._deadline = self.now() + self.limits.head_timeout_seconds
+        self.shared.nothing_open.clear()
+        if self.shared.draining:
             self.shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -110,31 +123,24 @@ class S3Connection(HttpToolsProtocol):
         self._received = b""
         if self.cycle is not None:
             self.cycle.connection_lost()
-        if self._wire is not None:
-            self._shared.half_closed.forget(self._wire.fileno())
-            self._wire.detach()  # the transport closes it
-            self._wire = None
+        if self.wire is not None:
+            self.shared.half_closed.forget(self.wire.fileno())
+            self.wire.detach()  # the transport closes it
+            self.wire = None
         if not self.connections:
-            self._shared.nothing_open.set()
+            self.shared.nothing_open.set()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more. True: it may still wait for its answer, so the connection stays open.
 
         TLS has no such state in practice: asyncio closes the connection whatever this says.
         """
-        if self._wire is None or self.cycle is None or self._input is not Input.SUCCESSOR or self._is_half_closed:
+        if self.wire is None or self.cycle is None or self._input is not Input.SUCCESSOR or self._is_half_closed:
             return False
         self.cycle.probe_client()
-        self._shared.half_closed.watch(self._wire.fileno(), self.transport.abort)
+        self.shared.half_closed.watch(self.wire.fileno(), self.transport.abort)
         self._is_half_closed = True
         return True
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        task = self.loop.create_task(cycle.run_asgi(app))
-        if isinstance(cycle, S3Cycle):
-            cycle.task = task
-        task.add_done_callback(self.tasks.discard)
-        self.tasks.add(task)
 
     def shutdown(self) -> None:
         """The server drains: what has begun is finished, what is idle closed."""
@@ -144,7 +150,7 @@ class S3Connection(HttpToolsProtocol):
         elif self._received:
             return
         elif self._fresh or self._input_waits():
-            self._deadline = self._now() + FIRST_BYTE_SECONDS
+            self._deadline = self.now() + FIRST_BYTE_SECONDS
         else:
             self.transport.close()
 
@@ -162,7 +168,7 @@ class S3Connection(HttpToolsProtocol):
             self.transport.close()  # nothing will come that would have to be thrown away
             return
         self._discard_from_now_on()
-        self._deadline = self._now() + self._limits.linger_seconds
+        self._deadline = self.now() + self.limits.linger_seconds
         try:
             if self.transport.can_write_eof():
                 self.transport.write_eof()
@@ -172,7 +178,7 @@ class S3Connection(HttpToolsProtocol):
     def _discard_from_now_on(self) -> None:
         self._input = Input.NOTHING
         self._received = b""
-        self._discard_left = self._limits.linger_bytes
+        self._discard_left = self.limits.linger_bytes
         self.flow.resume_reading()
 
     def _discard(self, data: bytes) -> None:
@@ -214,6 +220,171 @@ class S3Connection(HttpToolsProtocol):
         elif self._received:
             self._refuse(s3_error("RequestTimeout"), to_head=self._received.startswith(b"HEAD "))
         elif self._input_waits():
-            self._deadline = self._now() + self._limits.head_timeout_seconds
+            self._deadline = self.now() + self.limits.head_timeout_seconds
         else:
             self.transport.close()
+
+
+_PIPELINED_BYTES = 64 * 1024
+
+_HEAD, _BODY, _SUCCESSOR, _NOTHING = Input
+"""By these names, as Python 3.11 takes its time over a member of an enumeration."""
+
+
+class S3Protocol(S3Connection):
+    """The requests of a connection, one after the other."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        limits: ServerLimits | None = None,
+        clock: Clock | None = None,
+        receive_threads: ReceiveThreads | None = None,
+        only_answer: S3Error | None = None,
+    ) -> None:
+        """`only_answer`: what the first request gets, whatever it is."""
+        super().__init__(config, server_state, app_state, _loop, limits=limits, clock=clock, only_answer=only_answer)
+        self._receive_threads = receive_threads
+        self._head_deadline_set = False
+        self._heads = HeadParser(max_bytes=self.limits.max_header_bytes, max_headers=self.limits.max_headers)
+
+    # Bytes in
+
+    def data_received(self, data: bytes) -> None:
+        if self._input is _BODY:
+            self._feed_body(data)
+        elif self._input is _NOTHING:
+            self._discard(data)
+        else:
+            self._received = self._received + data if self._received else data
+            self._look_at_received()
+
+    def _look_at_received(self) -> None:
+        if self._input is _HEAD:
+            self._try_head()
+        elif len(self._received) > _PIPELINED_BYTES:
+            self.flow.pause_reading()
+
+    def _try_head(self) -> None:
+        received = self._received
+        if received[:2] == b"\r\n":  # tolerated before a request line, once (RFC 9112, 2.2)
+            received = received[2:]
+        end = received.find(HEAD_END)
+        self._received = received[end + 4 :] if end >= 0 else received
+        try:
+            if end >= 0:
+                self._begin_request(received[: end + 4])
+            elif received:
+                self._await_rest_of_head(received)
+        except S3Error as error:
+            self._refuse(error, to_head=received.startswith(b"HEAD "))
+
+    def _await_rest_of_head(self, received: bytes) -> None:
+        check_incomplete_head(received, self.limits.max_header_bytes)
+        self._fresh = False
+        if not self._head_deadline_set:
+            self._head_deadline_set = True
+            self._deadline = self.now() + self.limits.head_timeout_seconds
+
+    def _begin_request(self, head: bytes) -> None:
+        if self._only_answer is not None:
+            raise self._only_answer
+        parsed = self._heads.parse(head)
+        self._fresh = self._head_deadline_set = False
+        self._deadline = None
+        self._start_cycle(parsed)
+
+    def _feed_body(self, data: bytes) -> None:
+        cycle = self._current()
+        body = cycle.request_body
+        try:
+            rest = body.feed(data)
+        except S3Error:
+            # The application hears of it from `receive`; where this body ends nobody can say any more.
+            self._discard_from_now_on()
+        else:
+            self._after_body_bytes(body, rest)
+        cycle.message_event.set()
+
+    def _after_body_bytes(self, body: BodyQueue, rest: bytes) -> None:
+        if body.complete:
+            self._input = _SUCCESSOR
+            self._received = rest
+            self._look_at_received()
+        elif body.queued_bytes > self.limits.receive_buffer_of_one(len(self.connections)):
+            self.flow.pause_reading()
+
+    def _on_body_complete(self) -> None:
+        """The rest of a body was received past the transport."""
+        self._input = _SUCCESSOR
+
+    def _start_cycle(self, head: RequestHead) -> None:
+        body = BodyQueue(head.body_length) if head.body_length != 0 else NO_BODY
+        scope = request_scope(self._connection_scope, head)
+        keep_alive = head.keep_alive and not self.shared.draining
+        self.cycle = cycle = RequestCycle(scope, self, body, keep_alive, head.expects_continue)
+        if body.complete:
+            application = self.app(scope, cycle.receive, cycle.send)
+            self._input = _SUCCESSOR
+            if self._received or self.flow.write_paused:
+                self._start_task(cycle, application)
+                self._look_at_received()
+                return
+            rest = step(application)
+            if rest is not None:
+                self._start_task(cycle, rest)
+            elif not cycle.response_complete:
+                self._start_task(cycle, _nothing())
+            return
+        if self._receive_threads is not None:
+            receiving = Receiving(cycle, self.wire, self._receive_threads, self._on_body_complete)
+            scope[RECEIVE_INTO] = receiving.receive_into
+        self._start_task(cycle, self.app(scope, cycle.receive, cycle.send))
+        self._input = _BODY
+        arrived, self._received = self._received, b""
+        if arrived:
+            self._feed_body(arrived)
+
+    def _start_task(self, cycle: RequestCycle, application: Awaitable[None]) -> None:
+        cycle.task = task = self.loop.create_task(cycle.run(application))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
+    def _current(self) -> RequestCycle:
+        if self.cycle is None:
+            raise RuntimeError("there is no request yet")
+        return self.cycle
+
+    # Behind a response
+
+    def on_response_complete(self) -> None:
+        cycle = self._current()
+        self._after_response(cycle.keep_alive, body_complete=cycle.request_body.complete)
+
+    def _after_response(self, keep_alive: bool, *, body_complete: bool = True) -> None:
+        if self.transport.is_closing():
+            return
+        if keep_alive:
+            self._next_request()
+        elif body_complete and not self._received:
+            self.transport.close()
+        else:
+            self._linger()
+
+    def _next_request(self) -> None:
+        self._input = _HEAD
+        self.waits_since = self.now()
+        self._deadline = self.waits_since + self.limits.keep_alive_timeout_seconds
+        self.flow.resume_reading()
+        if self._received:
+            self._try_head()
+        if self._is_half_closed and self._input in (_HEAD, _BODY):
+            self.transport.close()  # the rest of a request will never come
+
+
+async def _nothing() -> None:
+    """What is left of an application that has returned."""

@@ -1,11 +1,19 @@
 """One request and its response: the `receive` and `send` that the application is given.
 
-Differs from uvicorn's cycle, whose constructor and attributes it keeps, in what S3 needs:
+They are ASGI's, and differ from uvicorn's in what S3 needs:
 
 - `send` takes `http.response.zerocopysend` and raises ClientDisconnected once the client is gone, so that streams stop;
 - the head leaves together with the first bytes of the body (ASGI asks for that), in one packet where they fit;
 - `receive` gives pieces as they came and raises S3Error when a body is late (RequestTimeout) or malformed;
 - a response that starts before its request is complete says `connection: close`.
+
+Beyond ASGI there are (docs/decisions/0024-one-application-protocol.md):
+
+- `RESPONSE`, a message with a whole `Response`, or with its head; a second one is sent in place of the first as long as
+  nothing of that is out, else RuntimeError is raised;
+- `SPAN`, in a zerocopysend message: the FileSpan, which can tell whether its bytes are still those that were checked;
+- `LENT`, a message with `bytes` that are a LentBytes: the connection takes as many as go out at once, and more follows;
+- `RECEIVE_INTO`, in the scope (receiving.py), and `forebay.authority` (connection.py).
 """
 
 from __future__ import annotations
@@ -15,95 +23,100 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Iterator, MutableMapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway import cancellation
-from gateway.edge.server.body_queue import BodyQueue
+from gateway.edge.server.first_step import in_task
 from gateway.edge.server.limits import ServerLimits
-from gateway.edge.server.refusals import refusal
-from gateway.edge.server.response_head import Header, ResponseFraming, checked_lines, response_head
+from gateway.edge.server.request_body import BodyQueue
+from gateway.edge.server.response_head import Response, refusal, response_head
 from gateway.edge.server.response_writer import ResponseWriter
-from gateway.edge.server.sending import Sender
+from gateway.edge.server.senders import Sender
+from gateway.edge.server.server_state import S3ServerState
 from gateway.errors import ClientDisconnected
 from gateway.objects import FileSpan
 from gateway.s3.error_codes import s3_error
 
 if TYPE_CHECKING:
-    from uvicorn._types import HTTPScope
     from uvicorn.protocols.http.flow_control import FlowControl
 
 Message = MutableMapping[str, Any]
 
-ZERO_COPY_EXTENSION = "http.response.zerocopysend"
-HEADER_LINES_EXTENSION = "forebay.header_lines"
-"""Header lines made once for many responses; none of them may be about the body's length or the connection."""
-
+ZERO_COPY = "http.response.zerocopysend"
+RESPONSE = "forebay.response"
 SPAN = "forebay.span"
-"""In a zerocopysend message: the FileSpan, which can tell whether its bytes are still those that were checked."""
-
-LENT_EXTENSION = "forebay.lent_bytes"
-START_AGAIN_EXTENSION = "forebay.start_again"
-"""A message with `bytes` that are a LentBytes: the connection takes as many as go out at once. More must follow it."""
+LENT = "forebay.lent_bytes"
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _logger = logging.getLogger(__name__)
-_access_logger = logging.getLogger("uvicorn.access")
 
 
-class S3Cycle(RequestResponseCycle):
-    """See the module."""
+class Connection(Protocol):
+    """What a request needs of its connection. `wire` is the transport's own socket, None where it is encrypted."""
+
+    transport: asyncio.Transport
+    flow: FlowControl
+    wire: socket.socket | None
+    limits: ServerLimits
+
+    shared: S3ServerState
+
+    def now(self) -> float: ...
+    def on_response_complete(self) -> None: ...
+
+
+class RequestCycle:
+    """See the module. `disconnected`, `response_complete` and `message_event` are uvicorn's protocol's, too."""
+
+    disconnected = False
+    response_started = False
+    response_complete = False
+    task: asyncio.Task[None] | None = None
+    """None while it is answered in the call that brought it."""
+
+    _event: asyncio.Event | None = None
+    _is_over = False
+    """The application has returned: what happens to the response now is no beginning of another request."""
+
+    _end_told = False
+    _waiting_since: float | None = None
+    _waited_seconds = 0.0
+    _has_waited = False
+    """Whether the response has waited for the connection since it began, or since the last bytes of a file."""
 
     def __init__(
         self,
-        scope: HTTPScope,
-        transport: asyncio.Transport,
-        flow: FlowControl,
-        *,
-        wire: socket.socket | None,
-        default_headers: list[Header],
+        scope: MutableMapping[str, Any],
+        connection: Connection,
         request_body: BodyQueue,
-        limits: ServerLimits,
-        now: Callable[[], float],
-        expect_100_continue: bool,
         keep_alive: bool,
-        on_response: Callable[..., None],
+        expects_continue: bool,
     ) -> None:
-        super().__init__(
-            scope,
-            transport,
-            flow,
-            _logger,
-            _access_logger,
-            False,
-            default_headers,
-            asyncio.Event(),
-            expect_100_continue,
-            keep_alive,
-            on_response,
-        )
+        self.scope = scope
+        self.connection = connection
         self.request_body = request_body
-        self.writer = ResponseWriter(transport, flow, wire)
-        self._wire = wire
-        self._limits = limits
-        self._now = now
-        self.task: asyncio.Task[None] | None = None
-        self._end_told = False
-        self._waiting_since: float | None = None
-        self._waited_seconds = 0.0
-        self._has_waited = False
-        """Whether the response has waited for the connection since it began, or since the last bytes of a file."""
+        self.keep_alive = keep_alive
+        self.waiting_for_100_continue = expects_continue
+        self.transport = connection.transport
+        self.flow = connection.flow
+        self.writer = ResponseWriter(connection.transport, connection.flow, connection.wire)
+
+    @property
+    def message_event(self) -> asyncio.Event:
+        """Something has happened to the connection."""
+        if self._event is None:
+            self._event = asyncio.Event()
+        return self._event
 
     # The application
 
-    async def run_asgi(self, app: Callable[..., Any]) -> None:
+    async def run(self, application: Awaitable[None]) -> None:
         """Run the application for this request; whatever it does, the client is left with an honest connection."""
         try:
-            await app(self.scope, self.receive, self.send)
+            await application
         except ClientDisconnected as error:
             _logger.debug("request ended early: %s", error)
             self._break_off()
@@ -118,7 +131,7 @@ class S3Cycle(RequestResponseCycle):
                 _logger.debug("the application left without completing its response")
                 await self._fail()
         finally:
-            self.on_response = _nothing
+            self._is_over = True
 
     async def _fail(self) -> None:
         """The application is done for: InternalError while that can still be said, else a broken connection."""
@@ -127,11 +140,9 @@ class S3Cycle(RequestResponseCycle):
         if self.writer.on_the_wire:
             self._break_off()
             return
-        self._start_again()
         status, headers, body = refusal(s3_error("InternalError"))
         try:
-            await self.send({"type": "http.response.start", "status": status, "headers": headers})
-            await self.send({"type": "http.response.body", "body": body})
+            await self.send({"type": RESPONSE, "response": Response(status, headers, b"", body)})
         except ClientDisconnected:
             _logger.debug("the client left before it could be told of the failure")
 
@@ -174,7 +185,11 @@ class S3Cycle(RequestResponseCycle):
 
     def _piece(self, body: BodyQueue) -> Message:
         piece = body.take()
-        if self.flow.read_paused and not body.complete and body.queued_bytes <= self._limits.receive_buffer_bytes // 2:
+        if (
+            self.flow.read_paused
+            and not body.complete
+            and body.queued_bytes <= self.connection.limits.receive_buffer_bytes // 2
+        ):
             self.flow.resume_reading()
         self._end_told = body.complete and not body
         return {"type": "http.request", "body": piece, "more_body": not self._end_told}
@@ -187,13 +202,13 @@ class S3Cycle(RequestResponseCycle):
     @contextmanager
     def clients_time(self) -> Iterator[None]:
         """What passes inside counts as silence of the client, until its body is complete."""
-        self._waiting_since = started = None if self.request_body.complete else self._now()
+        self._waiting_since = started = None if self.request_body.complete else self.connection.now()
         try:
             yield
         finally:
             self._waiting_since = None
             if started is not None:
-                self._waited_seconds += self._now() - started
+                self._waited_seconds += self.connection.now() - started
 
     async def something_happens(self, descriptor: int | None = None, seconds: float | None = None) -> None:
         """To the connection; or `descriptor` is readable, or `seconds` have passed. May return early."""
@@ -216,10 +231,10 @@ class S3Cycle(RequestResponseCycle):
         if body.complete or body.failure is not None:
             return
         silence = now - self._waiting_since if self._waiting_since is not None else 0.0
-        judged_seconds = self._waited_seconds + silence - self._limits.body_timeout_seconds
+        judged_seconds = self._waited_seconds + silence - self.connection.limits.body_timeout_seconds
         if (
-            silence >= self._limits.body_timeout_seconds
-            or body.received_bytes < judged_seconds * self._limits.min_body_rate_bytes_per_second
+            silence >= self.connection.limits.body_timeout_seconds
+            or body.received_bytes < judged_seconds * self.connection.limits.min_body_rate_bytes_per_second
         ):
             body.failure = s3_error("RequestTimeout")
             self.message_event.set()
@@ -240,19 +255,32 @@ class S3Cycle(RequestResponseCycle):
             raise RuntimeError(f"{kind} behind the end of the response")
         if self._gone:
             raise ClientDisconnected("the client left before its answer was complete")
+        if kind == RESPONSE:
+            response: Response = message["response"]
+            rest = self._begin_response(response)
+            if rest is not None:
+                await in_task()
+                try:
+                    await self.writer.finish(rest)
+                finally:
+                    response.sent_bytes = self.writer.sent_bytes
+            if response.body is not None:
+                self._complete()
+            return
         if kind == "http.response.start":
-            self._start(message)
+            if self.response_started:
+                raise RuntimeError("a response starts once")
+            self._start(Response(message["status"], message.get("headers", ()), b"", None))
             return
         more_body = message.get("more_body", False)
         if kind == "http.response.body":
             self.writer.write_bytes(message.get("body", b""), more_body=more_body)
-        elif kind == ZERO_COPY_EXTENSION:
+        elif kind == ZERO_COPY:
             is_fresh, self._has_waited = not self._has_waited, False
-            await self._send_file(message, more_body=more_body, is_fresh=is_fresh)
-        elif kind == START_AGAIN_EXTENSION:
-            self._start_again()
-            return
-        elif kind == LENT_EXTENSION:
+            if self.connection.wire is None:
+                raise RuntimeError("this connection is encrypted: it cannot send a file without copying")
+            await self.writer.write_file(_file_span(message), more_body=more_body, is_fresh=is_fresh)
+        elif kind == LENT:
             more_body = True
             await self.writer.write_lent(message["bytes"])
         else:
@@ -269,48 +297,49 @@ class S3Cycle(RequestResponseCycle):
     def _gone(self) -> bool:
         return self.disconnected or self.transport.is_closing()
 
-    def _start(self, message: Message) -> None:
+    def _begin_response(self, response: Response) -> Sender | None:
+        """Send what can be sent of it now; what is left of a file."""
         if self.response_started:
-            raise RuntimeError("a response starts once")
-        if self.request_body.complete:
+            if self.writer.on_the_wire:
+                raise RuntimeError("a part of the response is out")
+            self.writer = ResponseWriter(self.transport, self.flow, self.connection.wire)
+        self._start(response)
+        body, rest = response.body, None
+        if body is None:
+            return None
+        try:
+            if isinstance(body, FileSpan):
+                rest = self.writer.begin_file(body, more_body=False)
+            else:
+                self.writer.write_whole(body)
+        finally:
+            response.sent_bytes = self.writer.sent_bytes
+        return rest
+
+    def _start(self, response: Response) -> None:
+        if self.waiting_for_100_continue and self.request_body.complete:
             # Nobody read an empty body. The AWS CLI misreads the connection's next answer when the 100 is left out.
             self.send_continue()
         head, framing = response_head(
-            message["status"],
-            self.default_headers + list(message.get("headers", ())),
+            response.status,
+            response.headers,
             method=self.scope["method"],
             http_version=self.scope["http_version"],
             keep_alive=self.keep_alive and self.request_body.complete,
-            lines=checked_lines(message.get(HEADER_LINES_EXTENSION, b"")),
+            lines=response.lines + self.connection.shared.default_lines,
+            length_bytes=response.length_bytes,
         )
         self.writer.start(head, framing)
         self.keep_alive = framing.keep_alive
         self.waiting_for_100_continue = False
         self.response_started = True
 
-    def _start_again(self) -> None:
-        if self.writer.on_the_wire:
-            raise RuntimeError("a part of the response is out")
-        self.writer, self.response_started = ResponseWriter(self.transport, self.flow, self._wire), False
-
-    def take_over(self, writer: ResponseWriter, framing: ResponseFraming) -> None:
-        """Go on with a response whose head is out, and whose body is a file on its way."""
-        self.writer, self.keep_alive, self.response_started = writer, framing.keep_alive, True
-
-    async def finish_file(self, sender: Sender) -> None:
-        """Send the rest of the body that was taken over. Raises ClientDisconnected as `send` does."""
-        await self.writer.finish(sender)
-        self._complete()
-
-    async def _send_file(self, message: Message, *, more_body: bool, is_fresh: bool) -> None:
-        if ZERO_COPY_EXTENSION not in (self.scope.get("extensions") or {}):
-            raise RuntimeError("this connection is encrypted: it cannot send a file without copying")
-        await self.writer.write_file(_file_span(message), more_body=more_body, is_fresh=is_fresh)
-
     def _complete(self) -> None:
         self.response_complete = True
-        self.message_event.set()
-        self.on_response()
+        if self._event is not None:
+            self._event.set()
+        if not self._is_over:
+            self.connection.on_response_complete()
 
     # Connection
 
@@ -319,7 +348,8 @@ class S3Cycle(RequestResponseCycle):
         if not self.response_complete:
             self.disconnected = True
         self.writer.abandon()
-        self.message_event.set()
+        if self._event is not None:
+            self._event.set()
         if self.task is not None and not self.response_complete:
             cancellation.abandon(self.task)
 
@@ -347,7 +377,3 @@ def _file_span(message: Message) -> FileSpan:
     if count is None:
         count = max(0, os.fstat(descriptor).st_size - offset)
     return FileSpan(descriptor, offset, count)
-
-
-def _nothing() -> None:
-    """What remains of a callback that would keep the connection alive."""

@@ -9,15 +9,179 @@ All other bodies, encrypted, chunked or small, are queued by the event loop as e
 from __future__ import annotations
 
 import asyncio
+import os
+import select
 import socket
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from enum import Enum, auto
+from typing import ParamSpec, TypeVar
 
-from gateway.edge.server.cycle import S3Cycle
-from gateway.edge.server.direct_receive import DIRECT_BYTES_MIN, DirectReceive, Turn
-from gateway.edge.server.readable import readable
-from gateway.edge.server.receive_threads import ReceiveThreads
+from gateway.edge.server.cycle import RequestCycle
 from gateway.errors import ClientDisconnected
 from gateway.operations.request_body import Sink
+
+BUFFER_BYTES = 1024 * 1024
+"""Measured: as good as 4 MiB, and better than 256 KiB (docs/decisions/0020-receiving-uploads.md)."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def default_threads() -> int:
+    """More than cores, as a sink may wait for the disk; not many more, as each holds a buffer."""
+    return min(16, 2 * len(os.sched_getaffinity(0)))
+
+
+class ReceiveThreads:
+    """A bounded number of threads, first come, first served; each has one buffer for as long as it lives."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._pool = ThreadPoolExecutor(threads or default_threads(), thread_name_prefix="receive")
+        self._own = threading.local()
+        self.asked = 0
+        """How many have a thread or wait for one."""
+
+    def buffer(self) -> memoryview:
+        """The calling thread's: used again and again, so that it costs no page faults."""
+        own: memoryview | None = getattr(self._own, "buffer", None)
+        if own is None:
+            own = self._own.buffer = memoryview(bytearray(BUFFER_BYTES))
+        return own
+
+    async def run(self, stop: Callable[[], None], work: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
+        """What `work` returns or raises; it has ended when this returns, whatever ends it.
+
+        When the caller is cancelled, `stop` is called, which should make the work end soon.
+        """
+        self.asked += 1
+        try:
+            return await to_its_end(self._pool.submit(work, *arguments, **keywords), stop)
+        finally:
+            self.asked -= 1
+
+    def shut_down(self) -> None:
+        """Let the threads go once they are idle."""
+        self._pool.shutdown(wait=False)
+
+
+async def to_its_end(work: Future[R], stop: Callable[[], None]) -> R:
+    """The outcome of work on a thread. A cancelled caller learns of it only when no thread is at the work any more."""
+    outcome = asyncio.wrap_future(work)
+    try:
+        return await asyncio.shield(outcome)
+    except asyncio.CancelledError:
+        if outcome.done() or work.cancel():
+            raise
+        stop()
+        while not outcome.done():
+            try:
+                await asyncio.wait((outcome,))
+            except asyncio.CancelledError:  # once more: the answer is the same
+                continue
+        if not outcome.cancelled():
+            outcome.exception()  # looked at: nobody is left to be told
+        raise
+
+
+def readable(descriptor: int) -> bool:
+    """Has the kernel bytes for us, or the end of the connection, that nobody has seen yet?"""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+DIRECT_BYTES_MIN = 64 * 1024
+"""Less than that comes over the event loop: it costs one read there, and here a descriptor and a thread."""
+
+SHARE_BYTES = 8 * 1024 * 1024
+"""What one turn receives before the thread goes to whoever waits for one."""
+
+
+class ReadBatch(Enum):
+    """How a turn ended."""
+
+    SHARE = auto()
+    """With its share, or with all of the body."""
+    NOTHING_MORE = auto()
+    """No more has arrived yet."""
+    CLIENT_LEFT = auto()
+
+
+class DirectReceive:
+    """The rest of one body: what has `arrived` already, then `left_bytes` from a non-blocking socket, never one more.
+
+    `turn` runs on a thread, one at a time. The descriptor is the receiver's own: whatever becomes of the connection,
+    its number means this socket until `close`.
+    """
+
+    def __init__(
+        self,
+        wire: socket.socket,
+        arrived: Sequence[bytes],
+        left_bytes: int,
+        sink: Sink,
+        threads: ReceiveThreads,
+    ) -> None:
+        # `wire.dup()` would make both block: `wire` does not know that it does not.
+        self._socket = socket.socket(wire.family, wire.type, wire.proto, os.dup(wire.fileno()))
+        self.left_bytes = left_bytes
+        self._arrived = arrived
+        self._sink = sink
+        self._threads = threads
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End the turn that runs as soon as possible. From any thread."""
+        self._stopped = True
+
+    @property
+    def descriptor(self) -> int:
+        return self._socket.fileno()
+
+    def readable_from(self, size_bytes: int) -> None:
+        """So many bytes must have arrived from now on before the socket counts as readable; or its end.
+
+        (SO_RCVLOWAT, socket(7); the kernel makes its own buffer large enough, tcp(7).)
+        """
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(size_bytes, self.left_bytes))
+
+    def close(self) -> None:
+        """Only when no turn runs."""
+        self._socket.close()
+
+    def turn(self) -> ReadBatch:
+        """Receive what has arrived, at most a share, and hand it on. Raises what the sink raises."""
+        arrived, self._arrived = self._arrived, ()
+        for piece in arrived:
+            self._sink(memoryview(piece))
+        buffer, received_bytes = self._threads.buffer(), 0
+        while self.left_bytes and received_bytes < SHARE_BYTES and not self._stopped:
+            count, state = self._fill(buffer[: self.left_bytes])
+            received_bytes += count
+            if count:
+                self._sink(buffer[:count].toreadonly())
+            if state is not ReadBatch.SHARE:
+                return state
+        return ReadBatch.SHARE
+
+    def _fill(self, wanted: memoryview) -> tuple[int, ReadBatch]:
+        """How many bytes have come, and what there is behind them."""
+        filled = 0
+        while filled < len(wanted):
+            try:
+                count = self._socket.recv_into(wanted[filled:])
+            except (BlockingIOError, InterruptedError):
+                return filled, ReadBatch.NOTHING_MORE
+            except OSError:  # reset, timed out, or no way to it any more (EHOSTUNREACH): nothing more will come
+                return filled, ReadBatch.CLIENT_LEFT
+            if not count:
+                return filled, ReadBatch.CLIENT_LEFT
+            filled += count
+            self.left_bytes -= count
+        return filled, ReadBatch.SHARE
+
 
 RECEIVE_INTO = "forebay.receive_into"
 """Where in the scope the application finds an async function that receives all the rest of the body into a sink."""
@@ -41,7 +205,7 @@ class Receiving:
 
     def __init__(
         self,
-        cycle: S3Cycle,
+        cycle: RequestCycle,
         wire: socket.socket | None,
         threads: ReceiveThreads,
         on_body_complete: Callable[[], None],
@@ -65,8 +229,8 @@ class Receiving:
         while True:
             if pieces := body.take_all():
                 self._cycle.flow.resume_reading()
-                handing = HandingOn(pieces, sink)
-                await self._threads.run(handing.stop, handing.run)
+                drain = BodyDrain(pieces, sink)
+                await self._threads.run(drain.stop, drain.run)
             self._check_client()
             if body.complete and not body:
                 return
@@ -92,19 +256,19 @@ class Receiving:
         arrived = cycle.request_body.take_all()
         direct = DirectReceive(wire, arrived, left_bytes, sink, self._threads)
         try:
-            await self._take_turns(direct, Turn.SHARE if arrived else Turn.NOTHING_MORE)
+            await self._take_turns(direct, ReadBatch.SHARE if arrived else ReadBatch.NOTHING_MORE)
         finally:
             direct.close()
             cycle.flow.resume_reading()
 
-    async def _take_turns(self, direct: DirectReceive, state: Turn) -> None:
+    async def _take_turns(self, direct: DirectReceive, state: ReadBatch) -> None:
         cycle = self._cycle
         while not cycle.request_body.complete:
-            if state is Turn.NOTHING_MORE:
+            if state is ReadBatch.NOTHING_MORE:
                 await self._wait_for_bytes(direct)
             self._check_client()
             state = await self._turn(direct)
-            if state is Turn.CLIENT_LEFT:
+            if state is ReadBatch.CLIENT_LEFT:
                 cycle.transport.abort()
 
     async def _wait_for_bytes(self, direct: DirectReceive) -> None:
@@ -132,7 +296,7 @@ class Receiving:
         finally:
             direct.readable_from(1)
 
-    async def _turn(self, direct: DirectReceive) -> Turn:
+    async def _turn(self, direct: DirectReceive) -> ReadBatch:
         body, left_bytes = self._cycle.request_body, direct.left_bytes
         try:
             return await self._threads.run(direct.stop, direct.turn)
@@ -142,7 +306,7 @@ class Receiving:
                 self._on_body_complete()
 
 
-class HandingOn:
+class BodyDrain:
     """Pieces that the event loop has received, on their way to a sink on a thread."""
 
     def __init__(self, pieces: Sequence[bytes], sink: Sink) -> None:

@@ -1,14 +1,17 @@
-"""What a request head must look like beyond what the parser checks (RFC 9112, 3 and 6). Pure.
+"""Request heads: from their bytes to what they say, and to what the application is told (RFC 9112, 3 and 6). No I/O.
 
-Everything here decides where a message ends or whom it is for, so it is strict: what two implementations could read
-differently is refused, and the connection closed.
+httptools reads the lines. Everything else here decides where a message ends or whom it is for, so it is strict: what
+two implementations could read differently is refused, and the connection closed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import httptools
 
 from gateway.errors import S3Error
 from gateway.s3.error_codes import s3_error
@@ -128,3 +131,140 @@ def check_incomplete_head(received: bytes, max_bytes: int) -> None:
     request_line, line_end, _ = received.partition(b"\r\n")
     if line_end and not _REQUEST_LINE.match(request_line):
         raise bad_request()
+
+
+Header = tuple[bytes, bytes]
+
+
+@dataclass(slots=True)
+class RequestHead:
+    """A request without its body. Header names are lower case; `body_length` is None for a chunked body."""
+
+    method: str
+    target: Target
+    version: str
+    headers: list[Header]
+    body_length: int | None
+    expects_continue: bool
+    keep_alive: bool
+
+
+class HeadParser:
+    """Parses the heads of one connection, one after the other, each given whole.
+
+    Its `on_…` methods are httptools' callbacks: they only take notes.
+    """
+
+    def __init__(self, *, max_bytes: int, max_headers: int) -> None:
+        self._max_bytes = max_bytes
+        self._max_headers = max_headers
+        self._parser = httptools.HttpRequestParser(self)
+        self._url = b""
+        self._method = ""
+        self._keep_alive = False
+        self._headers: list[Header] = []
+        self._framing: list[Header] = []
+
+    def parse(self, head: bytes) -> RequestHead:
+        """`head` ends with its empty line. Raises S3Error for whatever is not exactly one request head."""
+        if len(head) > self._max_bytes:
+            raise header_section_too_large(self._max_bytes)
+        self._run(head)
+        if self._method == "CONNECT":
+            raise s3_error("MethodNotAllowed")
+        if len(self._headers) > self._max_headers:
+            raise header_section_too_large(self._max_bytes)
+        parsed = self._request_head(head)
+        if parsed.body_length != 0:
+            self._renew()  # the body is not the parser's business, and it would wait for it
+        return parsed
+
+    def _request_head(self, head: bytes) -> RequestHead:
+        method, framing = self._method, self._framing
+        version = http_version(head, method, self._url)
+        target = parse_target(method, self._url)
+        headers = _with_host(self._headers, target.authority)
+        keep_alive = self._keep_alive and version == "1.1"
+        if len(framing) == 1 and framing[0][0] == b"host":  # nearly every GET: nothing more to look at
+            return RequestHead(method, target, version, headers, 0, False, keep_alive)
+        check_host(framing, version)
+        length = body_length(framing, version)
+        return RequestHead(method, target, version, headers, length, expects_continue(framing, version), keep_alive)
+
+    def _renew(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+
+    def _run(self, head: bytes) -> None:
+        try:
+            self._parser.feed_data(head)
+        except httptools.HttpParserUpgrade:
+            self._renew()  # an upgrade is an offer (RFC 9110, 7.8); the request stands without it
+        except httptools.HttpParserCallbackError:
+            raise
+        except httptools.HttpParserInvalidMethodError as error:
+            raise s3_error("MethodNotAllowed") from error
+        except httptools.HttpParserInvalidURLError as error:
+            raise s3_error("InvalidURI") from error
+        except httptools.HttpParserError as error:
+            raise bad_request() from error
+
+    def on_message_begin(self) -> None:
+        self._url = b""
+        self._headers = []
+        self._framing = []
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        field = (name.lower(), value.rstrip(b" \t"))
+        self._headers.append(field)
+        if field[0] in FRAMING_HEADERS:
+            self._framing.append(field)
+
+    def on_headers_complete(self) -> None:
+        self._method = self._parser.get_method().decode("ascii")
+        self._keep_alive = self._parser.should_keep_alive()
+
+
+def _with_host(headers: list[Header], authority: bytes | None) -> list[Header]:
+    """The authority of an absolute-form target takes the place of the Host field (RFC 9112, 3.2.2)."""
+    if authority is None:
+        return headers
+    return [(name, authority if name == b"host" else value) for name, value in headers]
+
+
+def connection_scope(
+    asgi_version: str,
+    scheme: str | None,
+    server: tuple[str, int | None] | None,
+    client: tuple[str, int] | None,
+    extensions: Mapping[str, Any],
+) -> dict[str, object]:
+    """What is the same for all requests of one connection."""
+    return {
+        "type": "http",
+        "asgi": {"version": asgi_version, "spec_version": "2.3"},
+        "server": server,
+        "client": client,
+        "scheme": scheme,
+        "root_path": "",
+        "extensions": extensions,
+    }
+
+
+def request_scope(of_connection: Mapping[str, object], head: RequestHead) -> dict[str, Any]:
+    """The ASGI scope of one request; `path` and `forebay.authority` are as connection.py says."""
+    target = head.target
+    scope: dict[str, Any] = {
+        **of_connection,
+        "http_version": head.version,
+        "method": head.method,
+        "path": target.raw_path.decode("ascii"),
+        "raw_path": target.raw_path,
+        "query_string": target.raw_query,
+        "headers": head.headers,
+    }
+    if target.authority is not None:
+        scope["forebay.authority"] = target.authority
+    return scope

@@ -1,18 +1,39 @@
-"""From an `http.response.start` message to the bytes of a response head, and how its body is delimited. Pure."""
+"""Response heads: from what the application says to their bytes, and the refusals that the server says itself. Pure."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from gateway.errors import S3Error
+from gateway.objects import FileSpan
+from gateway.s3.error_codes import error_document, s3_error
+
 _OURS = frozenset((b"connection", b"content-length", b"transfer-encoding"))
-_NOT_IN_A_LINE = re.compile(rb"[\r\n\0]")
 _WITHOUT_BODY = frozenset((204, 304))
 
 Header = tuple[bytes, bytes]
+
+
+@dataclass(slots=True)
+class Response:
+    """A response that the server writes as it is, in one message of the application (`RESPONSE` in cycle.py).
+
+    `headers` are looked at as those of ASGI are; `lines` are ready to be sent, and nobody looks at them again: whoever
+    made them has checked that each is one line (`EncodedHeaders.of`). `length_bytes` is the Content-Length, where it is
+    not among the headers. Where `body` is None, it follows in messages of its own.
+    """
+
+    status: int
+    headers: Sequence[Header]
+    lines: bytes
+    body: bytes | memoryview | FileSpan | None
+    length_bytes: int | None = None
+    sent_bytes: int = 0
+    """How much of the body has been sent: the server's to tell."""
 
 
 @dataclass(slots=True)
@@ -50,10 +71,9 @@ def response_head(
 ) -> tuple[bytes, ResponseFraming]:
     """The head's bytes and the framing of what follows.
 
-    `lines` are further fields that are ready to be sent: whoever made them has checked that each is one line
-    (`EncodedHeaders.of`, `checked_lines`). `length_bytes` is the Content-Length, where it is not among the headers. The
-    application's `connection` and `transfer-encoding` fields are taken as wishes. Raises RuntimeError when a field
-    would break out of its line, so that no value from an origin can forge a response.
+    `lines` and `length_bytes` are as those of a `Response`. The application's `connection` and `transfer-encoding`
+    fields are taken as wishes. Raises RuntimeError when a field would break out of its line, so that no value from an
+    origin can forge a response.
     """
     fields = []
     length = length_bytes
@@ -94,17 +114,34 @@ def _checked(fields: list[bytes]) -> bytes:
     """The fields as one; each ends its line, and has no other line break in it."""
     lines = b"".join(fields)
     if lines.count(b"\r") != len(fields) or lines.count(b"\n") != len(fields) or 0 in lines:
-        raise _torn()
+        raise RuntimeError("a response header field has a line break or NUL in it")
     return lines
 
 
-def checked_lines(lines: bytes) -> bytes:
-    """`lines`, if they are whole lines, none of them empty: RuntimeError otherwise."""
-    fields = lines.split(b"\r\n")
-    if fields.pop() or not all(fields) or any(_NOT_IN_A_LINE.search(field) for field in fields):
-        raise _torn()
-    return lines
+def refusal(error: S3Error) -> tuple[int, list[Header], bytes]:
+    """Status, header fields and body of an error answer that ends its connection."""
+    request_id = os.urandom(8).hex().upper()
+    body = error_document(error, resource="", request_id=request_id, host_id=f"forebay/{request_id}")
+    headers = [
+        (b"content-type", b"application/xml"),
+        (b"content-length", b"%d" % len(body)),
+        (b"connection", b"close"),
+        (b"x-amz-request-id", request_id.encode()),
+        *((name.encode("latin-1"), value.encode("latin-1")) for name, value in error.headers.items()),
+    ]
+    return error.status, headers, body
 
 
-def _torn() -> RuntimeError:
-    return RuntimeError("a response header field has a line break or NUL in it")
+def too_many_connections() -> S3Error:
+    return s3_error("SlowDown", "Too many connections are open. Please reduce your request rate.")
+
+
+def not_encrypted() -> S3Error:
+    return s3_error("InvalidRequest", "The plain HTTP request was sent to HTTPS port. Please use https://.")
+
+
+def refusal_bytes(error: S3Error, default_headers: Iterable[Header], *, without_body: bool) -> bytes:
+    """The whole answer as it goes over the wire; `without_body` for HEAD."""
+    status, headers, body = refusal(error)
+    lines = [b"%s: %s\r\n" % field for field in (*default_headers, *headers)]
+    return b"".join((STATUS_LINE[status], *lines, b"\r\n", b"" if without_body else body))

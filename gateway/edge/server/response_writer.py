@@ -1,4 +1,6 @@
-"""A response on its way to the transport: head, bytes, files, and the count of what the head has promised."""
+"""A response on its way to the transport: head, bytes, files, the count of what the head has promised, and the watch
+over clients that take nothing of it.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gateway.edge.server.response_head import ResponseFraming
-from gateway.edge.server.send_lent import LentSender
-from gateway.edge.server.sendfile import FileSender
-from gateway.edge.server.sending import Sender
+from gateway.edge.server.senders import FileSender, LentSender, Sender
 from gateway.errors import ClientDisconnected
 from gateway.objects import FileSpan, LentBytes
 
@@ -28,14 +28,15 @@ class ResponseWriter:
     drained it), and `wire`, the transport's own socket; there is none where the connection is encrypted.
     """
 
+    _head = b""
+    _framing: ResponseFraming | None = None
+    _sender: Sender | None = None
+    _sent_bytes = 0
+
     def __init__(self, transport: asyncio.Transport, flow: FlowControl, wire: socket.socket | None) -> None:
         self._transport = transport
         self._wire = wire
         self._flow = flow
-        self._head = b""
-        self._framing: ResponseFraming | None = None
-        self._sender: Sender | None = None
-        self._sent_bytes = 0
 
     @property
     def sent_bytes(self) -> int:
@@ -59,9 +60,12 @@ class ResponseWriter:
     def start(self, head: bytes, framing: ResponseFraming) -> None:
         self._head, self._framing = head, framing
 
-    def write_head(self) -> None:
-        """All of a response that has no body."""
-        self._transport.write(self._take_head())
+    def write_whole(self, body: bytes | memoryview) -> None:
+        """All of a body; nothing of it where the response has none."""
+        if self._framing is not None and self._framing.bodiless:
+            self._transport.write(self._take_head())
+        else:
+            self.write_bytes(body, more_body=False)
 
     def write_bytes(self, body: bytes | memoryview, *, more_body: bool) -> None:
         """A piece of the body; RuntimeError when the Content-Length says otherwise."""
@@ -188,3 +192,23 @@ class ResponseWriter:
             return self._wire.sendmsg(parts)
         except OSError:  # full, or broken: the transport finds out, and knows what to do
             return 0
+
+
+class WriteWatch:
+    """Looks now and then whether a connection takes what is sent. Pure but for what it looks at."""
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._progress: tuple[int, int] | None = None
+        self._progress_at = 0.0
+
+    def stalled(self, transport: asyncio.WriteTransport, writer: ResponseWriter | None, now: float) -> bool:
+        """Whether something waits to be taken, and nothing has been for longer than allowed."""
+        unsent_bytes = transport.get_write_buffer_size()
+        if not unsent_bytes and (writer is None or not writer.sending):
+            self._progress = None
+            return False
+        progress = (unsent_bytes, writer.sent_bytes if writer is not None else 0)
+        if progress != self._progress:
+            self._progress, self._progress_at = progress, now
+        return now - self._progress_at >= self._timeout_seconds

@@ -1,7 +1,7 @@
 """The S3 port: listeners, connections, the sweep that enforces timeouts, and the drain at the end.
 
 uvicorn's own `Server` is not used: it takes over signals, polls ten times a second, and has no timeouts for slow
-clients. Its protocol is (see `protocol`), on asyncio's own loop: uvloop was measured slower for large zero-copy
+clients. Its protocol is (see `connection`), on asyncio's own loop: uvloop was measured slower for large zero-copy
 answers.
 """
 
@@ -23,11 +23,11 @@ from typing import Any, cast
 from uvicorn.config import Config
 
 from gateway.clock import Clock, SystemClock
+from gateway.edge.server.connection import S3Protocol
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.listener import Listener
-from gateway.edge.server.protocol import S3Protocol
-from gateway.edge.server.receive_threads import ReceiveThreads
-from gateway.edge.server.refusals import not_encrypted, too_many_connections
+from gateway.edge.server.receiving import ReceiveThreads
+from gateway.edge.server.response_head import not_encrypted, too_many_connections
 from gateway.edge.server.server_state import S3ServerState
 from gateway.errors import S3Error, StartupError
 

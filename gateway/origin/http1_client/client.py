@@ -8,13 +8,11 @@ import re
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from urllib.parse import unquote
-
-from yarl import URL
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from gateway import cancellation
 from gateway.errors import ConfigError, OriginUnreachable, S3Error
-from gateway.origin.addressing import Target
+from gateway.origin.addressing import DEFAULT_PORTS, Target
 from gateway.origin.http1_client.connection import Connection, Supervision
 from gateway.origin.http1_client.pool import Endpoint, Pool, Tunnel
 from gateway.origin.http1_client.response_stream import ResponseBroken, ResponseStream
@@ -38,8 +36,8 @@ class Http1Client:
 
     def __init__(self, settings: OriginSettings) -> None:
         self._endpoints: dict[tuple[str, str], Endpoint] = {}
-        proxy = URL(settings.proxy) if settings.proxy else None
-        self._proxy = None if proxy is None else Tunnel(proxy.host or "", proxy.port or 80)
+        proxy = urlsplit(settings.proxy) if settings.proxy else None
+        self._proxy = None if proxy is None else Tunnel(proxy.hostname or "", proxy.port or 80)
         self._proxy_authorization = None if proxy is None else _basic(proxy)
         self._pool = Pool(
             settings.max_connections,
@@ -95,18 +93,17 @@ class Http1Client:
 
     def _new_endpoint(self, target: Target) -> Endpoint:
         """A proxy takes requests for http itself, and digs tunnels for https."""
-        url = URL(f"{target.scheme}://{target.host}", encoded=True)
-        if target.scheme == "https":
-            return Endpoint(url.host or "", url.port or 0, tls=True, tunnel=self._proxy)
-        if self._proxy is not None:
+        if target.scheme == "http" and self._proxy is not None:
             return Endpoint(self._proxy.host, self._proxy.port, tls=False)
-        return Endpoint(url.host or "", url.port or 0, tls=False)
+        url = urlsplit(f"//{target.host}")
+        host, port = url.hostname or "", url.port or DEFAULT_PORTS[target.scheme]
+        is_https = target.scheme == "https"
+        return Endpoint(host, port, tls=is_https, tunnel=self._proxy if is_https else None)
 
     def _head(self, method: str, target: Target, headers: Mapping[str, str]) -> bytes:
         """Request line and headers as they go onto the wire; to a proxy with the whole address."""
-        query = f"?{target.query}" if target.query else ""
         is_proxied = self._proxy is not None and target.scheme == "http"
-        where = f"http://{target.host}{target.path}{query}" if is_proxied else f"{target.path}{query}"
+        where = f"http://{target.host}{target.path_and_query}" if is_proxied else target.path_and_query
         lines = [f"{method} {where} HTTP/1.1"]
         lines += [f"{name}: {value}" for name, value in sendable(headers).items()]
         if is_proxied and self._proxy_authorization is not None:
@@ -188,11 +185,11 @@ def _unsendable(name: str, message: str) -> S3Error:
     return S3Error("InvalidArgument", message, 400, elements={"ArgumentName": name})
 
 
-def _basic(proxy: URL) -> str | None:
+def _basic(proxy: SplitResult) -> str | None:
     """Source: RFC 7617, 2."""
-    if proxy.user is None:
+    if proxy.username is None:
         return None
-    pair = f"{unquote(proxy.raw_user or '')}:{unquote(proxy.raw_password or '')}"
+    pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
     return f"Basic {base64.b64encode(pair.encode()).decode()}"
 
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gateway.edge.server.cycle import LENT_EXTENSION
+from gateway.edge.server.cycle import LENT
 from gateway.edge.server.s3_server import ASGIApp, Receive, Scope, Send
 from gateway.objects import LentBytes
 
@@ -94,7 +94,7 @@ def lending_app(content: bytes | bytearray, lents: list[LentBytes] | None = None
             lent = LentBytes(memoryview(content)[taken:])
             if lents is not None:
                 lents.append(lent)
-            await send({"type": LENT_EXTENSION, "bytes": lent})
+            await send({"type": LENT, "bytes": lent})
             taken += lent.taken
         await send({"type": "http.response.body", "body": b""})
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.edge.server.body_queue import BodyQueue
-from gateway.edge.server.chunked_body import ChunkedDecoder
+from gateway.edge.server.request_body import BodyQueue, ChunkedDecoder
 from gateway.errors import S3Error
 
 PIECES = st.lists(st.binary(min_size=1, max_size=300), max_size=12)

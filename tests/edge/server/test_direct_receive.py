@@ -12,9 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.edge.server.direct_receive import SHARE_BYTES, DirectReceive, Turn
-from gateway.edge.server.readable import readable
-from gateway.edge.server.receive_threads import BUFFER_BYTES, ReceiveThreads
+from gateway.edge.server.receiving import BUFFER_BYTES, SHARE_BYTES, DirectReceive, ReadBatch, ReceiveThreads, readable
 from gateway.operations.request_body import Sink
 
 Pair = tuple[socket.socket, socket.socket]
@@ -56,7 +54,7 @@ class Direct:
         assert data.readonly
         self.pieces.append(bytes(data))
 
-    def turn(self) -> Turn:
+    def turn(self) -> ReadBatch:
         return self.receive.turn()
 
     def close(self) -> None:
@@ -67,9 +65,9 @@ def test_a_turn_ends_where_no_more_has_arrived(pair: Pair) -> None:
     """The thread does not wait for a slow sender: the event loop does."""
     client, ours = pair
     direct = Direct(ours, 100)
-    assert direct.turn() is Turn.NOTHING_MORE
+    assert direct.turn() is ReadBatch.NOTHING_MORE
     client.sendall(b"abc")
-    assert direct.turn() is Turn.NOTHING_MORE
+    assert direct.turn() is ReadBatch.NOTHING_MORE
     assert (direct.pieces, direct.receive.left_bytes) == ([b"abc"], 97)
     direct.close()
 
@@ -79,8 +77,8 @@ def test_what_has_arrived_before_comes_first(pair: Pair) -> None:
     client, ours = pair
     direct = Direct(ours, 4, [b"one", b"two"])
     client.sendall(b"four")
-    assert direct.turn() is Turn.SHARE
-    assert direct.turn() is Turn.SHARE
+    assert direct.turn() is ReadBatch.SHARE
+    assert direct.turn() is ReadBatch.SHARE
     assert (direct.pieces, direct.receive.left_bytes) == ([b"one", b"two", b"four"], 0)
     direct.close()
 
@@ -90,7 +88,7 @@ def test_not_a_byte_of_the_successor_is_taken(pair: Pair) -> None:
     client, ours = pair
     direct = Direct(ours, 70_000)
     client.sendall(bytes(70_000) + b"GET /")
-    assert direct.turn() is Turn.SHARE
+    assert direct.turn() is ReadBatch.SHARE
     assert sum(map(len, direct.pieces)) == 70_000
     assert ours.recv(100) == b"GET /"
     direct.close()
@@ -103,7 +101,7 @@ def test_the_end_of_the_connection_is_the_clients(pair: Pair, bytes_before: int)
     direct = Direct(ours, 10_000)
     client.sendall(bytes(bytes_before))
     client.close()
-    assert direct.turn() is Turn.CLIENT_LEFT
+    assert direct.turn() is ReadBatch.CLIENT_LEFT
     assert sum(map(len, direct.pieces)) == bytes_before
     direct.close()
 
@@ -118,7 +116,7 @@ def test_a_reset_is_the_clients_end_too() -> None:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         client.close()
         direct = Direct(ours, 10_000)
-        assert direct.turn() is Turn.CLIENT_LEFT
+        assert direct.turn() is ReadBatch.CLIENT_LEFT
         direct.close()
 
 
@@ -166,7 +164,7 @@ def test_few_bytes_are_readable_again_when_no_more_come(tcp: Pair) -> None:
     assert not readable(direct.receive.descriptor)
     direct.receive.readable_from(1)
     assert readable(direct.receive.descriptor)
-    assert direct.turn() is Turn.NOTHING_MORE
+    assert direct.turn() is ReadBatch.NOTHING_MORE
     assert direct.pieces == [b"few"]
     direct.close()
 
@@ -183,7 +181,7 @@ def test_a_turn_ends_with_its_share(pair: Pair) -> None:
 
     direct = Direct(ours, 10 * SHARE_BYTES, sink=send_more, threads=SmallBuffers(1))
     client.sendall(bytes(100_000))
-    assert direct.turn() is Turn.SHARE
+    assert direct.turn() is ReadBatch.SHARE
     assert SHARE_BYTES <= sent_bytes < SHARE_BYTES + BUFFER_BYTES
     direct.close()
 
@@ -209,7 +207,7 @@ def test_a_stopped_receiver_takes_nothing(pair: Pair) -> None:
     direct = Direct(ours, 10_000)
     client.sendall(bytes(4_000))
     direct.receive.stop()
-    assert direct.turn() is Turn.SHARE
+    assert direct.turn() is ReadBatch.SHARE
     assert direct.pieces == []
     direct.close()
 
@@ -224,7 +222,7 @@ def test_the_descriptor_is_the_receivers_own(pair: Pair) -> None:
     try:
         assert number in (reading, writing), "the number was not used again: the test shows nothing"
         client.sendall(b"mine")
-        assert direct.turn() is Turn.NOTHING_MORE
+        assert direct.turn() is ReadBatch.NOTHING_MORE
         assert direct.pieces == [b"mine"]
     finally:
         os.close(reading)
@@ -243,5 +241,5 @@ def test_a_client_that_cannot_be_reached_any_more_has_left(pair: Pair, monkeypat
 
     with monkeypatch.context() as patched:
         patched.setattr(direct.receive, "_socket", Unreachable())
-        assert direct.turn() is Turn.CLIENT_LEFT
+        assert direct.turn() is ReadBatch.CLIENT_LEFT
     direct.receive.close()

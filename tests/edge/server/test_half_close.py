@@ -8,6 +8,7 @@ import os
 import pytest
 
 from gateway import cancellation
+from gateway.edge.server.first_step import in_task
 from gateway.edge.server.s3_server import Message, Receive, Scope, Send
 from tests.edge.server.apps import read_body, respond
 from tests.support.serving import request, serving
@@ -21,6 +22,7 @@ class Waiting:
         self.go_on = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await in_task()
         cancellation.register_request(anywhere=True)
         body = await read_body(receive)
         self.begun.set()

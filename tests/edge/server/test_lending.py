@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.edge.server.cycle import LENT_EXTENSION, ZERO_COPY_EXTENSION
+from gateway.edge.server.cycle import LENT, ZERO_COPY
 from gateway.edge.server.s3_server import ASGIApp, Receive, Scope, Send
 from gateway.objects import LentBytes
 from tests.edge.server.apps import lending_app
@@ -82,9 +82,9 @@ def test_what_was_lent_can_come_from_a_file_next(tmp_path: Path) -> None:
         headers = [(b"content-length", str(len(CONTENT)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         lent = LentBytes(memoryview(CONTENT))
-        await send({"type": LENT_EXTENSION, "bytes": lent})
+        await send({"type": LENT, "bytes": lent})
         with path.open("rb") as file:
-            await send({"type": ZERO_COPY_EXTENSION, "file": file, "offset": lent.taken})
+            await send({"type": ZERO_COPY, "file": file, "offset": lent.taken})
 
     async def scenario() -> None:
         async with serving(app) as port:
@@ -101,7 +101,7 @@ def claiming(length: int) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-length", str(length).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": LENT_EXTENSION, "bytes": LentBytes(memoryview(b"x" * (length + 1)))})
+        await send({"type": LENT, "bytes": LentBytes(memoryview(b"x" * (length + 1)))})
 
     return app
 
@@ -125,7 +125,7 @@ def test_a_body_of_unknown_length_comes_in_chunks() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200})
         lent = LentBytes(memoryview(b"lent"))
-        await send({"type": LENT_EXTENSION, "bytes": lent})
+        await send({"type": LENT, "bytes": lent})
         assert lent.taken == 4
         await send({"type": "http.response.body", "body": b""})
 

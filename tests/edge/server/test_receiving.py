@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from gateway.edge.server.direct_receive import DIRECT_BYTES_MIN
 from gateway.edge.server.limits import ServerLimits
-from gateway.edge.server.receive_threads import BUFFER_BYTES, ReceiveThreads
+from gateway.edge.server.receiving import BUFFER_BYTES, DIRECT_BYTES_MIN, ReceiveThreads
 from gateway.edge.server.s3_server import TlsFiles
 from gateway.errors import ClientDisconnected
 from gateway.s3.error_codes import s3_error

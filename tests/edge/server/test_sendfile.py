@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gateway.edge.server.cycle import SPAN, ZERO_COPY_EXTENSION
-from gateway.edge.server.sendfile import FileSender
+from gateway.edge.server.cycle import SPAN, ZERO_COPY
+from gateway.edge.server.senders import FileSender
 from gateway.errors import BlockDamaged, ClientDisconnected
 from gateway.objects import FileSpan
 from tests.edge.server.apps import respond
@@ -168,7 +168,7 @@ def test_a_span_behind_an_answer_that_is_still_queued_is_checked_before_its_firs
         span = FileSpan(line.descriptor, 0, SIZE_BYTES, pages)
         length = [(b"content-length", b"%d" % SIZE_BYTES)]
         await send({"type": "http.response.start", "status": 200, "headers": length})
-        await send({"type": ZERO_COPY_EXTENSION, "file": line.descriptor, SPAN: span})
+        await send({"type": ZERO_COPY, "file": line.descriptor, SPAN: span})
 
     async def scenario() -> None:
         async with serving(app) as served:

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import Server, ServerState
 
-from gateway.edge.server.protocol import S3Protocol
+from gateway.edge.server.connection import S3Protocol
 from tests.edge.server.apps import echo, file_app
 from tests.support.serving import Wire, listening_socket, request
 
@@ -32,34 +32,6 @@ def test_the_version_is_the_one_that_was_read() -> None:
     assert version("uvicorn").startswith("0.54.")
 
 
-def test_the_cycle_is_made_as_we_make_it() -> None:
-    """S3Cycle calls this constructor by position."""
-    assert parameters(RequestResponseCycle.__init__) == [
-        "self",
-        "scope",
-        "transport",
-        "flow",
-        "logger",
-        "access_logger",
-        "access_log",
-        "default_headers",
-        "message_event",
-        "expect_100_continue",
-        "keep_alive",
-        "on_response",
-    ]
-
-
-def test_the_cycle_has_the_attributes_we_use() -> None:
-    """Flags that uvicorn's protocol and our cycle share."""
-    event = asyncio.Event()
-    arguments: list[Any] = [{}, None, None, None, None, False, [], event, True, True, lambda: None]
-    cycle = RequestResponseCycle(*arguments)
-    shown = {name: getattr(cycle, name) for name in ("disconnected", "response_started", "response_complete")}
-    assert shown == {"disconnected": False, "response_started": False, "response_complete": False}
-    assert (cycle.waiting_for_100_continue, cycle.keep_alive, cycle.message_event) == (True, True, event)
-
-
 def test_the_protocol_is_made_as_we_make_it() -> None:
     """And its methods that we call or replace are there, with these parameters."""
     expected = {
@@ -68,7 +40,6 @@ def test_the_protocol_is_made_as_we_make_it() -> None:
         "connection_lost": ["self", "exc"],
         "eof_received": ["self"],
         "data_received": ["self", "data"],
-        "_start_asgi_task": ["self", "cycle", "app"],
         "on_response_complete": ["self"],
         "shutdown": ["self"],
         "pause_writing": ["self"],

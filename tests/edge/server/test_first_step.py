@@ -1,20 +1,22 @@
-"""Requests that are answered without a task: over real sockets, with an application that has the methods for it."""
+"""Requests that are answered in the call that brings them, and those that go on in a task: over real sockets."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.edge.server.immediate import BEGUN, ImmediateResponse
+from gateway.edge.server.cycle import RESPONSE
+from gateway.edge.server.first_step import in_task, step
+from gateway.edge.server.response_head import Response
 from gateway.edge.server.s3_server import Receive, Scope, Send
 from gateway.errors import BlockDamaged, ClientDisconnected
 from gateway.objects import FileSpan
-from tests.edge.server.apps import read_body, respond
+from tests.edge.server.apps import read_body
 from tests.support.serving import request, serving, until
 
 LENGTH = b"content-length"
@@ -25,32 +27,34 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 
 class Application:
-    """Answers `/now` at once with what it was given, everything else in a task; notes what the server asks of it."""
+    """Answers with what it was given, `/slow` and bodies in a task; notes how each request ended."""
 
-    def __init__(self, response: ImmediateResponse | None = None) -> None:
-        self.response = response or ImmediateResponse(200, [(LENGTH, b"3")], b"x-made: once\r\n", b"now")
-        self.begun: list[bytes] = []
-        self.ends: list[tuple[object, int, Exception | None]] = []
-
-    def begin(self, method: str, raw_path: bytes, raw_query: bytes, headers: Sequence[tuple[bytes, bytes]]) -> object:
-        self.begun.append(raw_path)
-        return raw_path
-
-    def immediate(self, begun: object) -> ImmediateResponse | None:
-        return self.response if begun == b"/now" else None
-
-    def end(self, begun: object, sent_bytes: int, error: Exception | None = None) -> None:
-        self.ends.append((begun, sent_bytes, error))
+    def __init__(self, response: Response | None = None) -> None:
+        self.response = response
+        self.at_once: list[bool] = []
+        self.ends: list[tuple[int, BaseException | None]] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_body(receive)
-        await respond(send, b"later " + scope.get(BEGUN, b"-") + body)
+        self.at_once.append(asyncio.current_task() is None)
+        response = self.response or Response(200, [(LENGTH, b"3")], b"x-made: once\r\n", b"now")
+        if scope["path"] == "/slow":
+            await in_task()
+            async with asyncio.timeout(60):
+                await asyncio.sleep(0)
+        if scope["method"] == "PUT":
+            response = Response(200, [], b"", await read_body(receive), 4)
+        try:
+            await send({"type": RESPONSE, "response": response})
+        except BaseException as error:
+            self.ends.append((response.sent_bytes, error))
+            raise
+        self.ends.append((response.sent_bytes, None))
 
 
-def of_file(path: Path, descriptor: int, *, claimed_bytes: int | None = None) -> ImmediateResponse:
+def of_file(path: Path, descriptor: int, *, claimed_bytes: int | None = None) -> Response:
     """A response whose body is a file."""
     count = path.stat().st_size if claimed_bytes is None else claimed_bytes
-    return ImmediateResponse(200, [(LENGTH, str(count).encode())], b"", FileSpan(descriptor, 0, count))
+    return Response(200, [(LENGTH, str(count).encode())], b"", FileSpan(descriptor, 0, count))
 
 
 LARGE = os.urandom(12 * 1024**2 + 17)
@@ -77,24 +81,24 @@ def test_what_is_there_is_sent_without_a_task() -> None:
                 assert (answer.status, answer.body, answer.headers["x-made"]) == (200, b"now", "once")
                 assert "date" in answer.headers
             await wire.close()
-        assert app.ends == [(b"/now", 3, None)] * 3
+        assert (app.at_once, app.ends) == ([True] * 3, [(3, None)] * 3)
 
     run(scenario())
 
 
 def test_what_must_be_waited_for_goes_on_in_a_task_from_where_it_was() -> None:
-    """The application finds in the scope what it has begun, and begins nothing twice."""
+    """Nothing is begun twice; in the task there is what needs one."""
 
     async def scenario() -> None:
         app = Application()
         async with serving(app) as port:
             wire = await port.connect()
             await wire.say(request("GET", "/slow"))
-            assert (await wire.answer()).body == b"later /slow"
+            assert (await wire.answer()).body == b"now"
             await wire.say(request("GET", "/now"))
             assert (await wire.answer()).body == b"now"
             await wire.close()
-        assert (app.begun, app.ends) == ([b"/slow", b"/now"], [(b"/now", 3, None)])
+        assert (app.at_once, app.ends) == ([True] * 2, [(3, None)] * 2)
 
     run(scenario())
 
@@ -106,10 +110,67 @@ def test_requests_with_a_body_and_pipelined_ones_are_left_to_tasks() -> None:
         app = Application()
         async with serving(app) as port:
             wire = await port.connect()
-            await wire.say(request("PUT", "/now", b"body") + request("GET", "/now") + request("GET", "/now"))
-            bodies = [(await wire.answer()).body for _ in range(3)]
+            await wire.say(request("PUT", "/now", b"body") + request("GET", "/now") * 2000)
+            bodies = [(await wire.answer()).body for _ in range(2001)]
             await wire.close()
-        assert bodies == [b"later -body", b"later -", b"now"]
+        assert bodies == [b"body"] + [b"now"] * 2000
+        assert app.at_once[:2] == [False] * 2
+
+    run(scenario())
+
+
+async def of_steps(first: asyncio.Future[str], second: asyncio.Future[str]) -> None:
+    try:
+        await first
+    except ValueError:
+        second.set_result("told")
+        raise
+    second.set_result(await first + " and here")
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_coroutine_goes_on_from_where_it_waited(wanted: bool) -> None:
+    """With results, errors and cancellation as if it had been a task all along."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def begun(first: asyncio.Future[str], second: asyncio.Future[str]) -> asyncio.Task[None]:
+            async def running() -> None:
+                if wanted:
+                    await in_task()
+                await of_steps(first, second)
+
+            made: asyncio.Future[asyncio.Task[None]] = loop.create_future()
+
+            def outside_a_task() -> None:
+                rest = step(running())
+                assert rest is not None
+                made.set_result(asyncio.ensure_future(rest))
+
+            loop.call_soon(outside_a_task)
+            return await made
+
+        first, second = loop.create_future(), loop.create_future()
+        task = await begun(first, second)
+        first.set_result("there")
+        await task
+        assert second.result() == "there and here"
+
+        first, second = loop.create_future(), loop.create_future()
+        task = await begun(first, second)
+        first.set_exception(ValueError("no"))
+        with pytest.raises(ValueError, match="no"):
+            await task
+        assert second.result() == "told"
+
+        first, second = loop.create_future(), loop.create_future()
+        task = await begun(first, second)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert first.cancelled()
 
     run(scenario())
 
@@ -157,7 +218,7 @@ def test_a_file_that_the_client_takes_slowly_is_sent_to_its_end(large: Path) -> 
                     await wire.say(request("GET", "/now"))
                     assert (await wire.answer()).body == LARGE
                 await wire.close()
-            assert app.ends == [(b"/now", len(LARGE), None)] * 2
+            assert app.ends == [(len(LARGE), None)] * 2
 
     run(scenario())
 
@@ -173,7 +234,7 @@ def test_a_file_that_ends_early_ends_the_connection(large: Path) -> None:
                 await wire.say(request("GET", "/now"))
                 with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                     await wire.answer()
-        [(_, sent_bytes, error)] = app.ends
+        [(sent_bytes, error)] = app.ends
         assert sent_bytes == len(LARGE)
         assert isinstance(error, BlockDamaged)
 
@@ -193,7 +254,7 @@ def test_a_file_that_is_gone_before_the_first_byte_ends_the_connection(tmp_path:
                 await wire.say(request("GET", "/now"))
                 with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                     await wire.answer()
-        assert isinstance(app.ends[0][2], BlockDamaged)
+        assert isinstance(app.ends[0][1], BlockDamaged)
 
     run(scenario())
 
@@ -209,7 +270,7 @@ def test_a_client_that_leaves_in_the_midst_of_a_file_is_told_of(large: Path) -> 
                 await wire.say(request("GET", "/now"))
                 await wire.close()
                 await until(lambda: bool(app.ends))
-        [(_, sent_bytes, error)] = app.ends
+        [(sent_bytes, error)] = app.ends
         assert sent_bytes < len(LARGE)
         assert isinstance(error, ClientDisconnected)
 
@@ -220,12 +281,12 @@ def test_a_head_that_cannot_be_sent_is_an_internal_error() -> None:
     """No value may forge a response; the application hears why."""
 
     async def scenario() -> None:
-        app = Application(ImmediateResponse(200, [(LENGTH, b"3"), (b"x-bad", b"a\r\nb: c")], b"", b"now"))
+        app = Application(Response(200, [(LENGTH, b"3"), (b"x-bad", b"a\r\nb: c")], b"", b"now"))
         async with serving(app) as port:
             wire = await port.connect()
             await wire.say(request("GET", "/now"))
             answer = await wire.answer()
             assert answer.status == 500
-        assert isinstance(app.ends[0][2], RuntimeError)
+        assert isinstance(app.ends[0][1], RuntimeError)
 
     run(scenario())

@@ -7,8 +7,7 @@ import os
 import time
 from typing import Protocol
 
-from gateway.operations.reply import Answer
-from gateway.operations.request_body import RequestBody, Sink
+from gateway.operations.request_body import RequestBody
 
 CLIENT_LEFT = "client-left"
 BROKEN_OFF = "broken-off"
@@ -33,11 +32,10 @@ class CountedBody(RequestBody, Protocol):
     def received_bytes(self) -> int: ...
 
 
-class Visit:
+class RequestRecord:
     """See the module. `body` is None until the head has told how long it is."""
 
     __slots__ = (
-        "answer",
         "body",
         "cache",
         "operation",
@@ -47,13 +45,13 @@ class Visit:
         "slot",
         "started",
         "status",
+        "waits",
     )
 
-    answer: Answer
-
-    def __init__(self, raw_path: bytes, body: CountedBody | None) -> None:
+    def __init__(self, raw_path: bytes) -> None:
         self.raw_path = raw_path
-        self.body = body
+        self.body: CountedBody | None = None
+        self.waits = False
         self.request_id = _next_request_id()
         self.operation = "Unknown"
         self.slot = NO_SLOT
@@ -70,23 +68,6 @@ class Visit:
     def body_complete(self) -> bool:
         """Whether the connection can carry another request. A head that could not be parsed settles nothing."""
         return self.body is not None and self.body.complete
-
-
-class NoBody:
-    """The body of a request that is known to have none."""
-
-    length_bytes = 0
-    complete = True
-    received_bytes = 0
-
-    async def read(self) -> bytes:
-        return b""
-
-    async def receive(self, sink: Sink) -> None:
-        return
-
-
-NO_BODY = NoBody()
 
 
 def _next_request_id() -> str:
