@@ -22,7 +22,7 @@ SIZES = (256, 1024, 4096, 16 * 1024, 64 * 1024)
 
 GROWTH_MAX = 8.0
 
-TRACED_SIZES = (512, 2048, 8 * 1024)
+TRACED_SIZES = (2048, 8192)
 WORK_MIN = 15_000
 """Steps below which nothing is judged: constant costs are most of them."""
 
@@ -74,7 +74,6 @@ _SIZED = frozenset({str, bytes, bytearray, list, tuple, dict, set, frozenset})
 
 def cpu_seconds(parse: Parse, data: bytes) -> float:
     """Time that this thread has computed: what is done in C can be counted in no other way on every machine."""
-    gc.collect()
     gc.disable()
     try:
         begun = time.thread_time()
