@@ -330,7 +330,8 @@ class S3Protocol(S3Connection):
         if body.complete:
             application = self.app(scope, cycle.receive, cycle.send)
             self._input = _SUCCESSOR
-            if self._received or self.flow.write_paused:
+            # Whoever has just sent its response may be in the way here: its task is not this request's.
+            if self._received or self.flow.write_paused or asyncio.current_task(self.loop) is not None:
                 self._start_task(cycle, application)
                 self._look_at_received()
                 return

@@ -290,3 +290,26 @@ def test_a_head_that_cannot_be_sent_is_an_internal_error() -> None:
         assert isinstance(app.ends[0][1], RuntimeError)
 
     run(scenario())
+
+
+def test_a_request_begun_by_the_end_of_another_has_a_task_of_its_own() -> None:
+    """Pipelined requests: what ends one of them, or is registered for it, is not the other's."""
+    tasks: list[asyncio.Task[Any] | None] = []
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        await in_task()
+        tasks.append(asyncio.current_task())
+        await asyncio.sleep(0)
+        tasks.append(asyncio.current_task())
+        await send({"type": RESPONSE, "response": Response(200, [(LENGTH, b"0")], b"", b"")})
+
+    async def scenario() -> None:
+        async with serving(application) as running:
+            wire = await running.connect()
+            await wire.say(request("GET") * 3)
+            for _ in range(3):
+                assert (await wire.answer()).status == 200
+
+    run(scenario())
+    assert len(set(tasks)) == 3
+    assert tasks[0::2] == tasks[1::2]
