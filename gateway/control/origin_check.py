@@ -12,7 +12,7 @@ from gateway.clock import Clock, SystemClock
 from gateway.errors import OriginBodyError, OriginUnreachable
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
 from gateway.origin.own_key import refusal_of_own_key
-from gateway.s3.http_dates import parse_http_date
+from gateway.s3.conditions import parse_http_date
 
 SECONDS_MAX = 3.0
 """What the question may take."""

@@ -16,7 +16,7 @@ from gateway.errors import (
 from gateway.operations.reply import Reply
 from gateway.rate_limited_log import RateLimitedLog
 from gateway.s3.error_codes import error_document, s3_error
-from gateway.s3.forwarding import towards_client
+from gateway.s3.headers import towards_client
 
 _FORBIDDEN = 403
 

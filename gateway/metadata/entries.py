@@ -22,10 +22,9 @@ from gateway.errors import OriginBodyError
 from gateway.metadata.listing.records import date_text
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from gateway.policy.slots import Slot
-from gateway.s3.forwarding import EncodedHeaders, towards_client
-from gateway.s3.http_dates import format_http_date, parse_http_date
+from gateway.s3.conditions import format_http_date, parse_content_range, parse_http_date
+from gateway.s3.headers import EncodedHeaders, towards_client
 from gateway.s3.list_result import EntryTemplate, ListedEntry
-from gateway.s3.ranges import parse_content_range
 
 _OF_THE_ANSWER = frozenset({"content-length", "content-range", "accept-ranges"})
 

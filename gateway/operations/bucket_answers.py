@@ -22,9 +22,8 @@ from gateway.operations.plain import is_plain
 from gateway.operations.reply import Reply
 from gateway.operations.versions import wants_revalidation
 from gateway.origin.client import OriginResponse
-from gateway.s3.forwarding import towards_client, without
-from gateway.s3.requests import Operation, S3Request
-from gateway.s3.routing import BUCKET_SETTINGS
+from gateway.s3.headers import towards_client, without
+from gateway.s3.requests import BUCKET_SETTINGS, Operation, S3Request
 
 _NOT_SET: Mapping[Operation, bytes] = {
     Operation.GET_BUCKET_ENCRYPTION: b"<Code>ServerSideEncryptionConfigurationNotFoundError</Code>",

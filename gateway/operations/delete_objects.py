@@ -17,17 +17,17 @@ from gateway.operations.payload import Payload, receive_document
 from gateway.operations.reply import Reply
 from gateway.operations.visibility import changed_keys, with_invalidation
 from gateway.policy.access import refusal_of_write
-from gateway.s3.forwarding import towards_client, towards_origin, without
+from gateway.s3.headers import towards_client, towards_origin, without
 from gateway.s3.xml import (
     DELETE_SIZE_BYTES_MAX,
     DeleteEntry,
     DeleteError,
     DeleteRequest,
     delete_request_document,
-    document,
     insert_delete_results,
     parse_delete,
 )
+from gateway.s3.xml_writer import document
 
 RESULT_SIZE_BYTES_MAX = 8 * 1024**2
 

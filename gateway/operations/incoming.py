@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection, Sequence
 
 from gateway.s3.aws_chunked import AwsChunkedDecoder
+from gateway.s3.canonical import PayloadMode, payload_mode
 from gateway.s3.checksums import BodyVerifier
 from gateway.s3.error_codes import s3_error
-from gateway.s3.payload_mode import PayloadMode, payload_mode
 from gateway.s3.requests import Operation, S3Request
 from gateway.s3.signature_v4 import SeedSignature
 

@@ -10,7 +10,7 @@ from gateway.operations.passthrough import forward, no_body, onward_request, str
 from gateway.operations.payload import receive_payload
 from gateway.operations.reply import Reply
 from gateway.origin.client import OriginRequest
-from gateway.s3.forwarding import towards_client, without
+from gateway.s3.headers import towards_client, without
 from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX
 
 _OF_ONE_CALLER = frozenset(

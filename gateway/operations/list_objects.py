@@ -32,10 +32,8 @@ from gateway.operations.merged_page import ListSource, MergedPage
 from gateway.operations.plain import is_plain
 from gateway.operations.reply import Answer, Reply
 from gateway.s3.error_codes import s3_error
-from gateway.s3.list_document import list_document
-from gateway.s3.list_query import ListQuery, list_query
+from gateway.s3.list_objects import ListPlace, ListQuery, decode_token, list_document, list_query
 from gateway.s3.list_result import EntryTemplate
-from gateway.s3.list_token import ListPlace, decode_token
 from gateway.s3.requests import Operation
 
 if TYPE_CHECKING:

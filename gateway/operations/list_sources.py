@@ -25,8 +25,9 @@ from gateway.operations.merged_page import Kind, Row, Rows
 from gateway.operations.versions import wants_revalidation
 from gateway.origin.client import OriginRequest, OriginResponse
 from gateway.policy.slots import Slot, Slots
-from gateway.s3.http_dates import format_iso_date
-from gateway.s3.list_query import ListQuery
+from gateway.s3.checksums import upload_checksum_type
+from gateway.s3.conditions import format_iso_date
+from gateway.s3.list_objects import ListQuery
 from gateway.s3.list_result import (
     PAGE_SIZE_BYTES_MAX,
     EntryTemplate,
@@ -35,7 +36,6 @@ from gateway.s3.list_result import (
     PageChain,
     parse_listed_page,
 )
-from gateway.s3.multipart_checksums import upload_checksum_type
 from gateway.s3.xml_writer import element
 from gateway.writeback.journal.records import PendingObject
 

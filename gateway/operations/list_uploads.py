@@ -17,7 +17,7 @@ from gateway.operations.list_sources import before
 from gateway.operations.merged_page import Kind, ListSource, MergedPage, Row, Rows
 from gateway.operations.reply import Reply
 from gateway.origin.client import OriginRequest
-from gateway.s3.http_dates import format_iso_date
+from gateway.s3.conditions import format_iso_date
 from gateway.s3.upload_list import (
     UPLOADS_MAX,
     UPLOADS_SIZE_BYTES_MAX,

@@ -19,8 +19,8 @@ from gateway.operations.payload import Payload, receive_document
 from gateway.operations.reply import Reply
 from gateway.operations.visibility import changed_by, with_invalidation
 from gateway.origin.client import OriginResponse, StreamedBody
-from gateway.s3.etags import multipart_etag
-from gateway.s3.forwarding import towards_client, without
+from gateway.s3.conditions import multipart_etag
+from gateway.s3.headers import towards_client, without
 from gateway.s3.results import RESULT_SIZE_BYTES_MAX, says_nothing_yet
 from gateway.s3.xml import (
     COMPLETE_SIZE_BYTES_MAX,

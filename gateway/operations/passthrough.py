@@ -10,7 +10,7 @@ from gateway.operations.payload import Payload, receive_payload
 from gateway.operations.reply import CacheLabel, Reply
 from gateway.operations.visibility import changed_by, with_invalidation
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
-from gateway.s3.forwarding import towards_client, towards_origin, without
+from gateway.s3.headers import towards_client, towards_origin, without
 from gateway.s3.presigned import strip_signature_parameters
 
 READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

@@ -18,10 +18,10 @@ from gateway.objects import BodyStream, ByteRange, ObjectVersion
 from gateway.operations.exchange import Exchange
 from gateway.operations.versions import CurrentVersions, asks_for_more, judged_by_the_origin
 from gateway.s3.checksums import PREFIX
+from gateway.s3.conditions import format_http_date
 from gateway.s3.error_codes import s3_error
-from gateway.s3.http_dates import format_http_date
+from gateway.s3.headers import stored_headers
 from gateway.s3.requests import S3Request
-from gateway.s3.stored_headers import stored_headers
 from gateway.s3.xml import part_number
 from gateway.writeback.journal.records import PendingObject
 from gateway.writeback.reading import FileGone, part_range

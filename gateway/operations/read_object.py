@@ -25,10 +25,9 @@ from gateway.operations.passthrough import no_body
 from gateway.operations.reply import Answer, CacheLabel, Reply
 from gateway.operations.unpinned_get import Refused
 from gateway.operations.versions import VersionSource, vary_headers
-from gateway.s3.conditions import evaluate_read, if_range_holds
+from gateway.s3.conditions import content_range, evaluate_read, if_range_holds, parse_range
 from gateway.s3.error_codes import s3_error
-from gateway.s3.forwarding import EncodedHeaders, towards_client
-from gateway.s3.ranges import content_range, parse_range
+from gateway.s3.headers import EncodedHeaders, towards_client
 
 VERSION_RACES_MAX = 4
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 from gateway.objects import BodyStream, HeldSpan
-from gateway.s3.forwarding import NO_HEADERS, EncodedHeaders
+from gateway.s3.headers import NO_HEADERS, EncodedHeaders
 
 CacheLabel: TypeAlias = Literal["hit", "partial", "miss", "bypass", "forwarded", "absorbed"]
 """Where an answer came from; `absorbed`: from the write-back buffer, or it acknowledges what lies there now."""

@@ -29,11 +29,9 @@ from gateway.operations.versions import (
 )
 from gateway.policy.slots import Slot
 from gateway.s3.addressing import parse_copy_source
-from gateway.s3.conditions import etag_matches, evaluate_read
+from gateway.s3.conditions import etag_matches, evaluate_read, format_http_date, parse_iso_date, quote, unquote
 from gateway.s3.error_codes import s3_error
-from gateway.s3.etags import quote, unquote
-from gateway.s3.forwarding import towards_origin
-from gateway.s3.http_dates import format_http_date, parse_iso_date
+from gateway.s3.headers import towards_origin
 
 _GONE = frozenset({404, 412})
 """What the origin answers to a request for a version that it does not have any more."""

@@ -17,7 +17,7 @@ from gateway.objects import ByteRange, ObjectKey
 from gateway.operations.exchange import Exchange
 from gateway.operations.versions import vary_headers
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
-from gateway.s3.ranges import first_and_last
+from gateway.s3.conditions import first_and_last
 from gateway.s3.requests import S3Request
 
 _CONDITIONS = frozenset({"if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range"})

@@ -23,8 +23,8 @@ from gateway.operations.passthrough import forward, onward_request, streamed_rep
 from gateway.operations.payload import receive_payload
 from gateway.operations.reply import Reply
 from gateway.operations.visibility import changed_by, invalidate
-from gateway.s3.forwarding import towards_client, without
-from gateway.s3.ranges import is_one_range
+from gateway.s3.conditions import is_one_range
+from gateway.s3.headers import towards_client, without
 from gateway.s3.requests import S3Request
 
 _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024

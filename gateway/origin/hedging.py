@@ -23,7 +23,7 @@ from gateway.origin.http1_client.client import OriginSilent
 from gateway.origin.http1_client.response_stream import WHOLE_BYTES_MAX, ResponseStream
 from gateway.origin.response import HttpResponse
 from gateway.rate_limited_log import RateLimitedLog
-from gateway.s3.ranges import parse_content_range
+from gateway.s3.conditions import parse_content_range
 
 SHARE_MAX = 0.02
 """Of all reads, so many may be sent again."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.origin.settings import OriginSettings
-from gateway.s3.http_dates import parse_http_date
+from gateway.s3.conditions import parse_http_date
 
 _RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
 _REFUSALS = frozenset({501, 503, 505, 507, 508, 511})

@@ -37,7 +37,7 @@ from gateway.origin.retry import (
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import RequestSigner
 from gateway.origin.silence_board import SilenceBoard
-from gateway.s3.http_dates import parse_http_date
+from gateway.s3.conditions import parse_http_date
 
 _BREAKERS_MAX = 1024
 

@@ -1,20 +1,229 @@
-"""Conditional requests (RFC 9110, 13; S3 API, "GetObject"): may the current version be served, or need it not be?
+"""Conditional and range requests, and the ETags and dates that they go by (RFC 9110, 8.8, 13 and 14).
 
-Dates compare at one-second granularity. ETags compare as bytes, after quotes and a weak mark `W/` are taken off,
-because clients leave the quotes out.
+May the current version be served, or need it not be (S3 API, "GetObject")? Dates compare at one-second granularity;
+one format is written, and three are read. ETags are opaque, quoted in headers, and MD5s only sometimes. They compare as
+bytes, after quotes and a weak mark `W/` are taken off, because clients leave the quotes out.
+
+S3's grammar of `Range` is one range in one of three forms, `bytes=a-b`, `bytes=a-`, `bytes=-n`, and nothing else:
+whatever differs (several ranges, spaces, another unit, `10-5`) is ignored and the whole object served.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
-from collections.abc import Mapping
+from calendar import timegm
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from time import gmtime, strftime
 from typing import Literal
 
-from gateway.errors import S3Error
+from gateway.errors import OriginBodyError, S3Error
+from gateway.objects import ByteRange
 from gateway.s3.error_codes import s3_error
-from gateway.s3.etags import unquote
-from gateway.s3.http_dates import format_http_date, parse_http_date
+
+_MD5 = re.compile("[0-9a-f]{32}")
+
+
+def quote(etag: str) -> str:
+    """The ETag in quotes, once."""
+    return f'"{unquote(etag)}"'
+
+
+def unquote(etag: str) -> str:
+    """The ETag without its quotes; clients leave them out in conditions and in lists of parts."""
+    etag = etag.strip()
+    if len(etag) >= 2 and etag[0] == etag[-1] == '"':
+        return etag[1:-1]
+    return etag
+
+
+def is_md5_etag(etag: str) -> bool:
+    """Whether it looks like the MD5 of a body sent in one piece: 32 hex digits, no part count."""
+    return bool(_MD5.fullmatch(unquote(etag)))
+
+
+def multipart_etag(part_etags: Sequence[str]) -> str | None:
+    """The quoted ETag that S3 gives an object of these parts: hex(MD5(raw MD5s of the parts)), `-`, their number.
+
+    `part_etags` are the parts' ETags, that is their hex MD5s. None when there is no part, or when one's ETag is no MD5
+    (SSE-KMS, SSE-C): then the object's cannot be foretold.
+    """
+    if not part_etags or not all(is_md5_etag(etag) for etag in part_etags):
+        return None
+    digests = b"".join([bytes.fromhex(unquote(etag)) for etag in part_etags])
+    return f'"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(part_etags)}"'
+
+
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_MONTH_NUMBERS = {name: number for number, name in enumerate(_MONTHS, 1)}
+
+_TIME = r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)"
+_FORMS = tuple(
+    re.compile(form, re.ASCII)
+    for form in (
+        rf"[A-Z][a-z]{{2}}, (?P<day>\d\d) (?P<month>[A-Z][a-z]{{2}}) (?P<year>\d{{4}}) {_TIME} (?:GMT|UTC)",
+        rf"[A-Z][a-z]+day, (?P<day>\d\d)-(?P<month>[A-Z][a-z]{{2}})-(?P<year>\d\d) {_TIME} GMT",
+        rf"[A-Z][a-z]{{2}} (?P<month>[A-Z][a-z]{{2}}) (?P<day>[ \d]\d) {_TIME} (?P<year>\d{{4}})",
+    )
+)
+"""IMF-fixdate, then the obsolete forms of RFC 850 and of C's asctime."""
+
+
+def parse_http_date(text: str) -> float | None:
+    """Seconds since the epoch; None when `text` is no date."""
+    return _parse_http_date(text) if len(text) <= _CHARACTERS_MAX else None
+
+
+_CHARACTERS_MAX = 40
+"""More than any of the forms has: what is kept of strangers must be short."""
+
+
+@lru_cache(maxsize=1024)
+def _parse_http_date(text: str) -> float | None:
+    for form in _FORMS:
+        found = form.fullmatch(text)
+        if found is not None:
+            return _seconds(found)
+    return None
+
+
+def _seconds(found: re.Match[str]) -> float | None:
+    month = _MONTH_NUMBERS.get(found["month"])
+    day, year = int(found["day"]), int(found["year"])
+    hour, minute, second = int(found["hour"]), int(found["minute"]), int(found["second"])
+    if month is None or not 1 <= day <= 31 or hour > 23 or minute > 59 or second > 60:
+        return None
+    if len(found["year"]) == 2:
+        year += 1900 if year >= 70 else 2000
+    if year < 1900:
+        return None
+    return float(timegm((year, month, day, hour, minute, second)))
+
+
+def format_http_date(seconds: float) -> str:
+    """IMF-fixdate of `seconds` since the epoch, the fraction cut off: `Wed, 12 Oct 2009 17:50:00 GMT`."""
+    at = gmtime(seconds)
+    return (
+        f"{_DAYS[at.tm_wday]}, {at.tm_mday:02} {_MONTHS[at.tm_mon - 1]} {at.tm_year:04} "
+        f"{at.tm_hour:02}:{at.tm_min:02}:{at.tm_sec:02} GMT"
+    )
+
+
+def format_iso_date(seconds: float) -> str:
+    """ISO 8601 as in S3's error documents, the fraction cut off: `2009-10-12T17:50:00Z`."""
+    return strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(seconds))
+
+
+def parse_iso_date(text: str) -> float | None:
+    """Seconds since the epoch of `2009-10-12T17:50:30.000Z`, as listings write dates; None when it is none."""
+    try:
+        date = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return date.timestamp() if date.tzinfo is not None else None
+
+
+# More digits than any size has, fewer than int() refuses to convert.
+_DIGITS = r"(\d{1,300})"
+_FROM = re.compile(rf"bytes={_DIGITS}-(?:{_DIGITS})?", re.ASCII)
+_SUFFIX = re.compile(rf"bytes=-{_DIGITS}", re.ASCII)
+_CONTENT_RANGE = re.compile(rf"bytes {_DIGITS}-{_DIGITS}/{_DIGITS}", re.ASCII)
+
+
+def parse_range(header: str | None, size_bytes: int) -> ByteRange | None:
+    """The bytes that a `Range` header means in an object of `size_bytes`; None for the whole object (status 200).
+
+    Raises S3Error InvalidRange (416, with `Content-Range: bytes */size`) when nothing of the range lies in the object.
+    """
+    if header is None:
+        return None
+    found = _FROM.fullmatch(header)
+    if found is not None:
+        return _from(header, int(found[1]), found[2], size_bytes)
+    found = _SUFFIX.fullmatch(header)
+    return None if found is None else _suffix(header, int(found[1]), size_bytes)
+
+
+def first_and_last(header: str | None) -> tuple[int, int | None] | None:
+    """The bytes that a `Range` header means in an object of any size (None: to its end); None where size matters."""
+    if header is None:
+        return 0, None
+    found = _FROM.fullmatch(header)
+    return None if found is None else (int(found[1]), None if found[2] is None else int(found[2]))
+
+
+def is_one_range(header: str) -> bool:
+    """Whether a `Range` header is in S3's grammar. What is not, other servers than AWS answer each in its own way."""
+    found = _FROM.fullmatch(header)
+    if found is None:
+        return _SUFFIX.fullmatch(header) is not None
+    return found[2] is None or int(found[1]) <= int(found[2])
+
+
+def _from(header: str, first: int, last_digits: str | None, size_bytes: int) -> ByteRange | None:
+    last = size_bytes - 1 if last_digits is None else int(last_digits)
+    if last_digits is not None and last < first:
+        return None
+    if first >= size_bytes:
+        raise invalid_range(header, size_bytes)
+    return ByteRange(first, min(last, size_bytes - 1))
+
+
+def _suffix(header: str, length: int, size_bytes: int) -> ByteRange | None:
+    if length == 0:
+        raise invalid_range(header, size_bytes)
+    if size_bytes == 0:
+        return None
+    return ByteRange(max(0, size_bytes - length), size_bytes - 1)
+
+
+def invalid_range(header: str, size_bytes: int) -> S3Error:
+    """416: the range asked for lies outside the object."""
+    return s3_error(
+        "InvalidRange",
+        headers={"Content-Range": f"bytes */{size_bytes}"},
+        RangeRequested=header,
+        ActualObjectSize=str(size_bytes),
+    )
+
+
+def content_range(byte_range: ByteRange, size_bytes: int) -> str:
+    """The `Content-Range` of an answer: `bytes 0-9/443`."""
+    return f"bytes {byte_range.first}-{byte_range.last}/{size_bytes}"
+
+
+def parse_content_range(value: str) -> tuple[ByteRange, int]:
+    """Range and object size in bytes of an origin's `Content-Range`; raises OriginBodyError when it makes no sense."""
+    found = _CONTENT_RANGE.fullmatch(value)
+    if found is not None:
+        first, last, size_bytes = map(int, found.groups())
+        if first <= last < size_bytes:
+            return ByteRange(first, last), size_bytes
+    raise OriginBodyError(f"the origin's Content-Range makes no sense: {value!r}")
+
+
+def parse_copy_source_range(value: str, size_bytes: int | None = None) -> ByteRange:
+    """The bytes that `x-amz-copy-source-range` means: both ends are mandatory, and nothing is clamped.
+
+    With the source's `size_bytes` the range must lie inside it. Raises S3Error InvalidArgument.
+    """
+    found = _FROM.fullmatch(value)
+    if found is None or found[2] is None or int(found[2]) < int(found[1]):
+        message = "The x-amz-copy-source-range value must be of the form bytes=first-last where first and last are the "
+        raise _bad_copy_range(value, message + "zero-based offsets of the first and last bytes to copy")
+    byte_range = ByteRange(int(found[1]), int(found[2]))
+    if size_bytes is not None and byte_range.last >= size_bytes:
+        raise _bad_copy_range(value, f"Range specified is not valid for source object of size: {size_bytes}")
+    return byte_range
+
+
+def _bad_copy_range(value: str, message: str) -> S3Error:
+    return s3_error("InvalidArgument", message, ArgumentName="x-amz-copy-source-range", ArgumentValue=value)
+
 
 __all__ = [
     "check_copy_source",

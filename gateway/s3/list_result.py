@@ -14,7 +14,7 @@ from urllib.parse import unquote_to_bytes
 from xml.etree.ElementTree import Element
 
 from gateway.errors import OriginBodyError
-from gateway.s3.xml_reader import child_text, local_name, parse_bounded
+from gateway.s3.xml import child_text, local_name, parse_bounded
 from gateway.s3.xml_writer import escape
 
 PAGE_SIZE_BYTES_MAX = 16 * 1024**2

@@ -1,13 +1,20 @@
-"""From a request line and headers to one parsed S3 request.
+"""From a request line and headers to one parsed S3 request, and the operation that it means.
 
-target → addressing.py (bucket, key, query) → routing.py (operation) → S3Request
+    target → addressing.py (bucket, key, query) → operation → S3Request
+
+An operation is handled here only when every query parameter is one that is known to belong to it. Anything else, above
+all a sub-resource that did not exist when this was written, is FORWARD: answering `GET /b/k?somethingNew` with the
+object's bytes would be worse than not understanding it. So is a parameter that appears twice, because two servers may
+pick different ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
+from gateway.errors import S3Error
 from gateway.s3.addressing import (
     CopySource,
     bucket_of_host,
@@ -20,7 +27,216 @@ from gateway.s3.addressing import (
     split_path,
 )
 from gateway.s3.error_codes import s3_error
-from gateway.s3.routing import Operation, classify
+
+
+class Operation(StrEnum):
+    """S3's operations by their API names. FORWARD stands for all that Forebay does not handle itself."""
+
+    LIST_BUCKETS = "ListBuckets"
+    HEAD_BUCKET = "HeadBucket"
+    GET_BUCKET_LOCATION = "GetBucketLocation"
+    GET_BUCKET_VERSIONING = "GetBucketVersioning"
+    GET_BUCKET_ENCRYPTION = "GetBucketEncryption"
+    GET_BUCKET_TAGGING = "GetBucketTagging"
+    GET_OBJECT_LOCK_CONFIGURATION = "GetObjectLockConfiguration"
+    LIST_OBJECTS = "ListObjects"
+    LIST_OBJECTS_V2 = "ListObjectsV2"
+    LIST_MULTIPART_UPLOADS = "ListMultipartUploads"
+    DELETE_OBJECTS = "DeleteObjects"
+    GET_OBJECT = "GetObject"
+    HEAD_OBJECT = "HeadObject"
+    PUT_OBJECT = "PutObject"
+    COPY_OBJECT = "CopyObject"
+    DELETE_OBJECT = "DeleteObject"
+    CREATE_MULTIPART_UPLOAD = "CreateMultipartUpload"
+    UPLOAD_PART = "UploadPart"
+    UPLOAD_PART_COPY = "UploadPartCopy"
+    COMPLETE_MULTIPART_UPLOAD = "CompleteMultipartUpload"
+    ABORT_MULTIPART_UPLOAD = "AbortMultipartUpload"
+    LIST_PARTS = "ListParts"
+    FORWARD = "Forward"
+
+
+Query = Sequence[tuple[str, str | None]]
+
+SIGNATURE_PARAMETERS = frozenset(
+    {
+        "x-amz-algorithm",
+        "x-amz-credential",
+        "x-amz-date",
+        "x-amz-expires",
+        "x-amz-signedheaders",
+        "x-amz-signature",
+        "x-amz-security-token",
+        "x-amz-content-sha256",
+        "awsaccesskeyid",
+        "signature",
+        "expires",
+    }
+)
+"""Lower-cased names of the parameters that carry a presigned request's signature (versions 4 and 2)."""
+
+_HARMLESS = SIGNATURE_PARAMETERS | {"x-id", "x-amz-user-agent", "content-type", "content-md5"}
+"""Lower-cased names that change no operation: signatures, and what SDKs add, such as headers that they sign."""
+
+_HEADERS_ONLY = ("x-amz-copy-source", "x-amz-rename-source")
+"""Lower-cased beginnings of headers that SDKs can hoist into a presigned query. These name a second object, which
+authorisation looks for in the headers: forwarded from the query, they would reach the origin unchecked."""
+
+BUCKET_SETTINGS: Mapping[str, Operation] = {
+    "location": Operation.GET_BUCKET_LOCATION,
+    "versioning": Operation.GET_BUCKET_VERSIONING,
+    "encryption": Operation.GET_BUCKET_ENCRYPTION,
+    "tagging": Operation.GET_BUCKET_TAGGING,
+    "object-lock": Operation.GET_OBJECT_LOCK_CONFIGURATION,
+}
+"""Sub-resource of a bucket → the operation that reads it."""
+
+_LISTING = frozenset({"prefix", "delimiter", "max-keys", "encoding-type"})
+_READ = frozenset(
+    {
+        "versionId",
+        "partNumber",
+        "x-amz-checksum-mode",
+        "response-cache-control",
+        "response-content-disposition",
+        "response-content-encoding",
+        "response-content-language",
+        "response-content-type",
+        "response-expires",
+    }
+)
+_UPLOADS = frozenset(
+    {"uploads", "prefix", "delimiter", "key-marker", "upload-id-marker", "max-uploads", "encoding-type"}
+)
+
+_PARAMETERS: Mapping[Operation, frozenset[str]] = {
+    Operation.LIST_BUCKETS: frozenset({"max-buckets", "continuation-token", "prefix", "bucket-region"}),
+    Operation.HEAD_BUCKET: frozenset(),
+    **{operation: frozenset({name}) for name, operation in BUCKET_SETTINGS.items()},
+    Operation.LIST_OBJECTS: _LISTING | {"marker"},
+    Operation.LIST_OBJECTS_V2: _LISTING | {"list-type", "continuation-token", "start-after", "fetch-owner"},
+    Operation.LIST_MULTIPART_UPLOADS: _UPLOADS,
+    Operation.DELETE_OBJECTS: frozenset({"delete"}),
+    Operation.GET_OBJECT: _READ,
+    Operation.HEAD_OBJECT: _READ,
+    Operation.PUT_OBJECT: frozenset(),
+    Operation.COPY_OBJECT: frozenset(),
+    Operation.DELETE_OBJECT: frozenset({"versionId"}),
+    Operation.CREATE_MULTIPART_UPLOAD: frozenset({"uploads"}),
+    Operation.UPLOAD_PART: frozenset({"uploadId", "partNumber"}),
+    Operation.UPLOAD_PART_COPY: frozenset({"uploadId", "partNumber"}),
+    Operation.COMPLETE_MULTIPART_UPLOAD: frozenset({"uploadId"}),
+    Operation.ABORT_MULTIPART_UPLOAD: frozenset({"uploadId"}),
+    Operation.LIST_PARTS: frozenset({"uploadId", "max-parts", "part-number-marker", "encoding-type"}),
+    Operation.FORWARD: frozenset(),
+}
+"""Operation → the query parameters that may come with it (S3 API, "Actions")."""
+
+_METHODS: Mapping[str, tuple[str, ...]] = {
+    "SERVICE": ("GET", "POST"),
+    "BUCKET": ("GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"),
+    "OBJECT": ("GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"),
+}
+"""Resource type → methods that an S3 operation uses on it, in this version of the API."""
+
+
+def classify(method: str, bucket: str | None, key: str | None, query: Query, headers: Mapping[str, str]) -> Operation:
+    """The operation meant.
+
+    Raises S3Error: MethodNotAllowed when none can be, InvalidArgument for half a part address, InvalidRequest for a
+    second object named in the query.
+    """
+    resource = "SERVICE" if bucket is None else "BUCKET" if key is None else "OBJECT"
+    if method not in _METHODS[resource]:
+        raise method_not_allowed(method, resource)
+    names = _meaningful_names(query) if query else []
+    operation = _candidate(method, resource, names, query, headers)
+    if not names:
+        return operation
+    allowed = _PARAMETERS[operation]
+    if len(set(names)) != len(names) or not all(name in allowed for name in names):
+        return Operation.FORWARD
+    return operation
+
+
+def strip_signature_parameters(query: Query) -> list[tuple[str, str | None]]:
+    """The query without the parameters of a presigned signature: what goes on to the origin, signed anew."""
+    return [(name, value) for name, value in query if name.lower() not in SIGNATURE_PARAMETERS]
+
+
+def method_not_allowed(method: str, resource: str) -> S3Error:
+    """405 with what the resource would accept."""
+    allow = {"Allow": ", ".join(_METHODS[resource])}
+    return s3_error("MethodNotAllowed", headers=allow, Method=method, ResourceType=resource)
+
+
+def _meaningful_names(query: Query) -> list[str]:
+    names = [name for name, _ in query if name.lower() not in _HARMLESS]
+    for name in names:
+        if name.lower().startswith(_HEADERS_ONLY):
+            raise s3_error("InvalidRequest", f"{name} is accepted as a header only.", ArgumentName=name)
+    return names
+
+
+def _candidate(method: str, resource: str, names: Sequence[str], query: Query, headers: Mapping[str, str]) -> Operation:
+    if resource == "OBJECT":
+        return _object_operation(method, names, headers)
+    if resource == "BUCKET":
+        return _bucket_operation(method, names, query)
+    return Operation.LIST_BUCKETS if method == "GET" else Operation.FORWARD
+
+
+def _bucket_operation(method: str, names: Sequence[str], query: Query) -> Operation:
+    if method == "HEAD":
+        return Operation.HEAD_BUCKET
+    if method == "POST":
+        return Operation.DELETE_OBJECTS if "delete" in names else Operation.FORWARD
+    if method != "GET":
+        return Operation.FORWARD
+    for name in names:
+        if name in BUCKET_SETTINGS:
+            return BUCKET_SETTINGS[name]
+    if "uploads" in names:
+        return Operation.LIST_MULTIPART_UPLOADS
+    if "list-type" in names:
+        return Operation.LIST_OBJECTS_V2 if ("list-type", "2") in query else Operation.FORWARD
+    return Operation.LIST_OBJECTS
+
+
+def _object_operation(method: str, names: Sequence[str], headers: Mapping[str, str]) -> Operation:
+    if method == "GET":
+        return Operation.LIST_PARTS if "uploadId" in names else Operation.GET_OBJECT
+    if method == "HEAD":
+        return Operation.HEAD_OBJECT
+    if method == "PUT":
+        return _put_operation(names, "x-amz-copy-source" in headers)
+    if method == "DELETE":
+        return Operation.ABORT_MULTIPART_UPLOAD if "uploadId" in names else Operation.DELETE_OBJECT
+    if method == "OPTIONS":
+        return Operation.FORWARD
+    return _post_operation(names)
+
+
+def _post_operation(names: Sequence[str]) -> Operation:
+    if "uploads" in names:
+        return Operation.CREATE_MULTIPART_UPLOAD
+    if "uploadId" in names:
+        return Operation.COMPLETE_MULTIPART_UPLOAD
+    if names:
+        return Operation.FORWARD
+    raise method_not_allowed("POST", "OBJECT")
+
+
+def _put_operation(names: Sequence[str], copies: bool) -> Operation:
+    numbered, uploading = "partNumber" in names, "uploadId" in names
+    if numbered != uploading:
+        given, missing = ("partNumber", "uploadId") if numbered else ("uploadId", "partNumber")
+        raise s3_error("InvalidArgument", f"{given} needs {missing}: both address one part.", ArgumentName=missing)
+    if numbered:
+        return Operation.UPLOAD_PART_COPY if copies else Operation.UPLOAD_PART
+    return Operation.COPY_OBJECT if copies else Operation.PUT_OBJECT
+
 
 __all__ = [
     "CopySource",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from gateway.s3.etags import quote, unquote
-from gateway.s3.xml_reader import error_code_of, text_of
+from gateway.s3.conditions import quote, unquote
+from gateway.s3.xml import error_code_of, text_of
 
 RESULT_SIZE_BYTES_MAX = 64 * 1024
 """More than any of them takes."""

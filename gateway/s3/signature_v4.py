@@ -20,13 +20,13 @@ from gateway.s3.canonical import (
     canonical_value,
     format_timestamp,
     parse_timestamp,
+    payload_mode,
     sign,
     signing_key,
     string_to_sign,
 )
+from gateway.s3.conditions import format_iso_date, parse_http_date
 from gateway.s3.error_codes import s3_error
-from gateway.s3.http_dates import format_iso_date, parse_http_date
-from gateway.s3.payload_mode import payload_mode
 from gateway.s3.requests import S3Request
 
 CLOCK_SKEW_SECONDS_MAX = 15 * 60

@@ -13,10 +13,10 @@ from xml.etree.ElementTree import Element
 import orjson
 
 from gateway.errors import OriginBodyError
+from gateway.s3.conditions import parse_iso_date
 from gateway.s3.error_codes import s3_error
-from gateway.s3.http_dates import parse_iso_date
 from gateway.s3.requests import S3Request
-from gateway.s3.xml_reader import child_text, local_name, parse_bounded
+from gateway.s3.xml import child_text, local_name, parse_bounded
 from gateway.s3.xml_writer import document, element, encode_list_key, escape
 
 UPLOADS_MAX = 1000

@@ -32,7 +32,7 @@ from gateway.operations.list_sources import (
 )
 from gateway.operations.merged_page import Kind, ListSource, MergedPage
 from gateway.policy.slots import Prefix, Slot, Slots
-from gateway.s3.list_query import ListQuery
+from gateway.s3.list_objects import ListQuery
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.schema import prepare

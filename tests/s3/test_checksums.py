@@ -9,9 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import S3Error
-from gateway.s3.checksums import ALGORITHMS, BodyVerifier, Checksum, ExpectedChecksums, requested_checksums
-from gateway.s3.multipart_checksums import composite_checksum, full_object_checksum, upload_checksum_type
-from gateway.s3.payload_mode import STREAMING_UNSIGNED_TRAILER, UNSIGNED, PayloadMode, payload_mode
+from gateway.s3.canonical import STREAMING_UNSIGNED_TRAILER, UNSIGNED, PayloadMode, payload_mode
+from gateway.s3.checksums import (
+    ALGORITHMS,
+    BodyVerifier,
+    Checksum,
+    ExpectedChecksums,
+    composite_checksum,
+    full_object_checksum,
+    requested_checksums,
+    upload_checksum_type,
+)
 
 MIB = 1024 * 1024
 

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.s3.forwarding import EncodedHeaders, towards_client, towards_origin
+from gateway.s3.headers import EncodedHeaders, towards_client, towards_origin
 
 
 def test_headers_that_nobody_knows_go_along() -> None:

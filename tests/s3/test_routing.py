@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import S3Error
-from gateway.s3.requests import Operation, encode_query
-from gateway.s3.routing import strip_signature_parameters
+from gateway.s3.requests import Operation, encode_query, strip_signature_parameters
 from tests.s3.wire import request
 
 SIGNED_V4 = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.s3.stored_headers import stored_headers
+from gateway.s3.headers import stored_headers
 
 
 def test_metadata_and_standard_headers_come_back() -> None:

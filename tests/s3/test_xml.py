@@ -15,12 +15,14 @@ from gateway.s3.xml import (
     DeleteRequest,
     complete_multipart_upload_result,
     delete_request_document,
+    error_code_of,
     insert_delete_results,
+    parse_bounded,
     parse_complete_multipart_upload,
     parse_delete,
     part_number,
+    text_of,
 )
-from gateway.s3.xml_reader import error_code_of, parse_bounded, text_of
 from gateway.s3.xml_writer import element, encode_list_key, escape
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"

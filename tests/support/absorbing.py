@@ -13,7 +13,7 @@ from gateway.clock import SystemClock
 from gateway.objects import ObjectKey
 from gateway.operations.absorbing.publishing import Publisher
 from gateway.policy.slots import Prefix, Slot
-from gateway.s3.xml_reader import text_of
+from gateway.s3.xml import text_of
 from gateway.writeback.flushing.flush import OneFlush, Tools
 from gateway.writeback.flushing.flush_requests import FlushRequests
 from gateway.writeback.flushing.flusher import Flusher

@@ -20,17 +20,15 @@ from gateway.errors import OriginBodyError, S3Error
 from gateway.operations.versions import asks_for_more_than_head, judged_by_the_origin
 from gateway.policy.access import EVERYTHING, Grant
 from gateway.policy.slots import Prefix, Slot, Slots
-from gateway.s3 import conditions, ranges
+from gateway.s3 import conditions
 from gateway.s3.aws_chunked import AwsChunkedDecoder
+from gateway.s3.canonical import STREAMING_SIGNED_TRAILER, STREAMING_UNSIGNED_TRAILER, UNSIGNED, payload_mode
 from gateway.s3.checksums import BodyVerifier
+from gateway.s3.conditions import is_md5_etag, parse_http_date, quote
 from gateway.s3.error_codes import error_document
-from gateway.s3.etags import is_md5_etag, quote
 from gateway.s3.events import MalformedEvents, parse_events
-from gateway.s3.forwarding import EncodedHeaders, towards_client, towards_origin
-from gateway.s3.http_dates import parse_http_date
-from gateway.s3.list_query import list_query
-from gateway.s3.list_token import decode_token
-from gateway.s3.payload_mode import STREAMING_SIGNED_TRAILER, STREAMING_UNSIGNED_TRAILER, UNSIGNED, payload_mode
+from gateway.s3.headers import EncodedHeaders, towards_client, towards_origin
+from gateway.s3.list_objects import decode_token, list_query
 from gateway.s3.requests import S3Request, another_service, parse_copy_source, parse_request
 from gateway.s3.signature_v4 import SeedSignature
 from gateway.s3.upload_list import uploads_query
@@ -120,13 +118,13 @@ def _condition(data: bytes) -> None:
 
 def _range(data: bytes) -> None:
     text = data.decode("latin-1")
-    ranges.first_and_last(text)
-    ranges.is_one_range(text)
+    conditions.first_and_last(text)
+    conditions.is_one_range(text)
     with suppress(S3Error):
-        ranges.parse_range(text, 1000)
+        conditions.parse_range(text, 1000)
     with suppress(OriginBodyError):
-        ranges.parse_content_range(text)
-    ranges.parse_copy_source_range(text, 1000)
+        conditions.parse_content_range(text)
+    conditions.parse_copy_source_range(text, 1000)
 
 
 def _authorization(data: bytes) -> None:

@@ -37,7 +37,7 @@ from gateway.objects import ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix
 from gateway.s3.list_result import PageChain
-from gateway.s3.xml_reader import error_code_of
+from gateway.s3.xml import error_code_of
 
 LISTERS_WHILE_BUSY = 2
 

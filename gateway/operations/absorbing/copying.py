@@ -20,11 +20,10 @@ from gateway.operations.exchange import Exchange
 from gateway.operations.payload import receive_payload
 from gateway.operations.reply import Reply
 from gateway.s3.addressing import parse_copy_source
-from gateway.s3.conditions import check_copy_source
+from gateway.s3.conditions import check_copy_source, format_iso_date
 from gateway.s3.error_codes import s3_error
-from gateway.s3.forwarding import towards_origin
-from gateway.s3.http_dates import format_iso_date
-from gateway.s3.xml import document, element
+from gateway.s3.headers import towards_origin
+from gateway.s3.xml_writer import document, element
 from gateway.writeback.journal.records import Base, Fixed, PendingObject, State
 
 if TYPE_CHECKING:

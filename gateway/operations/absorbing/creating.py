@@ -29,8 +29,9 @@ from gateway.operations.passthrough import onward_request
 from gateway.operations.payload import receive_payload
 from gateway.operations.reply import Reply
 from gateway.origin.retry import may_be_done
-from gateway.s3.forwarding import towards_client, towards_origin, without
-from gateway.s3.xml import document, element, text_of
+from gateway.s3.headers import towards_client, towards_origin, without
+from gateway.s3.xml import text_of
+from gateway.s3.xml_writer import document, element
 from gateway.writeback.flushing.asking import Asking, asking
 from gateway.writeback.journal.records import Base, Fixed, Profile, Upload
 

@@ -22,10 +22,10 @@ from gateway.operations.reply import Answer, Reply
 from gateway.origin.client import OriginRequest, Purpose
 from gateway.s3.addressing import parse_copy_source
 from gateway.s3.checksums import ALGORITHMS
+from gateway.s3.conditions import is_md5_etag, unquote
 from gateway.s3.error_codes import s3_error
-from gateway.s3.etags import is_md5_etag, unquote
-from gateway.s3.forwarding import without
-from gateway.s3.xml_reader import error_code_of, text_of
+from gateway.s3.headers import without
+from gateway.s3.xml import error_code_of, text_of
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal.records import Part, Upload
 

@@ -16,10 +16,10 @@ from gateway.operations.payload import Payload, announced_bytes, receive_payload
 from gateway.operations.reply import Reply
 from gateway.origin.client import OriginResponse, StreamedBody
 from gateway.s3.checksums import ALGORITHMS, PREFIX
+from gateway.s3.conditions import is_md5_etag, unquote
 from gateway.s3.error_codes import s3_error
-from gateway.s3.etags import is_md5_etag, unquote
-from gateway.s3.forwarding import towards_client, without
-from gateway.s3.xml_reader import error_code_of
+from gateway.s3.headers import towards_client, without
+from gateway.s3.xml import error_code_of
 from gateway.writeback.bounds.bounds import Bound
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal.records import Part, Upload

@@ -19,7 +19,7 @@ from gateway.operations.absorbing.through import written_through
 from gateway.operations.exchange import Exchange
 from gateway.operations.passthrough import forward_write
 from gateway.operations.reply import Reply
-from gateway.s3.forwarding import towards_origin
+from gateway.s3.headers import towards_origin
 from gateway.writeback.journal.records import Base, Fixed, PendingObject, Profile
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from gateway.errors import S3Error
 from gateway.operations.exchange import Exchange
 from gateway.origin.client import OriginRequest
+from gateway.s3.checksums import upload_checksum_type
 from gateway.s3.error_codes import s3_error
-from gateway.s3.multipart_checksums import upload_checksum_type
 from gateway.s3.xml import part_number
 from gateway.writeback.journal.records import Upload
 

@@ -36,16 +36,10 @@ from gateway.operations.exchange import Exchange
 from gateway.operations.payload import receive_document
 from gateway.operations.reply import Reply
 from gateway.operations.visibility import changed_by, with_invalidation
+from gateway.s3.conditions import format_iso_date, unquote
 from gateway.s3.error_codes import s3_error
-from gateway.s3.etags import unquote
-from gateway.s3.http_dates import format_iso_date
-from gateway.s3.xml import (
-    COMPLETE_SIZE_BYTES_MAX,
-    CompletedPart,
-    document,
-    element,
-    parse_complete_multipart_upload,
-)
+from gateway.s3.xml import COMPLETE_SIZE_BYTES_MAX, CompletedPart, parse_complete_multipart_upload
+from gateway.s3.xml_writer import document, element
 from gateway.writeback.journal.records import Ended, Part, PendingObject, Upload
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import httptools
 
-from gateway.s3.forwarding import HOP_BY_HOP
+from gateway.s3.headers import HOP_BY_HOP
 
 HEAD_BYTES_MAX = 64 * 1024
 HEAD_END = b"\r\n\r\n"

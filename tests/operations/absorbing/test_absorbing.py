@@ -14,7 +14,7 @@ import pytest
 
 from gateway.operations.absorbing.barrier import PATIENCE_SECONDS
 from gateway.s3.requests import Operation
-from gateway.s3.xml_reader import text_of
+from gateway.s3.xml import text_of
 from gateway.writeback.journal.records import State
 from tests.support.absorbing import PART_BYTES, SLOTS, Client, eventually, with_client
 from tests.support.asgi import call

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.s3.requests import Operation
-from gateway.s3.xml_reader import text_of
+from gateway.s3.xml import text_of
 from tests.support.absorbing import PART_BYTES, Client, with_client
 
 SOURCE = {"x-amz-copy-source": "/bucket/back/a"}

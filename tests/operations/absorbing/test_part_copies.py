@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from gateway.s3.requests import Operation
-from gateway.s3.xml_reader import text_of
+from gateway.s3.xml import text_of
 from tests.support.absorbing import PART_BYTES, Client, with_client
 from tests.support.asgi import Answer as Got
 from tests.support.memory_origin.faults import Answer, Unreachable, on

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix, Slot
-from gateway.s3.xml_reader import text_of
+from gateway.s3.xml import text_of
 from tests.origin.origins import xml
 from tests.support.absorbing import Client, with_client
 from tests.support.asgi import Answer
