@@ -17,8 +17,7 @@ from gateway.clock import Clock, SystemClock
 from gateway.config import Settings
 from gateway.counting import WorkerMetrics
 from gateway.edge.asgi import S3App
-from gateway.edge.authentication import Authenticator
-from gateway.edge.keyring import ConfiguredKeyring, Key, Keyring, OriginKeyring
+from gateway.edge.authentication import Authenticator, ConfiguredKeyring, Key, Keyring, OriginKeyring
 from gateway.heartbeats import BACKGROUND_PROCESS
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.indexes import Indexes, IndexPlan
@@ -31,7 +30,7 @@ from gateway.metadata.opening import ANSWERS, disbelieve
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.metering import origin_meter
-from gateway.operations.exchange import Services
+from gateway.operations.context import Services
 from gateway.operations.origin_events import OriginEvents
 from gateway.origin.client import Origin
 from gateway.origin.credentials import ChainCredentials, KeyPair, OriginCredentials, StaticCredentials

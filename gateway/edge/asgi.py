@@ -31,9 +31,8 @@ from gateway.edge.server.cycle import RESPONSE
 from gateway.edge.server.first_step import in_task
 from gateway.edge.server.receiving import RECEIVE_INTO
 from gateway.errors import ClientDisconnected, S3Error
-from gateway.operations.exchange import Exchange, Services
+from gateway.operations.context import Answer, Exchange, Reply, Services
 from gateway.operations.passthrough import READ_METHODS
-from gateway.operations.reply import Answer, Reply
 from gateway.operations.router import perform
 from gateway.origin.client import ACCOUNT
 from gateway.policy.slots import Slot

@@ -9,7 +9,7 @@ from typing import Any
 from gateway.edge.request_record import CountedBody
 from gateway.edge.server.receiving import BodyDrain, ReceiveThreads
 from gateway.errors import ClientDisconnected
-from gateway.operations.request_body import Sink
+from gateway.operations.context import Sink
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 ReceiveInto = Callable[[Sink], Awaitable[None]]

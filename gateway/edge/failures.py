@@ -13,7 +13,7 @@ from gateway.errors import (
     OutcomeUnknown,
     S3Error,
 )
-from gateway.operations.reply import Reply
+from gateway.operations.context import Reply
 from gateway.rate_limited_log import RateLimitedLog
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.headers import towards_client

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import orjson
 
-from gateway.operations.reply import Reply
+from gateway.operations.context import Reply
 from gateway.s3.requests import S3Request
 from gateway.s3.xml_writer import document, element
 

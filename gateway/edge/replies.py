@@ -10,7 +10,7 @@ from gateway.edge.request_record import RequestRecord
 from gateway.edge.server.cycle import LENT, RESPONSE, SPAN, ZERO_COPY
 from gateway.edge.server.response_head import Response
 from gateway.objects import BodyStream, FileSpan, HeldSpan, LentBytes
-from gateway.operations.reply import CacheLabel, Reply
+from gateway.operations.context import CacheLabel, Reply
 
 COPIED_BYTES = 64 * 1024
 """What is sent at once of lent bytes where `LENT` is not to be had: a client that reads slowly keeps a copy of it."""

@@ -7,7 +7,7 @@ import os
 import time
 from typing import Protocol
 
-from gateway.operations.request_body import RequestBody
+from gateway.operations.context import RequestBody
 
 CLIENT_LEFT = "client-left"
 BROKEN_OFF = "broken-off"

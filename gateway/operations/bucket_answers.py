@@ -15,11 +15,9 @@ from gateway.errors import OriginUnreachable
 from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, Answer, Question
 from gateway.metadata.entries import ObservedAt
 from gateway.objects import BodyStream
-from gateway.operations.exchange import Exchange
-from gateway.operations.passthrough import forward, no_body, onward_request, streamed_reply
+from gateway.operations.context import Exchange, Reply
+from gateway.operations.passthrough import forward, is_plain, no_body, onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_payload
-from gateway.operations.plain import is_plain
-from gateway.operations.reply import Reply
 from gateway.operations.versions import wants_revalidation
 from gateway.origin.client import OriginResponse
 from gateway.s3.headers import towards_client, without

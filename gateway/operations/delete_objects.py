@@ -11,10 +11,9 @@ from gateway.errors import OriginBodyError
 from gateway.objects import ObjectKey
 from gateway.operations.absorbing.deleting import Buried, bury_pending
 from gateway.operations.absorbing.through import deleted_through
-from gateway.operations.exchange import Exchange
+from gateway.operations.context import Exchange, Reply
 from gateway.operations.passthrough import forward_write, onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document
-from gateway.operations.reply import Reply
 from gateway.operations.visibility import changed_keys, with_invalidation
 from gateway.policy.access import refusal_of_write
 from gateway.s3.headers import towards_client, towards_origin, without

@@ -15,8 +15,7 @@ from gateway.metadata.listing.index import Found, NeedsLookup
 from gateway.metadata.listing.pages import END, ListRequest, Page, prefix_end
 from gateway.metadata.listing.ranges import Bound, bound_of
 from gateway.metadata.listing.records import contents_xml, encoded, with_template
-from gateway.operations.exchange import Exchange
-from gateway.operations.joined import forward_joined
+from gateway.operations.context import Answer, Exchange, Reply
 from gateway.operations.list_sources import (
     BucketSource,
     Entry,
@@ -29,8 +28,7 @@ from gateway.operations.list_sources import (
     parts,
 )
 from gateway.operations.merged_page import ListSource, MergedPage
-from gateway.operations.plain import is_plain
-from gateway.operations.reply import Answer, Reply
+from gateway.operations.passthrough import forward_joined, is_plain
 from gateway.s3.error_codes import s3_error
 from gateway.s3.list_objects import ListPlace, ListQuery, decode_token, list_document, list_query
 from gateway.s3.list_result import EntryTemplate

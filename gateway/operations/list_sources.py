@@ -20,7 +20,7 @@ from gateway.metadata.listing.pages import END, ListRequest, Page, key_successor
 from gateway.metadata.listing.ranges import Bound
 from gateway.metadata.listing.records import numbered, pack, template_of, templates_of
 from gateway.metadata.snapshots.registry import OpenSnapshot, unusable
-from gateway.operations.exchange import Exchange
+from gateway.operations.context import Exchange
 from gateway.operations.merged_page import Kind, Row, Rows
 from gateway.operations.versions import wants_revalidation
 from gateway.origin.client import OriginRequest, OriginResponse

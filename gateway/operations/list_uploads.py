@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from gateway.errors import OriginAnswered, OriginBodyError
 from gateway.metadata.listing.pages import ListRequest, key_successor, prefix_end
 from gateway.objects import ObjectKey
-from gateway.operations.exchange import Exchange
+from gateway.operations.context import Exchange, Reply
 from gateway.operations.list_sources import before
 from gateway.operations.merged_page import Kind, ListSource, MergedPage, Row, Rows
-from gateway.operations.reply import Reply
 from gateway.origin.client import OriginRequest
 from gateway.s3.conditions import format_iso_date
 from gateway.s3.upload_list import (

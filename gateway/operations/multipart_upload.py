@@ -13,10 +13,9 @@ from collections.abc import AsyncIterator
 
 from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
 from gateway.objects import BodyStream
-from gateway.operations.exchange import Exchange
+from gateway.operations.context import Exchange, Reply
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document
-from gateway.operations.reply import Reply
 from gateway.operations.visibility import changed_by, with_invalidation
 from gateway.origin.client import OriginResponse, StreamedBody
 from gateway.s3.conditions import multipart_etag

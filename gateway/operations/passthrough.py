@@ -1,17 +1,53 @@
-"""Forwarding: the request goes to the origin re-signed and otherwise unchanged, the answer comes back as it is."""
+"""Forwarding: the request goes to the origin re-signed and otherwise unchanged, the answer comes back as it is.
+
+`is_plain` tells which questions about a bucket need not be forwarded. Identical HEAD and LIST requests share a call
+(metadata/joined_calls.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
 
 from gateway.objects import BodyStream
-from gateway.operations.exchange import Exchange
+from gateway.operations.context import CacheLabel, Exchange, Reply
 from gateway.operations.payload import Payload, receive_payload
-from gateway.operations.reply import CacheLabel, Reply
 from gateway.operations.visibility import changed_by, with_invalidation
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.s3.headers import towards_client, towards_origin, without
+from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX
 from gateway.s3.presigned import strip_signature_parameters
+from gateway.s3.requests import S3Request
+
+_CHANGES_NOTHING = frozenset(
+    {
+        "x-amz-api-version",
+        "x-amz-content-sha256",
+        "x-amz-date",
+        "x-amz-security-token",
+        "x-amz-user-agent",
+        "x-amzn-trace-id",
+        "x-forebay-hop",
+    }
+)
+"""Headers beginning with `x-` that no origin answers differently for; every other one is the origin's to judge."""
+
+
+def is_plain(request: S3Request, *, besides: frozenset[str] = frozenset()) -> bool:
+    """Whether method, bucket and query are all there is to it, but for the headers `besides`.
+
+    What has a body is for the origin.
+    """
+    if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
+        return False
+    return not any(_is_judged_by_the_origin(name) for name in request.headers if name not in besides)
+
+
+def _is_judged_by_the_origin(header: str) -> bool:
+    if header in ("origin", "range") or header.startswith("if-"):
+        return True  # the bucket's CORS rules, and conditions that servers take seriously or not
+    return header.startswith("x-") and header not in _CHANGES_NOTHING
+
 
 READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -86,3 +122,66 @@ async def no_body() -> BodyStream:
     """The body of an answer that is a head only, whatever its Content-Length says."""
     return
     yield b""
+
+
+_OF_ONE_CALLER = frozenset(
+    {
+        "amz-sdk-invocation-id",
+        "amz-sdk-request",
+        "traceparent",
+        "tracestate",
+        "user-agent",
+        "x-amz-user-agent",
+        "x-amzn-trace-id",
+    }
+)
+"""Headers that say who asks, or how often, and change no answer."""
+
+
+class _Answer(NamedTuple):
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+async def forward_joined(exchange: Exchange) -> Reply:
+    """As `forward`, for a request that changes nothing and whose answer is small."""
+    payload = await receive_payload(exchange)
+    request = onward_request(exchange, payload)
+    if payload.body:
+        response = await exchange.services.origin.send(request)
+        return streamed_reply(response, head_only=exchange.request.method == "HEAD")
+
+    async def send() -> _Answer | None:
+        return await _ask(exchange, request)
+
+    answer = await exchange.services.catalog.joined_calls.ask(_question(request), send)
+    if answer is None:
+        return await forward(exchange)
+    if request.method == "HEAD" or answer.status in (204, 304):
+        return Reply(answer.status, answer.headers, no_body(), "forwarded")
+    return Reply(answer.status, without(answer.headers, "content-length"), answer.body, "forwarded")
+
+
+def _question(request: OriginRequest) -> Hashable:
+    """Everything that may change the answer. The origin is asked with the gateway's own rights, whoever calls."""
+    headers = frozenset(item for item in request.headers.items() if item[0] not in _OF_ONE_CALLER)
+    return request.method, request.bucket, request.key, tuple(request.query), headers
+
+
+async def _ask(exchange: Exchange, request: OriginRequest) -> _Answer | None:
+    """None where the answer is too long to be held, or is meant for one client: then each asks for himself."""
+    async with await exchange.services.origin.send(request) as response:
+        headers = towards_client(response.headers)
+        if "set-cookie" in response.headers:
+            return None
+        if request.method == "HEAD" or response.status in (204, 304):
+            return _Answer(response.status, headers, b"")
+        with exchange.services.buffers.holding() as held:
+            document = bytearray()
+            async for piece in response.stream():
+                held.grow(len(piece))
+                document += piece
+                if len(document) > PAGE_SIZE_BYTES_MAX:
+                    return None
+            return _Answer(response.status, headers, bytes(document))

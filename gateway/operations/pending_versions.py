@@ -15,7 +15,7 @@ from gateway.blocks.reading.reader import Outcome
 from gateway.errors import OriginAnswered, OriginBodyError
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead
 from gateway.objects import BodyStream, ByteRange, ObjectVersion
-from gateway.operations.exchange import Exchange
+from gateway.operations.context import Exchange
 from gateway.operations.versions import CurrentVersions, asks_for_more, judged_by_the_origin
 from gateway.s3.checksums import PREFIX
 from gateway.s3.conditions import format_http_date

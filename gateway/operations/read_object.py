@@ -20,9 +20,8 @@ from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
 from gateway.metadata.catalog import ObjectHead
 from gateway.objects import BodyStream, ByteRange
 from gateway.operations import unpinned_get
-from gateway.operations.exchange import Exchange
+from gateway.operations.context import Answer, CacheLabel, Exchange, Reply
 from gateway.operations.passthrough import no_body
-from gateway.operations.reply import Answer, CacheLabel, Reply
 from gateway.operations.unpinned_get import Refused
 from gateway.operations.versions import VersionSource, vary_headers
 from gateway.s3.conditions import content_range, evaluate_read, if_range_holds, parse_range

@@ -20,24 +20,16 @@ from gateway.operations.absorbing.eligible import may_be_deleted_here
 from gateway.operations.absorbing.part_copy import absorb_part_copy
 from gateway.operations.absorbing.put import absorb_put
 from gateway.operations.absorbing.through import CHANGES_NO_OBJECT, written_through
-from gateway.operations.absorbing.uploads import (
-    absorb_abort,
-    absorb_complete,
-    absorb_part,
-    absorbed_parts,
-    is_known,
-)
+from gateway.operations.absorbing.uploads import absorb_abort, absorb_complete, absorb_part, absorbed_parts, is_known
 from gateway.operations.bucket_answers import bucket_answer
+from gateway.operations.context import Answer, Exchange, Reply
 from gateway.operations.delete_objects import delete_objects
-from gateway.operations.exchange import Exchange
 from gateway.operations.list_objects import list_objects, may_be_merged
 from gateway.operations.list_uploads import list_uploads, may_concern_uploads
 from gateway.operations.multipart_upload import complete_multipart_upload
-from gateway.operations.passthrough import READ_METHODS, forward, forward_write
+from gateway.operations.passthrough import READ_METHODS, forward, forward_write, is_plain
 from gateway.operations.pending_versions import PendingVersions, is_answered_here
-from gateway.operations.plain import is_plain
 from gateway.operations.read_object import get_object, head_object
-from gateway.operations.reply import Answer, Reply
 from gateway.operations.snapshot_versions import SnapshotVersions, frozen_source, pin_source
 from gateway.operations.versions import CurrentVersions, VersionSource
 from gateway.policy.slots import Slot

@@ -14,11 +14,10 @@ from gateway.errors import OriginAnswered, OriginBodyError, OriginError, OriginU
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_down, is_plainly_asked
 from gateway.metadata.snapshots.registry import OpenSnapshot, SnapshotObject
 from gateway.objects import ByteRange, ObjectKey
-from gateway.operations.exchange import Exchange
+from gateway.operations.context import Exchange, Reply
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
 from gateway.operations.read_object import is_not_modified
-from gateway.operations.reply import Reply
 from gateway.operations.versions import (
     VersionReader,
     asks_for_more_than_bytes,

@@ -14,7 +14,7 @@ from gateway.errors import OriginAnswered, OriginBodyError
 from gateway.metadata.catalog import CHECKSUM_MODE
 from gateway.metadata.entries import ObjectHead, object_head_of_get
 from gateway.objects import ByteRange, ObjectKey
-from gateway.operations.exchange import Exchange
+from gateway.operations.context import Exchange
 from gateway.operations.versions import vary_headers
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.s3.conditions import first_and_last

@@ -17,11 +17,9 @@ from gateway.blocks.reading.reader import Outcome
 from gateway.errors import OriginAnswered, OriginBodyError, OriginError
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_remembered
 from gateway.objects import BodyStream, ByteRange, HeldSpan
-from gateway.operations.exchange import Exchange
-from gateway.operations.joined import forward_joined
-from gateway.operations.passthrough import forward, onward_request, streamed_reply
+from gateway.operations.context import Exchange, Reply
+from gateway.operations.passthrough import forward, forward_joined, onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
-from gateway.operations.reply import Reply
 from gateway.operations.visibility import changed_by, invalidate
 from gateway.s3.conditions import is_one_range
 from gateway.s3.headers import towards_client, without

@@ -16,8 +16,7 @@ from gateway.errors import OriginAnswered, S3Error
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.listing.dirty_keys import OwnWrite
 from gateway.objects import BodyStream, HeldSpan, ObjectKey
-from gateway.operations.exchange import Exchange
-from gateway.operations.reply import Closable, Reply
+from gateway.operations.context import Closable, Exchange, Reply
 from gateway.origin.retry import may_be_done
 from gateway.policy.slots import Slots
 

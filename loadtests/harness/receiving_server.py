@@ -24,7 +24,7 @@ from typing import Any, cast
 from gateway.edge.body import AsgiRequestBody
 from gateway.edge.server.receiving import RECEIVE_INTO
 from gateway.edge.server.s3_server import Receive, S3Server, Scope, Send
-from gateway.operations.exchange import Exchange
+from gateway.operations.context import Exchange
 from gateway.operations.payload import receive_verified
 from gateway.s3.requests import parse_request
 from loadtests.harness import machine

@@ -17,7 +17,7 @@ from gateway.edge.asgi import S3App
 from gateway.edge.request_record import BROKEN_OFF, CLIENT_LEFT
 from gateway.errors import ClientDisconnected, OriginUnreachable
 from gateway.objects import BodyStream
-from gateway.operations.reply import Reply
+from gateway.operations.context import Reply
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation

@@ -10,7 +10,7 @@ from typing import Any
 from gateway.edge.replies import COPIED_BYTES, send_reply
 from gateway.edge.request_record import RequestRecord
 from gateway.objects import BodyStream, LentBytes
-from gateway.operations.reply import Reply
+from gateway.operations.context import Reply
 
 CONTENT = os.urandom(3 * COPIED_BYTES + 5)
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import S3Error
-from gateway.operations.buffers import BUFFERED_SIZE_BYTES_MAX_TOTAL, WAIT_SECONDS_MAX, Buffers
+from gateway.operations.context import BUFFERED_SIZE_BYTES_MAX_TOTAL, WAIT_SECONDS_MAX, Buffers
 from gateway.operations.payload import BUFFERED_GRACE_SECONDS, BUFFERED_SIZE_BYTES_MAX
 from gateway.policy.access import Grant
 from gateway.policy.slots import Prefix, Slot

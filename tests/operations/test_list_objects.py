@@ -18,7 +18,7 @@ from gateway.metadata.joined_calls import JoinedCalls
 from gateway.metadata.listing.pages import END, ListRequest, Page, SortedKeys, key_successor, prefix_end
 from gateway.metadata.listing.ranges import Bound
 from gateway.metadata.listing.records import numbered, unpack
-from gateway.operations.buffers import Buffers
+from gateway.operations.context import Buffers
 from gateway.operations.list_objects import page_of
 from gateway.operations.list_sources import (
     Entry,

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.operations.incoming import PUT_SIZE_BYTES_MAX
-from gateway.operations.payload import BUFFERED_SIZE_BYTES_MAX
+from gateway.operations.payload import BUFFERED_SIZE_BYTES_MAX, PUT_SIZE_BYTES_MAX
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import GatewayApp, gateway_app
 

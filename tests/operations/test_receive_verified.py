@@ -17,11 +17,14 @@ from hypothesis import strategies as st
 
 from gateway.clock import SystemClock
 from gateway.errors import ClientDisconnected, S3Error
-from gateway.operations.buffers import Buffers
-from gateway.operations.exchange import Exchange
-from gateway.operations.incoming import PUT_SIZE_BYTES_MAX
-from gateway.operations.payload import BUFFERED_SIZE_BYTES_MAX, Received, receive_payload, receive_verified
-from gateway.operations.request_body import Sink
+from gateway.operations.context import Buffers, Exchange, Sink
+from gateway.operations.payload import (
+    BUFFERED_SIZE_BYTES_MAX,
+    PUT_SIZE_BYTES_MAX,
+    Received,
+    receive_payload,
+    receive_verified,
+)
 from gateway.origin.client import StreamedBody
 from gateway.s3.checksums import ALGORITHMS, Checksum
 from gateway.s3.requests import parse_request

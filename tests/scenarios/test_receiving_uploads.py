@@ -17,9 +17,8 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from gateway.edge.server.s3_server import TlsFiles
-from gateway.operations.exchange import Exchange
+from gateway.operations.context import Exchange, Reply
 from gateway.operations.payload import receive_verified
-from gateway.operations.reply import Reply
 from gateway.s3.error_codes import s3_error
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY, call
 from tests.support.gateway_app import gateway_app

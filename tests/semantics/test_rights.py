@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.edge.keyring import OriginKeyring
+from gateway.edge.authentication import OriginKeyring
 from gateway.origin.credentials import KeyPair
 from gateway.policy.access import Grant
 from gateway.policy.slots import Prefix, Slot

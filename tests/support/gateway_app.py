@@ -12,14 +12,13 @@ from gateway.blocks.settings import BlockSettings
 from gateway.clock import Clock, SystemClock
 from gateway.counting import CacheMetrics, CatalogMetrics, SmallAnswerMetrics, SnapshotMetrics
 from gateway.edge.asgi import S3App, SilentRequestObserver
-from gateway.edge.authentication import Authenticator
-from gateway.edge.keyring import ConfiguredKeyring, Key, Keyring
+from gateway.edge.authentication import Authenticator, ConfiguredKeyring, Key, Keyring
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
-from gateway.operations.exchange import Services
+from gateway.operations.context import Services
 from gateway.origin.client import Origin
 from gateway.policy.access import EVERYTHING, Grant
 from gateway.policy.slots import Slot, Slots

@@ -12,7 +12,7 @@ from gateway.edge.body import AsgiRequestBody
 from gateway.edge.server.receiving import RECEIVE_INTO
 from gateway.edge.server.s3_server import Receive, Scope, Send
 from gateway.errors import S3Error
-from gateway.operations.request_body import Sink
+from gateway.operations.context import Sink
 
 
 class Collector:

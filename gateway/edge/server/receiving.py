@@ -20,7 +20,7 @@ from typing import ParamSpec, TypeVar
 
 from gateway.edge.server.cycle import RequestCycle
 from gateway.errors import ClientDisconnected
-from gateway.operations.request_body import Sink
+from gateway.operations.context import Sink
 
 BUFFER_BYTES = 1024 * 1024
 """Measured: as good as 4 MiB, and better than 256 KiB (docs/decisions/0020-receiving-uploads.md)."""

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from gateway.errors import S3Error
-from gateway.operations.exchange import Exchange
+from gateway.operations.context import Exchange
 from gateway.operations.payload import announced_bytes
 from gateway.s3.error_codes import s3_error
 from gateway.writeback.bounds.bounds import Bound

@@ -10,7 +10,7 @@ from gateway import cancellation
 from gateway.errors import BufferUnavailable, S3Error
 from gateway.metadata.listing.pages import END, key_successor, prefix_end
 from gateway.objects import ObjectKey
-from gateway.operations.exchange import Exchange
+from gateway.operations.context import Exchange
 from gateway.s3.error_codes import s3_error
 from gateway.writeback.journal.records import State
 

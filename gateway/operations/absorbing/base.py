@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
-from gateway.operations.exchange import Exchange
+from gateway.operations.context import Exchange
 from gateway.writeback.journal.records import Base
 
 if TYPE_CHECKING:

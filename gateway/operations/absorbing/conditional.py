@@ -19,7 +19,7 @@ from gateway.operations.absorbing.barrier import flushed
 from gateway.operations.absorbing.completion import Completion
 from gateway.operations.absorbing.eligible import is_condition
 from gateway.operations.absorbing.staging import unavailable
-from gateway.operations.exchange import Exchange
+from gateway.operations.context import Exchange
 from gateway.s3.conditions import unquote
 from gateway.s3.error_codes import CODES, s3_error
 from gateway.writeback.flushing.asking import asking

@@ -16,9 +16,8 @@ from gateway.operations.absorbing.admission import leaves_to_the_origin
 from gateway.operations.absorbing.base import base_asked, base_now
 from gateway.operations.absorbing.eligible import check_metadata, fixed_headers, is_foreseen
 from gateway.operations.absorbing.staging import unavailable
-from gateway.operations.exchange import Exchange
+from gateway.operations.context import Exchange, Reply
 from gateway.operations.payload import receive_payload
-from gateway.operations.reply import Reply
 from gateway.s3.addressing import parse_copy_source
 from gateway.s3.conditions import check_copy_source, format_iso_date
 from gateway.s3.error_codes import s3_error

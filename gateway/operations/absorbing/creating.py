@@ -24,10 +24,9 @@ from gateway.operations.absorbing.eligible import (
     names_encryption,
 )
 from gateway.operations.absorbing.staging import unavailable
-from gateway.operations.exchange import Exchange
+from gateway.operations.context import Exchange, Reply
 from gateway.operations.passthrough import onward_request
 from gateway.operations.payload import receive_payload
-from gateway.operations.reply import Reply
 from gateway.origin.retry import may_be_done
 from gateway.s3.headers import towards_client, towards_origin, without
 from gateway.s3.xml import text_of

@@ -16,8 +16,7 @@ from gateway.objects import ObjectKey
 from gateway.operations.absorbing.barrier import PATIENCE_SECONDS, flushed, settled
 from gateway.operations.absorbing.eligible import may_be_deleted_here
 from gateway.operations.absorbing.staging import unavailable
-from gateway.operations.exchange import Exchange
-from gateway.operations.reply import Reply
+from gateway.operations.context import Exchange, Reply
 from gateway.s3.xml import DeleteEntry, DeleteError
 from gateway.writeback.journal.records import Base, Fixed, PendingObject
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gateway.clock import Clock
 from gateway.errors import BufferUnavailable
 from gateway.objects import BodyStream, HeldSpan, ObjectKey
-from gateway.operations.reply import Closable, Reply
+from gateway.operations.context import Closable, Reply
 from gateway.s3.results import RESULT_SIZE_BYTES_MAX, etag_of_result, says_nothing_yet
 from gateway.writeback.journal.records import OwnDoing
 

@@ -17,8 +17,7 @@ from gateway.operations.absorbing.part_through import may_be_on_its_way
 from gateway.operations.absorbing.patient import with_retries
 from gateway.operations.absorbing.staging import store_part
 from gateway.operations.absorbing.upload_requests import number_of_part, upload_of
-from gateway.operations.exchange import Exchange
-from gateway.operations.reply import Answer, Reply
+from gateway.operations.context import Answer, Exchange, Reply
 from gateway.origin.client import OriginRequest, Purpose
 from gateway.s3.addressing import parse_copy_source
 from gateway.s3.checksums import ALGORITHMS

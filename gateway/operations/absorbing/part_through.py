@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import OriginUnreachable, S3Error
 from gateway.operations.absorbing.admission import slow_down, tell_through
-from gateway.operations.exchange import Exchange
+from gateway.operations.context import Exchange, Reply
 from gateway.operations.passthrough import onward_request
 from gateway.operations.payload import Payload, announced_bytes, receive_payload
-from gateway.operations.reply import Reply
 from gateway.origin.client import OriginResponse, StreamedBody
 from gateway.s3.checksums import ALGORITHMS, PREFIX
 from gateway.s3.conditions import is_md5_etag, unquote

@@ -13,7 +13,7 @@ from typing import Any
 from gateway.clock import Clock
 from gateway.errors import ForebayError, S3Error
 from gateway.objects import BodyStream
-from gateway.operations.reply import Reply
+from gateway.operations.context import Reply
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.xml_writer import PROLOG
 

@@ -16,9 +16,8 @@ from gateway.operations.absorbing.base import base_asked, base_now
 from gateway.operations.absorbing.eligible import check_metadata, fixed_headers, makes_md5_etags, may_be_absorbed
 from gateway.operations.absorbing.staging import stage_body, unavailable
 from gateway.operations.absorbing.through import written_through
-from gateway.operations.exchange import Exchange
+from gateway.operations.context import Exchange, Reply
 from gateway.operations.passthrough import forward_write
-from gateway.operations.reply import Reply
 from gateway.s3.headers import towards_origin
 from gateway.writeback.journal.records import Base, Fixed, PendingObject, Profile
 

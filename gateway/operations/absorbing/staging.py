@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, S3Error
 from gateway.operations.absorbing.upload_requests import no_such_upload
-from gateway.operations.exchange import Exchange
+from gateway.operations.context import Exchange
 from gateway.operations.payload import receive_verified
 from gateway.s3.checksums import PREFIX
 from gateway.s3.error_codes import s3_error

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from gateway.errors import BufferUnavailable
 from gateway.objects import ObjectKey
 from gateway.operations.absorbing.outcome import Outcome, told_by_document
-from gateway.operations.exchange import Exchange
-from gateway.operations.reply import Reply
+from gateway.operations.context import Exchange, Reply
 from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import OwnDoing
 

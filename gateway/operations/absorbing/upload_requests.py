@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.errors import S3Error
-from gateway.operations.exchange import Exchange
+from gateway.operations.context import Exchange
 from gateway.origin.client import OriginRequest
 from gateway.s3.checksums import upload_checksum_type
 from gateway.s3.error_codes import s3_error

@@ -32,9 +32,8 @@ from gateway.operations.absorbing.upload_requests import (
     number_of_part,
     upload_of,
 )
-from gateway.operations.exchange import Exchange
+from gateway.operations.context import Exchange, Reply
 from gateway.operations.payload import receive_document
-from gateway.operations.reply import Reply
 from gateway.operations.visibility import changed_by, with_invalidation
 from gateway.s3.conditions import format_iso_date, unquote
 from gateway.s3.error_codes import s3_error

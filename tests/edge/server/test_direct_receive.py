@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.edge.server.receiving import BUFFER_BYTES, SHARE_BYTES, DirectReceive, ReadBatch, ReceiveThreads, readable
-from gateway.operations.request_body import Sink
+from gateway.operations.context import Sink
 
 Pair = tuple[socket.socket, socket.socket]
 

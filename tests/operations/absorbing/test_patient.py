@@ -11,7 +11,7 @@ import pytest
 
 from gateway.errors import BufferUnavailable, ForebayError
 from gateway.operations.absorbing.patient import QUIET_SECONDS, with_retries
-from gateway.operations.reply import Reply
+from gateway.operations.context import Reply
 from gateway.s3.error_codes import s3_error
 from gateway.s3.xml_writer import document, element
 from tests.support.manual_clock import ManualClock
