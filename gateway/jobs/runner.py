@@ -273,9 +273,16 @@ class Jobs:
 
 
 async def _tried(message: str | None, work: Callable[P, None], *arguments: P.args, **options: P.kwargs) -> bool:
-    """Whether `work` in a thread came to its end; if not, `message` is logged, where there is one."""
+    """Whether `work` in a thread came to its end; if not, `message` is logged, where there is one.
+
+    Who is cancelled waits for that end, or what comes next could be overwritten by it.
+    """
+    running = asyncio.ensure_future(asyncio.to_thread(work, *arguments, **options))
     try:
-        await asyncio.to_thread(work, *arguments, **options)
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        raise
     except Exception as error:  # noqa: BLE001 - no failure of the disk may keep a job from its end
         if message is not None:
             _log.warning(message, error=str(error), exc_info=not isinstance(error, (ForebayError, OSError)))

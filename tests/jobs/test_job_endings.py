@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from gateway.blocks.cache import BlockCache
 from gateway.errors import StoreUnavailable
 from gateway.jobs import store as store_module
-from gateway.jobs.job import JobKind, JobState
+from gateway.jobs.job import Job, JobKind, JobState
 from gateway.jobs.runner import ENDED_KEPT, RUNNING_MAX
 from gateway.jobs.store import JobStore
 from gateway.jobs.worklist import BadManifest
@@ -22,7 +23,7 @@ from gateway.s3.requests import Operation
 from tests.support.blocks import BUCKET, TestClock, make_origin, stored, until
 from tests.support.indexing import pages_without_end
 from tests.support.jobs import job_bench
-from tests.support.memory_origin.faults import Answer, on
+from tests.support.memory_origin.faults import Answer, Hold, on
 
 PREFIX = f"s3://{BUCKET}/data/"
 
@@ -59,6 +60,40 @@ class ShortWaits(TestClock):
 async def manifest_of(*keys: str) -> AsyncIterator[bytes]:
     for key in keys:
         yield f"s3://{BUCKET}/data/{key}\n".encode()
+
+
+def test_a_late_write_of_progress_does_not_overwrite_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that still writes how far the job was ends before the job's end is written."""
+    original, begun, may_end = JobStore.save, threading.Event(), threading.Event()
+    saved: list[JobState] = []
+
+    def slow(store: JobStore, job: Job) -> None:
+        if job.state is JobState.RUNNING and saved:
+            begun.set()
+            assert may_end.wait(60)
+        original(store, job)
+        saved.append(job.state)
+
+    monkeypatch.setattr(JobStore, "save", slow)
+
+    async def scenario() -> None:
+        origin = make_origin()
+        stored(origin, "data/0000", 1000)
+        held = asyncio.Event()
+        origin.inject(on(Operation.GET_OBJECT), Hold(held))
+        async with job_bench(tmp_path, origin, clock=ShortWaits()) as bench:
+            job = await bench.jobs.start_listed(JobKind.WARM, manifest_of("0000"))
+            await until(begun.is_set)
+            held.set()
+            for _ in range(100):
+                await asyncio.sleep(0.001)  # the end is written now, if nothing waits
+            may_end.set()
+            assert (await bench.ended(job)).state is JobState.DONE
+            await until(lambda: JobState.DONE in saved)
+            await until(lambda: [one.state for one in bench.store.load()] == [JobState.DONE])
+        assert saved[-1] is JobState.DONE
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=["OSError", "StoreUnavailable"])
