@@ -245,8 +245,9 @@ class _Files(Collector):
     def collect(self) -> Iterable[Family]:
         helps = {metric.name.removesuffix("_total"): metric.help for metric in DECLARED}
         for _ in range(_READS_MAX):
-            files = [str(path) for path in self._directory.glob("*.db")]
             try:
+                # One that a process is just making is empty.
+                files = [str(path) for path in self._directory.glob("*.db") if path.stat().st_size]
                 found: list[Family] = list(MultiProcessCollector.merge(files))  # type: ignore[no-untyped-call]
                 for family in found:
                     family.documentation = helps.get(family.name, "")
