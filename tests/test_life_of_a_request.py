@@ -1,0 +1,163 @@
+"""docs/life-of-a-request.md walks the way of a request; how many files that way leads through does not grow."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+
+from gateway.app import s3_application
+from tests.support.prepared_process import PreparedProcess
+from tests.support.serving import serving
+from tests.support.settings import load
+from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY
+from tests.support.visited_files import Visits, Watch
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+DOCUMENT = REPOSITORY / "docs" / "life-of-a-request.md"
+KEY = ("caller", "a-secret-of-the-caller")
+BUCKET = "bucket"
+OBJECT_BYTES = 3_000_000
+
+CONFIGURATION = """
+[origin]
+endpoint_url = "{origin}"
+access_key_id = "{access_key_id}"
+secret_access_key = "{secret}"
+[cache]
+directory = "{directory}/cache"
+capacity = "1GiB"
+persistent = true
+[[slots]]
+name = "data"
+prefix = "s3://bucket/data/"
+consistency = "immutable"
+[[slots]]
+name = "back"
+prefix = "s3://bucket/back/"
+write = "back"
+buffer = "256MiB"
+[[credentials]]
+access_key_id = "caller"
+secret_access_key = "a-secret-of-the-caller"
+allow = ["s3://"]
+"""
+
+
+@dataclass(frozen=True)
+class World:
+    """A gateway in this process, its origin in another."""
+
+    watch: Watch
+    client: Any
+    origin: Any
+
+    async def call(self, name: str, **parameters: Any) -> Any:
+        return await asyncio.to_thread(lambda: getattr(self.client, name)(Bucket=BUCKET, **parameters))
+
+    async def read(self, key: str, **parameters: Any) -> bytes:
+        found = await self.call("get_object", Key=key, **parameters)
+        content: bytes = await asyncio.to_thread(found["Body"].read)
+        return content
+
+    async def visits(self, ask: Callable[[], Any]) -> Visits:
+        """What one request runs, less what runs anyhow."""
+        with self.watch.visits() as idle:
+            await asyncio.sleep(1.2)
+        with self.watch.visits() as found:
+            await ask()
+            await asyncio.sleep(0.1)  # what goes on behind the answer
+        found.functions -= idle.functions
+        return found
+
+
+@contextmanager
+def an_origin() -> Iterator[str]:
+    process = PreparedProcess(["tests.support.strict_origin", "--bucket", BUCKET], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().split()[0]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def client_of(url: str, key: tuple[str, str]) -> Any:
+    return boto3.client(
+        "s3",
+        endpoint_url=url,
+        region_name="us-east-1",
+        aws_access_key_id=key[0],
+        aws_secret_access_key=key[1],
+        config=Config(retries={"max_attempts": 1}, request_checksum_calculation="when_required"),
+    )
+
+
+@asynccontextmanager
+async def a_world(tmp_path: Path) -> AsyncIterator[World]:
+    with an_origin() as url:
+        filled = CONFIGURATION.format(
+            origin=url, access_key_id=ACCESS_KEY_ID, secret=SECRET_ACCESS_KEY, directory=tmp_path
+        )
+        watch = Watch()
+        try:
+            settings = load(tmp_path, filled).settings
+            async with (
+                s3_application(settings, worker=0, instance_id="0123456789abcdef") as app,
+                serving(app) as running,
+            ):
+                gateway = f"http://127.0.0.1:{running.port}"
+                yield World(watch, client_of(gateway, KEY), client_of(url, (ACCESS_KEY_ID, SECRET_ACCESS_KEY)))
+        finally:
+            watch.close()
+
+
+@pytest.mark.slow
+def test_the_way_of_a_request_does_not_grow(tmp_path: Path) -> None:
+    """In files below `gateway/`, with write-back configured; periodic work left aside."""
+
+    async def scenario() -> dict[str, int]:
+        async with a_world(tmp_path) as world:
+            for number in range(3):
+                content = bytes(OBJECT_BYTES)
+                await asyncio.to_thread(world.origin.put_object, Bucket=BUCKET, Key=f"data/{number}", Body=content)
+            for _ in range(3):
+                assert len(await world.read("data/0")) == OBJECT_BYTES
+            await world.read("data/1", Range="bytes=10-1000000")  # what is imported at the first time
+            warm = await world.visits(lambda: world.read("data/0"))
+            cold = await world.visits(lambda: world.read("data/2", Range="bytes=1000000-2000000"))
+            await world.call("put_object", Key="back/first", Body=b"1")
+            upload = (await world.call("create_multipart_upload", Key="back/large"))["UploadId"]
+
+            async def part(number: int) -> None:
+                await world.call(
+                    "upload_part", Key="back/large", UploadId=upload, PartNumber=number, Body=bytes(6_000_000)
+                )
+
+            await part(1)
+            return {
+                "warm GET": len(warm.files),
+                "cold GET": len(cold.files),
+                "part upload": len((await world.visits(lambda: part(2))).files),
+            }
+
+    visited = asyncio.run(scenario())
+    assert visited["warm GET"] <= 47
+    assert visited["cold GET"] <= 86
+    assert visited["part upload"] <= 50
+
+
+def test_the_walk_names_files_that_are_there() -> None:
+    """Every `path.py` in the document, below `gateway/`."""
+    named = re.findall(r"`([a-z_0-9/]+\.py)`", DOCUMENT.read_text(encoding="utf-8"))
+    assert len(named) > 30
+    assert [name for name in named if not (REPOSITORY / "gateway" / name).exists()] == []
