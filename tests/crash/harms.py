@@ -6,14 +6,18 @@ under way from sending them, so they are done while no response is. BY_NAME harm
 
 from __future__ import annotations
 
-import fcntl
 import os
 import random
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from gateway.blocks.filling.fetch_locks import FILE_BYTES
+from gateway.heartbeats import PROCESSES_MAX
+
 PAGE_BYTES = 4096
+_COUNT = struct.Struct("Q")
 
 Harm: TypeAlias = Callable[[random.Random, Sequence[Path]], Sequence[Path]]
 """Does it to one of these files, or two, and gives them. FileNotFoundError when one has gone meanwhile."""
@@ -114,19 +118,21 @@ def drop_from_memory(path: Path) -> None:
         os.close(descriptor)
 
 
-def is_being_filled(path: Path) -> bool:
-    """Whether a living process writes this file: it holds a lock on it until the block is in the index."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+class RunningFetches:
+    """How many blocks the processes of a gateway fetch just now: each says so in a table that they share."""
+
+    def __init__(self, worker_pid: int) -> None:
+        maps = Path(f"/proc/{worker_pid}/maps").read_text(encoding="utf-8").splitlines()
+        tables = {line.split(maxsplit=5)[5] for line in maps if line.endswith("/fetch-locks")}
+        assert len(tables) == 1, f"one table of fetch locks was expected, these are mapped: {tables}"
+        self._table = os.open(tables.pop(), os.O_RDONLY)
+
+    def __call__(self) -> int:
+        counts = os.pread(self._table, PROCESSES_MAX * _COUNT.size, FILE_BYTES - PROCESSES_MAX * _COUNT.size)
+        return sum(count for (count,) in _COUNT.iter_unpack(counts))
+
+    def close(self) -> None:
+        os.close(self._table)
 
 
 def _overwrite_page(rng: random.Random, files: Sequence[Path], content: bytes) -> Sequence[Path]:

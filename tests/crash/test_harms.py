@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.crash.harms import BY_NAME, IN_PLACE, Harm, drop_from_memory, is_being_filled
+from tests.crash.harms import BY_NAME, IN_PLACE, Harm, RunningFetches, drop_from_memory
 from tests.scenarios.races import reading
 from tests.scenarios.races.caller import Caller
 from tests.scenarios.races.contents import Value
@@ -120,11 +120,13 @@ class Readings:
 class Ground:
     """What readers and harmers share."""
 
-    def __init__(self, world: World, url: str, directory: Path) -> None:
+    def __init__(self, world: World, url: str, directory: Path, running_fetches: RunningFetches) -> None:
+        self._running_fetches = running_fetches
         self.world = world
         self.url = url
         self.done: Counter[str] = Counter()
         self.over = False
+        self.fetches_awaited = 0
         self._readings = Readings()
         self._directory = directory / "blocks"
 
@@ -142,28 +144,29 @@ class Ground:
         async with self._readings.alone():
             if rng.random() < 0.5:
                 await self._leave_fills_behind(caller, rng)
-            harmed = [path for _ in range(rng.randint(1, AT_ONCE_MAX)) for path in self._do(rng, IN_PLACE)]
-            # Who joins a fill in the process that leads it gets what that has just written, as it lies in memory: the
-            # file is held against its checksums by those who come when the fill is over.
-            await until(lambda: not any(is_being_filled(path) for path in harmed))
+            for _ in range(rng.randint(1, AT_ONCE_MAX)):
+                self._do(rng, IN_PLACE)
+            # Who joins a fetch in the process that leads it gets what that has just written, as it lies in memory: the
+            # file is held against its checksums by those who come when the fetch is over.
+            self.fetches_awaited += self._running_fetches()
+            await until(lambda: not self._running_fetches())
 
     async def _leave_fills_behind(self, caller: Caller, rng: random.Random) -> None:
         for key in rng.sample(list(OBJECTS), k=LEAVERS):
             await reading.leave_early(self.world, caller, rng, key)
 
-    def _do(self, rng: random.Random, harms: list[Harm]) -> Sequence[Path]:
-        """One harm, to a file that is being filled when there is one and chance wants it; gives what it was done to."""
+    def _do(self, rng: random.Random, harms: list[Harm]) -> None:
+        """One harm, to a file that is being filled when there is one and chance wants it."""
         harm, files = rng.choice(harms), self._files(partial=rng.random() < 0.4)
         if not files:
-            return []
+            return
         try:
             harmed = harm(rng, files)
         except FileNotFoundError:  # published, evicted or dropped by now
-            return files
+            return
         self.done[f"{harm.__name__} {'fill' if 'partial' in harmed[0].parts else 'block'}"] += 1
         if rng.random() < 0.5:
             self._drop_from_memory(harmed)
-        return harmed
 
     def _drop_from_memory(self, files: Sequence[Path]) -> None:
         for path in files:
@@ -211,8 +214,11 @@ def test_1_4_harmed_files_reach_no_reader(running: tuple[GatewayProcess, StrictO
     """1.4, 8.2 Whatever is done to the files: no wrong byte, and no read fails, for the origin can serve."""
     gateway, origin = running
     print(f"replay with FOREBAY_HARM_SEED={SEED} FOREBAY_HARMS={HARMS}")
-    ground = Ground(world_of(origin), gateway.s3_url, gateway.directory)
-    with gateway.explaining():
+    worker_pid = gateway.worker_pids()[0]
+    assert worker_pid is not None
+    running_fetches = RunningFetches(worker_pid)
+    ground = Ground(world_of(origin), gateway.s3_url, gateway.directory, running_fetches)
+    with closing(running_fetches), gateway.explaining():
         asyncio.run(harm_and_read(ground))
     print(f"{ground.harms} harms: {dict(sorted(ground.done.items()))}, {dict(sorted(ground.world.counts.items()))}")
     assert ground.world.counts["broken reads"] == 0
@@ -220,3 +226,4 @@ def test_1_4_harmed_files_reach_no_reader(running: tuple[GatewayProcess, StrictO
     for outcome in ("cache hit", "cache partial", "cache miss"):
         assert ground.world.counts[outcome] > HARMS // 50, f"hardly any {outcome}: this run shows little"
     assert sum(count for what, count in ground.done.items() if what.endswith(" fill")) > HARMS // 50
+    assert ground.fetches_awaited, "no fetch ran when files were harmed: is the table of locks another one now?"

@@ -309,7 +309,7 @@ class RequestCycle:
             return None
         try:
             if isinstance(body, FileSpan):
-                rest = self.writer.begin_file(body, more_body=False)
+                rest = self.writer.begin_file(body, more_body=False, is_fresh=not self._has_waited)
             else:
                 self.writer.write_whole(body)
         finally:

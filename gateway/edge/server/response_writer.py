@@ -87,7 +87,7 @@ class ResponseWriter:
         if self._framing is not None and self._framing.chunked and span.count:
             self._transport.write(b"\r\n" if more_body else b"\r\n0\r\n\r\n")
 
-    def begin_file(self, span: FileSpan, *, more_body: bool, is_fresh: bool = True) -> Sender | None:
+    def begin_file(self, span: FileSpan, *, more_body: bool, is_fresh: bool) -> Sender | None:
         """Give the kernel what it takes of a file now; what is left is for `finish`. `is_fresh` is of FileSender.
 
         Raises as `write_bytes` and `FileSender.push` do.

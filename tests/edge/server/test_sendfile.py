@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from gateway.edge.server.cycle import SPAN, ZERO_COPY
+from gateway.edge.server.cycle import RESPONSE, SPAN, ZERO_COPY
+from gateway.edge.server.response_head import Response
 from gateway.edge.server.senders import FileSender
 from gateway.errors import BlockDamaged, ClientDisconnected
 from gateway.objects import FileSpan
@@ -155,7 +156,10 @@ def test_a_connection_lost_when_bytes_were_found_missing_ends_the_sender(line: L
     asyncio.run(scenario())
 
 
-def test_a_span_behind_an_answer_that_is_still_queued_is_checked_before_its_first_byte(line: Line) -> None:
+@pytest.mark.parametrize("is_whole", [True, False], ids=["whole response", "file in a stream"])
+def test_a_span_behind_an_answer_that_is_still_queued_is_checked_before_its_first_byte(
+    line: Line, is_whole: bool
+) -> None:
     """1.4 The head waits for the connection, too; the file gives other bytes by the time it is out."""
     line.path.write_bytes(bytes(SIZE_BYTES))
     pages, waits = Pages(0, CONTENT), asyncio.Event()
@@ -167,6 +171,9 @@ def test_a_span_behind_an_answer_that_is_still_queued_is_checked_before_its_firs
         waits.set()
         span = FileSpan(line.descriptor, 0, SIZE_BYTES, pages)
         length = [(b"content-length", b"%d" % SIZE_BYTES)]
+        if is_whole:
+            await send({"type": RESPONSE, "response": Response(200, length, b"", span)})
+            return
         await send({"type": "http.response.start", "status": 200, "headers": length})
         await send({"type": ZERO_COPY, "file": line.descriptor, SPAN: span})
 
