@@ -22,14 +22,19 @@ from structlog.typing import FilteringBoundLogger
 from gateway import cancellation
 from gateway.edge.authentication import Authenticator, Caller
 from gateway.edge.authorisation import authorise
-from gateway.edge.body import Receive, request_body
 from gateway.edge.failures import reply_to
 from gateway.edge.foreign_services import foreign_service_reply
-from gateway.edge.replies import send_reply, whole_response
-from gateway.edge.request_record import BROKEN_OFF, CLIENT_LEFT, RequestRecord
-from gateway.edge.server.cycle import RESPONSE
-from gateway.edge.server.first_step import in_task
-from gateway.edge.server.receiving import RECEIVE_INTO
+from gateway.edge.messages import (
+    BROKEN_OFF,
+    CLIENT_LEFT,
+    Receive,
+    RequestRecord,
+    request_body,
+    send_reply,
+    whole_response,
+)
+from gateway.edge.server.cycle import RESPONSE, in_task
+from gateway.edge.server.request_body import RECEIVE_INTO
 from gateway.errors import ClientDisconnected, S3Error
 from gateway.operations.context import Answer, Exchange, Reply, Services
 from gateway.operations.passthrough import READ_METHODS

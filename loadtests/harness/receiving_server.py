@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from gateway.edge.body import AsgiRequestBody
-from gateway.edge.server.receiving import RECEIVE_INTO
+from gateway.edge.messages import AsgiRequestBody
+from gateway.edge.server.request_body import RECEIVE_INTO
 from gateway.edge.server.s3_server import Receive, S3Server, Scope, Send
 from gateway.operations.context import Exchange
 from gateway.operations.payload import receive_verified

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.clock import SystemClock
 from gateway.edge.asgi import S3App
-from gateway.edge.request_record import BROKEN_OFF, CLIENT_LEFT
+from gateway.edge.messages import BROKEN_OFF, CLIENT_LEFT
 from gateway.errors import ClientDisconnected, OriginUnreachable
 from gateway.objects import BodyStream
 from gateway.operations.context import Reply

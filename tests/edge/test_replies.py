@@ -7,8 +7,7 @@ import os
 from collections.abc import MutableMapping
 from typing import Any
 
-from gateway.edge.replies import COPIED_BYTES, send_reply
-from gateway.edge.request_record import RequestRecord
+from gateway.edge.messages import COPIED_BYTES, RequestRecord, send_reply
 from gateway.objects import BodyStream, LentBytes
 from gateway.operations.context import Reply
 

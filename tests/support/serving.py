@@ -12,7 +12,7 @@ from typing import Any
 
 from gateway.clock import Clock
 from gateway.edge.server.limits import ServerLimits
-from gateway.edge.server.receiving import ReceiveThreads
+from gateway.edge.server.request_body import ReceiveThreads
 from gateway.edge.server.s3_server import ASGIApp, S3Server, TlsFiles
 
 PATIENCE_SECONDS = 60.0

@@ -30,11 +30,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gateway.clock import Clock, SystemClock
-from gateway.edge.server.cycle import LENT, RESPONSE, ZERO_COPY, RequestCycle
-from gateway.edge.server.first_step import step
+from gateway.edge.server.cycle import LENT, RESPONSE, ZERO_COPY, RequestCycle, step
 from gateway.edge.server.limits import ServerLimits
-from gateway.edge.server.receiving import RECEIVE_INTO, ReceiveThreads, Receiving, readable
-from gateway.edge.server.request_body import NO_BODY, BodyQueue
+from gateway.edge.server.request_body import NO_BODY, RECEIVE_INTO, BodyQueue, ReceiveThreads, Receiving, readable
 from gateway.edge.server.request_head import (
     HEAD_END,
     HeadParser,
@@ -43,8 +41,7 @@ from gateway.edge.server.request_head import (
     connection_scope,
     request_scope,
 )
-from gateway.edge.server.response_head import refusal_bytes, too_many_connections
-from gateway.edge.server.response_writer import WriteWatch
+from gateway.edge.server.response import WriteWatch, refusal_bytes, too_many_connections
 from gateway.edge.server.server_state import S3ServerState
 from gateway.errors import S3Error
 from gateway.s3.error_codes import s3_error

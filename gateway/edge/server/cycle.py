@@ -14,6 +14,11 @@ Beyond ASGI there are (docs/decisions/0024-one-application-protocol.md):
 - `SPAN`, in a zerocopysend message: the FileSpan, which can tell whether its bytes are still those that were checked;
 - `LENT`, a message with `bytes` that are a LentBytes: the connection takes as many as go out at once, and more follows;
 - `RECEIVE_INTO`, in the scope (receiving.py), and `forebay.authority` (connection.py).
+
+Most of what a cache answers, it can answer at once, and a task with its turn of the event loop costs as much as half of
+such an answer. So the server takes the first step of the application itself (`step`), in the call that brought the
+request. An application must not do there what needs a task (`asyncio.timeout`, `asyncio.current_task`): it awaits
+`in_task` before. In any other server that does nothing.
 """
 
 from __future__ import annotations
@@ -23,17 +28,15 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, MutableMapping
 from contextlib import contextmanager
+from types import coroutine as awaitable_generator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway import cancellation
-from gateway.edge.server.first_step import in_task
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.request_body import BodyQueue
-from gateway.edge.server.response_head import Response, refusal, response_head
-from gateway.edge.server.response_writer import ResponseWriter
-from gateway.edge.server.senders import Sender
+from gateway.edge.server.response import Response, ResponseWriter, Sender, refusal, response_head
 from gateway.edge.server.server_state import S3ServerState
 from gateway.errors import ClientDisconnected
 from gateway.objects import FileSpan
@@ -41,6 +44,54 @@ from gateway.s3.error_codes import s3_error
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.flow_control import FlowControl
+
+_TASK_WANTED: Any = object()
+
+
+@awaitable_generator
+def in_task() -> Generator[Any, None, None]:
+    """Go on in a task."""
+    if asyncio.current_task() is None:
+        yield _TASK_WANTED
+
+
+def step(running: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
+    """Take the first step; the rest of it, for a task, where it is not over. It raises what the step raises."""
+    try:
+        return _Rest(running, running.send(None))
+    except StopIteration:
+        return None
+    except Exception as error:  # noqa: BLE001 - for whoever awaits the rest
+        return _raised(error)
+
+
+async def _raised(error: Exception) -> None:
+    raise error
+
+
+class _Rest:
+    """A coroutine from where it waits for something. (`await` does not take one that has begun.)"""
+
+    def __init__(self, running: Coroutine[Any, Any, None], waited_for: Any) -> None:
+        self._running = running
+        self._waited_for = waited_for
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        waited_for, running = self._waited_for, self._running
+        go_on: Callable[[Any], Any]
+        while True:
+            value: Any = None
+            go_on = running.send
+            try:
+                if waited_for is not _TASK_WANTED:
+                    value = yield waited_for
+            except BaseException as error:  # noqa: BLE001 - it is the coroutine's
+                value, go_on = error, running.throw
+            try:
+                waited_for = go_on(value)
+            except StopIteration:
+                return
+
 
 Message = MutableMapping[str, Any]
 

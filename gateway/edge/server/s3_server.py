@@ -26,8 +26,8 @@ from gateway.clock import Clock, SystemClock
 from gateway.edge.server.connection import S3Protocol
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.listener import Listener
-from gateway.edge.server.receiving import ReceiveThreads
-from gateway.edge.server.response_head import not_encrypted, too_many_connections
+from gateway.edge.server.request_body import ReceiveThreads
+from gateway.edge.server.response import not_encrypted, too_many_connections
 from gateway.edge.server.server_state import S3ServerState
 from gateway.errors import S3Error, StartupError
 

@@ -12,7 +12,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.edge.server.receiving import BUFFER_BYTES, SHARE_BYTES, DirectReceive, ReadBatch, ReceiveThreads, readable
+from gateway.edge.server.request_body import (
+    BUFFER_BYTES,
+    SHARE_BYTES,
+    DirectReceive,
+    ReadBatch,
+    ReceiveThreads,
+    readable,
+)
 from gateway.operations.context import Sink
 
 Pair = tuple[socket.socket, socket.socket]

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from gateway.edge.server.cycle import RESPONSE
-from gateway.edge.server.first_step import in_task, step
-from gateway.edge.server.response_head import Response
+from gateway.edge.server.cycle import RESPONSE, in_task, step
+from gateway.edge.server.response import Response
 from gateway.edge.server.s3_server import Receive, Scope, Send
 from gateway.errors import BlockDamaged, ClientDisconnected
 from gateway.objects import FileSpan

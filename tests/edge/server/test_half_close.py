@@ -8,7 +8,7 @@ import os
 import pytest
 
 from gateway import cancellation
-from gateway.edge.server.first_step import in_task
+from gateway.edge.server.cycle import in_task
 from gateway.edge.server.s3_server import Message, Receive, Scope, Send
 from tests.edge.server.apps import read_body, respond
 from tests.support.serving import request, serving

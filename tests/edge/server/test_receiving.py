@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from gateway.edge.server.limits import ServerLimits
-from gateway.edge.server.receiving import BUFFER_BYTES, DIRECT_BYTES_MIN, ReceiveThreads
+from gateway.edge.server.request_body import BUFFER_BYTES, DIRECT_BYTES_MIN, ReceiveThreads
 from gateway.edge.server.s3_server import TlsFiles
 from gateway.errors import ClientDisconnected
 from gateway.s3.error_codes import s3_error

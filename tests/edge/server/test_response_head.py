@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.edge.server.response_head import response_head
+from gateway.edge.server.response import response_head
 
 
 def test_a_length_that_is_handed_on_is_the_content_length() -> None:

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.edge.server.cycle import RESPONSE, SPAN, ZERO_COPY
-from gateway.edge.server.response_head import Response
-from gateway.edge.server.senders import FileSender
+from gateway.edge.server.response import FileSender, Response
 from gateway.errors import BlockDamaged, ClientDisconnected
 from gateway.objects import FileSpan
 from tests.edge.server.apps import respond

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gateway.edge.server.cycle import RESPONSE
-from gateway.edge.server.response_head import Response
+from gateway.edge.server.response import Response
 from gateway.edge.server.s3_server import ASGIApp, Receive, Scope, Send
 from tests.edge.server.apps import echo, file_app, mirror, respond, unread
 from tests.support.manual_clock import ManualClock

@@ -1,16 +1,178 @@
-"""Sending a Reply: the head, then bytes, or file spans that never pass through this process's memory."""
+"""What the application and its server tell each other about one request, as ASGI messages: the body of the request that
+comes in (`request_body`), the response that goes out (`send_reply`), and the record of it for metrics and log.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
+import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
-from gateway.edge.request_record import RequestRecord
 from gateway.edge.server.cycle import LENT, RESPONSE, SPAN, ZERO_COPY
-from gateway.edge.server.response_head import Response
+from gateway.edge.server.request_body import BodyDrain, ReceiveThreads
+from gateway.edge.server.response import Response
+from gateway.errors import ClientDisconnected
 from gateway.objects import BodyStream, FileSpan, HeldSpan, LentBytes
-from gateway.operations.context import CacheLabel, Reply
+from gateway.operations.context import CacheLabel, Reply, RequestBody, Sink
+
+CLIENT_LEFT = "client-left"
+BROKEN_OFF = "broken-off"
+"""Ends without a status: the client left before its answer was complete, or the answer failed behind its head."""
+
+NO_SLOT = "none"
+"""The slot of requests that were refused before it was looked up."""
+
+_numbers = itertools.count(int.from_bytes(os.urandom(8), "big"))
+_SPREAD = 0x9E3779B97F4A7C15
+"""2**64 over the golden ratio, odd: multiplied by it, no two of 2**64 numbers in a row give the same id."""
+
+
+class CountedBody(RequestBody, Protocol):
+    """A request body that knows how much of it was read."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole body has been read; if not, the connection cannot carry another request."""
+
+    @property
+    def received_bytes(self) -> int: ...
+
+
+class RequestRecord:
+    """See the module. `body` is None until the head has told how long it is."""
+
+    __slots__ = (
+        "body",
+        "cache",
+        "operation",
+        "raw_path",
+        "request_id",
+        "sent_bytes",
+        "slot",
+        "started",
+        "status",
+        "waits",
+    )
+
+    def __init__(self, raw_path: bytes) -> None:
+        self.raw_path = raw_path
+        self.body: CountedBody | None = None
+        self.waits = False
+        self.request_id = _next_request_id()
+        self.operation = "Unknown"
+        self.slot = NO_SLOT
+        self.status = BROKEN_OFF
+        self.started = time.perf_counter()
+        self.sent_bytes = 0
+        self.cache: str | None = None
+
+    @property
+    def path(self) -> str:
+        return self.raw_path.decode("latin-1")
+
+    @property
+    def body_complete(self) -> bool:
+        """Whether the connection can carry another request. A head that could not be parsed settles nothing."""
+        return self.body is not None and self.body.complete
+
+
+def _next_request_id() -> str:
+    """16 hexadecimal digits, another for every request: a system call for each would cost more than all the rest."""
+    return "%016X" % (next(_numbers) * _SPREAD & 0xFFFFFFFFFFFFFFFF)
+
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+ReceiveInto = Callable[[Sink], Awaitable[None]]
+
+
+class NoBody:
+    """The body of a request that is known to have none."""
+
+    length_bytes = 0
+    complete = True
+    received_bytes = 0
+
+    async def read(self) -> bytes:
+        return b""
+
+    async def receive(self, sink: Sink) -> None:
+        return
+
+
+NO_BODY = NoBody()
+
+
+def request_body(headers: Mapping[str, str], receive: Receive, receive_into: ReceiveInto | None) -> CountedBody:
+    """The body of a request with these headers."""
+    if "content-length" not in headers and "transfer-encoding" not in headers:
+        return NO_BODY
+    return AsgiRequestBody(receive, headers, receive_into)
+
+
+class AsgiRequestBody:
+    """Reads `http.request` events. The first read makes the server answer `Expect: 100-continue`.
+
+    `receive_into` is what our own server offers beside them (server/receiving.py).
+    """
+
+    def __init__(self, receive: Receive, headers: Mapping[str, str], receive_into: ReceiveInto | None = None) -> None:
+        self._receive = receive
+        self._receive_into = receive_into or self._read_into
+        length = headers.get("content-length", "")
+        self._length_bytes = int(length) if length.isdecimal() else None
+        if self._length_bytes is None and "transfer-encoding" not in headers:
+            self._length_bytes = 0
+        self._complete = self._length_bytes == 0
+        self.received_bytes = 0
+
+    @property
+    def length_bytes(self) -> int | None:
+        return self._length_bytes
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole body has been read; if not, the connection cannot carry another request."""
+        return self._complete
+
+    async def read(self) -> bytes:
+        piece = await self._next()
+        self.received_bytes += len(piece)
+        return piece
+
+    async def receive(self, sink: Sink) -> None:
+        def counted(data: memoryview) -> None:
+            self.received_bytes += len(data)
+            sink(data)
+
+        if not self._complete:
+            await self._receive_into(counted)
+            self._complete = True
+
+    async def _next(self) -> bytes:
+        while not self._complete:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnected("the client left before its request was complete")
+            self._complete = not message.get("more_body", False)
+            body: bytes = message.get("body", b"")
+            if body:
+                return body
+        return b""
+
+    async def _read_into(self, sink: Sink) -> None:
+        """For servers that offer no better way."""
+        while piece := await self._next():
+            drain = BodyDrain([piece], sink)
+            await _shared_threads().run(drain.stop, drain.run)
+
+
+@functools.cache
+def _shared_threads() -> ReceiveThreads:
+    return ReceiveThreads()
+
 
 COPIED_BYTES = 64 * 1024
 """What is sent at once of lent bytes where `LENT` is not to be had: a client that reads slowly keeps a copy of it."""
