@@ -32,15 +32,14 @@ from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.metering import origin_meter
 from gateway.operations.context import Services
 from gateway.operations.origin_events import OriginEvents
+from gateway.origin.breaker import SilenceBoard
 from gateway.origin.client import Origin
-from gateway.origin.credentials import ChainCredentials, KeyPair, OriginCredentials, StaticCredentials
 from gateway.origin.own_key import OwnKeyOrigin
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
-from gateway.origin.silence_board import SilenceBoard
+from gateway.origin.signing import ChainCredentials, KeyPair, OriginCredentials, StaticCredentials
 from gateway.origin.traffic_meter import MeteredOrigin
-from gateway.policy.access import Grant
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Grant, Prefix, Slot, Slots
 from gateway.writeback.desk.desk import NoDesk, WritebackDesk
 from gateway.writeback.flushing.telling import Teller
 

@@ -10,9 +10,9 @@ from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.files.watching import FileWatcher
 from gateway.blocks.filling.large_block_fetch import LargeBlockFetcher
+from gateway.blocks.filling.origin_gets import UnpinnedGets
 from gateway.blocks.filling.single_flight import Fetchers, SingleFlight
 from gateway.blocks.filling.small_block_fetch import GroupCommitWriter, SegmentAppender, SmallBlockFetcher
-from gateway.blocks.filling.unpinned_get import UnpinnedGets
 from gateway.blocks.maintenance.disk_health import CircuitBreaker, DirectoryProbe
 from gateway.blocks.maintenance.opening import OpenDirectory
 from gateway.blocks.reading.sources import AheadMarks, ReadDependencies

@@ -17,7 +17,7 @@ from gateway.blocks import layout
 from gateway.blocks.assembly import Parts, assemble
 from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.filling.hard_link_ingest import OfferedFile, describe
-from gateway.blocks.filling.unpinned_get import UnpinnedGet, UnpinnedResponse
+from gateway.blocks.filling.origin_gets import UnpinnedGet, UnpinnedResponse
 from gateway.blocks.index.index import Usage
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.blocks.maintenance.index_rebuild import rebuild
@@ -25,8 +25,8 @@ from gateway.blocks.maintenance.maintenance import Maintenance
 from gateway.blocks.maintenance.opening import open_directory
 from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
 from gateway.blocks.reading import reader, sub_blocks
-from gateway.blocks.reading.fast_path import WarmSpan, arrived, warm_span
 from gateway.blocks.reading.reader import RangeReader
+from gateway.blocks.reading.sources import WarmSpan, arrived, warm_span
 from gateway.blocks.settings import BlockSettings
 from gateway.clock import Clock
 from gateway.counting import CacheMetrics

@@ -7,8 +7,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.filling.pinned_get import PinnedGet
-from gateway.blocks.filling.unpinned_get import UnpinnedResponse
+from gateway.blocks.filling.origin_gets import PinnedGet, UnpinnedResponse
 from gateway.blocks.reading.reader import Outcome, RangeReader
 from gateway.blocks.reading.sources import OriginSource
 from gateway.clock import Clock

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from gateway.clock import Clock
 from gateway.errors import S3Error
-from gateway.policy.access import EVERYTHING, Grant
+from gateway.policy.slots import EVERYTHING, Grant
 from gateway.s3.error_codes import s3_error
 from gateway.s3.presigned import (
     parse_presigned_v2,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from gateway.policy.access import (
+from gateway.policy.slots import (
     Grant,
+    Slots,
     refusal_of_any_write,
     refusal_of_bucket_operation,
     refusal_of_listing,
@@ -13,7 +14,6 @@ from gateway.policy.access import (
     refusal_of_unknown_writes,
     refusal_of_write,
 )
-from gateway.policy.slots import Slots
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import Operation, S3Request, parse_copy_source
 

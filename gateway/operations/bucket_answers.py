@@ -18,7 +18,7 @@ from gateway.objects import BodyStream
 from gateway.operations.context import Exchange, Reply
 from gateway.operations.passthrough import forward, is_plain, no_body, onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_payload
-from gateway.operations.versions import wants_revalidation
+from gateway.operations.read_object import wants_revalidation
 from gateway.origin.client import OriginResponse
 from gateway.s3.headers import towards_client, without
 from gateway.s3.requests import BUCKET_SETTINGS, Operation, S3Request

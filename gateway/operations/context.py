@@ -25,8 +25,7 @@ from gateway.metadata.catalog import Catalog
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.objects import BodyStream, HeldSpan, ObjectKey
 from gateway.origin.client import Origin
-from gateway.policy.access import Grant
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import Grant, Slot, Slots
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import NO_HEADERS, EncodedHeaders
 from gateway.s3.requests import S3Request

@@ -15,7 +15,7 @@ from gateway.operations.context import Exchange, Reply
 from gateway.operations.passthrough import forward_write, onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document
 from gateway.operations.visibility import changed_keys, with_invalidation
-from gateway.policy.access import refusal_of_write
+from gateway.policy.slots import refusal_of_write
 from gateway.s3.headers import towards_client, towards_origin, without
 from gateway.s3.xml import (
     DELETE_SIZE_BYTES_MAX,

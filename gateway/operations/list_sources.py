@@ -22,7 +22,7 @@ from gateway.metadata.listing.records import numbered, pack, template_of, templa
 from gateway.metadata.snapshots.registry import OpenSnapshot, unusable
 from gateway.operations.context import Exchange
 from gateway.operations.merged_page import Kind, Row, Rows
-from gateway.operations.versions import wants_revalidation
+from gateway.operations.read_object import wants_revalidation
 from gateway.origin.client import OriginRequest, OriginResponse
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.checksums import upload_checksum_type

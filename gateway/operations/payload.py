@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from gateway.operations.context import Exchange, Sink
 from gateway.origin.client import UNSIGNED_PAYLOAD, StreamedBody
 from gateway.s3.aws_chunked import AwsChunkedDecoder
-from gateway.s3.canonical import PayloadMode, payload_mode
 from gateway.s3.checksums import BodyVerifier
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import Operation, S3Request
-from gateway.s3.signature_v4 import SeedSignature
+from gateway.s3.signature_v4 import PayloadMode, SeedSignature, payload_mode
 
 PUT_SIZE_BYTES_MAX = 5 * 1024**3
 """S3's limit for PutObject and UploadPart."""

@@ -10,13 +10,13 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gateway.blocks.filling.unpinned_get import UnpinnedResponse
+from gateway.blocks.filling.origin_gets import UnpinnedResponse
 from gateway.blocks.reading.reader import Outcome
 from gateway.errors import OriginAnswered, OriginBodyError
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead
 from gateway.objects import BodyStream, ByteRange, ObjectVersion
 from gateway.operations.context import Exchange
-from gateway.operations.versions import CurrentVersions, asks_for_more, judged_by_the_origin
+from gateway.operations.read_object import CurrentVersions, asks_for_more, judged_by_the_origin
 from gateway.s3.checksums import PREFIX
 from gateway.s3.conditions import format_http_date
 from gateway.s3.error_codes import s3_error

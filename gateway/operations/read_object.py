@@ -1,9 +1,17 @@
 """GetObject and HeadObject (S3 API, pages of those names): the data path.
 
-    which version? (versions.py) → may it be served? → which bytes? → blocks on disk, fetched when they are missing
+    which version? → may it be served? → which bytes? → blocks on disk, fetched when they are missing
 
-What is known, fresh and in memory is answered in the call itself; the rest is waited for.
-Of an object of which nothing is known, the origin gives version and bytes in one answer (unpinned_get.py).
+Who names the version is made for one request:
+
+    CurrentVersions    the catalog, within the bound of the key's slot, else the origin (here)
+    SnapshotVersions   the snapshot that freezes the slot (snapshot_versions.py)
+    PendingVersions    the write-back buffer, before the origin has the object (pending_versions.py)
+
+What is known, fresh and in memory is answered in the call itself; the rest is waited for. Of an object of which nothing
+is known, the origin gives version and first bytes in one answer (`ask_unpinned`). Whatever does not go smoothly there
+is not judged: the usual way, a HEAD first, then finds out what to answer.
+
 A version that changed since it was learned answers 412 to the fetch; then the origin is asked, and all is made again.
 Once the first byte is out, a change can only end the connection: bytes of two versions are never mixed.
 """
@@ -14,19 +22,387 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
-from gateway.blocks.filling.unpinned_get import UnpinnedResponse
-from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
-from gateway.metadata.catalog import ObjectHead
-from gateway.objects import BodyStream, ByteRange
-from gateway.operations import unpinned_get
+from gateway.blocks.filling.origin_gets import UnpinnedGet, UnpinnedResponse
+from gateway.blocks.reading.reader import Outcome
+from gateway.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
+from gateway.metadata.catalog import CHECKSUM_MODE, is_remembered
+from gateway.metadata.entries import ObjectHead, object_head_of_get
+from gateway.objects import BodyStream, ByteRange, HeldSpan, ObjectKey
 from gateway.operations.context import Answer, CacheLabel, Exchange, Reply
-from gateway.operations.passthrough import no_body
-from gateway.operations.unpinned_get import Refused
-from gateway.operations.versions import VersionSource, vary_headers
-from gateway.s3.conditions import content_range, evaluate_read, if_range_holds, parse_range
+from gateway.operations.passthrough import forward, forward_joined, no_body, onward_request, streamed_reply
+from gateway.operations.payload import receive_payload
+from gateway.operations.visibility import changed_by, invalidate
+from gateway.origin.client import OriginRequest, OriginResponse, Purpose
+from gateway.s3.conditions import (
+    content_range,
+    evaluate_read,
+    first_and_last,
+    if_range_holds,
+    is_one_range,
+    parse_range,
+)
 from gateway.s3.error_codes import s3_error
-from gateway.s3.headers import EncodedHeaders, towards_client
+from gateway.s3.headers import EncodedHeaders, towards_client, without
+from gateway.s3.requests import S3Request
+
+_ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
+
+_ARCHIVED = frozenset({"GLACIER", "DEEP_ARCHIVE"})
+
+_SENT_TO_THE_ORIGIN = frozenset({CHECKSUM_MODE, "x-amz-expected-bucket-owner", "x-amz-request-payer"})
+"""Headers that the origin must judge; they go along with every request made for this one."""
+
+_UNDERSTOOD = _SENT_TO_THE_ORIGIN | {
+    "x-amz-api-version",  # the AWS SDK for C++ says it with every request, and so pyarrow does
+    "x-amz-content-sha256",
+    "x-amz-date",
+    "x-amz-security-token",
+    "x-amz-user-agent",
+    "x-amzn-trace-id",
+}
+
+_COMMON = _UNDERSTOOD | {
+    "accept",
+    "accept-encoding",
+    "amz-sdk-invocation-id",
+    "amz-sdk-request",
+    "authorization",
+    "connection",
+    "host",
+    "range",
+    "user-agent",
+}
+"""What most requests have: set aside at once, so that few names are left to be looked at one by one."""
+
+
+class VersionReader(Protocol):
+    """Gives the bytes of one range of one version."""
+
+    @property
+    def outcome(self) -> Outcome: ...
+
+    def whole(self) -> HeldSpan | None:
+        """All of them, where they lie in one file."""
+
+    def body(self) -> BodyStream:
+        """The bytes in order: all of them, or an exception."""
+
+    def file_failed(self, error: Exception) -> None:
+        """The file that the bytes came from could not be sent."""
+
+    async def aclose(self) -> None:
+        """Idempotent."""
+
+
+class VersionSource(Protocol):
+    """Names the version that one GET or HEAD is answered by, and gives its bytes."""
+
+    @property
+    def exchange(self) -> Exchange: ...
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The request's headers that the origin must judge."""
+
+    def must_forward(self) -> bool:
+        """Whether the request asks for something that only the origin can answer."""
+
+    async def forward(self) -> Reply:
+        """The origin's own answer to the request."""
+
+    def known(self) -> ObjectHead | None:
+        """The version, without asking the origin; None: it must be asked.
+
+        Raises S3Error NoSuchKey, or OriginAnswered 404, for an absence that is known.
+        """
+
+    async def ask(self, *, again: bool = False) -> ObjectHead:
+        """The version, from the origin where nothing else knows it; `again`: what was known is out of date.
+
+        Raises OriginAnswered for every error status, OriginUnreachable, and OriginBodyError.
+        """
+
+    async def stand_in(self, error: OriginError) -> ObjectHead | None:
+        """The version to answer by where `ask` has raised `error`; None: answer `refused`. May raise, to end it."""
+
+    async def refused(self) -> Reply:
+        """What to answer to a GET where the origin names no version."""
+
+    def is_served(self, head: ObjectHead) -> bool:
+        """Whether the bytes of this version may be served from here; else `forward`."""
+
+    def conditions(self) -> dict[str, str]:
+        """The headers of a GET that asks the origin for version and bytes at once."""
+
+    def accept(self, head: ObjectHead, *, with_checksums: bool) -> bool:
+        """Whether such a GET has brought the version that is wanted."""
+
+    async def open(self, head: ObjectHead, byte_range: ByteRange, answer: UnpinnedResponse | None) -> VersionReader:
+        """A reader of its bytes. Raises as `ask` does where the origin does not give them."""
+
+    async def is_outdated(self, head: ObjectHead, error: OriginAnswered | OriginBodyError) -> bool:
+        """Whether `open` failed because `head` is out of date: then it is forgotten, and is to be asked for `again`."""
+
+    def on_cut_body(self, head: ObjectHead) -> Callable[[], Awaitable[None]] | None:
+        """What to call when the origin turns out in the midst of a body not to have the version."""
+
+
+class CurrentVersions:
+    """The version that is current at the origin, as the catalog has it within the bound of the slot."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self.headers = judged_by_the_origin(exchange.request)
+
+    def must_forward(self) -> bool:
+        request = self.exchange.request
+        if request.method == "HEAD":
+            return not is_remembered(self.exchange.slot, self.headers) or asks_for_more_than_head(request)
+        return asks_for_more_than_bytes(request)
+
+    async def forward(self) -> Reply:
+        if self.exchange.request.method == "HEAD":
+            return await forward_joined(self.exchange)
+        return await forward(self.exchange, cache="bypass")
+
+    def known(self) -> ObjectHead | None:
+        exchange = self.exchange
+        if exchange.request.parameter("partNumber") is not None or wants_revalidation(exchange):
+            return None
+        return exchange.services.catalog.remembered(exchange.object_key, exchange.slot, headers=self.headers)
+
+    async def ask(self, *, again: bool = False) -> ObjectHead:
+        exchange = self.exchange
+        catalog, key = exchange.services.catalog, exchange.object_key
+        part_number = exchange.request.parameter("partNumber")
+        if part_number is not None:
+            return await catalog.ask(key, exchange.slot, headers=self.headers, part_number=part_number)
+        look = again or wants_revalidation(exchange)
+        return await catalog.current(key, exchange.slot, headers=self.headers, look=look)
+
+    async def stand_in(self, error: OriginError) -> ObjectHead | None:
+        if not isinstance(error, (OriginAnswered, OriginBodyError)):
+            raise error
+        return None
+
+    async def refused(self) -> Reply:
+        """The origin's own answer to the GET, remembered where it is an absence and the slot allows that.
+
+        HEAD has no error document, and one that makes no sense may still have an object behind it.
+        """
+        exchange = self.exchange
+        key, catalog, slot = exchange.object_key, exchange.services.catalog, exchange.slot
+        if slot.negative_ttl_seconds == 0 or not is_remembered(slot, self.headers):
+            return await self.forward()
+        asked = catalog.now(key)
+        response = await exchange.services.origin.send(onward_request(exchange, await receive_payload(exchange)))
+        if response.status != 404 or "x-amz-delete-marker" in response.headers:
+            return streamed_reply(response, head_only=False, cache="bypass")
+        async with response:
+            document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
+        if b"<Code>NoSuchKey</Code>" in document:
+            catalog.remember_absence(key, slot, asked, named=True)
+        return Reply(404, without(towards_client(response.headers), "content-length"), document, "bypass")
+
+    def is_served(self, head: ObjectHead) -> bool:
+        return is_cacheable(self.exchange.request, head)
+
+    def conditions(self) -> dict[str, str]:
+        return self.headers
+
+    def accept(self, head: ObjectHead, *, with_checksums: bool) -> bool:
+        return True
+
+    async def open(self, head: ObjectHead, byte_range: ByteRange, answer: UnpinnedResponse | None) -> VersionReader:
+        return await open_cached(self.exchange, head, byte_range, self.headers, answer)
+
+    async def is_outdated(self, head: ObjectHead, error: OriginAnswered | OriginBodyError) -> bool:
+        """Of a remembered version every refusal may mean so; of one that the origin has just named, 412 alone."""
+        if isinstance(error, OriginBodyError):
+            is_outdated = head.remembered
+        else:
+            is_outdated = error.status == 412 or (head.remembered and error.status < 500)
+        if is_outdated:
+            await self._forget()
+        return is_outdated
+
+    def on_cut_body(self, head: ObjectHead) -> Callable[[], Awaitable[None]] | None:
+        return self._forget if head.remembered else None
+
+    async def _forget(self) -> None:
+        await invalidate(changed_by(self.exchange))
+        await self.exchange.services.blocks.invalidate(self.exchange.object_key)
+
+
+# What a request asks for
+
+
+def judged_by_the_origin(request: S3Request) -> dict[str, str]:
+    """The headers among `_SENT_TO_THE_ORIGIN`; presigning moves them into the query."""
+    if not request.query and _SENT_TO_THE_ORIGIN.isdisjoint(request.headers):
+        return {}
+    found = {name: value or "" for name, value in request.query if name in _SENT_TO_THE_ORIGIN}
+    found.update((name, value) for name, value in request.headers.items() if name in _SENT_TO_THE_ORIGIN)
+    return found
+
+
+def asks_for_more_than_bytes(request: S3Request) -> bool:
+    """Whether a GET asks for something that the catalog and blocks of the current version cannot know."""
+    asked = request.headers.get("range")
+    if asked is not None and (request.parameter("partNumber") is not None or not is_one_range(asked)):
+        return True
+    return asks_for_more(request)
+
+
+def asks_for_more_than_head(request: S3Request) -> bool:
+    """Whether a HEAD asks for more than the object's metadata: of a part, a range, a version, with other headers."""
+    if "range" in request.headers or request.parameter("partNumber") is not None or asks_for_more_than_bytes(request):
+        return True
+    return bool(request.query) and any(name.startswith("response-") for name, _ in request.query)
+
+
+def asks_for_more(request: S3Request) -> bool:
+    """Whether it asks for anything but bytes and metadata of the current version."""
+    if request.parameter("versionId") is not None:
+        return True
+    if "origin" in request.headers:
+        return True  # the bucket's CORS rules go by origin and method, and a HEAD is another method
+    if _COMMON.issuperset(request.headers):
+        return False
+    return any(name.startswith("x-amz-") for name in request.headers.keys() - _COMMON)
+
+
+def wants_revalidation(exchange: Exchange) -> bool:
+    """Whether the caller wants the origin to be asked, whatever is remembered: `Cache-Control: no-cache`, signed."""
+    asked = exchange.request.headers.get("cache-control")
+    if asked is None or exchange.anonymous:
+        return False
+    return "no-cache" in (directive.strip() for directive in asked.lower().split(","))
+
+
+# What the cache may hold
+
+
+def is_cacheable(request: S3Request, head: ObjectHead) -> bool:
+    """Whether blocks may hold the bytes that a request asks of a version."""
+    if not head.version.etag or "x-amz-server-side-encryption-customer-algorithm" in head.headers:
+        return False
+    if head.headers.get("x-amz-storage-class") in _ARCHIVED and "x-amz-restore" not in head.headers:
+        return False
+    if head.version.size_bytes == 0 and "range" in request.headers:
+        return False  # servers differ about ranges of nothing, and nothing is lost by asking
+    return request.parameter("partNumber") is None or head.part is not None
+
+
+def vary_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Those that fetches go by: readers whose bytes may be refused to one another do not share one."""
+    return {name: value for name, value in headers.items() if name != CHECKSUM_MODE}
+
+
+async def open_cached(
+    exchange: Exchange,
+    head: ObjectHead,
+    byte_range: ByteRange,
+    headers: dict[str, str],
+    answer: UnpinnedResponse | None,
+) -> VersionReader:
+    """A reader of blocks; those that are missing come from the origin."""
+    return await exchange.services.blocks.open_range(
+        head.version, byte_range, slot=exchange.slot.name, headers=vary_headers(headers), answer=answer
+    )
+
+
+_CONDITIONS = frozenset({"if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range"})
+
+_NO_OBJECT_BYTES = 2**60
+"""No object is so long."""
+
+
+class Refused(OriginAnswered):
+    """The origin has answered the GET with an error, whose document was not read."""
+
+
+class Seen(NamedTuple):
+    """What a first look has brought: `head` None when that makes no sense by itself. The answer is to be closed."""
+
+    head: ObjectHead | None
+    answer: UnpinnedResponse
+
+
+def begin_unpinned(exchange: Exchange, headers: Mapping[str, str]) -> tuple[UnpinnedGet, ByteRange] | None:
+    """The right to ask for the bytes that the request begins with, and which these are; None when the version is to be
+    asked for first. While the look lasts, others wait for the same bytes.
+    """
+    asked = _asked(exchange.request)
+    if asked is None:
+        return None
+    blocks = exchange.services.blocks
+    wanted = blocks.first_fetched(*asked, exchange.slot.name)
+    look = blocks.first_look(exchange.object_key, wanted.first, vary_headers(headers))
+    return (look, wanted) if look is not None else None
+
+
+async def ask_unpinned(exchange: Exchange, headers: Mapping[str, str], look: UnpinnedGet, wanted: ByteRange) -> Seen:
+    """Ask for the bytes. What the answer says of the object is remembered where it may be.
+
+    Raises Refused, and OriginUnreachable.
+    """
+    catalog, key = exchange.services.catalog, exchange.object_key
+    since = catalog.now(key)
+    whole = brings_checksums(exchange, headers)
+    request = _request(key, exchange.slot.name, headers, None if whole else wanted)
+    response = await exchange.services.origin.send(request)
+    answer = UnpinnedResponse(look, wanted, response)
+    try:
+        head = _understood(key, response, answer)
+        look.known_empty = head is None
+        if head is not None:
+            catalog.learned(head, exchange.slot, since, headers=headers, with_checksums=whole)
+        return Seen(head, answer)
+    except BaseException:
+        await answer.aclose()
+        raise
+
+
+def brings_checksums(exchange: Exchange, headers: Mapping[str, str]) -> bool:
+    """Whether the answer says the checksums of the object: those of a range do not come."""
+    return CHECKSUM_MODE in headers and "range" not in exchange.request.headers
+
+
+def _asked(request: S3Request) -> tuple[int, int | None] | None:
+    """The bytes that are asked for; None where that, or whether any are wanted, depends on the version."""
+    if request.parameter("partNumber") is not None or not _CONDITIONS.isdisjoint(request.headers):
+        return None
+    asked = first_and_last(request.headers.get("range"))
+    return asked if asked is not None and asked[0] < _NO_OBJECT_BYTES else None
+
+
+def _request(key: ObjectKey, slot: str, headers: Mapping[str, str], wanted: ByteRange | None) -> OriginRequest:
+    """The whole object is asked for where its checksums are, which do not come with a part of it."""
+    onward = {**headers, "accept-encoding": "identity"}
+    if wanted is not None:
+        onward["range"] = f"bytes={wanted.first}-{wanted.last}"
+    return OriginRequest("GET", key.bucket, key.key, headers=onward, purpose=Purpose.LIVE, slot=slot)
+
+
+def _understood(key: ObjectKey, response: OriginResponse, answer: UnpinnedResponse) -> ObjectHead | None:
+    """What the response says; the answer's range is then that of its body."""
+    first = answer.range.first
+    if response.status == 416:
+        return None  # of an empty object, or behind the end: HEAD tells which
+    if response.status not in (200, 206):
+        raise Refused(response.status, list(response.headers.items()), b"")
+    try:
+        head, body = object_head_of_get(key, response.status, response.headers)
+    except OriginBodyError:
+        return None
+    if body is None or not body.first <= first < body.stop:
+        return None
+    answer.range = body
+    return head
+
 
 VERSION_RACES_MAX = 4
 
@@ -161,15 +537,15 @@ class _Get:
     async def _at_once(self) -> Reply | None:
         """The answer where the origin gives version and bytes at once; None: the version is to be asked for."""
         versions, exchange = self.versions, self.exchange
-        begun = unpinned_get.begin(exchange, versions.headers)
+        begun = begin_unpinned(exchange, versions.headers)
         if begun is None:
             return None
         get, wanted = begun
         with get:
             async with get.turns:
-                head, answer = await unpinned_get.ask(exchange, versions.conditions(), get, wanted)
+                head, answer = await ask_unpinned(exchange, versions.conditions(), get, wanted)
                 try:
-                    with_checksums = unpinned_get.brings_checksums(exchange, versions.headers)
+                    with_checksums = brings_checksums(exchange, versions.headers)
                     if head is None or not versions.accept(head, with_checksums=with_checksums):
                         return None
                     if not versions.is_served(head):

@@ -29,14 +29,12 @@ from gateway.operations.list_uploads import list_uploads, may_concern_uploads
 from gateway.operations.multipart_upload import complete_multipart_upload
 from gateway.operations.passthrough import READ_METHODS, forward, forward_write, is_plain
 from gateway.operations.pending_versions import PendingVersions, is_answered_here
-from gateway.operations.read_object import get_object, head_object
+from gateway.operations.read_object import CurrentVersions, VersionSource, get_object, head_object
 from gateway.operations.snapshot_versions import SnapshotVersions, frozen_source, pin_source
-from gateway.operations.versions import CurrentVersions, VersionSource
 from gateway.policy.slots import Slot
-from gateway.s3.addressing import parse_copy_source
 from gateway.s3.error_codes import s3_error
 from gateway.s3.presigned import strip_signature_parameters
-from gateway.s3.requests import Operation
+from gateway.s3.requests import Operation, parse_copy_source
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer

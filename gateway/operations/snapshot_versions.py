@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from gateway.blocks.filling.unpinned_get import UnpinnedResponse
+from gateway.blocks.filling.origin_gets import UnpinnedResponse
 from gateway.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_down, is_plainly_asked
 from gateway.metadata.snapshots.registry import OpenSnapshot, SnapshotObject
@@ -17,20 +17,20 @@ from gateway.objects import ByteRange, ObjectKey
 from gateway.operations.context import Exchange, Reply
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
-from gateway.operations.read_object import is_not_modified
-from gateway.operations.versions import (
+from gateway.operations.read_object import (
     VersionReader,
     asks_for_more_than_bytes,
     asks_for_more_than_head,
     is_cacheable,
+    is_not_modified,
     judged_by_the_origin,
     open_cached,
 )
 from gateway.policy.slots import Slot
-from gateway.s3.addressing import parse_copy_source
 from gateway.s3.conditions import etag_matches, evaluate_read, format_http_date, parse_iso_date, quote, unquote
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import towards_origin
+from gateway.s3.requests import parse_copy_source
 
 _GONE = frozenset({404, 412})
 """What the origin answers to a request for a version that it does not have any more."""

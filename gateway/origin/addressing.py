@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from gateway.errors import ConfigError
 from gateway.origin.settings import AddressingStyle, OriginSettings
-from gateway.s3.addressing import encode_key, encode_path, encode_query
+from gateway.s3.requests import encode_key, encode_path, encode_query
 
 Query = Sequence[tuple[str, str | None]]
 

@@ -14,29 +14,29 @@ from gateway import cancellation
 from gateway.clock import Clock
 from gateway.errors import OriginBodyError, OriginBusy, OriginUnreachable, OutcomeUnknown
 from gateway.origin.addressing import Addressing, Target
-from gateway.origin.breaker import Admission, CircuitBreaker
+from gateway.origin.breaker import Admission, CircuitBreaker, SilenceBoard
 from gateway.origin.client import ACCOUNT, HedgeOutcome, OriginRequest, OriginResponse, Purpose
-from gateway.origin.credentials import CredentialSource
 from gateway.origin.hedging import HedgedRead, Hedging, OnSilence
 from gateway.origin.http1_client.client import Http1Client, OriginSilent
 from gateway.origin.http1_client.connection import Supervision
+from gateway.origin.http1_client.pool import Claim
 from gateway.origin.http1_client.response_stream import ResponseStream
-from gateway.origin.http1_client.shares import Claim
-from gateway.origin.repetition import Repetition, is_slow, repetition
 from gateway.origin.request_body import RequestBody, request_body, with_first_piece
 from gateway.origin.response import HttpResponse, error_code, wanted_region
 from gateway.origin.retry import (
     Failure,
+    Repetition,
     RetryBudget,
     RetryPolicy,
     RetrySeries,
     is_retried,
+    is_slow,
     may_be_done,
+    repetition,
     retry_after_seconds,
 )
 from gateway.origin.settings import OriginSettings
-from gateway.origin.signing import RequestSigner
-from gateway.origin.silence_board import SilenceBoard
+from gateway.origin.signing import CredentialSource, RequestSigner
 from gateway.s3.conditions import parse_http_date
 
 _BREAKERS_MAX = 1024

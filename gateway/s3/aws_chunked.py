@@ -18,9 +18,8 @@ from collections.abc import Iterator
 from enum import Enum, auto
 
 from gateway.errors import S3Error
-from gateway.s3.canonical import PayloadMode, payload_mode, sign
 from gateway.s3.error_codes import s3_error
-from gateway.s3.signature_v4 import SeedSignature
+from gateway.s3.signature_v4 import PayloadMode, SeedSignature, payload_mode, sign
 
 __all__ = [
     "AwsChunkedDecoder",

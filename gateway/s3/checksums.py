@@ -19,8 +19,8 @@ import xxhash
 from awscrt import checksums as crt
 
 from gateway.errors import S3Error
-from gateway.s3.canonical import PayloadMode
 from gateway.s3.error_codes import s3_error
+from gateway.s3.signature_v4 import PayloadMode
 
 Buffer = bytes | memoryview
 

@@ -9,19 +9,22 @@ import re
 from typing import NamedTuple
 
 from gateway.errors import S3Error
-from gateway.s3.canonical import ALGORITHM, canonical_query, parse_timestamp, payload_mode
 from gateway.s3.conditions import format_iso_date
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import S3Request, strip_signature_parameters
 from gateway.s3.signature_v2 import PresignedV2, parse_presigned_v2, verify_presigned_v2
 from gateway.s3.signature_v4 import (
+    ALGORITHM,
     CLOCK_SKEW_SECONDS_MAX,
     Authorization,
     SeedSignature,
+    canonical_query,
     canonical_request,
     check_signature,
     check_signed_headers,
     parse_credential,
+    parse_timestamp,
+    payload_mode,
 )
 
 __all__ = [

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.policy.access import EVERYTHING, Grant
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slot
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import gateway_app
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from gateway.errors import S3Error
 from gateway.operations.context import BUFFERED_SIZE_BYTES_MAX_TOTAL, WAIT_SECONDS_MAX, Buffers
 from gateway.operations.payload import BUFFERED_GRACE_SECONDS, BUFFERED_SIZE_BYTES_MAX
-from gateway.policy.access import Grant
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Grant, Prefix, Slot
 from tests.support.asgi import ACCESS_KEY_ID, call
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock

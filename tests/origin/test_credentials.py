@@ -11,9 +11,9 @@ import pytest
 
 from gateway.errors import OriginUnreachable
 from gateway.origin.client import OriginRequest
-from gateway.origin.credentials import ChainCredentials, KeyPair, StaticCredentials
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
+from gateway.origin.signing import ChainCredentials, KeyPair, StaticCredentials
 from tests.origin.clocks import JumpingClock
 from tests.support.manual_clock import ManualClock
 

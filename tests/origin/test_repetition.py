@@ -9,7 +9,7 @@ import pytest
 
 from gateway.errors import OriginUnreachable, OutcomeUnknown
 from gateway.origin.client import OriginRequest, StreamedBody
-from gateway.origin.repetition import Repetition, repetition
+from gateway.origin.retry import Repetition, repetition
 from gateway.s3.requests import Operation
 from tests.origin.clients import Client, pieces, play
 from tests.support.memory_origin.faults import Answer, Effect, Unreachable, on

@@ -11,9 +11,9 @@ import pytest
 
 from gateway.errors import OriginBodyError, OriginUnreachable, S3Error
 from gateway.origin.client import OriginRequest, StreamedBody
-from gateway.origin.credentials import KeyPair, StaticCredentials
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
+from gateway.origin.signing import KeyPair, StaticCredentials
 from gateway.s3.requests import Operation
 from tests.origin.clients import MEBIBYTE, Client, play
 from tests.origin.clocks import JumpingClock

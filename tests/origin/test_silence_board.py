@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.origin.breaker import Admission, CircuitBreaker
-from gateway.origin.silence_board import BELIEVED_SECONDS, SilenceBoard
+from gateway.origin.breaker import BELIEVED_SECONDS, Admission, CircuitBreaker, SilenceBoard
 from tests.support.manual_clock import ManualClock
 
 

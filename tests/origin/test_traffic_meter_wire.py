@@ -10,10 +10,10 @@ import pytest
 
 from gateway.clock import SystemClock
 from gateway.origin.client import Direction, OriginRequest, StreamedBody
-from gateway.origin.credentials import StaticCredentials
 from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.origin.s3 import Attempt, S3Origin
 from gateway.origin.settings import OriginSettings
+from gateway.origin.signing import StaticCredentials
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.s3.requests import Operation
 from tests.origin.clients import MEBIBYTE, Client, play

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from gateway.clock import SystemClock
 from gateway.origin.client import HedgeOutcome
-from gateway.origin.credentials import StaticCredentials
 from gateway.origin.s3 import Attempt, S3Origin
 from gateway.origin.settings import OriginSettings
+from gateway.origin.signing import StaticCredentials
 from tests.origin.origins import STRICT_PAIR
 
 

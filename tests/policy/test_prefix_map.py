@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.access import Grant
-from gateway.policy.slots import DEFAULT_SLOT, Prefix, PrefixMap, Slot, Slots
+from gateway.policy.slots import DEFAULT_SLOT, Grant, Prefix, PrefixMap, Slot, Slots
 
 BUCKETS = st.sampled_from(["", "a", "b"])
 KEYS = st.text(st.sampled_from("xy/\0\U0010ffff"), max_size=5)

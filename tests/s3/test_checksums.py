@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import S3Error
-from gateway.s3.canonical import STREAMING_UNSIGNED_TRAILER, UNSIGNED, PayloadMode, payload_mode
 from gateway.s3.checksums import (
     ALGORITHMS,
     BodyVerifier,
@@ -20,6 +19,7 @@ from gateway.s3.checksums import (
     requested_checksums,
     upload_checksum_type,
 )
+from gateway.s3.signature_v4 import STREAMING_UNSIGNED_TRAILER, UNSIGNED, PayloadMode, payload_mode
 
 MIB = 1024 * 1024
 

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import S3Error
-from gateway.s3.canonical import parse_timestamp
 from gateway.s3.presigned import PresignedV4, parse_presigned_v4, verify_presigned_v4
 from gateway.s3.requests import Operation, S3Request, encode_path, encode_query
-from gateway.s3.signature_v4 import SeedSignature
+from gateway.s3.signature_v4 import SeedSignature, parse_timestamp
 from tests.s3.wire import ACCESS_KEY_ID, REGION, SECRET, aws_request, credentials, keys, on_the_wire, request
 
 

@@ -17,11 +17,10 @@ from gateway import cancellation
 from gateway.clock import SystemClock
 from gateway.edge.authentication import ConfiguredKeyring, Key
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
-from gateway.origin.credentials import StaticCredentials
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
-from gateway.policy.access import EVERYTHING
-from gateway.policy.slots import Prefix, Slot
+from gateway.origin.signing import StaticCredentials
+from gateway.policy.slots import EVERYTHING, Prefix, Slot
 from tests.origin.origins import STRICT_PAIR
 from tests.support.asgi import signed_headers
 from tests.support.gateway_app import GatewayApp, gateway_app

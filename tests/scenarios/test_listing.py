@@ -24,9 +24,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.origin.client import Origin, OriginRequest
-from gateway.origin.credentials import KeyPair
+from gateway.origin.signing import KeyPair
 from gateway.policy.slots import Prefix, Slot
-from gateway.s3.addressing import parse_query
+from gateway.s3.requests import parse_query
 from tests.origin.origins import running, s3_origin, xml
 from tests.scenarios.transparency import listing
 from tests.support import listing_model as model

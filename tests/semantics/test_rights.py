@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from gateway.edge.authentication import OriginKeyring
-from gateway.origin.credentials import KeyPair
-from gateway.policy.access import Grant
-from gateway.policy.slots import Prefix, Slot
+from gateway.origin.signing import KeyPair
+from gateway.policy.slots import Grant, Prefix, Slot
 from gateway.s3.requests import Operation
 from tests.support.asgi import SECRET_ACCESS_KEY, call
 from tests.support.gateway_app import INSTANCE_ID, gateway_app

@@ -13,8 +13,7 @@ from gateway.counting import SmallAnswerMetrics
 from gateway.edge.authentication import ConfiguredKeyring, Key
 from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, BucketMetadataCache, Question
 from gateway.metadata.opening import ANSWERS
-from gateway.policy.access import EVERYTHING, Grant
-from gateway.policy.slots import DEFAULT_SLOT, Prefix, Slot
+from gateway.policy.slots import DEFAULT_SLOT, EVERYTHING, Grant, Prefix, Slot
 from gateway.s3.requests import Operation
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY, Answer, call
 from tests.support.gateway_app import GatewayApp, gateway_app

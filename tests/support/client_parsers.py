@@ -16,12 +16,10 @@ from gateway.edge.authorisation import authorise
 from gateway.edge.server.request_body import ChunkedDecoder
 from gateway.edge.server.request_head import HeadParser, check_incomplete_head
 from gateway.errors import OriginBodyError, S3Error
-from gateway.operations.versions import asks_for_more_than_head, judged_by_the_origin
-from gateway.policy.access import EVERYTHING, Grant
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.operations.read_object import asks_for_more_than_head, judged_by_the_origin
+from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slot, Slots
 from gateway.s3 import conditions
 from gateway.s3.aws_chunked import AwsChunkedDecoder
-from gateway.s3.canonical import STREAMING_SIGNED_TRAILER, STREAMING_UNSIGNED_TRAILER, UNSIGNED, payload_mode
 from gateway.s3.checksums import BodyVerifier
 from gateway.s3.conditions import is_md5_etag, parse_http_date, quote
 from gateway.s3.error_codes import error_document
@@ -29,7 +27,13 @@ from gateway.s3.events import MalformedEvents, parse_events
 from gateway.s3.headers import EncodedHeaders, towards_client, towards_origin
 from gateway.s3.list_objects import decode_token, list_query
 from gateway.s3.requests import S3Request, another_service, parse_copy_source, parse_request
-from gateway.s3.signature_v4 import SeedSignature
+from gateway.s3.signature_v4 import (
+    STREAMING_SIGNED_TRAILER,
+    STREAMING_UNSIGNED_TRAILER,
+    UNSIGNED,
+    SeedSignature,
+    payload_mode,
+)
 from gateway.s3.upload_list import uploads_query
 from gateway.s3.xml import insert_delete_results, parse_complete_multipart_upload, parse_delete
 from tests.support.manual_clock import ManualClock

@@ -23,9 +23,9 @@ from typing import Self
 from gateway.blocks.cache import BlockCache
 from gateway.clock import SystemClock
 from gateway.objects import ObjectKey, ObjectVersion
-from gateway.origin.credentials import KeyPair, StaticCredentials
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
+from gateway.origin.signing import KeyPair, StaticCredentials
 from tests.support.blocks import BUCKET, KIB, open_cache, take, whole
 from tests.support.memory_origin.content import GeneratedContent
 from tests.support.prepared_process import PreparedProcess

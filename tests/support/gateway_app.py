@@ -20,8 +20,7 @@ from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.operations.context import Services
 from gateway.origin.client import Origin
-from gateway.policy.access import EVERYTHING, Grant
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import EVERYTHING, Grant, Slot, Slots
 from gateway.writeback.bounds.bounds import BoundsObserver, SilentBoundsObserver
 from gateway.writeback.buffer import WritebackBuffer
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY

@@ -29,8 +29,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from gateway.clock import Clock, SystemClock
 from gateway.errors import OriginUnreachable, S3Error
 from gateway.origin.client import OriginRequest, StreamedBody
-from gateway.s3.addressing import parse_query, split_path
 from gateway.s3.error_codes import error_document, s3_error
+from gateway.s3.requests import parse_query, split_path
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.response import MemoryResponse
 from tests.support.strict_chunks import UnsignedChunks

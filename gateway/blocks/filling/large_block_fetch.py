@@ -20,7 +20,7 @@ from gateway.blocks.files.page_cache import PAGE_BYTES, Residency
 from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.files.watching import FileWatcher
 from gateway.blocks.filling.fetch_locks import HOLDER_SECONDS_MAX, FetchLocks, LockKey
-from gateway.blocks.filling.pinned_get import PinnedGet
+from gateway.blocks.filling.origin_gets import PinnedGet
 from gateway.blocks.filling.single_flight import BlockPublished, InflightFetch
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, Extent
 from gateway.clock import Clock

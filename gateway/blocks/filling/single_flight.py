@@ -23,7 +23,7 @@ from gateway.blocks.directory import BlockDirectory
 from gateway.blocks.files.block_file import BlockLease, ChunkChecksums
 from gateway.blocks.files.watching import FileWatcher
 from gateway.blocks.filling.fetch_locks import FetchLocks, LockKey, lock_of_block, lock_of_place
-from gateway.blocks.filling.unpinned_get import UnpinnedResponse
+from gateway.blocks.filling.origin_gets import UnpinnedResponse
 from gateway.blocks.layout import Block, Extent, data_offset, object_id
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.counting import CacheMetrics

@@ -31,7 +31,7 @@ from gateway.blocks.files.open_files import OpenFiles
 from gateway.blocks.files.store import RECORDS_MAX, SEGMENT_BYTES_MAX, Placed, SmallBlock
 from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.filling.fetch_locks import LockKey, lock_of_block
-from gateway.blocks.filling.pinned_get import BodyCheck, PinnedGet
+from gateway.blocks.filling.origin_gets import BodyCheck, PinnedGet
 from gateway.blocks.filling.single_flight import InflightFetch
 from gateway.blocks.index.records import Reservation
 from gateway.blocks.layout import Block

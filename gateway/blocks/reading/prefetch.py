@@ -15,8 +15,8 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
+from gateway.blocks.filling.origin_gets import UnpinnedGets
 from gateway.blocks.filling.single_flight import SingleFlight
-from gateway.blocks.filling.unpinned_get import UnpinnedGets
 from gateway.blocks.index.index import BlockIndex
 from gateway.blocks.reading.sources import AheadMarks, ReadDependencies, ReadRequest, hint_beginning
 from gateway.errors import StoreUnavailable

@@ -14,11 +14,9 @@ from typing import Literal, TypeAlias
 
 from gateway.blocks import layout
 from gateway.blocks.files.block_file import BlockLease
-from gateway.blocks.filling.pinned_get import PinnedGet
+from gateway.blocks.filling.origin_gets import PinnedGet, UnpinnedResponse
 from gateway.blocks.filling.single_flight import BlockPublished, MovedToFile
-from gateway.blocks.filling.unpinned_get import UnpinnedResponse
 from gateway.blocks.layout import Block, Extent
-from gateway.blocks.reading.fast_path import WarmSpan
 from gateway.blocks.reading.prefetch import Prefetcher
 from gateway.blocks.reading.sources import (
     BLOCKS_LOOKED_UP_MAX,
@@ -28,6 +26,7 @@ from gateway.blocks.reading.sources import (
     ReadDependencies,
     ReadRequest,
     Source,
+    WarmSpan,
 )
 from gateway.blocks.reading.sub_blocks import SubBlocks, are_used
 from gateway.errors import BlockDamaged, NotKept, StoreUnavailable

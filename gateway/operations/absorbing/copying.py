@@ -18,10 +18,10 @@ from gateway.operations.absorbing.eligible import check_metadata, fixed_headers,
 from gateway.operations.absorbing.staging import unavailable
 from gateway.operations.context import Exchange, Reply
 from gateway.operations.payload import receive_payload
-from gateway.s3.addressing import parse_copy_source
 from gateway.s3.conditions import check_copy_source, format_iso_date
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import towards_origin
+from gateway.s3.requests import parse_copy_source
 from gateway.s3.xml_writer import document, element
 from gateway.writeback.journal.records import Base, Fixed, PendingObject, State
 

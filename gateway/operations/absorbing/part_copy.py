@@ -19,11 +19,11 @@ from gateway.operations.absorbing.staging import store_part
 from gateway.operations.absorbing.upload_requests import number_of_part, upload_of
 from gateway.operations.context import Answer, Exchange, Reply
 from gateway.origin.client import OriginRequest, Purpose
-from gateway.s3.addressing import parse_copy_source
 from gateway.s3.checksums import ALGORITHMS
 from gateway.s3.conditions import is_md5_etag, unquote
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import without
+from gateway.s3.requests import parse_copy_source
 from gateway.s3.xml import error_code_of, text_of
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal.records import Part, Upload

@@ -14,9 +14,8 @@ from gateway import cancellation
 from gateway.errors import ConfigError, OriginUnreachable, S3Error
 from gateway.origin.addressing import DEFAULT_PORTS, Target
 from gateway.origin.http1_client.connection import Connection, Supervision
-from gateway.origin.http1_client.pool import Endpoint, Pool, Tunnel
+from gateway.origin.http1_client.pool import Claim, Endpoint, Pool, Tunnel
 from gateway.origin.http1_client.response_stream import ResponseBroken, ResponseStream
-from gateway.origin.http1_client.shares import Claim
 from gateway.origin.request_body import SLICE_BYTES, StreamedContent
 from gateway.origin.settings import OriginSettings
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from gateway.origin.http1_client.heads import MalformedResponse
-from gateway.origin.http1_client.response_stream import ResponseStream
+from gateway.origin.http1_client.response_stream import MalformedResponse, ResponseStream
 
 RECEIVED_AT_ONCE_BYTES = 256 * 1024
 

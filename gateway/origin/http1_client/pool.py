@@ -1,19 +1,159 @@
-"""Connections to origins, used again as long as they last, shared out, and watched while they carry a request."""
+"""Connections to origins: where to connect to, used again as long as they last, shared out, and watched while they
+carry a request.
+
+A connection is held as long as its request lasts, and some last as long as their clients like. So whoever asks gets one
+in turn, with a bounded wait, and nobody gets all of them, however many requests wait (`FairShares`): a quarter is left
+to others. Of that share, streamed uploads get a part.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import ssl
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from aiohappyeyeballs import start_connection
+from aiohappyeyeballs import AddrInfoType, start_connection
 
+from gateway.errors import OriginBusy
 from gateway.origin.http1_client.connection import RECEIVED_AT_ONCE_BYTES, Connection
-from gateway.origin.http1_client.resolver import Resolver
-from gateway.origin.http1_client.shares import Claim, FairShares
+
+KEPT_SECONDS = 10.0
+"""S3 gives other addresses all the time, so that its clients spread; many connections begin at once, though."""
+
+
+@dataclass(slots=True)
+class Resolver:
+    """Event loop only. The system's runs in a thread; who asks for a name that it looks up already waits with them."""
+
+    _found: dict[tuple[str, int], tuple[float, asyncio.Task[Sequence[AddrInfoType]]]] = field(default_factory=dict)
+
+    async def addresses(self, host: str, port: int) -> Sequence[AddrInfoType]:
+        """Where to connect to; OSError when the name is unknown."""
+        now, endpoint = asyncio.get_running_loop().time(), (host, port)
+        asked_at, looking = self._found.get(endpoint, (0.0, None))
+        if looking is None or now - asked_at > KEPT_SECONDS or _has_failed(looking):
+            self._found = {known: found for known, found in self._found.items() if now - found[0] <= KEPT_SECONDS}
+            looking = asyncio.create_task(_look_up(host, port), name="look up an origin")
+            self._found[endpoint] = now, looking
+        return await asyncio.shield(looking)
+
+
+def _has_failed(looking: asyncio.Task[Sequence[AddrInfoType]]) -> bool:
+    return looking.done() and (looking.cancelled() or looking.exception() is not None)
+
+
+async def _look_up(host: str, port: int) -> Sequence[AddrInfoType]:
+    return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+
+
+class Claim(NamedTuple):
+    """On whose account a connection is taken, and whether for as long as a client likes (a streamed upload)."""
+
+    account: str = ""
+    is_lasting: bool = False
+
+
+class FairShares:
+    """At most `total` claims are granted at a time. Event loop only.
+
+    Accounts take turns, and within an account who came first is first. Nobody waits who could be granted now.
+    """
+
+    def __init__(self, total: int, wait_seconds_max: float) -> None:
+        self._total = total
+        self._wait_seconds_max = wait_seconds_max
+        self._of_one_account_max = max(1, total - total // 4)
+        self._lasting_of_one_account_max = max(1, total // 2)
+        self._lasting_max = max(1, total * 3 // 4)
+        self._granted = 0
+        self._lasting = 0
+        self._of_account: dict[str, int] = {}
+        self._lasting_of_account: dict[str, int] = {}
+        self._waiting: OrderedDict[Claim, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @property
+    def granted(self) -> int:
+        """How many claims hold a connection now."""
+        return self._granted
+
+    def take_now(self, claim: Claim) -> bool:
+        """Have `claim` granted if it need not wait. Every grant ends with `give_back`."""
+        if not self._is_free(claim):
+            return False
+        self._count(claim, 1)
+        return True
+
+    async def take(self, claim: Claim) -> None:
+        """Wait until `claim` is granted; OriginBusy when that takes too long. Who is cancelled has none."""
+        if self.take_now(claim):
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(claim, deque()).append(turn)
+        try:
+            async with asyncio.timeout(self._wait_seconds_max):
+                await turn
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():
+                self.give_back(claim)
+            else:
+                self._forget(claim, turn)
+            if isinstance(error, TimeoutError):
+                raise OriginBusy(f"no connection to the origin was free for {self._wait_seconds_max:g} s") from None
+            raise
+
+    def give_back(self, claim: Claim) -> None:
+        """The connection is free again."""
+        self._count(claim, -1)
+        while (lucky := next(filter(self._is_free, self._waiting), None)) is not None:
+            self._grant(lucky)
+
+    def _grant(self, claim: Claim) -> None:
+        waiting = self._waiting[claim]
+        turn = waiting.popleft()
+        if waiting:
+            self._waiting.move_to_end(claim)
+        else:
+            del self._waiting[claim]
+        if not turn.done():
+            turn.set_result(None)
+            self._count(claim, 1)
+
+    def _count(self, claim: Claim, change: int) -> None:
+        self._granted += change
+        _add(self._of_account, claim.account, change)
+        if claim.is_lasting:
+            self._lasting += change
+            _add(self._lasting_of_account, claim.account, change)
+
+    def _is_free(self, claim: Claim) -> bool:
+        account = claim.account
+        if self._granted >= self._total or self._of_account.get(account, 0) >= self._of_one_account_max:
+            return False
+        if not claim.is_lasting:
+            return True
+        of_account = self._lasting_of_account.get(account, 0)
+        return of_account < self._lasting_of_one_account_max and self._lasting < self._lasting_max
+
+    def _forget(self, claim: Claim, turn: asyncio.Future[None]) -> None:
+        waiting = self._waiting.get(claim)
+        if waiting is not None and turn in waiting:
+            waiting.remove(turn)
+            if not waiting:
+                del self._waiting[claim]
+
+
+def _add(counts: dict[str, int], account: str, change: int) -> None:
+    count = counts.get(account, 0) + change
+    if count:
+        counts[account] = count
+    else:
+        del counts[account]
+
 
 IDLE_SECONDS_MAX = 15.0
 """Origins close idle connections, some after 20 seconds, and a request that meets that has to be sent again."""

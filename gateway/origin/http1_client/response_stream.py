@@ -1,16 +1,268 @@
-"""The answer to one request, as it comes."""
+"""The answer to one request, as it comes: its head (RFC 9112; httptools reads the lines, what is left to us is how the
+body ends), and its body, held in memory until it is taken, or received where it is to stay.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from gateway.origin.http1_client.bodies import DirectBody, QueuedBody, WholeBody
-from gateway.origin.http1_client.heads import HEAD_BYTES_MAX, HEAD_END, MalformedResponse, ResponseHead, ResponseParser
+import httptools
+
 from gateway.origin.receive_buffer import GATHERING_SECONDS_MAX, ReceiveBuffer
+from gateway.s3.headers import HOP_BY_HOP
 
 if TYPE_CHECKING:
     from gateway.origin.http1_client.connection import Connection
+
+HEAD_BYTES_MAX = 64 * 1024
+HEAD_END = b"\r\n\r\n"
+
+
+class MalformedResponse(Exception):
+    """What came is no answer in HTTP/1.1."""
+
+
+@dataclass(slots=True)
+class ResponseHead:
+    """`headers` are those from end to end: lower-case names, latin-1 values, repeated ones joined.
+
+    `length_bytes` is that of the body; None where the body says itself where it ends, or the end of the connection
+    does.
+    """
+
+    status: int
+    headers: dict[str, str]
+    length_bytes: int | None
+    keep_alive: bool
+
+
+class ResponseParser:
+    """One answer: its head, and a body of no known length. Its `on_…` methods are httptools' callbacks."""
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._fields: list[tuple[bytes, bytes]] = []
+        self._pieces: list[bytes] = []
+        self._keep_alive = False
+        self.complete = False
+        self.ends_with_connection = False
+
+    def head(self, head: bytes, *, bodiless: bool) -> ResponseHead:
+        """`head` ends with its empty line; MalformedResponse. `bodiless`: it answers a HEAD (RFC 9112, 6.3)."""
+        self._feed(head)
+        status, headers = self._parser.get_status_code(), _end_to_end(self._fields)
+        length: int | None = None
+        if bodiless or status in (204, 304) or status < 200:
+            length = 0
+        elif "content-length" in headers:  # checked by httptools: digits, and no Transfer-Encoding beside it
+            length = int(headers["content-length"])
+        else:
+            self.ends_with_connection = not any(name.lower() == b"transfer-encoding" for name, _ in self._fields)
+        return ResponseHead(status, headers, length, self._keep_alive)
+
+    def body(self, data: bytes) -> list[bytes]:
+        """What `data` holds of the body; MalformedResponse. `complete` tells its end."""
+        try:
+            self._feed(data)
+        except MalformedResponse:
+            if not self.complete:
+                raise
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            raise MalformedResponse(f"the origin's answer is no HTTP: {error}") from error
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._fields.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self._keep_alive = self._parser.should_keep_alive()  # it forgets with the end of the answer
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+
+@lru_cache(maxsize=1024)
+def _field_name(name: bytes) -> str:
+    """Lower case, and the same object for all answers."""
+    return name.decode("latin-1").lower()
+
+
+def _end_to_end(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Without what concerns this connection only."""
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in fields:
+        name, value = _field_name(raw_name), raw_value.decode("latin-1").rstrip(" \t")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    if HOP_BY_HOP.isdisjoint(headers):
+        return headers
+    dropped = {name.strip().lower() for name in headers.get("connection", "").split(",")} | HOP_BY_HOP
+    return {name: value for name, value in headers.items() if name not in dropped}
+
+
+UNREAD_BYTES_MAX = 512 * 1024
+"""A body that comes in pieces is not received any further while so much of it waits; half of that makes it go on."""
+
+
+_NOTHING = memoryview(b"")
+
+
+class WholeBody:
+    """A small body of known length, received where it stays. `rest` is where its next bytes belong."""
+
+    __slots__ = ("_taken_bytes", "content", "rest")
+
+    def __init__(self, length_bytes: int, begin: memoryview) -> None:
+        """`begin` holds its first bytes, and perhaps more than its own."""
+        if len(begin) >= length_bytes:
+            self.content, self.rest = memoryview(bytes(begin[:length_bytes])), _NOTHING
+        else:
+            self.content = memoryview(bytearray(length_bytes))
+            self.content[: len(begin)] = begin
+            self.rest = self.content[len(begin) :]
+        self._taken_bytes = 0
+
+    @property
+    def complete(self) -> bool:
+        return not self.rest
+
+    def received(self, count: int) -> None:
+        """So many of the next bytes are there."""
+        self.rest = self.rest[count:]
+
+    def whole(self) -> memoryview | None:
+        """All of it, if all is here and none of it was taken yet."""
+        return None if self._taken_bytes or self.rest else self.content
+
+    def take(self) -> bytes:
+        """What has come since the last time."""
+        arrived_bytes = len(self.content) - len(self.rest)
+        piece = self.content[self._taken_bytes : arrived_bytes]
+        self._taken_bytes = arrived_bytes
+        return bytes(piece)
+
+
+class QueuedBody:
+    """Any other body. Its end is where its length says, where `parser` finds it, or where the connection ends."""
+
+    __slots__ = ("_left_bytes", "_parser", "_pieces", "_unread_bytes", "complete")
+
+    def __init__(self, length_bytes: int | None, parser: ResponseParser) -> None:
+        self._left_bytes = length_bytes
+        self._parser = parser
+        self._pieces: deque[bytes] = deque()
+        self._unread_bytes = 0
+        self.complete = False
+
+    @property
+    def is_much(self) -> bool:
+        return self._unread_bytes >= UNREAD_BYTES_MAX
+
+    @property
+    def is_little(self) -> bool:
+        return self._unread_bytes <= UNREAD_BYTES_MAX // 2
+
+    def put(self, data: memoryview) -> int:
+        """Bytes have come; how many of them are too many. MalformedResponse."""
+        if self._left_bytes is None:
+            for piece in self._parser.body(bytes(data)):
+                self._add(piece)
+            self.complete = self._parser.complete
+            return 0
+        count = min(len(data), self._left_bytes)
+        if count:
+            self._add(bytes(data[:count]))
+        self._left_bytes -= count
+        self.complete = not self._left_bytes
+        return len(data) - count
+
+    @property
+    def ends_with_connection(self) -> bool:
+        return self._parser.ends_with_connection
+
+    def take(self) -> bytes:
+        """The next bytes; empty when none are here."""
+        if not self._pieces:
+            return b""
+        piece = self._pieces.popleft()
+        self._unread_bytes -= len(piece)
+        return piece
+
+    def direct(self) -> DirectBody | None:
+        """The same body, from here on received in buffers of its reader; None where its length is not known."""
+        return None if self._left_bytes is None else DirectBody(self._pieces, self._left_bytes)
+
+    def _add(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self._unread_bytes += len(piece)
+
+
+class DirectBody:
+    """A large body of known length, received in buffers of its reader: piece by piece, when that is wanted."""
+
+    __slots__ = ("_begun", "_buffer", "_enough_bytes", "_filled_bytes", "_left_bytes")
+
+    def __init__(self, begun: deque[bytes], left_bytes: int) -> None:
+        """`begun` has come already, behind it come `left_bytes`."""
+        self._begun = begun
+        self._left_bytes = left_bytes
+        self._buffer: ReceiveBuffer | None = None
+        self._filled_bytes = 0
+        self._enough_bytes = 0
+
+    @property
+    def complete(self) -> bool:
+        return not self._left_bytes
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether there is a piece to be taken, or none is wanted."""
+        return self._buffer is None or self._filled_bytes >= self._enough_bytes
+
+    @property
+    def rest(self) -> memoryview:
+        """Where the next bytes belong, and not one behind the last."""
+        if self._buffer is None:
+            return _NOTHING
+        return self._buffer.buffer[self._filled_bytes : self._filled_bytes + self._left_bytes]
+
+    def received(self, count: int) -> None:
+        """So many of the next bytes are there."""
+        self._filled_bytes += count
+        self._left_bytes -= count
+
+    def want(self, buffer: ReceiveBuffer) -> None:
+        """Have the next piece in `buffer`."""
+        self._buffer, self._filled_bytes = buffer, 0
+        self._enough_bytes = min(buffer.enough_bytes, len(buffer.buffer))
+        while self._begun and (room := len(buffer.buffer) - self._filled_bytes):
+            piece = self._begun.popleft()
+            if len(piece) > room:
+                self._begun.appendleft(piece[room:])
+                piece = piece[:room]
+            buffer.buffer[self._filled_bytes : self._filled_bytes + len(piece)] = piece
+            self._filled_bytes += len(piece)
+
+    def hurry(self) -> None:
+        """Any byte is enough."""
+        self._enough_bytes = 1
+
+    def take(self) -> memoryview:
+        """What has come of the piece; no more is wanted for now."""
+        buffer, self._buffer = self._buffer, None
+        return _NOTHING if buffer is None else buffer.buffer[: self._filled_bytes]
+
 
 WHOLE_BYTES_MAX = 256 * 1024
 """Bodies up to this size are received in one piece, and awaited with their head."""

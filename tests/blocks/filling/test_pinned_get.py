@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.blocks.filling.pinned_get import PinnedGet
+from gateway.blocks.filling.origin_gets import PinnedGet
 from gateway.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
 from gateway.objects import ByteRange, ObjectVersion
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.blocks.filling.unpinned_get import UnpinnedGets
+from gateway.blocks.filling.origin_gets import UnpinnedGets
 from gateway.errors import OriginAnswered, OriginUnreachable
 from gateway.objects import ByteRange, FileSpan
 from gateway.origin.client import Purpose

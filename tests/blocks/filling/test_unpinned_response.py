@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks.filling.fetch_locks import lock_of_place
-from gateway.blocks.filling.unpinned_get import UnpinnedGet, UnpinnedResponse
+from gateway.blocks.filling.origin_gets import UnpinnedGet, UnpinnedResponse
 from gateway.objects import ByteRange
 from tests.blocks.filling.test_fetch_locks import processes
 from tests.support.memory_origin.response import MemoryResponse

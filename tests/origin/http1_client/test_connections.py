@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.origin.http1_client import response_stream as answers
-from gateway.origin.http1_client.heads import HEAD_BYTES_MAX
-from gateway.origin.http1_client.response_stream import ResponseBroken
-from gateway.origin.http1_client.shares import Claim
+from gateway.origin.http1_client.pool import Claim
+from gateway.origin.http1_client.response_stream import HEAD_BYTES_MAX, ResponseBroken
 from tests.origin.http1_client.raw_origin import Exchange, client, pieces, saying
 from tests.support.blocks import until
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.origin.http1_client.heads import MalformedResponse, ResponseHead, ResponseParser
+from gateway.origin.http1_client.response_stream import MalformedResponse, ResponseHead, ResponseParser
 
 
 def head(*lines: str, status: str = "HTTP/1.1 200 OK", bodiless: bool = False) -> ResponseHead:

@@ -10,10 +10,8 @@ from collections.abc import Sequence
 import pytest
 from aiohappyeyeballs import AddrInfoType
 
-from gateway.origin.http1_client import resolver
-from gateway.origin.http1_client.pool import IDLE_SECONDS_MAX, Endpoint, Pool
-from gateway.origin.http1_client.resolver import KEPT_SECONDS, Resolver
-from gateway.origin.http1_client.shares import Claim
+from gateway.origin.http1_client import pool
+from gateway.origin.http1_client.pool import IDLE_SECONDS_MAX, KEPT_SECONDS, Claim, Endpoint, Pool, Resolver
 from tests.origin.http1_client.raw_origin import Client, client, saying
 from tests.support.blocks import until
 
@@ -141,7 +139,7 @@ def test_names_are_looked_up_once_for_many_and_again_after_a_while(monkeypatch: 
             raise socket.gaierror("no such host")
         return found
 
-    monkeypatch.setattr(resolver, "_look_up", look_up)
+    monkeypatch.setattr(pool, "_look_up", look_up)
 
     async def scenario() -> None:
         one = Resolver()

@@ -13,8 +13,8 @@ from defusedxml.ElementTree import fromstring
 from gateway.errors import S3Error
 from gateway.objects import ByteRange
 from gateway.origin.client import OriginRequest
-from gateway.s3.addressing import parse_copy_source
 from gateway.s3.error_codes import s3_error
+from gateway.s3.requests import parse_copy_source
 from gateway.s3.xml_writer import document, element
 from tests.support.memory_origin.conditions import asked_range, check_copy_source, check_read, check_write
 from tests.support.memory_origin.content import BytesContent, SlicedContent
