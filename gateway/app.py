@@ -16,8 +16,8 @@ from gateway.buffering import Bounding, Flushing, Surroundings, flushing, is_nee
 from gateway.clock import Clock, SystemClock
 from gateway.config import Settings
 from gateway.counting import WorkerMetrics
+from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, Keyring, OriginKeyring
 from gateway.edge.asgi import S3App
-from gateway.edge.authentication import Authenticator, ConfiguredKeyring, Key, Keyring, OriginKeyring
 from gateway.heartbeats import BACKGROUND_PROCESS
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.indexes import Indexes, IndexPlan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from gateway.blocks.files.open_files import OpenFiles
+from gateway.blocks.files.block_file import OpenFiles
 from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.files.watching import FileWatcher

@@ -29,8 +29,7 @@ from gateway.blocks.index.capacity import Capacity, Reserve
 from gateway.blocks.index.eviction import Step
 from gateway.blocks.index.index import BlockIndex, IndexFull
 from gateway.blocks.index.pins import Pins
-from gateway.blocks.index.records import BlockRecord, Reservation, WorkerFile
-from gateway.blocks.layout import Block, Extent
+from gateway.blocks.layout import Block, BlockRecord, Extent, Reservation, WorkerFile
 from gateway.counting import CacheMetrics
 from gateway.errors import NotKept, StoreUnavailable
 

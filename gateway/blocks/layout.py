@@ -1,4 +1,5 @@
-"""Where a block's bytes lie: block numbers, names on disk, and the header that makes a file describe itself. Pure.
+"""How blocks lie on disk and in the index: their numbers, names and headers, and the index's rows, packed and unpacked.
+Pure.
 
 A block is `length` bytes at `offset` of one object version. On disk it is an extent (file, offset, length, checksums of
 every 64 KiB) of a file whose bytes never change. A block that is fetched into a file of its own stands behind a header:
@@ -7,6 +8,20 @@ every 64 KiB) of a file whose bytes never change. A block that is fetched into a
     4096·n the block's bytes, to the end of the file
 
 Small objects lie together in segments, each behind such a header, more closely aligned (files/store.py).
+The index is LMDB tables:
+
+blocks   block key → where the block lies. A row whose file the index has no more, or remembers only, counts for nothing
+files    file key → FileRecord
+queues   (slot, queue, sequence, file key) → nothing: the files of each slot's queues in order
+state    a letter, then:
+    s  slot name → its number, given once
+    a  slot number → SlotAccount
+    r  (worker, file) → bytes and slot: what files that are being written will take
+    u  (worker, file) → bytes: files that left the index and are to be unlinked, and what is counted for them
+    p  pin number → its prefix
+    b  directory of data files → bytes in it that the index does not know yet
+    c  name → totals, counters and marks
+
 docs/on-disk-format.md is the reference for every field.
 """
 
@@ -15,9 +30,10 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, TypeAlias, cast
 
+import lmdb
 from awscrt import checksums
 
 from gateway.errors import BlockDamaged
@@ -243,3 +259,245 @@ def _encode(text: str) -> bytes:
 
 def _decode(text: bytes) -> str:
     return text.decode("utf-8", "surrogatepass")
+
+
+_BLOCK = struct.Struct("<8sBII")
+_FILE = struct.Struct("<BBHIQQQI")
+_RESERVATION = struct.Struct("<QH")
+_QUEUE = struct.Struct(">HBQ")
+_SLOT = struct.Struct(">H")
+_WORKER = struct.Struct(">I")
+_PIN = struct.Struct(">Q")
+_NUMBERS = {count: struct.Struct(f"<{count}Q") for count in range(1, 8)}
+
+FILE_KEY_BYTES = 8
+QUEUE_OFFSET = 0
+"""Of the queue's number in a packed FileRecord."""
+
+OFFSET_MAX = 1 << 40
+"""Of a block in its file."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRecord:
+    """What the index knows of one block."""
+
+    block_id: bytes
+    object_id: bytes
+    extent: Extent
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """One file, in which one or more blocks lie: what is counted, and what goes when room is needed.
+
+    `disk_bytes` is what unlinking it gives back; `slot` the number of the one on whose account it is. `sequence` is its
+    place in the order of use: a counter kept in the index, so that no clock, no time zone and no reboot can disturb the
+    order. `blocks` is how many lie in it.
+
+    `queue` is where it stands in its slot, `frequency` how often it was used there and `used_at` when last, as far as
+    the slot's policy counts and in its time (policies.py). `pin` is the number of the pin that holds it, or 0.
+    """
+
+    file: str
+    slot: int
+    disk_bytes: int
+    sequence: int
+    blocks: int = 1
+    queue: int = 0
+    frequency: int = 0
+    used_at: int = 0
+    pin: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Room set aside on a slot's account for a file that is not in the index yet.
+
+    `wanted` is room that somebody has asked for in so many words: what was used longest ago gives way,
+    whatever the slot's policy makes of it. `pin` is the number of the pin that the file is under, or 0. `to_write` is
+    False for what lies on this disk already. `blocks` are to be entered.
+    """
+
+    file: str
+    slot: str
+    disk_bytes: int
+    wanted: bool = False
+    pin: int = 0
+    to_write: bool = True
+    blocks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFile:
+    """A file that a worker writes, or is to unlink."""
+
+    worker: int
+    file: str
+
+
+def block_key(block_id: bytes) -> bytes:
+    """Sorts the blocks of one object together: the part of its id that they share comes first."""
+    return block_id[-OBJECT_ID_BYTES:] + block_id[:-OBJECT_ID_BYTES]
+
+
+def block_id_of(key: bytes) -> bytes:
+    return key[OBJECT_ID_BYTES:] + key[:OBJECT_ID_BYTES]
+
+
+def file_key(file: str) -> bytes:
+    """What a file is known by in the index: names are random, so these 64 bits are."""
+    return hashlib.blake2b(file.encode(), digest_size=FILE_KEY_BYTES).digest()
+
+
+def pack_block(extent: Extent) -> bytes:
+    high, low = divmod(extent.offset, 1 << 32)
+    return _BLOCK.pack(file_key(extent.file), high, low, extent.length) + extent.checksums
+
+
+def unpack_extent(packed: bytes, packed_file: bytes) -> Extent:
+    """Where a block lies, from its row and that of its file: all that a reader needs."""
+    _, high, low, length = _BLOCK.unpack_from(packed)
+    return Extent(packed_file[_FILE.size :].decode(), high << 32 | low, length, packed[_BLOCK.size :])
+
+
+def pack_file(record: FileRecord) -> bytes:
+    return (
+        _FILE.pack(
+            record.queue,
+            record.frequency,
+            record.slot,
+            record.blocks,
+            record.sequence,
+            record.disk_bytes,
+            record.used_at,
+            record.pin,
+        )
+        + record.file.encode()
+    )
+
+
+def unpack_file(packed: bytes) -> FileRecord:
+    queue, frequency, slot, blocks, sequence, disk_bytes, used_at, pin = _FILE.unpack_from(packed)
+    file = packed[_FILE.size :].decode()
+    return FileRecord(file, slot, disk_bytes, sequence, blocks, queue, frequency, used_at, pin)
+
+
+def queue_key(file: FileRecord) -> bytes:
+    """Sorts the files of each queue of a slot."""
+    return _QUEUE.pack(file.slot, file.queue, file.sequence) + file_key(file.file)
+
+
+def queue_prefix(slot: int, queue: int) -> bytes:
+    """What the keys of a queue begin with."""
+    return _QUEUE.pack(slot, queue, 0)[: _SLOT.size + 1]
+
+
+def pack_slot(number: int) -> bytes:
+    """A slot's number, as keys begin with it."""
+    return _SLOT.pack(number)
+
+
+def unpack_slot(packed: bytes) -> int:
+    return int(_SLOT.unpack(packed)[0])
+
+
+def pack_pin(number: int) -> bytes:
+    return _PIN.pack(number)
+
+
+def unpack_pin(packed: bytes) -> int:
+    return int(_PIN.unpack(packed)[0])
+
+
+def worker_key(worker: int, name: bytes = b"") -> bytes:
+    """A key of one worker's part of a table."""
+    return _WORKER.pack(worker) + name
+
+
+def pack_reservation(disk_bytes: int, slot: int) -> bytes:
+    return _RESERVATION.pack(disk_bytes, slot)
+
+
+def unpack_reservation(packed: bytes) -> tuple[int, int]:
+    """Bytes on disk, and the number of the slot."""
+    return _RESERVATION.unpack(packed)
+
+
+def pack_worker_file(holder: WorkerFile) -> bytes:
+    return worker_key(holder.worker, holder.file.encode())
+
+
+def unpack_worker_file(packed: bytes) -> WorkerFile:
+    return WorkerFile(_WORKER.unpack_from(packed)[0], packed[_WORKER.size :].decode())
+
+
+def pack_numbers(*numbers: int) -> bytes:
+    return _NUMBERS[len(numbers)].pack(*numbers)
+
+
+def unpack_numbers(packed: bytes | None, count: int) -> tuple[int, ...]:
+    """Zeros where nothing is written down."""
+    return _NUMBERS[count].unpack(packed) if packed is not None else (0,) * count
+
+
+Table: TypeAlias = Any
+"""An LMDB named database: an opaque handle."""
+
+SLOTS, ACCOUNTS, RESERVED = b"s", b"a", b"r"
+PENDING_UNLINKS, PINS, REBUILD, COUNTERS = b"u", b"p", b"b", b"c"
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """A handle of each table."""
+
+    blocks: Table
+    files: Table
+    queues: Table
+    state: Table
+
+    @classmethod
+    def open(cls, environment: lmdb.Environment) -> Tables:
+        """Open all of them, made where they do not exist."""
+        return cls(*(environment.open_db(table.name.encode()) for table in fields(cls)))
+
+
+TABLES_MAX = len(fields(Tables))
+
+
+def get(transaction: lmdb.Transaction, table: Table, key: bytes) -> bytes | None:
+    return cast("bytes | None", transaction.get(key, db=table))
+
+
+def items(
+    transaction: lmdb.Transaction, table: Table, prefix: bytes = b"", start: bytes = b""
+) -> Iterator[tuple[bytes, bytes]]:
+    """The keys that begin with `prefix` and their values, in order, from the key `start` on."""
+    cursor = transaction.cursor(db=table)
+    start = max(prefix, start)
+    if start and not cursor.set_range(start):
+        return
+    for key, value in cast("Iterator[tuple[bytes, bytes]]", cursor.iternext()):
+        if not key.startswith(prefix):
+            return
+        yield key, value
+
+
+def first_key(transaction: lmdb.Transaction, table: Table, prefix: bytes) -> bytes | None:
+    """The first key that begins with `prefix`."""
+    cursor = transaction.cursor(db=table)
+    if not cursor.set_range(prefix):
+        return None
+    key = cast(bytes, cursor.key())
+    return key if key.startswith(prefix) else None
+
+
+def size_bytes(transaction: lmdb.Transaction, of: Tables) -> int:
+    """What the pages of all tables take: what is free for reuse, or only kept for readers, is not among them."""
+    pages, page_bytes = 0, 0
+    for table in fields(of):
+        facts = transaction.stat(getattr(of, table.name))
+        pages += facts["branch_pages"] + facts["leaf_pages"] + facts["overflow_pages"]
+        page_bytes = facts["psize"]
+    return pages * page_bytes

@@ -20,8 +20,7 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from gateway import cancellation
-from gateway.edge.authentication import Authenticator, Caller
-from gateway.edge.authorisation import authorise
+from gateway.edge.access import Authenticator, Caller, authorise
 from gateway.edge.failures import reply_to
 from gateway.edge.foreign_services import foreign_service_reply
 from gateway.edge.messages import (

@@ -23,6 +23,8 @@ from gateway.metadata.disk_thread import DiskThread
 from gateway.metadata.entries import (
     Entry,
     Freshness,
+    InDoubtWrites,
+    InvalidationEpochs,
     ObjectHead,
     ObservedAt,
     catalog_key,
@@ -32,7 +34,6 @@ from gateway.metadata.entries import (
     object_head,
     without_checksums,
 )
-from gateway.metadata.epochs import InDoubtWrites, InvalidationEpochs
 from gateway.metadata.joined_calls import JoinedCalls
 from gateway.metadata.listing.index import ListingIndex, trim
 from gateway.metadata.listing.ranges import bound_of

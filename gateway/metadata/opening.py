@@ -5,7 +5,7 @@
     BOOT         the kernel's boot id when the directory was last opened
     CLEAN        there while no process has the directory open and everything is synced to disk
     users.lock   shared by every process that has it open; opening.lock: held while one opens or closes
-    epochs       invalidation epochs (epochs.py)
+    epochs       invalidation epochs (entries.py)
     index/       the records (store.py)
     listing/     the listing index (listing/store.py)
     dirty/       own writes that it has not caught up with (listing/dirty_keys.py)
@@ -32,8 +32,8 @@ import lmdb
 from gateway.durable import remove_durably, write_durably
 from gateway.errors import StartupError, StoreUnavailable, opening_failure
 from gateway.file_lock import lock_within, try_lock
-from gateway.metadata import epochs
-from gateway.metadata.epochs import InvalidationEpochs
+from gateway.metadata import entries
+from gateway.metadata.entries import InvalidationEpochs
 from gateway.metadata.listing.dirty_keys import DirtyKeys
 from gateway.metadata.listing.store import ListingStore
 from gateway.metadata.store import SIZE_BYTES_MAX, CatalogStore
@@ -147,7 +147,7 @@ def _open_files(path: Path, users: int, process: int, size_bytes_max: int) -> _F
         _drop(path, users)
     for name in ENVIRONMENTS:
         (path / name).mkdir(mode=0o700)
-    epochs.create(path / "epochs")
+    entries.create(path / "epochs")
     return _try_open_files(path, process, size_bytes_max)
 
 

@@ -27,6 +27,7 @@ from gateway.metadata.disk_thread import DiskThread
 from gateway.metadata.entries import (
     EXTRA_BYTES_MAX,
     Entry,
+    InvalidationEpochs,
     catalog_key,
     has_extra,
     is_version,
@@ -35,7 +36,6 @@ from gateway.metadata.entries import (
     version_key,
 )
 from gateway.metadata.environment import OLD_ENGINE, Table, open_environment
-from gateway.metadata.epochs import InvalidationEpochs
 from gateway.metadata.listing.records import version_of
 from gateway.objects import ObjectKey, ObjectVersion
 

@@ -3,7 +3,7 @@
 Whatever asked the origin before the second moment may have seen the state before the write, so none of it is believed
 from then on. From the first moment on, and until it has caught up, the listing index is asked nothing about the key.
 Where no answer comes, the origin may carry the write out later: what is learned until then is forgotten again
-(metadata/epochs.py). So it is when the worker is killed in between (`Catalog.begin_write`).
+(metadata/entries.py). So it is when the worker is killed in between (`Catalog.begin_write`).
 """
 
 from __future__ import annotations

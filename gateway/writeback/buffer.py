@@ -25,11 +25,8 @@ from gateway.errors import BufferRefused, BufferUnavailable
 from gateway.objects import ByteRange, ObjectKey
 from gateway.policy.slots import Slot
 from gateway.writeback.bounds.ballast import Ballast
-from gateway.writeback.bounds.bounds import Bounds, BoundsObserver, Shared, SilentBoundsObserver
-from gateway.writeback.bounds.disk_room import DiskRoom
-from gateway.writeback.bounds.reservations import Reservations
-from gateway.writeback.files.staged_file import StagedFile, StagedWriter
-from gateway.writeback.files.staging import Staging
+from gateway.writeback.bounds.bounds import Bounds, BoundsObserver, DiskRoom, Reservations, Shared, SilentBoundsObserver
+from gateway.writeback.files.staged_file import StagedFile, StagedWriter, Staging
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import Ended, OwnDoing, Part, PendingObject

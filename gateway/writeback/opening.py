@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gateway.durable import sync_directory, write_durably
 from gateway.errors import BufferDamaged, BufferUnavailable, StartupError
-from gateway.writeback.files.staging import DIRECTORY_MODE, Staging
+from gateway.writeback.files.staged_file import DIRECTORY_MODE, Staging
 from gateway.writeback.journal.checking import check_journal
 from gateway.writeback.journal.journal import Journal
 

@@ -6,8 +6,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 
 from gateway.objects import ByteRange
-from gateway.writeback.files.staged_file import StagedFile, read_verified
-from gateway.writeback.files.staging import Staging
+from gateway.writeback.files.staged_file import StagedFile, Staging, read_verified
 from gateway.writeback.journal.records import Part, PendingObject
 from gateway.writeback.threads import BufferThreads
 

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.metadata import epochs as epochs_module
-from gateway.metadata.entries import ObservedAt, catalog_key
-from gateway.metadata.epochs import InvalidationEpochs, create
+from gateway.metadata import entries as epochs_module
+from gateway.metadata.entries import InvalidationEpochs, ObservedAt, catalog_key, create
 from gateway.objects import ObjectKey
 from tests.support.prepared_process import PreparedProcess
 

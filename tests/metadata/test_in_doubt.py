@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gateway.metadata import epochs as epochs_module
-from gateway.metadata.epochs import IN_DOUBT_SECONDS, InDoubtWrites
+from gateway.metadata import entries as epochs_module
+from gateway.metadata.entries import IN_DOUBT_SECONDS, InDoubtWrites
 from tests.support.manual_clock import ManualClock
 
 

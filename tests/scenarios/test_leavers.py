@@ -15,7 +15,7 @@ import pytest
 
 from gateway import cancellation
 from gateway.clock import SystemClock
-from gateway.edge.authentication import ConfiguredKeyring, Key
+from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings

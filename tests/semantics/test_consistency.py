@@ -14,7 +14,7 @@ import pytest
 from gateway.counting import CatalogMetrics
 from gateway.errors import OriginAnswered
 from gateway.metadata.catalog import Catalog, ObjectHead
-from gateway.metadata.epochs import IN_DOUBT_SECONDS, InvalidationEpochs
+from gateway.metadata.entries import IN_DOUBT_SECONDS, InvalidationEpochs
 from gateway.objects import ObjectKey
 from gateway.operations.visibility import WriteScope, invalidate
 from gateway.origin.client import OriginRequest

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.edge.authentication import OriginKeyring
+from gateway.edge.access import OriginKeyring
 from gateway.origin.signing import KeyPair
 from gateway.policy.slots import Grant, Prefix, Slot
 from gateway.s3.requests import Operation

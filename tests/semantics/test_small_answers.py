@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.counting import SmallAnswerMetrics
-from gateway.edge.authentication import ConfiguredKeyring, Key
+from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, BucketMetadataCache, Question
 from gateway.metadata.opening import ANSWERS
 from gateway.policy.slots import DEFAULT_SLOT, EVERYTHING, Grant, Prefix, Slot

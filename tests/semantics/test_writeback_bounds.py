@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 
-from gateway.operations.absorbing import admission
+from gateway.operations.absorbing import staging
 from gateway.s3.conditions import multipart_etag
 from gateway.s3.requests import Operation
 from tests.support.absorbing import PART_BYTES, SLOTS, Client, with_client
@@ -31,8 +31,8 @@ def test_5_9_never_more_than_the_buffer(
     tmp_path: Path, full: Literal["through", "slow-down"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """5.9 However many bodies come at once; who finds no room is acknowledged by the origin, or by nobody."""
-    monkeypatch.setattr(admission, "PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(admission, "PATIENCE_BEFORE_THROUGH_SECONDS", 0.1)
+    monkeypatch.setattr(staging, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(staging, "PATIENCE_BEFORE_THROUGH_SECONDS", 0.1)
     bodies = {f"back/k{number}": os.urandom((7 + number) * KIB) for number in range(20)}
 
     async def scenario(client: Client) -> None:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gateway.edge.authentication import Authenticator, ConfiguredKeyring, Key
-from gateway.edge.authorisation import authorise
+from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, authorise
 from gateway.edge.server.request_body import ChunkedDecoder
 from gateway.edge.server.request_head import HeadParser, check_incomplete_head
 from gateway.errors import OriginBodyError, S3Error

@@ -11,8 +11,8 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.settings import BlockSettings
 from gateway.clock import Clock, SystemClock
 from gateway.counting import CacheMetrics, CatalogMetrics, SmallAnswerMetrics, SnapshotMetrics
+from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, Keyring
 from gateway.edge.asgi import S3App, SilentRequestObserver
-from gateway.edge.authentication import Authenticator, ConfiguredKeyring, Key, Keyring
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import BufferUnavailable, StartupError
-from gateway.writeback.files.staging import Staging
+from gateway.writeback.files.staged_file import Staging
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.opening import ARRIVING, FORMAT, prepare, recover
 from tests.support.writeback import key, md5, part, pending

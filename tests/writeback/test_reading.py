@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import BufferDamaged
 from gateway.objects import ByteRange
-from gateway.writeback.files.staging import Staging
+from gateway.writeback.files.staged_file import Staging
 from gateway.writeback.journal.records import Base, Fixed, Part, PendingObject
 from gateway.writeback.reading import PIECE_BYTES, FileGone, PendingReader, part_range
 from gateway.writeback.threads import BufferThreads

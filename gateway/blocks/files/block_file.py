@@ -1,17 +1,24 @@
 """A file of blocks that this process has open, and which of its bytes are known to be right now.
 
-Bytes are checked against the checksums of their chunks.
+Bytes count as intact when they were read and held against the checksums of their chunks, and their pages have stayed in
+memory since (page_cache.py), and the file is still the one it was: same inode, size and times. Whatever else happens,
+to the page cache or to the device, they are read and checked again before anybody is sent them.
 
-Bytes count as intact when they were read and checked, and their pages have stayed in memory since (page_cache.py),
-and the file is still the one it was: same inode, size and times. Whatever else happens, to the page cache or to the
-device, they are read and checked again before anybody is sent them.
+A process keeps the files open that it has used last, with what it has checked of them (`OpenFiles`): so most reads open
+and check nothing. A file that is evicted keeps its room on disk while somebody has it open, so what has no name any
+more is let go of every second.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import struct
 import threading
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from awscrt import checksums as crt
@@ -19,7 +26,7 @@ from awscrt import checksums as crt
 from gateway.blocks.files.page_cache import PAGE_BYTES, MappedPages
 from gateway.blocks.layout import CHUNK_BYTES, Extent, chunk_count
 from gateway.errors import BlockDamaged
-from gateway.file_lease import FileLease, SharedFile
+from gateway.file_lease import FileLease, LeaseEnded, SharedFile
 
 VERIFY_STEP_BYTES = 4 * CHUNK_BYTES
 """Little enough for the processor's cache: what is read is checked before it has left it."""
@@ -304,3 +311,99 @@ BlockLease: TypeAlias = FileLease[BlockFile]
 def lease_of(descriptor: int, *, is_segment: bool = False, is_mappable: bool = True) -> BlockLease:
     """The first lease on a file that was just opened."""
     return FileLease(BlockFile(descriptor, is_segment=is_segment, is_mappable=is_mappable))
+
+
+FILES_OPEN_MAX = 32_768
+"""A descriptor, a mapping and about a KiB each; 256 GiB in blocks of 8 MiB, or as many small objects in segments."""
+
+LOOKED_AT_ONCE = 512
+
+_MAPPINGS_MAX = 65_530
+"""What a process may have unless `vm.max_map_count` says otherwise."""
+
+
+class OpenFiles:
+    """At most `files_max` of them, those used last. Event loop only, but for `keep` and `drop`."""
+
+    def __init__(self, files_max: int | None = None) -> None:
+        self._files_max = _affordable() if files_max is None else files_max
+        self._leases: OrderedDict[str, BlockLease] = OrderedDict()
+
+    def get(self, file: str) -> BlockLease | None:
+        """A lease on a file, if it is open."""
+        kept = self._leases.get(file)
+        if kept is None:
+            return None
+        try:
+            self._leases.move_to_end(file)
+            return kept.share()
+        except (KeyError, LeaseEnded):  # dropped by another thread since
+            return None
+
+    def opened(self, extent: Extent, open_published: Callable[[Extent], BlockLease]) -> BlockLease:
+        """A lease on the file of an extent. Raises, and where it opens it blocks, as `BlockStore.open_published`."""
+        lease = self.get(extent.file)
+        if lease is None:
+            lease = open_published(extent)
+            self.keep(extent.file, lease)
+        return lease
+
+    def keep(self, file: str, opened: BlockLease) -> None:
+        """Keep a file open by a lease of its own."""
+        if file in self._leases:
+            return
+        self._leases[file] = opened.share()
+        if len(self._leases) > self._files_max:
+            self._leases.popitem(last=False)[1].close()
+
+    def drop(self, *files: str) -> None:
+        """Let go of files that are gone, or do not hold what they should. Any thread."""
+        for file in files:
+            lease = self._leases.pop(file, None)
+            if lease is not None:
+                lease.close()
+
+    async def drop_unlinked(self, on_disk_thread: Callable[..., Awaitable[list[str]]]) -> None:
+        """Let go of those that have been evicted. `on_disk_thread` has a thread call a function with its arguments."""
+        names = list(self._leases)
+        for start in range(0, len(names), LOOKED_AT_ONCE):
+            some = names[start : start + LOOKED_AT_ONCE]
+            leases = [(name, lease) for name in some if (lease := self._shared(name)) is not None]
+            self.drop(*await on_disk_thread(_unlinked, leases))
+
+    def _shared(self, file: str) -> BlockLease | None:
+        try:
+            return self._leases[file].share()
+        except (KeyError, LeaseEnded):
+            return None
+
+    def close(self) -> None:
+        while self._leases:
+            self._leases.popitem()[1].close()
+
+
+def _unlinked(leases: Sequence[tuple[str, BlockLease]]) -> list[str]:
+    """Those of some open files that have no name any more, or cannot be looked at; ends the leases. Blocks."""
+    found = []
+    for file, lease in leases:
+        with lease:
+            if not _has_name(lease.descriptor):
+                found.append(file)
+    return found
+
+
+def _has_name(descriptor: int) -> bool:
+    try:
+        return os.fstat(descriptor).st_nlink > 0
+    except OSError:
+        return False
+
+
+def _affordable() -> int:
+    """Half of the descriptors and mappings that the process may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    mappings = _MAPPINGS_MAX
+    with suppress(OSError, ValueError):  # where it cannot be read, it has its usual value
+        mappings = int(Path("/proc/sys/vm/max_map_count").read_text())
+    descriptors = FILES_OPEN_MAX if soft == resource.RLIM_INFINITY else soft // 2
+    return max(1, min(FILES_OPEN_MAX, descriptors, mappings // 2))

@@ -34,8 +34,7 @@ from awscrt import checksums
 from gateway.blocks import layout
 from gateway.blocks.files import page_cache
 from gateway.blocks.files.block_file import BlockLease, lease_of
-from gateway.blocks.index.records import BlockRecord
-from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, Extent
+from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, BlockRecord, Extent
 from gateway.errors import BlockDamaged, StoreUnavailable
 
 ALIGNMENT_BYTES = 64

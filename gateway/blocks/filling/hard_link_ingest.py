@@ -17,8 +17,7 @@ from awscrt import checksums
 
 from gateway.blocks import layout
 from gateway.blocks.directory import Adoption
-from gateway.blocks.index.records import BlockRecord, Reservation
-from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, Extent
+from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, BlockRecord, Extent, Reservation
 from gateway.errors import StoreUnavailable
 from gateway.objects import ByteRange, ObjectVersion
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 
 from gateway.blocks import layout
 from gateway.blocks.directory import BlockDirectory, Evicted, FillFile
-from gateway.blocks.files.block_file import BlockLease, ChunkChecksums, read_verified
-from gateway.blocks.files.open_files import OpenFiles
+from gateway.blocks.files.block_file import BlockLease, ChunkChecksums, OpenFiles, read_verified
 from gateway.blocks.files.page_cache import PAGE_BYTES, Residency
 from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.files.watching import FileWatcher

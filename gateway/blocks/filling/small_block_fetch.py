@@ -27,14 +27,13 @@ from itertools import takewhile
 from gateway.blocks import layout
 from gateway.blocks.directory import BlockDirectory, Evicted
 from gateway.blocks.files import store
-from gateway.blocks.files.open_files import OpenFiles
+from gateway.blocks.files.block_file import OpenFiles
 from gateway.blocks.files.store import RECORDS_MAX, SEGMENT_BYTES_MAX, Placed, SmallBlock
 from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.filling.fetch_locks import LockKey, lock_of_block
 from gateway.blocks.filling.origin_gets import BodyCheck, PinnedGet
 from gateway.blocks.filling.single_flight import InflightFetch
-from gateway.blocks.index.records import Reservation
-from gateway.blocks.layout import Block
+from gateway.blocks.layout import Block, Reservation
 from gateway.clock import Clock
 from gateway.counting import CacheMetrics
 from gateway.errors import BlockDamaged, NotKept, StoreUnavailable
@@ -408,7 +407,7 @@ class SmallBlockFetcher:
         try:
             extent = self.directory.index.lookup(fetch.block.id)
             # Opened here and now: a file that has just been written costs no look at the disk.
-            file = self.open_files.opened(extent, self.directory.store) if extent is not None else None
+            file = self.open_files.opened(extent, self.directory.store.open_published) if extent is not None else None
         except (
             BlockDamaged,
             StoreUnavailable,

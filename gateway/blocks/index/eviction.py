@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 from gateway.blocks.index.capacity import Capacity
 from gateway.blocks.index.policies import POLICIES, Eviction, Queue, SlotAccount
-from gateway.blocks.index.records import FileRecord, Reservation
 from gateway.blocks.index.transaction import SWEPT_MAX, IndexTransaction
+from gateway.blocks.layout import FileRecord, Reservation
 
 VICTIMS_PER_TRANSACTION = 64
 

@@ -3,7 +3,7 @@
 LMDB without sync: a killed process loses nothing, an unclean boot may lose anything, so then the index is dropped and
 built anew from the files (index_rebuild.py). Lookups are read transactions of microseconds and may run on the event
 loop. Everything that writes waits for a lock that other processes take, and must run on the index thread. Every write
-transaction is short. `records.py` says what is kept.
+transaction is short. `layout.py` says what is kept.
 
 Usage plus reservations never exceed the capacity given to `reserve`. What belongs together changes in one transaction:
 a process killed between two of them leaves accounts that add up, and files that reservations and pending unlinks name.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,13 +22,21 @@ from pathlib import Path
 
 import lmdb
 
-from gateway.blocks.index import records
+from gateway.blocks import layout
 from gateway.blocks.index.capacity import Capacity, SlotUsage, WrittenBytes
 from gateway.blocks.index.eviction import Holdings, Step, make_room, shed_blocks, shrink
-from gateway.blocks.index.policies import AccessLog, Queue
-from gateway.blocks.index.records import TABLES_MAX, BlockRecord, FileRecord, Reservation, Tables, WorkerFile
+from gateway.blocks.index.policies import Queue
 from gateway.blocks.index.transaction import SWEPT_MAX, IndexTransaction, Totals
-from gateway.blocks.layout import OBJECT_ID_BYTES, Extent
+from gateway.blocks.layout import (
+    OBJECT_ID_BYTES,
+    TABLES_MAX,
+    BlockRecord,
+    Extent,
+    FileRecord,
+    Reservation,
+    Tables,
+    WorkerFile,
+)
 from gateway.durable import LMDB_READERS_MAX, set_aside_lock_file
 from gateway.errors import NotKept, StoreUnavailable
 
@@ -76,6 +85,36 @@ class IndexFull(StoreUnavailable):
 
 STALLED_SECONDS = 2.0
 """Transactions take milliseconds: who has waited so long for the write lock waits for a process that is stopped."""
+
+FILES_NOTED_MAX = 65_536
+
+
+class AccessLog:
+    """Files in the order of their last use; beyond FILES_NOTED_MAX the oldest uses are forgotten.
+
+    Noted on the event loop and taken by the index thread: every single step on the dictionary is atomic.
+    """
+
+    def __init__(self) -> None:
+        self._noted: OrderedDict[str, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._noted)
+
+    def note(self, file: str) -> None:
+        self._noted[file] = self._noted.pop(file, 0) + 1
+        if len(self._noted) > FILES_NOTED_MAX:
+            self.take(1)
+
+    def take(self, count_max: int) -> list[tuple[str, int]]:
+        """Up to `count_max` of the files with the number of their uses, the oldest first; they are the caller's now."""
+        taken: list[tuple[str, int]] = []
+        while len(taken) < count_max:
+            try:
+                taken.append(self._noted.popitem(last=False))
+            except KeyError:  # the other thread may have had the last one
+                break
+        return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +188,12 @@ class BlockIndex:
                 row: bytes | None = transaction.get(key, db=self._tables.blocks)
                 if row is None:
                     return None
-                file: bytes | None = transaction.get(row[: records.FILE_KEY_BYTES], db=self._tables.files)
+                file: bytes | None = transaction.get(row[: layout.FILE_KEY_BYTES], db=self._tables.files)
         except lmdb.Error as error:
             raise StoreUnavailable(f"the block index cannot be read: {error}") from error
-        if file is None or file[records.QUEUE_OFFSET] == Queue.EVICTED:
+        if file is None or file[layout.QUEUE_OFFSET] == Queue.EVICTED:
             return None
-        return records.unpack_extent(row, file)
+        return layout.unpack_extent(row, file)
 
     def present(self, block_ids: Iterable[bytes]) -> list[bool]:
         """For each block, whether the index has it."""
@@ -168,10 +207,10 @@ class BlockIndex:
         """
         try:  # as in `lookup`: this is asked for every object of which nothing is remembered
             with self._environment.begin() as transaction:
-                rows = records.items(transaction, self._tables.blocks, object_id)
+                rows = layout.items(transaction, self._tables.blocks, object_id)
                 for _, row in islice(rows, ROWS_LOOKED_AT_MAX):
-                    file: bytes | None = transaction.get(row[: records.FILE_KEY_BYTES], db=self._tables.files)
-                    if file is not None and file[records.QUEUE_OFFSET] != Queue.EVICTED:
+                    file: bytes | None = transaction.get(row[: layout.FILE_KEY_BYTES], db=self._tables.files)
+                    if file is not None and file[layout.QUEUE_OFFSET] != Queue.EVICTED:
                         return True
                 return next(rows, None) is not None
         except lmdb.Error as error:
@@ -227,7 +266,7 @@ class BlockIndex:
 
     def blocks_after(self, block_id: bytes, count_max: int) -> list[tuple[BlockRecord, str]]:
         """The next blocks in the order of their keys, each with the name of its slot; none at the end."""
-        start = records.block_key(block_id) + b"\0" if block_id else b""
+        start = layout.block_key(block_id) + b"\0" if block_id else b""
         with self.reading() as transaction:
             names = {number: name for name, number in transaction.slots().items()}
             return [(block, names[file.slot]) for block, file in islice(transaction.blocks_from(start), count_max)]
@@ -265,7 +304,7 @@ class BlockIndex:
             step = self._make_room(transaction, reservation, capacity)
             if step.done:
                 transaction.reserve(reservation)
-                transaction.set_counter(_WRITTEN, records.pack_numbers(day, written_bytes))
+                transaction.set_counter(_WRITTEN, layout.pack_numbers(day, written_bytes))
                 self._uncounted_bytes = 0
             return step
 
@@ -373,7 +412,7 @@ class BlockIndex:
     def ceiling_bytes(self, now: float) -> int | None:
         """What the directory may hold while somebody else fills the disk; None: as much as is configured."""
         with self.reading() as transaction:
-            ceiling_bytes, _, lowered_at = records.unpack_numbers(transaction.counter(_CEILING), 3)
+            ceiling_bytes, _, lowered_at = layout.unpack_numbers(transaction.counter(_CEILING), 3)
         return ceiling_bytes if 0 <= now - lowered_at < GROW_SECONDS else None
 
     def lower_ceiling(self, now: float, step_bytes_min: int) -> bool:
@@ -383,7 +422,7 @@ class BlockIndex:
         as it is.
         """
         with self.writing() as transaction:
-            ceiling_bytes, floor_bytes, lowered_at = records.unpack_numbers(transaction.counter(_CEILING), 3)
+            ceiling_bytes, floor_bytes, lowered_at = layout.unpack_numbers(transaction.counter(_CEILING), 3)
             if 0 <= now - lowered_at < LOWERED_SECONDS:
                 return False
             held_bytes = transaction.totals.used_bytes + transaction.totals.reserved_bytes
@@ -391,7 +430,7 @@ class BlockIndex:
                 ceiling_bytes, floor_bytes = held_bytes, held_bytes // 2
             held_bytes = min(held_bytes, ceiling_bytes)
             lowered_bytes = held_bytes - max(held_bytes // LOWERED_PART, step_bytes_min)
-            packed = records.pack_numbers(max(lowered_bytes, floor_bytes), floor_bytes, int(now))
+            packed = layout.pack_numbers(max(lowered_bytes, floor_bytes), floor_bytes, int(now))
             transaction.set_counter(_CEILING, packed)
             return True
 
@@ -479,7 +518,7 @@ class BlockIndex:
         return holdings.pins_fit(slot, size_bytes)
 
     def _written_bytes(self, transaction: IndexTransaction, day: int) -> int:
-        on, count = records.unpack_numbers(transaction.counter(_WRITTEN), 2)
+        on, count = layout.unpack_numbers(transaction.counter(_WRITTEN), 2)
         return count if on == day else 0
 
 

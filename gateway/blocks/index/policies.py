@@ -1,7 +1,7 @@
 """Which blocks leave first: by what was read, how long ago, and what comes back. In a transaction or in a simulation.
 
-What is read is noted in memory (`AccessLog`), so that a hit writes nothing. Since when a file must have been unused
-before it may go is told from what comes back.
+What is read is noted in memory (`index.AccessLog`), so that a hit writes nothing. Since when a file must have been
+unused before it may go is told from what comes back.
 
 Training reads its data set again and again, each time in another order. While an epoch runs, every block that is read
 was last read in the epoch before, so **the oldest last use among the blocks that come back marks where the epoch before
@@ -20,44 +20,12 @@ Time is counted in bytes read in the slot (`position`). Blocks that come back ar
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import ClassVar, Protocol, Self
 
-from gateway.blocks.index.records import FileRecord
-
-FILES_NOTED_MAX = 65_536
-
-
-class AccessLog:
-    """Files in the order of their last use; beyond FILES_NOTED_MAX the oldest uses are forgotten.
-
-    Noted on the event loop and taken by the index thread: every single step on the dictionary is atomic.
-    """
-
-    def __init__(self) -> None:
-        self._noted: OrderedDict[str, int] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._noted)
-
-    def note(self, file: str) -> None:
-        self._noted[file] = self._noted.pop(file, 0) + 1
-        if len(self._noted) > FILES_NOTED_MAX:
-            self.take(1)
-
-    def take(self, count_max: int) -> list[tuple[str, int]]:
-        """Up to `count_max` of the files with the number of their uses, the oldest first; they are the caller's now."""
-        taken: list[tuple[str, int]] = []
-        while len(taken) < count_max:
-            try:
-                taken.append(self._noted.popitem(last=False))
-            except KeyError:  # the other thread may have had the last one
-                break
-        return taken
-
+from gateway.blocks.layout import FileRecord
 
 RETURNS_MIN = 16
 """Of fewer, the oldest says too little: until then all is kept."""

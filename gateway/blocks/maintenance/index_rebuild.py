@@ -15,8 +15,8 @@ from gateway.blocks.files.store import ScannedFile
 from gateway.blocks.index.index import BlockIndex
 from gateway.blocks.index.pins import PinnedPrefixes
 from gateway.blocks.index.policies import Queue
-from gateway.blocks.index.records import BlockRecord, FileRecord, WorkerFile
 from gateway.blocks.index.transaction import IndexTransaction
+from gateway.blocks.layout import BlockRecord, FileRecord, WorkerFile
 from gateway.policy.slots import Slots
 
 BLOCKS_PER_STEP = 512

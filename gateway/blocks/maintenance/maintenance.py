@@ -46,7 +46,7 @@ class Maintenance:
         if changes != self._changes_seen:
             self._changes_seen = changes
             with suppress(StoreUnavailable):  # told to the isolation already
-                await tools.open_files.drop_unlinked(tools.threads)
+                await tools.open_files.drop_unlinked(tools.threads.disk)
 
     async def flush_accesses(self) -> None:
         """Tell the index which files were used, a short transaction at a time."""

@@ -19,8 +19,7 @@ from gateway.blocks.directory import BlockDirectory
 from gateway.blocks.files.block_file import read_verified
 from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.files.threads import DiskThreads
-from gateway.blocks.index.records import BlockRecord
-from gateway.blocks.layout import CHUNK_BYTES
+from gateway.blocks.layout import CHUNK_BYTES, BlockRecord
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.clock import Clock
 from gateway.counting import CacheMetrics

@@ -21,14 +21,13 @@ from typing import Protocol
 
 from gateway.blocks import layout
 from gateway.blocks.directory import BlockDirectory
-from gateway.blocks.files.block_file import BlockLease, read_verified
-from gateway.blocks.files.open_files import OpenFiles
+from gateway.blocks.files.block_file import BlockLease, OpenFiles, read_verified
 from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.files.store import BlockStore
 from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.filling.origin_gets import PinnedGet, UnpinnedGets, UnpinnedResponse
 from gateway.blocks.filling.single_flight import InflightFetch, MovedToFile, SingleFlight
-from gateway.blocks.index.policies import AccessLog
+from gateway.blocks.index.index import AccessLog
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.blocks.settings import BlockSettings
@@ -474,7 +473,7 @@ class WarmSpan(HeldSpan):
             self._tools.isolation.gone(error)
 
     def close(self) -> None:
-        if not self._file.is_open:
+        if self.span.file is _GIVEN_BACK:
             return
         self._file.close()
         observer = self._tools.observer

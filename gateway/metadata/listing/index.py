@@ -15,8 +15,7 @@ from gateway import cancellation
 from gateway.clock import Clock
 from gateway.counting import CatalogMetrics
 from gateway.metadata.disk_thread import DiskThread, in_time
-from gateway.metadata.entries import ObservedAt
-from gateway.metadata.epochs import InvalidationEpochs
+from gateway.metadata.entries import InvalidationEpochs, ObservedAt
 from gateway.metadata.listing.dirty_keys import DirtyKeys, Overlaid, OwnWrite, Written
 from gateway.metadata.listing.pages import END, ListRequest, Page, Record, SortedKeys, key_successor, take
 from gateway.metadata.listing.ranges import Batch, Bound, Interval, QueryStamp, answerable, covered_ranges, known_until

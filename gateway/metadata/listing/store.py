@@ -22,11 +22,10 @@ from typing import cast
 
 import lmdb
 
-from gateway.metadata.entries import ObservedAt
+from gateway.metadata.entries import InvalidationEpochs, ObservedAt
 from gateway.metadata.environment import NEW_ENGINE, open_environment
 from gateway.metadata.environment import Cursor as Cursor
 from gateway.metadata.environment import Table as Table
-from gateway.metadata.epochs import InvalidationEpochs
 from gateway.metadata.listing import dirty_keys
 from gateway.metadata.listing.dirty_keys import PAGE_SECONDS_MAX, DirtyKeys, WrittenKey
 from gateway.metadata.listing.pages import END, Listed, key_successor

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, OriginAnswered
 from gateway.objects import ObjectKey
-from gateway.operations.absorbing.admission import leaves_to_the_origin
 from gateway.operations.absorbing.base import base_asked, base_now
 from gateway.operations.absorbing.eligible import check_metadata, fixed_headers, is_foreseen
-from gateway.operations.absorbing.staging import unavailable
+from gateway.operations.absorbing.staging import leaves_to_the_origin, unavailable
 from gateway.operations.context import Exchange, Reply
 from gateway.operations.payload import receive_payload
 from gateway.s3.conditions import check_copy_source, format_iso_date

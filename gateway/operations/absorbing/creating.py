@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, OriginAnswered, OriginUnreachable
-from gateway.operations.absorbing.admission import leaves_to_the_origin
 from gateway.operations.absorbing.base import base_asked
 from gateway.operations.absorbing.eligible import (
     check_metadata,
@@ -23,7 +22,7 @@ from gateway.operations.absorbing.eligible import (
     may_begin_without_origin,
     names_encryption,
 )
-from gateway.operations.absorbing.staging import unavailable
+from gateway.operations.absorbing.staging import leaves_to_the_origin, unavailable
 from gateway.operations.context import Exchange, Reply
 from gateway.operations.passthrough import onward_request
 from gateway.operations.payload import receive_payload

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway.errors import OriginUnreachable, S3Error
-from gateway.operations.absorbing.admission import slow_down, tell_through
+from gateway.operations.absorbing.staging import slow_down, tell_through
 from gateway.operations.context import Exchange, Reply
 from gateway.operations.passthrough import onward_request
 from gateway.operations.payload import Payload, announced_bytes, receive_payload

@@ -15,7 +15,7 @@ from gateway.metadata.catalog import Catalog
 from gateway.objects import ObjectVersion
 from gateway.operations.visibility import WriteScope, invalidate
 from gateway.policy.slots import Slots
-from gateway.writeback.files.staging import Staging
+from gateway.writeback.files.staged_file import Staging
 from gateway.writeback.journal.records import PendingObject
 
 

@@ -10,11 +10,10 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, OriginAnswered
-from gateway.operations.absorbing.admission import paced, room_for_body, tell_through
 from gateway.operations.absorbing.barrier import flushed
 from gateway.operations.absorbing.base import base_asked, base_now
 from gateway.operations.absorbing.eligible import check_metadata, fixed_headers, makes_md5_etags, may_be_absorbed
-from gateway.operations.absorbing.staging import stage_body, unavailable
+from gateway.operations.absorbing.staging import paced, room_for_body, stage_body, tell_through, unavailable
 from gateway.operations.absorbing.through import written_through
 from gateway.operations.context import Exchange, Reply
 from gateway.operations.passthrough import forward_write

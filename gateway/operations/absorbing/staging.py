@@ -1,20 +1,29 @@
-"""A request's body on its way into the buffer: verified, staged, sealed; or nothing is left of it."""
+"""A request's body on its way into the buffer: room first, then verified, staged, sealed; or nothing is left of it.
+
+Room is asked for before any of the body is read, and before a client is told to go on. What finds none waits a little
+for the flush to make some. Then it goes through, or is answered SlowDown, as the slot says; what is larger than the
+whole buffer, and what comes while too much is on this node only, goes through either way.
+"""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, S3Error
 from gateway.operations.absorbing.upload_requests import no_such_upload
 from gateway.operations.context import Exchange
-from gateway.operations.payload import receive_verified
+from gateway.operations.payload import announced_bytes, receive_verified
 from gateway.s3.checksums import PREFIX
 from gateway.s3.error_codes import s3_error
+from gateway.writeback.bounds.bounds import Bound
 from gateway.writeback.files.staged_file import StagedWriter
 from gateway.writeback.journal.records import Part, Upload
 
 if TYPE_CHECKING:
+    from gateway.writeback.bounds.bounds import SlotBounds
     from gateway.writeback.buffer import WritebackBuffer
 
 
@@ -73,3 +82,79 @@ async def store_part(buffer: WritebackBuffer, upload: Upload, part: Part) -> Non
         raise unavailable(error) from error
     if not stored:
         raise no_such_upload(upload.upload_id)
+
+
+PATIENCE_SECONDS = 20.0
+"""Clients give up after some 60 seconds; a 503 before that has them try again."""
+
+PATIENCE_BEFORE_THROUGH_SECONDS = 1.0
+"""The origin takes what does not fit at the speed at which the flush would make room for it: waiting gains nothing."""
+
+
+@asynccontextmanager
+async def room_for_body(exchange: Exchange, buffer: WritebackBuffer, slot: str) -> AsyncIterator[Bound | None]:
+    """Room for the request's body on a slot's account as long as this lasts; or why it must go through.
+
+    Leave it when the write is in the journal. S3Error SlowDown where the slot wants that.
+    """
+    bounds = buffer.bounds.of(slot)
+    if bounds is None:
+        yield None
+        return
+    size_bytes = announced_bytes(exchange)
+    slows_down = bounds.slot.buffer_full == "slow-down"
+    bound = await bounds.take(size_bytes, PATIENCE_SECONDS if slows_down else PATIENCE_BEFORE_THROUGH_SECONDS)
+    if bound is None:
+        try:
+            yield None
+        finally:
+            bounds.give_back(size_bytes)
+        return
+    if bound.passes and slows_down:
+        raise slow_down(buffer, bounds, bound, size_bytes)
+    yield bound
+
+
+def leaves_to_the_origin(buffer: WritebackBuffer, slot: str, *, takes_room: bool) -> bool:
+    """Whether an upload that begins now, or a copy, which takes no room, is the origin's alone."""
+    bounds = buffer.bounds.of(slot)
+    bound = bounds.now(int(takes_room)) if bounds is not None else None
+    if bounds is None or bound is None:
+        return False
+    if bound.passes and (not takes_room or bounds.slot.buffer_full == "slow-down"):
+        return False
+    tell_through(buffer, slot, bound)
+    return True
+
+
+def tell_through(buffer: WritebackBuffer, slot: str, bound: Bound) -> None:
+    """Count a write that goes through because of a bound."""
+    buffer.bounds.observer.went_through(slot, bound.value)
+
+
+def slow_down(buffer: WritebackBuffer, bounds: SlotBounds, bound: Bound, size_bytes: int) -> S3Error:
+    """503, with the time that the flush needs to make room."""
+    slot = bounds.slot
+    buffer.bounds.observer.slowed_down(slot.name)
+    why = {
+        Bound.FULL: f"it holds what it may, {slot.buffer_bytes} bytes",
+        Bound.DISK: "the disk under it has no room, or has just failed",
+        Bound.SIZE: f"the body is larger than all of it, {slot.buffer_bytes} bytes",
+        Bound.EXPOSURE_BYTES: f"more than {slot.exposure_bytes_max} bytes are on this node only",
+        Bound.EXPOSURE_AGE: f"a write of more than {slot.exposure_age_seconds_max} seconds ago is on this node only",
+    }[bound]
+    return s3_error(
+        "SlowDown",
+        f"The write-back buffer of slot {slot.name} does not take this write now: {why}. Please reduce your request "
+        "rate, and try again.",
+        headers={"retry-after": str(bounds.retry_after_seconds(size_bytes))},
+    )
+
+
+async def paced(exchange: Exchange, buffer: WritebackBuffer, slot: str) -> None:
+    """Hold the acknowledgement of a write back that is in the journal, while the buffer fills faster than it drains."""
+    bounds = buffer.bounds.of(slot)
+    seconds = bounds.delay_seconds(announced_bytes(exchange)) if bounds is not None else 0.0
+    if seconds > 0:
+        buffer.bounds.observer.paced(slot, seconds)
+        await exchange.services.clock.sleep(seconds)

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable
 from gateway.objects import ObjectKey
-from gateway.operations.absorbing.admission import paced, room_for_body
 from gateway.operations.absorbing.base import base_now
 from gateway.operations.absorbing.completion import Completion, complete
 from gateway.operations.absorbing.conditional import complete_at_origin
 from gateway.operations.absorbing.eligible import has_conditions
 from gateway.operations.absorbing.part_through import PartThrough, send_part_through
 from gateway.operations.absorbing.patient import with_retries
-from gateway.operations.absorbing.staging import stage_body, store_part, unavailable
+from gateway.operations.absorbing.staging import paced, room_for_body, stage_body, store_part, unavailable
 from gateway.operations.absorbing.upload_requests import (
     check_algorithm,
     check_owner,

@@ -11,7 +11,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from gateway.writeback.bounds.disk_room import MARGIN_BYTES
+from gateway.writeback.bounds.bounds import MARGIN_BYTES
 
 SIZE_BYTES = MARGIN_BYTES
 _FILE_MODE = 0o600

@@ -3,16 +3,28 @@
 A body is given room before any of it is read: its length is reserved, where all workers see it, until its write is in
 the journal and counted there. So neither many bodies at once nor many workers exceed the size. Who finds none waits
 behind those who came before him, as long as the flush may make some; what becomes of him then is not decided here.
+
+What bodies that are arriving now will take lies in shared memory, as nothing of it is worth keeping (`Reservations`):
+
+    for each slot that writes back, in the order of the configuration: 8 bytes for each worker slot
+
+A worker writes its own numbers only, so no lock is needed: it adds what it wants first and looks at the sum then, so
+that of two that want the last room at once at least one sees both. A worker that is killed leaves its numbers to its
+successor, which clears them. The file is made anew when nobody has it open (opening.py): so its order of slots is
+everybody's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import mmap
+import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol
 
 import structlog
@@ -21,11 +33,73 @@ from gateway import cancellation
 from gateway.clock import Clock
 from gateway.errors import BufferUnavailable, ClientDisconnected
 from gateway.policy.slots import Slot
-from gateway.writeback.bounds.disk_room import MARGIN_BYTES, DiskRoom
 from gateway.writeback.bounds.pacing import PACED_FROM, delay_seconds, retry_after_seconds
-from gateway.writeback.bounds.reservations import Reservations
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.usage_rows import Usage
+
+DISK_LOOK_SECONDS = 0.05
+
+MARGIN_BYTES = 8 * 1024 * 1024
+"""Left free by bodies, for the journal: what takes things out of the buffer must be written down, too."""
+
+
+class DiskRoom:
+    """Of one directory. Event loop only: a look takes microseconds on a local disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._free_bytes = 0
+        self._looked_at = float("-inf")
+
+    def takes(self, size_bytes: int, now: float) -> bool:
+        """Whether so much fits beside the margin; `now` is of the monotonic clock. OSError as the disk says it."""
+        if not self._looked_at <= now < self._looked_at + DISK_LOOK_SECONDS:
+            facts = os.statvfs(self._path)
+            self._free_bytes, self._looked_at = facts.f_bavail * facts.f_frsize, now
+        return self._free_bytes - MARGIN_BYTES >= size_bytes
+
+
+WORKER_SLOTS = 257
+"""S3 workers have 0 to 255, the background process 256."""
+
+_CELL_BYTES = 8
+_FILE_MODE = 0o600
+
+
+class Reservations:
+    """The numbers as one worker slot sees and changes them. OSError when the disk does not take the file."""
+
+    def __init__(self, path: Path, worker: int, slots: Sequence[str]) -> None:
+        self._rows = {slot: row * WORKER_SLOTS for row, slot in enumerate(slots)}
+        self._worker = worker
+        size_bytes = max(1, len(slots)) * WORKER_SLOTS * _CELL_BYTES
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
+        try:
+            os.posix_fallocate(descriptor, 0, size_bytes)  # a page that could not be backed would kill the process
+            self._map = mmap.mmap(descriptor, size_bytes)
+        finally:
+            os.close(descriptor)
+        self._cells = memoryview(self._map).cast("Q")
+        for first in self._rows.values():
+            self._cells[first + worker] = 0
+
+    def add(self, slot: str, count: int) -> None:
+        """This worker's bodies will take so many bytes more, or, negative, less."""
+        self._cells[self._rows[slot] + self._worker] += count
+
+    def total(self, slot: str) -> int:
+        """What those of all workers will take."""
+        first = self._rows[slot]
+        return sum(self._cells[first : first + WORKER_SLOTS])
+
+    def total_of_all(self) -> int:
+        """The same, of all slots."""
+        return sum(self._cells)
+
+    def close(self) -> None:
+        self._cells.release()
+        self._map.close()
+
 
 _log = structlog.get_logger("forebay.writeback")
 

@@ -18,8 +18,7 @@ from gateway.s3.conditions import parse_http_date, quote
 from gateway.s3.results import etag_of_result
 from gateway.s3.upload_list import UPLOADS_SIZE_BYTES_MAX, ListedUpload, UploadsPage, parse_uploads_page
 from gateway.s3.xml import complete_multipart_upload_document, error_code_of, text_of
-from gateway.writeback.files.staged_file import StagedFile, read_verified
-from gateway.writeback.files.staging import Staging
+from gateway.writeback.files.staged_file import StagedFile, Staging, read_verified
 from gateway.writeback.flushing.upload_state import (
     Begun,
     Event,

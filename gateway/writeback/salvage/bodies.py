@@ -11,8 +11,7 @@ from pathlib import Path
 from gateway.errors import BufferDamaged
 from gateway.file_lease import FileLease, SharedFile
 from gateway.s3.conditions import multipart_etag, unquote
-from gateway.writeback.files.staged_file import StagedFile, read_verified
-from gateway.writeback.files.staging import Staging
+from gateway.writeback.files.staged_file import StagedFile, Staging, read_verified
 from gateway.writeback.journal.records import PendingObject
 
 _PIECE_BYTES = 1024 * 1024

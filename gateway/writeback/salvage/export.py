@@ -24,7 +24,7 @@ import orjson
 from gateway.durable import sync_directory
 from gateway.errors import BufferDamaged, StartupError
 from gateway.writeback import DIRECTORY
-from gateway.writeback.files.staging import DIRECTORY_MODE, FILE_MODE, Staging
+from gateway.writeback.files.staged_file import DIRECTORY_MODE, FILE_MODE, Staging
 from gateway.writeback.journal.records import PendingObject
 from gateway.writeback.journal.schema import connect_reading
 from gateway.writeback.opening import FORMAT

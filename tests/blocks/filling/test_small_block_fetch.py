@@ -301,7 +301,7 @@ def test_a_segment_that_is_evicted_is_let_go_of(tmp_path: Path) -> None:
                 await read(cache, version)
                 await cache.settle()
             assert cache.usage().used_bytes <= 2 * MIB
-            await cache._tools.open_files.drop_unlinked(cache._tools.threads)
+            await cache._tools.open_files.drop_unlinked(cache._tools.threads.disk)
             spans: list[FileSpan] = []
             assert await take(reader, spans) == content_of(origin, versions[0])
             assert not [name for name in open_files() if ".segment (deleted)" in name]

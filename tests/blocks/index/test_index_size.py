@@ -12,8 +12,8 @@ import pytest
 from gateway.blocks.filling.small_block_fetch import SegmentAppender
 from gateway.blocks.index import index as index_module
 from gateway.blocks.index.capacity import WrittenBytes
-from gateway.blocks.index.records import BlockRecord
 from gateway.blocks.index.transaction import IndexTransaction
+from gateway.blocks.layout import BlockRecord
 from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
 from gateway.blocks.settings import BlockSettings
 from gateway.errors import NotKept, StoreUnavailable

@@ -129,7 +129,7 @@ def test_whatever_becomes_of_the_block_they_end_it(tmp_path: Path, fate: str) ->
             origin.put(BUCKET, "k0", b"another version")
             if fate == "invalidated":
                 await cache.invalidate(ObjectKey(BUCKET, "k0"))
-                await cache._tools.open_files.drop_unlinked(cache._tools.threads)
+                await cache._tools.open_files.drop_unlinked(cache._tools.threads.disk)
             else:
                 for path in block_files(tmp_path / "c"):
                     path.unlink()

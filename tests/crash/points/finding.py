@@ -7,7 +7,7 @@ from typing import cast
 
 from gateway.clock import SystemClock
 from gateway.origin.client import Origin
-from gateway.writeback.files.staging import Staging
+from gateway.writeback.files.staged_file import Staging
 from gateway.writeback.flushing.flush_requests import FlushRequests
 from gateway.writeback.flushing.lost_uploads import CARRIED_OUT_SECONDS, LostUploads
 from gateway.writeback.journal.journal import Journal

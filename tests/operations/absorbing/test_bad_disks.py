@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from gateway.operations.absorbing import admission
+from gateway.operations.absorbing import staging
 from gateway.policy.slots import Slot
-from gateway.writeback.bounds import bounds, disk_room
-from gateway.writeback.files.staged_file import StagedWriter
-from gateway.writeback.files.staging import Staging
+from gateway.writeback.bounds import bounds
+from gateway.writeback.files.staged_file import StagedWriter, Staging
 from tests.support.absorbing import SLOTS, Client, eventually, with_client
 from tests.support.disks import fill_up, small_disk
 
@@ -35,10 +34,10 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(admission, "PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
+    monkeypatch.setattr(staging, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(staging, "PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
     monkeypatch.setattr(bounds, "TROUBLE_SECONDS", 0.2)
-    monkeypatch.setattr(disk_room, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(bounds, "DISK_LOOK_SECONDS", 0.0)
 
 
 def slots(**changed: Any) -> list[Slot]:
@@ -75,7 +74,7 @@ def test_where_somebody_else_fills_the_disk_writes_go_through(disk: Path) -> Non
         await client.learn()
         kept = os.urandom(MIB)
         assert await put(client, "kept", kept) == "absorbed"
-        others = fill_up(disk, leave_bytes=disk_room.MARGIN_BYTES + 2 * MIB)
+        others = fill_up(disk, leave_bytes=bounds.MARGIN_BYTES + 2 * MIB)
         assert await put(client, "large", bytes(4 * MIB)) == "forwarded"
         assert await put(client, "small", bytes(MIB)) == "absorbed"
         fill_up(disk, "more")
@@ -121,7 +120,7 @@ def test_the_cache_leaves_the_buffer_its_room(disk: Path) -> None:
             answer = await client.ask("GET", f"data/{number}")
             assert answer.body == client.origin.data("bucket", f"data/{number}")
         cached_bytes = client.gateway.blocks.usage().used_bytes
-        assert 4 * MIB <= cached_bytes <= DISK_BYTES - 64 * MIB - disk_room.MARGIN_BYTES
+        assert 4 * MIB <= cached_bytes <= DISK_BYTES - 64 * MIB - bounds.MARGIN_BYTES
         answers = [await put(client, f"k{number}", bytes(4 * MIB)) for number in range(16)]
         assert answers == ["absorbed"] * 16
         await client.flush()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.operations.absorbing import admission
+from gateway.operations.absorbing import staging
 from gateway.policy.slots import Slot
 from gateway.s3.requests import Operation
 from gateway.writeback.bounds import bounds as bounds_module
@@ -49,8 +49,8 @@ def counts() -> Counts:
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits long for room that nobody makes."""
-    monkeypatch.setattr(admission, "PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(admission, "PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
+    monkeypatch.setattr(staging, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(staging, "PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
 
 
 def slot(buffer_bytes: int | None = 100 * KIB, **changed: Any) -> list[Slot]:
@@ -134,7 +134,7 @@ def test_who_waits_gets_the_room_that_the_flush_makes(
     tmp_path: Path, counts: Counts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With slow-down nobody is refused where the flush keeps up within the patience."""
-    monkeypatch.setattr(admission, "PATIENCE_SECONDS", 20.0)
+    monkeypatch.setattr(staging, "PATIENCE_SECONDS", 20.0)
 
     async def scenario(client: Client) -> None:
         await client.learn()

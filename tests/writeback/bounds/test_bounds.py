@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from gateway.errors import BufferUnavailable
 from gateway.policy.slots import Prefix, Slot
-from gateway.writeback.bounds import disk_room
-from gateway.writeback.bounds.bounds import TROUBLE_SECONDS, Bound, SlotBounds
-from gateway.writeback.bounds.disk_room import MARGIN_BYTES
+from gateway.writeback.bounds import bounds as bounds_module
+from gateway.writeback.bounds.bounds import MARGIN_BYTES, TROUBLE_SECONDS, Bound, Reservations, SlotBounds
 from gateway.writeback.bounds.pacing import (
     DELAY_SECONDS_MAX,
     PACED_FROM,
@@ -24,7 +23,6 @@ from gateway.writeback.bounds.pacing import (
     delay_seconds,
     retry_after_seconds,
 )
-from gateway.writeback.bounds.reservations import Reservations
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.journal.records import Part
 from gateway.writeback.opening import recover
@@ -270,7 +268,7 @@ def test_a_disk_without_room_takes_nothing(tmp_path: Path, monkeypatch: pytest.M
     """However much of the buffer is free: what is acknowledged must find room, and its place in the journal, too."""
 
     async def scenario(_: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
-        monkeypatch.setattr(disk_room, "MARGIN_BYTES", 2**62)
+        monkeypatch.setattr(bounds_module, "MARGIN_BYTES", 2**62)
         assert await bounds.take(1, 0) is Bound.DISK
         monkeypatch.undo()
         assert await bounds.take(1, 0) is None

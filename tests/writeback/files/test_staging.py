@@ -17,10 +17,15 @@ from hypothesis import strategies as st
 
 from gateway.durable import sync_directory
 from gateway.errors import BufferDamaged, BufferUnavailable
-from gateway.writeback.files import write_out
-from gateway.writeback.files.staged_file import CHUNK_BYTES, ChunkChecksums, StagedFile, read_verified
-from gateway.writeback.files.staging import Staging
-from gateway.writeback.files.write_out import AT_ONCE_BYTES
+from gateway.writeback.files import staged_file
+from gateway.writeback.files.staged_file import (
+    AT_ONCE_BYTES,
+    CHUNK_BYTES,
+    ChunkChecksums,
+    StagedFile,
+    Staging,
+    read_verified,
+)
 from tests.support.writeback import md5
 
 SIZE_BYTES = 3 * CHUNK_BYTES + 17
@@ -165,7 +170,7 @@ def test_many_seal_with_few_syncs_of_the_directory(staging: Staging, monkeypatch
             assert going_on.wait(10)
         real(path)
 
-    monkeypatch.setattr("gateway.writeback.files.staging.sync_directory", slow)
+    monkeypatch.setattr("gateway.writeback.files.staged_file.sync_directory", slow)
     first = staging._names.begin()
     assert syncing.wait(10)
     others = [staging._names.begin() for _ in range(8)]
@@ -187,7 +192,7 @@ def test_a_failed_sync_of_the_directory_fails_all_who_waited_for_it(
         assert going_on.wait(10)
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("gateway.writeback.files.staging.sync_directory", fail)
+    monkeypatch.setattr("gateway.writeback.files.staged_file.sync_directory", fail)
     staging._names.begin()
     assert syncing.wait(10)
     writers = [staging.create() for _ in range(3)]
@@ -212,7 +217,7 @@ def test_writing_out_early_hides_no_error_and_needs_no_support(
         ctypes.set_errno(error)
         return -1
 
-    monkeypatch.setattr(write_out, "_sync_file_range", refuse)
+    monkeypatch.setattr(staged_file, "_sync_file_range", refuse)
     writer, piece = staging.create(), memoryview(bytes(AT_ONCE_BYTES // 2 + 1))
     writer.write(piece)
     with pytest.raises(OSError) if is_raised else nullcontext():
