@@ -217,9 +217,15 @@ def authorise(request: S3Request, grant: Grant, slots: Slots) -> None:
 
     InvalidRequest (400) when the origin might do something else than what is judged here.
     """
-    _refuse_method_overrides(request)
-    reason = _refusal(request, grant, slots) or _refusal_of_sources(request, grant)
-    if reason is None and _names_keys_elsewhere(request):
+    if not _METHOD_OVERRIDES.isdisjoint(request.headers):
+        raise _refused_method_override(request)
+    reason = _refusal(request, grant, slots)
+    if reason is None and not grant.covers_everything:
+        reason = _refusal_of_sources(request, grant)
+    # RenameObject takes a key away that its header names; a form holds its own.
+    if reason is None and (
+        "x-amz-rename-source" in request.headers or (request.method == "POST" and _is_form(request))
+    ):
         reason = refusal_of_unknown_writes(grant, slots, request.bucket or "")
     if reason is not None:
         raise s3_error("AccessDenied", f"Access Denied. {reason}")
@@ -240,8 +246,6 @@ def _refusal(request: S3Request, grant: Grant, slots: Slots) -> str | None:
 
 def _refusal_of_sources(request: S3Request, grant: Grant) -> str | None:
     """Rights to what a copy reads, and to what a rename takes away."""
-    if grant.covers_everything:
-        return None
     copied = request.headers.get("x-amz-copy-source")
     if copied is not None:
         # Servers disagree on whether `+` stands for a space here: both readings must be allowed.
@@ -253,22 +257,14 @@ def _refusal_of_sources(request: S3Request, grant: Grant) -> str | None:
     return None
 
 
-def _names_keys_elsewhere(request: S3Request) -> bool:
-    """Whether a write names keys where they are not looked at: RenameObject takes one away, a form holds its own."""
-    return "x-amz-rename-source" in request.headers or _is_form(request)
-
-
 def _is_form(request: S3Request) -> bool:
     """Whatever else is in its target: some servers look at the content type alone."""
     return request.method == "POST" and request.headers.get("content-type", "").strip().lower().startswith(_FORM)
 
 
-def _refuse_method_overrides(request: S3Request) -> None:
-    if _METHOD_OVERRIDES.isdisjoint(request.headers):
-        return
-    for name in sorted(_METHOD_OVERRIDES):
-        if name in request.headers:
-            raise s3_error("InvalidRequest", f"The header {name} is not accepted: send the method itself.")
+def _refused_method_override(request: S3Request) -> S3Error:
+    name = min(_METHOD_OVERRIDES.intersection(request.headers))
+    return s3_error("InvalidRequest", f"The header {name} is not accepted: send the method itself.")
 
 
 def is_read(request: S3Request) -> bool:
@@ -278,7 +274,9 @@ def is_read(request: S3Request) -> bool:
     """
     if request.method in _READING and not request.query:
         return True
-    if request.method not in _READING and (request.method != "POST" or _is_form(request)):
+    if request.method not in _READING and (
+        request.method != "POST" or (request.method == "POST" and _is_form(request))
+    ):
         return False
     names = {name for name, _ in request.query}
     if request.method in _READING:

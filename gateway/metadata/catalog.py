@@ -314,13 +314,11 @@ def is_remembered(slot: Slot, headers: Mapping[str, str]) -> bool:
 
     Who pays, and whose bucket it must be, is for the origin to judge, each time.
     """
-    return slot.consistency not in ("strict", "snapshot") and is_plainly_asked(headers)
+    return slot.consistency not in ("strict", "snapshot") and (not headers or is_plainly_asked(headers))
 
 
 def is_plainly_asked(headers: Mapping[str, str]) -> bool:
     """Whether nothing in these headers is for the origin to judge."""
-    if not headers:
-        return True
     return all(name == CHECKSUM_MODE and value.upper() == "ENABLED" for name, value in headers.items())
 
 

@@ -36,6 +36,7 @@ from gateway.operations.payload import receive_payload
 from gateway.operations.visibility import changed_by, invalidate
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.s3.conditions import (
+    READ_CONDITIONS,
     content_range,
     evaluate_read,
     first_and_last,
@@ -258,14 +259,14 @@ def asks_for_more_than_bytes(request: S3Request) -> bool:
 
 def asks_for_more_than_head(request: S3Request) -> bool:
     """Whether a HEAD asks for more than the object's metadata: of a part, a range, a version, with other headers."""
-    if "range" in request.headers or request.parameter("partNumber") is not None or asks_for_more_than_bytes(request):
+    if "range" in request.headers or asks_for_more(request):
         return True
-    return bool(request.query) and any(name.startswith("response-") for name, _ in request.query)
+    return any(name == "partNumber" or name.startswith("response-") for name, _ in request.query)
 
 
 def asks_for_more(request: S3Request) -> bool:
     """Whether it asks for anything but bytes and metadata of the current version."""
-    if request.parameter("versionId") is not None:
+    if request.query and request.parameter("versionId") is not None:
         return True
     if "origin" in request.headers:
         return True  # the bucket's CORS rules go by origin and method, and a HEAD is another method
@@ -314,7 +315,7 @@ async def open_cached(
     )
 
 
-_CONDITIONS = frozenset({"if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range"})
+_CONDITIONS = READ_CONDITIONS | {"if-range"}
 
 _NO_OBJECT_BYTES = 2**60
 """No object is so long."""
@@ -605,6 +606,8 @@ async def _watched(body: BodyStream, on_cut: Callable[[], Awaitable[None]]) -> B
 
 def is_not_modified(exchange: Exchange, head: ObjectHead) -> bool:
     """Whether the request's conditions ask for 304; S3Error PreconditionFailed where they fail."""
+    if READ_CONDITIONS.isdisjoint(exchange.request.headers):
+        return False
     now, version = exchange.services.clock.now(), head.version
     judged = evaluate_read(exchange.request.headers, etag=version.etag, last_modified=head.last_modified, now=now)
     return judged == "not-modified"
@@ -617,9 +620,10 @@ def _not_modified(head: ObjectHead, cache: CacheLabel) -> Reply:
 
 def _asked_range(exchange: Exchange, head: ObjectHead) -> ByteRange | None:
     headers = exchange.request.headers
-    if not if_range_holds(headers, etag=head.version.etag, last_modified=head.last_modified):
+    asked = headers.get("range")
+    if asked is None or not if_range_holds(headers, etag=head.version.etag, last_modified=head.last_modified):
         return None
-    return parse_range(headers.get("range"), head.version.size_bytes)
+    return parse_range(asked, head.version.size_bytes)
 
 
 def _encoded_headers(head: ObjectHead, asked: ByteRange | None, overrides: Mapping[str, str]) -> EncodedHeaders:
@@ -644,6 +648,8 @@ def _lengths(head: ObjectHead, asked: ByteRange | None) -> list[tuple[str, str]]
 def response_overrides(exchange: Exchange) -> dict[str, str]:
     """`response-content-type` and its five siblings (S3 API, GetObject, "Overriding response header values")."""
     query = exchange.request.query
+    if not query:
+        return {}
     overrides = {_OVERRIDES[name]: _header_value(name, value or "") for name, value in query if name in _OVERRIDES}
     if overrides and exchange.anonymous:
         raise s3_error("InvalidRequest", "Request specific response headers cannot be used for anonymous GET requests.")

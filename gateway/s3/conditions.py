@@ -234,7 +234,7 @@ __all__ = [
     "parse_http_date",
 ]
 
-_CONDITIONS = frozenset({"if-match", "if-none-match", "if-modified-since", "if-unmodified-since"})
+READ_CONDITIONS = frozenset({"if-match", "if-none-match", "if-modified-since", "if-unmodified-since"})
 _ETAG = re.compile(r"""\s*+(?:W/)?+("[^"]*+"|[^",\s]++(?:\s++[^",\s]++)*+)?+\s*+(?:,|\Z)""")
 """One of a list, which may be empty (RFC 9110, 5.6.1). Possessive throughout: what was taken is never given back, so
 that no list costs more than looking at it once."""
@@ -248,7 +248,7 @@ def evaluate_read(
     Without a `last_modified`, conditions on dates are ignored; so is, where `now` is given, an `If-Modified-Since` in
     the future. Raises S3Error PreconditionFailed (412).
     """
-    if _CONDITIONS.isdisjoint(headers):
+    if READ_CONDITIONS.isdisjoint(headers):
         return "serve"
     failed = _failed_precondition(headers, "", etag, last_modified)
     if failed is not None:
