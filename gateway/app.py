@@ -30,7 +30,7 @@ from gateway.metadata.opening import ANSWERS, disbelieve
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.metering import origin_meter
-from gateway.operations.context import Services
+from gateway.operations.context import AppContext
 from gateway.operations.origin_events import OriginEvents
 from gateway.origin.breaker import SilenceBoard
 from gateway.origin.client import Origin
@@ -173,7 +173,7 @@ async def s3_application(
             allow_signature_v2=settings.server.allow_signature_v2,
         )
         snapshots, snapshot_store = await _snapshots(settings, node, closed=closed)
-        services = Services(
+        services = AppContext(
             node.origin,
             catalog,
             answers,

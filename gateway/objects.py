@@ -79,7 +79,7 @@ class FileSpan:
     file: SpanFile | None = None
 
 
-class HeldSpan:
+class PinnedFileSpan:
     """A whole response body as it lies in one file, which stays open until `close`. No ABC: `isinstance` costs more."""
 
     __slots__ = ("span",)
@@ -96,7 +96,7 @@ class HeldSpan:
 
 
 @dataclass(slots=True)
-class LentBytes:
+class BorrowedBuffer:
     """Bytes in memory that are lent to whoever sends them, until the next piece is asked for.
 
     Who cannot send them all at once says in `taken` how many he has sent, all if he says nothing, and lets go of them:
@@ -110,7 +110,7 @@ class LentBytes:
         self.taken = len(self.content)
 
 
-BodyPiece = bytes | memoryview | FileSpan | LentBytes
+BodyPiece = bytes | memoryview | FileSpan | BorrowedBuffer
 """A piece of a response body: bytes in memory, or bytes of a file that need not pass through memory."""
 
 BodyStream = AsyncGenerator[BodyPiece, None]

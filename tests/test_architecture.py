@@ -123,7 +123,7 @@ def test_the_allowed_arrows_have_no_circle() -> None:
     [
         ("gateway.blocks.cache", "from gateway.metadata.catalog import Catalog"),
         ("gateway.metadata.catalog", "import gateway.blocks.cache"),
-        ("gateway.origin.s3", "from gateway.operations.context import Reply"),
+        ("gateway.origin.s3", "from gateway.operations.context import Response"),
         ("gateway.s3.xml", "from gateway.origin import client"),
         ("gateway.s3.xml", "import asyncio"),
         ("gateway.objects", "from gateway import config"),

@@ -1,6 +1,6 @@
 """The S3 port as a raw ASGI application: parse, authenticate, authorise, dispatch, stream.
 
-    scope → s3.requests → authentication → authorisation → operations.router → Reply → send
+    scope → s3.requests → authentication → authorisation → operations.router → Response → send
 
 One function call per step, no middleware, and no await before an operation has to wait for something. Whatever goes
 wrong before the head of the answer is out becomes an S3 error; afterwards the connection is closed, because a short
@@ -35,7 +35,7 @@ from gateway.edge.messages import (
 from gateway.edge.server.cycle import RESPONSE, in_task
 from gateway.edge.server.request_body import RECEIVE_INTO
 from gateway.errors import ClientDisconnected, S3Error
-from gateway.operations.context import Answer, Exchange, Reply, Services
+from gateway.operations.context import Answer, AppContext, RequestContext, Response
 from gateway.operations.passthrough import READ_METHODS
 from gateway.operations.router import perform
 from gateway.origin.client import ACCOUNT
@@ -100,7 +100,7 @@ class S3App:
     `instance_id` marks requests that this node sends to its origin: one that comes round is refused (508).
     """
 
-    services: Services
+    services: AppContext
     authenticator: Authenticator
     base_domains: tuple[str, ...]
     instance_id: str
@@ -116,7 +116,7 @@ class S3App:
         except Exception as error:  # noqa: BLE001 - whatever happened, the client gets an answer and the log a line
             answer = reply_to(error, record.request_id, record.path)
         try:
-            reply = answer if isinstance(answer, Reply) else await self._awaited(record, answer, scope)
+            reply = answer if isinstance(answer, Response) else await self._awaited(record, answer, scope)
             record.status, record.cache = str(reply.status), reply.cache
             whole = whole_response(reply, scope, record)
             try:
@@ -172,12 +172,12 @@ class S3App:
             received_bytes=received_bytes,
         )
 
-    async def _stream(self, record: RequestRecord, reply: Reply, scope: Scope, send: Send) -> None:
+    async def _stream(self, record: RequestRecord, reply: Response, scope: Scope, send: Send) -> None:
         if not record.waits:
             await self._wait(record, scope)
         await send_reply(reply, scope, send, record)
 
-    async def _awaited(self, record: RequestRecord, answer: Coroutine[Any, Any, Reply], scope: Scope) -> Reply:
+    async def _awaited(self, record: RequestRecord, answer: Coroutine[Any, Any, Response], scope: Scope) -> Response:
         try:
             await self._wait(record, scope)
             return await answer
@@ -188,7 +188,7 @@ class S3App:
         finally:
             answer.close()
 
-    async def _told(self, record: RequestRecord, reply: Reply, error: Exception, scope: Scope, send: Send) -> bool:
+    async def _told(self, record: RequestRecord, reply: Response, error: Exception, scope: Scope, send: Send) -> bool:
         """Answer with what has gone wrong, where nothing of the answer is out yet; False where some is."""
         if RESPONSE not in (scope.get("extensions") or {}):
             return False
@@ -201,7 +201,7 @@ class S3App:
         record.status, record.cache = str(failure.status), failure.cache
         return True
 
-    def _broken_off(self, record: RequestRecord, reply: Reply, error: Exception) -> None:
+    def _broken_off(self, record: RequestRecord, reply: Response, error: Exception) -> None:
         """The head is out: all that can still be said is a body that ends early, so the connection is closed."""
         record.status = BROKEN_OFF
         reply.failed(error)
@@ -223,10 +223,10 @@ class S3App:
         record.slot = slot.name
         credential = caller.access_key_id
         return perform(
-            Exchange(self.services, request, body, caller.grant, caller.seed, slot, caller.anonymous, credential)
+            RequestContext(self.services, request, body, caller.grant, caller.seed, slot, caller.anonymous, credential)
         )
 
-    def _caller(self, request: S3Request) -> Caller | Reply:
+    def _caller(self, request: S3Request) -> Caller | Response:
         """Who sent the request, or what to answer to one that was meant for another service than S3."""
         if request.bucket is not None:
             try:

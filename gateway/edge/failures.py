@@ -13,10 +13,10 @@ from gateway.errors import (
     OutcomeUnknown,
     S3Error,
 )
-from gateway.operations.context import Reply
+from gateway.operations.context import Response
 from gateway.rate_limited_log import RateLimitedLog
 from gateway.s3.error_codes import error_document, s3_error
-from gateway.s3.headers import towards_client
+from gateway.s3.headers import filter_response_headers
 
 _FORBIDDEN = 403
 
@@ -26,15 +26,15 @@ _refusals = RateLimitedLog(_log)
 _LATER = {"Retry-After": "1"}
 
 
-def reply_to(error: Exception, request_id: str, resource: str) -> Reply:
+def reply_to(error: Exception, request_id: str, resource: str) -> Response:
     """The answer to a request that failed before the head of its answer was sent.
 
     The origin's own refusals reach the client as they are. What nobody expected is InternalError; the request id finds
     its log line.
     """
     if isinstance(error, OriginAnswered):
-        headers = towards_client(dict(error.headers))
-        return Reply(error.status, [pair for pair in headers if pair[0] != "content-length"], error.body)
+        headers = filter_response_headers(dict(error.headers))
+        return Response(error.status, [pair for pair in headers if pair[0] != "content-length"], error.body)
     return _document(_as_s3_error(error, request_id), request_id, resource)
 
 
@@ -62,9 +62,9 @@ def _as_s3_error(error: Exception, request_id: str) -> S3Error:
     return s3_error("InternalError", f"We encountered an internal error. Its request id is {request_id}.")
 
 
-def _document(error: S3Error, request_id: str, resource: str) -> Reply:
+def _document(error: S3Error, request_id: str, resource: str) -> Response:
     headers = [(name.lower(), value) for name, value in error.headers.items()]
     if error.status == 304:
-        return Reply(304, headers)
+        return Response(304, headers)
     body = error_document(error, resource=resource, request_id=request_id, host_id=f"forebay/{request_id}")
-    return Reply(error.status, [("content-type", "application/xml"), *headers], body)
+    return Response(error.status, [("content-type", "application/xml"), *headers], body)

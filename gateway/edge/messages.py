@@ -13,10 +13,10 @@ from typing import Any, Protocol, get_args
 
 from gateway.edge.server.cycle import LENT, RESPONSE, SPAN, ZERO_COPY
 from gateway.edge.server.request_body import BodyDrain, ReceiveThreads
-from gateway.edge.server.response import Response
+from gateway.edge.server.response import EncodedResponse
 from gateway.errors import ClientDisconnected
-from gateway.objects import BodyStream, FileSpan, HeldSpan, LentBytes
-from gateway.operations.context import CacheLabel, Reply, RequestBody, Sink
+from gateway.objects import BodyStream, BorrowedBuffer, FileSpan, PinnedFileSpan
+from gateway.operations.context import CacheLabel, RequestBody, Response, Sink
 
 CLIENT_LEFT = "client-left"
 BROKEN_OFF = "broken-off"
@@ -191,19 +191,19 @@ Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-def whole_response(reply: Reply, scope: Scope, record: RequestRecord) -> Response | None:
+def whole_response(reply: Response, scope: Scope, record: RequestRecord) -> EncodedResponse | None:
     """The answer, where the server takes all of it at once: nothing is to be waited for before it is sent."""
     extensions, body = scope.get("extensions") or {}, reply.body
     if RESPONSE not in extensions:
         return None
     if isinstance(body, (bytes, memoryview)):
         return _response(reply, record, body)
-    if isinstance(body, HeldSpan) and ZERO_COPY in extensions:
+    if isinstance(body, PinnedFileSpan) and ZERO_COPY in extensions:
         return _response(reply, record, body.span)
     return None
 
 
-async def send_reply(reply: Reply, scope: Scope, send: Send, record: RequestRecord) -> None:
+async def send_reply(reply: Response, scope: Scope, send: Send, record: RequestRecord) -> None:
     """Send the whole answer, and count its body in `record.sent_bytes`. The caller closes the reply."""
     extensions = scope.get("extensions") or {}
     if RESPONSE in extensions:
@@ -216,7 +216,7 @@ async def send_reply(reply: Reply, scope: Scope, send: Send, record: RequestReco
         await send({"type": "http.response.body", "body": body})
         record.sent_bytes = len(body)
         return
-    if isinstance(body, HeldSpan):
+    if isinstance(body, PinnedFileSpan):
         await _send_span_through_memory(body.span, send)
         record.sent_bytes = body.span.count
     else:
@@ -224,14 +224,14 @@ async def send_reply(reply: Reply, scope: Scope, send: Send, record: RequestReco
     await send({"type": "http.response.body", "body": b""})
 
 
-def _response(reply: Reply, record: RequestRecord, body: Any) -> Response:
+def _response(reply: Response, record: RequestRecord, body: Any) -> EncodedResponse:
     headers = own_fields(reply)
     if not record.body_complete:
         headers.append((b"connection", b"close"))
-    return Response(reply.status, headers, ready_lines(reply, record.request_id), body, content_length(reply))
+    return EncodedResponse(reply.status, headers, ready_lines(reply, record.request_id), body, content_length(reply))
 
 
-def _start(reply: Reply, record: RequestRecord) -> dict[str, Any]:
+def _start(reply: Response, record: RequestRecord) -> dict[str, Any]:
     """The same for servers that know nothing but ASGI."""
     headers, length = own_fields(reply) + _ready_pairs(reply, record.request_id), content_length(reply)
     if length is not None:
@@ -241,14 +241,14 @@ def _start(reply: Reply, record: RequestRecord) -> dict[str, Any]:
     return {"type": "http.response.start", "status": reply.status, "headers": headers}
 
 
-def ready_lines(reply: Reply, request_id: str) -> bytes:
+def ready_lines(reply: Response, request_id: str) -> bytes:
     """The fields of an answer's head that a server need not look at, as lines."""
     encoded_id = request_id.encode()
     cache = _CACHE[reply.cache] if reply.cache is not None else b""
     return b"".join((reply.encoded.lines, _IDENTITY % (encoded_id, encoded_id), cache))
 
 
-def _ready_pairs(reply: Reply, request_id: str) -> list[tuple[bytes, bytes]]:
+def _ready_pairs(reply: Response, request_id: str) -> list[tuple[bytes, bytes]]:
     """The same as pairs."""
     encoded_id = request_id.encode()
     pairs = [
@@ -262,13 +262,13 @@ def _ready_pairs(reply: Reply, request_id: str) -> list[tuple[bytes, bytes]]:
     return pairs
 
 
-def own_fields(reply: Reply) -> list[tuple[bytes, bytes]]:
+def own_fields(reply: Response) -> list[tuple[bytes, bytes]]:
     """The fields that belong to this answer alone, as its handler gave them."""
     headers = reply.headers  # most often there are none, and even an empty comprehension costs something
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers] if headers else []
 
 
-def content_length(reply: Reply) -> int | None:
+def content_length(reply: Response) -> int | None:
     """What Content-Length is to say, where it is not among the answer's own fields."""
     if reply.length_bytes is not None:
         return reply.length_bytes
@@ -281,7 +281,7 @@ async def _send_stream(
     stream: BodyStream, send: Send, record: RequestRecord, *, zero_copy: bool, lending: bool
 ) -> None:
     async for piece in stream:
-        if isinstance(piece, LentBytes):
+        if isinstance(piece, BorrowedBuffer):
             await (_send_lent(piece, send) if lending else _send_copied(piece, send))
             record.sent_bytes += piece.taken
             continue
@@ -296,11 +296,11 @@ async def _send_stream(
         record.sent_bytes += piece.count
 
 
-async def _send_lent(lent: LentBytes, send: Send) -> None:
+async def _send_lent(lent: BorrowedBuffer, send: Send) -> None:
     await send({"type": LENT, "bytes": lent})
 
 
-async def _send_copied(lent: LentBytes, send: Send) -> None:
+async def _send_copied(lent: BorrowedBuffer, send: Send) -> None:
     copied = bytes(lent.content[:COPIED_BYTES])
     lent.taken = len(copied)
     lent.content.release()

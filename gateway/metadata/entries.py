@@ -58,7 +58,7 @@ from gateway.metadata.listing.records import date_text
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from gateway.policy.slots import Slot
 from gateway.s3.conditions import format_http_date, parse_content_range, parse_http_date
-from gateway.s3.headers import EncodedHeaders, towards_client
+from gateway.s3.headers import EncodedHeaders, filter_response_headers
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 
 _OF_THE_ANSWER = frozenset({"content-length", "content-range", "accept-ranges"})
@@ -82,7 +82,7 @@ class ObjectHead:
     @cached_property
     def of_whole(self) -> EncodedHeaders:
         """What an answer with all of its bytes says of the object, encoded once for all of them."""
-        onward = [(name, value) for name, value in towards_client(self.headers) if name not in _OF_THE_ANSWER]
+        onward = [(name, value) for name, value in filter_response_headers(self.headers) if name not in _OF_THE_ANSWER]
         onward.append(("accept-ranges", "bytes"))
         return EncodedHeaders.of(onward)
 

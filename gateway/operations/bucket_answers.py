@@ -15,12 +15,12 @@ from gateway.errors import OriginUnreachable
 from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, Answer, Question
 from gateway.metadata.entries import ObservedAt
 from gateway.objects import BodyStream
-from gateway.operations.context import Exchange, Reply
+from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import forward, is_plain, no_body, onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_payload
 from gateway.operations.read_object import wants_revalidation
 from gateway.origin.client import OriginResponse
-from gateway.s3.headers import towards_client, without
+from gateway.s3.headers import filter_response_headers, without
 from gateway.s3.requests import BUCKET_SETTINGS, Operation, S3Request
 
 _NOT_SET: Mapping[Operation, bytes] = {
@@ -36,18 +36,18 @@ _OF_ONE_CLIENT = frozenset({"content-encoding", "set-cookie"})
 """Answers with these were made for the one who asked."""
 
 
-async def bucket_answer(exchange: Exchange) -> Reply:
+async def bucket_answer(context: RequestContext) -> Response:
     """Answer from memory, or ask and remember; what is not asked plainly is forwarded."""
-    answers, request = exchange.services.answers, exchange.request
+    answers, request = context.services.answers, context.request
     if not answers.is_on or not _is_plain(request):
-        return await forward(exchange)
-    payload = await receive_payload(exchange)
+        return await forward(context)
+    payload = await receive_payload(context)
     question = Question(request.operation.value, request.bucket or "")
-    known = None if wants_revalidation(exchange) else await answers.recall(question, exchange.slot)
+    known = None if wants_revalidation(context) else await answers.recall(question, context.slot)
     if known is None:
-        return await _ask(exchange, question, payload, stale=None)
+        return await _ask(context, question, payload, stale=None)
     if not known.is_fresh:
-        return await _ask(exchange, question, payload, stale=known.answer)
+        return await _ask(context, question, payload, stale=known.answer)
     answers.answered(question, "hit")
     return _remembered(request, known.answer)
 
@@ -57,25 +57,25 @@ def _is_plain(request: S3Request) -> bool:
     return is_plain(request) and not any(value for name, value in request.query if name in BUCKET_SETTINGS)
 
 
-async def _ask(exchange: Exchange, question: Question, payload: Payload, *, stale: Answer | None) -> Reply:
+async def _ask(context: RequestContext, question: Question, payload: Payload, *, stale: Answer | None) -> Response:
     """The origin's answer; `stale` where it gives none."""
-    answers = exchange.services.answers
+    answers = context.services.answers
     asked = answers.now(question.bucket)
     try:
-        response = await exchange.services.origin.send(onward_request(exchange, payload))
+        response = await context.services.origin.send(onward_request(context, payload))
     except OriginUnreachable:
         if stale is None:
             raise
         answers.answered(question, "stale")
-        return _remembered(exchange.request, stale)
+        return _remembered(context.request, stale)
     if stale is not None and response.status >= 500:
         await response.aclose()
         answers.answered(question, "stale")
-        return _remembered(exchange.request, stale)
+        return _remembered(context.request, stale)
     answers.answered(question, "miss")
-    if not _may_be_kept(exchange.request.operation, response):
-        return streamed_reply(response, head_only=exchange.request.method == "HEAD")
-    return await _learned(exchange, question, asked, response)
+    if not _may_be_kept(context.request.operation, response):
+        return streamed_reply(response, head_only=context.request.method == "HEAD")
+    return await _learned(context, question, asked, response)
 
 
 def _may_be_kept(operation: Operation, response: OriginResponse) -> bool:
@@ -85,13 +85,15 @@ def _may_be_kept(operation: Operation, response: OriginResponse) -> bool:
     return not _OF_ONE_CLIENT & response.headers.keys()
 
 
-async def _learned(exchange: Exchange, question: Question, asked: ObservedAt, response: OriginResponse) -> Reply:
+async def _learned(
+    context: RequestContext, question: Question, asked: ObservedAt, response: OriginResponse
+) -> Response:
     """The answer, received whole and remembered; one that is too long is passed on as it comes."""
-    operation, headers = exchange.request.operation, towards_client(response.headers)
+    operation, headers = context.request.operation, filter_response_headers(response.headers)
     if operation is Operation.HEAD_BUCKET:
         await response.aclose()
-        exchange.services.answers.keep(question, asked, Answer(200, without(headers, *_OF_ONE_ANSWER), b""))
-        return Reply(200, headers, no_body(), "miss")
+        context.services.answers.keep(question, asked, Answer(200, without(headers, *_OF_ONE_ANSWER), b""))
+        return Response(200, headers, no_body(), "miss")
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(response)
         pieces, body = response.stream(), b""
@@ -99,12 +101,12 @@ async def _learned(exchange: Exchange, question: Question, asked: ObservedAt, re
             body += piece
             if len(body) > ANSWER_BYTES_MAX:
                 stack.pop_all()
-                return Reply(response.status, headers, _continued(body, pieces), "forwarded", response)
+                return Response(response.status, headers, _continued(body, pieces), "forwarded", response)
     headers = without(headers, "content-length")
     if response.status != 200 and _NOT_SET[operation] not in body:
-        return Reply(response.status, headers, body, "forwarded")
-    exchange.services.answers.keep(question, asked, Answer(response.status, without(headers, *_OF_ONE_ANSWER), body))
-    return Reply(response.status, headers, body, "miss")
+        return Response(response.status, headers, body, "forwarded")
+    context.services.answers.keep(question, asked, Answer(response.status, without(headers, *_OF_ONE_ANSWER), body))
+    return Response(response.status, headers, body, "miss")
 
 
 async def _continued(begun: bytes, pieces: AsyncIterator[bytes | memoryview]) -> BodyStream:
@@ -113,5 +115,5 @@ async def _continued(begun: bytes, pieces: AsyncIterator[bytes | memoryview]) ->
         yield piece
 
 
-def _remembered(request: S3Request, answer: Answer) -> Reply:
-    return Reply(answer.status, answer.headers, no_body() if request.method == "HEAD" else answer.body, "hit")
+def _remembered(request: S3Request, answer: Answer) -> Response:
+    return Response(answer.status, answer.headers, no_body() if request.method == "HEAD" else answer.body, "hit")

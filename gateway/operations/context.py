@@ -23,7 +23,7 @@ from gateway.errors import S3Error
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.snapshots.registry import SnapshotRegistry
-from gateway.objects import BodyStream, HeldSpan, ObjectKey
+from gateway.objects import BodyStream, ObjectKey, PinnedFileSpan
 from gateway.origin.client import Origin
 from gateway.policy.slots import Grant, Slot, Slots
 from gateway.s3.error_codes import s3_error
@@ -70,21 +70,20 @@ class Closable(Protocol):
 
 
 @dataclass(slots=True)
-class Reply:
+class Response:
     """An HTTP answer. Whoever receives one calls `aclose` in the end.
 
     `headers` are lower-case (name, value) pairs, values latin-1 decoded; the edge adds date, server, request ids and
     the content length of a body in memory. `encoded` are more of them, as they go onto the wire. `length_bytes` is the
     content length that the body does not tell: a HEAD's, or a streamed body's, which else brings its own
-    `content-length` header, or is sent in HTTP chunks. A body that lies in a file whole can be given as its `HeldSpan`.
-    `cache` becomes the `x-forebay-cache` header. `resource` is closed after
-    the body: a stream that was never started could not give it back by itself.
-    `on_failure` is told why the body could not be sent to its end, unless the client left.
+    `content-length` header, or is sent in HTTP chunks. A body that lies in a file whole can be given as its
+    `PinnedFileSpan`. `cache` becomes the `x-forebay-cache` header. `resource` is closed after the body: a
+    stream that was never started could not give it back by itself. `on_failure` is told why the body could not be sent to its end, unless the client left.
     """
 
     status: int
     headers: Sequence[tuple[str, str]] = field(default_factory=list)
-    body: bytes | memoryview | HeldSpan | BodyStream = b""
+    body: bytes | memoryview | PinnedFileSpan | BodyStream = b""
     cache: CacheLabel | None = None
     resource: Closable | None = None
     encoded: EncodedHeaders = NO_HEADERS
@@ -98,7 +97,7 @@ class Reply:
 
     def close_now(self) -> bool:
         """As `aclose`, where nothing has to be waited for; False where something has."""
-        if isinstance(self.body, HeldSpan):
+        if isinstance(self.body, PinnedFileSpan):
             self.body.close()
         elif not isinstance(self.body, (bytes, memoryview)):
             return False
@@ -106,7 +105,7 @@ class Reply:
 
     async def aclose(self) -> None:
         """Give back all that the body holds, sent or not."""
-        if isinstance(self.body, HeldSpan):
+        if isinstance(self.body, PinnedFileSpan):
             self.body.close()
         elif not isinstance(self.body, (bytes, memoryview)):
             await self.body.aclose()
@@ -114,8 +113,8 @@ class Reply:
             await self.resource.aclose()
 
 
-Answer: TypeAlias = Reply | Coroutine[Any, Any, Reply]
-"""What a handler returns: the reply itself where nothing had to be waited for, else who brings it."""
+Answer: TypeAlias = Response | Coroutine[Any, Any, Response]
+"""What a handler returns: the response itself where nothing had to be waited for, else who brings it."""
 
 
 BUFFERED_SIZE_BYTES_MAX_TOTAL = 64 * 1024**2
@@ -250,7 +249,7 @@ def _too_many() -> S3Error:
 
 
 @dataclass(frozen=True, slots=True)
-class Services:
+class AppContext:
     """The parts of one S3 worker, built once by the composition root."""
 
     origin: Origin
@@ -267,7 +266,7 @@ class Services:
 
 
 @dataclass(slots=True)
-class Exchange:
+class RequestContext:
     """One authenticated request on its way to an answer.
 
     `seed` is the signature that signed chunks of the body build on; None for unsigned and SigV2 requests. `anonymous`
@@ -276,7 +275,7 @@ class Exchange:
     which what is scarce is shared out.
     """
 
-    services: Services
+    services: AppContext
     request: S3Request
     body: RequestBody
     grant: Grant

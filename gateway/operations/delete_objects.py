@@ -11,12 +11,12 @@ from gateway.errors import OriginBodyError
 from gateway.objects import ObjectKey
 from gateway.operations.absorbing.deleting import Buried, bury_pending
 from gateway.operations.absorbing.through import deleted_through
-from gateway.operations.context import Exchange, Reply
+from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import forward_write, onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document
 from gateway.operations.visibility import changed_keys, with_invalidation
 from gateway.policy.slots import refusal_of_write
-from gateway.s3.headers import towards_client, towards_origin, without
+from gateway.s3.headers import filter_request_headers, filter_response_headers, without
 from gateway.s3.xml import (
     DELETE_SIZE_BYTES_MAX,
     DeleteEntry,
@@ -31,42 +31,44 @@ from gateway.s3.xml_writer import document
 RESULT_SIZE_BYTES_MAX = 8 * 1024**2
 
 
-async def delete_object(exchange: Exchange) -> Reply:
+async def delete_object(context: RequestContext) -> Response:
     """Delete one object at the origin."""
-    return await forward_write(exchange)
+    return await forward_write(context)
 
 
-async def delete_objects(exchange: Exchange) -> Reply:
+async def delete_objects(context: RequestContext) -> Response:
     """Delete up to 1,000 objects; keys outside the caller's rights come back as AccessDenied, the others go.
 
     What is pending on this node goes first, so that no late flush brings it back.
     """
-    body = await receive_document(exchange, DELETE_SIZE_BYTES_MAX)
+    body = await receive_document(context, DELETE_SIZE_BYTES_MAX)
     asked = parse_delete(body)
-    refused = _refused(exchange, asked)
+    refused = _refused(context, asked)
     refused_keys = {error.key for error in refused}
     kept = [entry for entry in asked.objects if entry.key not in refused_keys]
-    buried = await _bury(exchange, kept)
+    buried = await _bury(context, kept)
     done = _Done([*refused, *buried.errors], () if asked.quiet else buried.deleted)
     left = buried.left
     if not left:
         empty = document("DeleteResult", "")
-        return Reply(
+        return Response(
             200, [("content-type", "application/xml")], insert_delete_results(empty, done.errors, done.deleted)
         )
     keys = [entry.key for entry in left]
     if len(left) == len(asked.objects):
-        sending = _send(exchange, Payload(body))
+        sending = _send(context, Payload(body))
     else:
-        sending = _delete_some(exchange, DeleteRequest(left, asked.quiet), done)
-    reply = await _written_down(exchange, keys, with_invalidation(changed_keys(exchange, keys), sending))
-    await _forget(exchange, keys)
+        sending = _delete_some(context, DeleteRequest(left, asked.quiet), done)
+    reply = await _written_down(context, keys, with_invalidation(changed_keys(context, keys), sending))
+    await _forget(context, keys)
     return reply
 
 
-async def _written_down(exchange: Exchange, keys: Sequence[str], delete: Coroutine[Any, Any, Reply]) -> Reply:
-    buffer = exchange.services.writeback
-    return await (delete if buffer is None else deleted_through(exchange, buffer, keys, delete))
+async def _written_down(
+    context: RequestContext, keys: Sequence[str], delete: Coroutine[Any, Any, Response]
+) -> Response:
+    buffer = context.services.writeback
+    return await (delete if buffer is None else deleted_through(context, buffer, keys, delete))
 
 
 class _Done(NamedTuple):
@@ -76,37 +78,37 @@ class _Done(NamedTuple):
     deleted: Sequence[str]
 
 
-async def _bury(exchange: Exchange, entries: Sequence[DeleteEntry]) -> Buried:
-    buffer = exchange.services.writeback
-    return Buried(entries) if buffer is None else await bury_pending(exchange, buffer, entries)
+async def _bury(context: RequestContext, entries: Sequence[DeleteEntry]) -> Buried:
+    buffer = context.services.writeback
+    return Buried(entries) if buffer is None else await bury_pending(context, buffer, entries)
 
 
-def _refused(exchange: Exchange, asked: DeleteRequest) -> list[DeleteError]:
-    bucket = exchange.request.bucket or ""
+def _refused(context: RequestContext, asked: DeleteRequest) -> list[DeleteError]:
+    bucket = context.request.bucket or ""
     refused = []
     for entry in asked.objects:
-        reason = refusal_of_write(exchange.grant, exchange.services.slots, bucket, entry.key)
+        reason = refusal_of_write(context.grant, context.services.slots, bucket, entry.key)
         if reason is not None:
             refused.append(DeleteError(entry.key, entry.version_id, "AccessDenied", f"Access Denied. {reason}"))
     return refused
 
 
-async def _send(exchange: Exchange, payload: Payload) -> Reply:
-    response = await exchange.services.origin.send(onward_request(exchange, payload))
+async def _send(context: RequestContext, payload: Payload) -> Response:
+    response = await context.services.origin.send(onward_request(context, payload))
     return streamed_reply(response, head_only=False)
 
 
-async def _delete_some(exchange: Exchange, left: DeleteRequest, done: _Done) -> Reply:
+async def _delete_some(context: RequestContext, left: DeleteRequest, done: _Done) -> Response:
     """Send a part of the request, and answer for the rest. Its digests are not the client's any more."""
     headers = {
         name: value
-        for name, value in towards_origin(exchange.request.headers).items()
+        for name, value in filter_request_headers(context.request.headers).items()
         if name != "content-md5" and not name.startswith(("x-amz-checksum-", "x-amz-sdk-checksum-"))
     }
     body = delete_request_document(left)
     digest = hashlib.md5(body, usedforsecurity=False).digest()
     headers["content-md5"] = base64.b64encode(digest).decode()
-    response = await exchange.services.origin.send(onward_request(exchange, Payload(body), headers=headers))
+    response = await context.services.origin.send(onward_request(context, Payload(body), headers=headers))
     if response.status != 200:
         return streamed_reply(response, head_only=False)
     async with response:
@@ -115,10 +117,10 @@ async def _delete_some(exchange: Exchange, left: DeleteRequest, done: _Done) -> 
         merged = insert_delete_results(result, done.errors, done.deleted)
     except ValueError:
         raise OriginBodyError("the origin's answer to DeleteObjects is no DeleteResult") from None
-    return Reply(200, without(towards_client(response.headers), "content-length"), merged, "forwarded")
+    return Response(200, without(filter_response_headers(response.headers), "content-length"), merged, "forwarded")
 
 
-async def _forget(exchange: Exchange, keys: Iterable[str]) -> None:
-    bucket = exchange.request.bucket or ""
+async def _forget(context: RequestContext, keys: Iterable[str]) -> None:
+    bucket = context.request.bucket or ""
     for key in keys:
-        await exchange.services.blocks.invalidate(ObjectKey(bucket, key))
+        await context.services.blocks.invalidate(ObjectKey(bucket, key))

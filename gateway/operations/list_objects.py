@@ -15,7 +15,7 @@ from gateway.metadata.listing.index import Found, NeedsLookup
 from gateway.metadata.listing.pages import END, ListRequest, Page, prefix_end
 from gateway.metadata.listing.ranges import Bound, bound_of
 from gateway.metadata.listing.records import contents_xml, encoded, with_template
-from gateway.operations.context import Answer, Exchange, Reply
+from gateway.operations.context import Answer, RequestContext, Response
 from gateway.operations.list_sources import (
     BucketSource,
     Entry,
@@ -40,22 +40,22 @@ if TYPE_CHECKING:
 _COSTS_NOTHING = frozenset({"x-amz-request-payer"})
 
 
-def list_objects(exchange: Exchange) -> Answer:
+def list_objects(context: RequestContext) -> Answer:
     """Answer from what is known, or ask and learn; where only the origin can judge, it answers."""
-    request = exchange.request
-    slots = list(exchange.services.slots.under(request.bucket or "", request.parameter("prefix") or ""))
+    request = context.request
+    slots = list(context.services.slots.under(request.bucket or "", request.parameter("prefix") or ""))
     is_frozen, bound = is_frozen_under(slots), bound_of(slots)
     if not is_plain(request, besides=_COSTS_NOTHING if is_frozen else frozenset()):
         if is_frozen:
             raise s3_error(
                 "NotImplemented", "A part of this listing is frozen by a snapshot, which knows no such header."
             )
-        return forward_joined(exchange)
-    is_merged = may_be_merged(exchange)
+        return forward_joined(context)
+    is_merged = may_be_merged(context)
     if bound is None and not is_frozen and not is_merged:
-        return forward_joined(exchange)
+        return forward_joined(context)
     query = list_query(request)
-    listing = Listing(exchange, request.bucket or "", query, slots, bound or Bound(0.0, 0.0))
+    listing = Listing(context, request.bucket or "", query, slots, bound or Bound(0.0, 0.0))
     if is_merged:
         return _merged(listing)
     return _frozen(listing) if is_frozen else _of_bucket(listing)
@@ -67,7 +67,7 @@ def _of_bucket(listing: Listing) -> Answer:
     return _response(listing, known) if isinstance(known, Found) else _fetched(listing, source, wanted, known)
 
 
-async def _fetched(listing: Listing, source: BucketSource, wanted: ListRequest, known: NeedsLookup | None) -> Reply:
+async def _fetched(listing: Listing, source: BucketSource, wanted: ListRequest, known: NeedsLookup | None) -> Response:
     found, outcome = await source.fetch_page(wanted, known)
     listing.outcomes.add(outcome)
     return _response(listing, found)
@@ -76,9 +76,9 @@ async def _fetched(listing: Listing, source: BucketSource, wanted: ListRequest, 
 def _frozen(listing: Listing) -> Answer:
     """Where all of the page is of one snapshot, it is answered at once."""
     wanted = _wanted(listing.query)
-    found = parts(listing.exchange.services.slots, listing.bucket, wanted.start, max(wanted.start, wanted.stop))
+    found = parts(listing.context.services.slots, listing.bucket, wanted.start, max(wanted.start, wanted.stop))
     if len(found) == 1 and found[0].slot is not None:
-        opened = listing.exchange.services.snapshots.of(found[0].slot)
+        opened = listing.context.services.snapshots.of(found[0].slot)
         if opened is not None:
             return _response(listing, SnapshotSource(listing, opened).page(wanted))
     return _merged(listing)
@@ -87,15 +87,15 @@ def _frozen(listing: Listing) -> Answer:
 # Pages of several sources
 
 
-def may_be_merged(exchange: Exchange) -> bool:
+def may_be_merged(context: RequestContext) -> bool:
     """Whether anything is pending among what is listed, or may become so before the next page, or was at the last."""
-    buffer, request = exchange.services.writeback, exchange.request
+    buffer, request = context.services.writeback, context.request
     if buffer is None:
         return False
     bucket, prefix = request.bucket or "", request.parameter("prefix") or ""
-    if any(slot.write == "back" for slot in exchange.services.slots.under(bucket, prefix)):
+    if any(slot.write == "back" for slot in context.services.slots.under(bucket, prefix)):
         return True
-    return buffer.look(lambda book: _is_anything_pending(book, bucket, prefix)) or _has_our_token(exchange)
+    return buffer.look(lambda book: _is_anything_pending(book, bucket, prefix)) or _has_our_token(context)
 
 
 def _is_anything_pending(book: Book, bucket: str, prefix: str) -> bool:
@@ -105,9 +105,9 @@ def _is_anything_pending(book: Book, bucket: str, prefix: str) -> bool:
     return next(iter(book.uploads(bucket, prefix)), None) is not None
 
 
-def _has_our_token(exchange: Exchange) -> bool:
-    token = exchange.request.parameter("continuation-token")
-    if not token or exchange.request.operation is not Operation.LIST_OBJECTS_V2:
+def _has_our_token(context: RequestContext) -> bool:
+    token = context.request.parameter("continuation-token")
+    if not token or context.request.operation is not Operation.LIST_OBJECTS_V2:
         return False
     try:
         decode_token(token)
@@ -116,7 +116,7 @@ def _has_our_token(exchange: Exchange) -> bool:
     return True
 
 
-async def _merged(listing: Listing) -> Reply:
+async def _merged(listing: Listing) -> Response:
     merged = MergedPage(_wanted(listing.query), _sources(listing))
     with listing.held:
         await merged.fill()
@@ -148,7 +148,7 @@ def _sources(listing: Listing) -> list[ListSource[Entry]]:
         sources: list[ListSource[Entry]] = [PartitionedSource(listing)]
     else:
         sources = [BucketSource(listing, strict="strict" in kinds)]
-    buffer = listing.exchange.services.writeback
+    buffer = listing.context.services.writeback
     return sources if buffer is None else [PendingSource(listing, buffer), *sources]
 
 
@@ -166,7 +166,7 @@ def _wanted(query: ListQuery) -> ListRequest:
     return ListRequest(query.prefix.encode(), query.delimiter.encode(), query.limit, place.last, place.is_prefix)
 
 
-def _response(listing: Listing, found: Found) -> Reply:
+def _response(listing: Listing, found: Found) -> Response:
     query, page, outcome = listing.query, found.page, listing.outcome
     url = query.is_url_encoded
     body = list_document(
@@ -177,5 +177,5 @@ def _response(listing: Listing, found: Found) -> Reply:
         count=len(page.keys) + len(page.prefixes),
         following=ListPlace(page.last, page.last_is_prefix) if page.is_truncated else None,
     )
-    listing.exchange.services.catalog.observer.listed(listing.exchange.slot.name, outcome)
-    return Reply(200, [("content-type", "application/xml")], body, "hit" if outcome == "stale" else outcome)
+    listing.context.services.catalog.observer.listed(listing.context.slot.name, outcome)
+    return Response(200, [("content-type", "application/xml")], body, "hit" if outcome == "stale" else outcome)

@@ -20,7 +20,7 @@ from gateway.metadata.listing.pages import END, ListRequest, Page, key_successor
 from gateway.metadata.listing.ranges import Bound
 from gateway.metadata.listing.records import numbered, pack, template_of, templates_of
 from gateway.metadata.snapshots.registry import OpenSnapshot, unusable
-from gateway.operations.context import Exchange
+from gateway.operations.context import RequestContext
 from gateway.operations.merged_page import Kind, Row, Rows
 from gateway.operations.read_object import wants_revalidation
 from gateway.origin.client import OriginRequest, OriginResponse
@@ -71,7 +71,7 @@ class Listing:
     The snapshots that it reads are `held`, so that all of it is of the same.
     """
 
-    exchange: Exchange
+    context: RequestContext
     bucket: str
     query: ListQuery
     slots: Sequence[Slot]
@@ -132,7 +132,7 @@ class BucketSource:
 
     def known(self, wanted: ListRequest) -> Found | NeedsLookup | None:
         """What the index knows of the page at once."""
-        if self._strict or wants_revalidation(self._listing.exchange):
+        if self._strict or wants_revalidation(self._listing.context):
             return None
         found = self._find(wanted)
         if isinstance(found, Found):
@@ -152,7 +152,7 @@ class BucketSource:
         """The page for which the origin must be asked, and how it came about."""
         if self._strict:
             question = "page", self._listing.bucket, wanted, self._listing.query.with_owner
-            joined = self._listing.exchange.services.catalog.joined_calls
+            joined = self._listing.context.services.catalog.joined_calls
             return _found(await joined.ask(question, lambda: self._page_with_keys(wanted))), "miss"
         if known is not None:
             found = await self._looked_up(wanted, known.keys)
@@ -168,7 +168,7 @@ class BucketSource:
         truths: Mapping[bytes, AuthoritativeEntry] | None = None,
     ) -> Found | NeedsLookup | None:
         listing = self._listing
-        index, with_owner = listing.exchange.services.catalog.listing, listing.query.with_owner
+        index, with_owner = listing.context.services.catalog.listing, listing.query.with_owner
         return index.find(listing.bucket, wanted, listing.bound, with_owner=with_owner, stale=stale, truths=truths)
 
     async def _looked_up(self, wanted: ListRequest, keys: Sequence[bytes]) -> Found | None:
@@ -188,7 +188,7 @@ class BucketSource:
 
     async def _lookup(self, key: bytes) -> AuthoritativeEntry:
         """What a LIST of the origin says of one key, to the letter: a HEAD says less, and other things."""
-        bucket, index = self._listing.bucket, self._listing.exchange.services.catalog.listing
+        bucket, index = self._listing.bucket, self._listing.context.services.catalog.listing
         asked = index.asked(bucket)
         page = await origin_page(self._listing, ListRequest(key, limit=1))
         entry = page.entries[0] if page.entries and page.entries[0].key == key else None
@@ -210,7 +210,7 @@ class BucketSource:
     async def _shared_page(self, wanted: ListRequest) -> ListedPage:
         """The origin's page: asked for now, or just before by another who asks for the same."""
         listing = self._listing
-        index = listing.exchange.services.catalog.listing
+        index = listing.context.services.catalog.listing
         asked = index.asked(listing.bucket)
 
         async def send() -> ListedPage:
@@ -218,7 +218,7 @@ class BucketSource:
             index.learn(listing.bucket, wanted, page, asked, merge_seconds=listing.bound.merge_seconds)
             return page
 
-        if wants_revalidation(listing.exchange):
+        if wants_revalidation(listing.context):
             return await send()
         question = listing.bucket, wanted, listing.query.with_owner
         return await index.questions.ask(question, asked, listing.bound, send)
@@ -278,12 +278,12 @@ async def _send(listing: Listing, wanted: ListRequest, origin_token: str | None)
         query.append(("continuation-token", origin_token))
     elif wanted.start > wanted.prefix:
         query.append(("start-after", before(wanted.start)))
-    request = OriginRequest("GET", listing.bucket, None, query, slot=listing.exchange.slot.name)
-    return await listing.exchange.services.origin.send(request)
+    request = OriginRequest("GET", listing.bucket, None, query, slot=listing.context.slot.name)
+    return await listing.context.services.origin.send(request)
 
 
 async def _document(listing: Listing, response: OriginResponse) -> bytes:
-    with listing.exchange.services.buffers.holding() as held:
+    with listing.context.services.buffers.holding() as held:
         body = bytearray()
         async for piece in response.stream():
             held.grow(len(piece))
@@ -359,7 +359,7 @@ class PartitionedSource:
 
     async def seek(self, wanted: ListRequest) -> ObjectRows:
         """Rows of the first part: the next ones begin at its end. S3Error where a snapshot is missing."""
-        slots, stop = self._listing.exchange.services.slots, max(wanted.start, wanted.stop)
+        slots, stop = self._listing.context.services.slots, max(wanted.start, wanted.stop)
         part = next(iter(parts(slots, self._listing.bucket, wanted.start, stop)), None)
         if part is None:
             return Rows(())
@@ -370,7 +370,7 @@ class PartitionedSource:
     async def _snapshot(self, slot: Slot) -> SnapshotSource:
         source = self._snapshots.get(slot.name)
         if source is None:
-            registry = self._listing.exchange.services.snapshots
+            registry = self._listing.context.services.snapshots
             opened = self._listing.held.enter_context(registry.holding(await registry.opened(slot)))
             source = self._snapshots[slot.name] = SnapshotSource(self._listing, opened)
         return source

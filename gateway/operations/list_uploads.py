@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gateway.errors import OriginAnswered, OriginBodyError
 from gateway.metadata.listing.pages import ListRequest, key_successor, prefix_end
 from gateway.objects import ObjectKey
-from gateway.operations.context import Exchange, Reply
+from gateway.operations.context import RequestContext, Response
 from gateway.operations.list_sources import before
 from gateway.operations.merged_page import Kind, ListSource, MergedPage, Row, Rows
 from gateway.origin.client import OriginRequest
@@ -52,10 +52,10 @@ _Row = Row[_Listed]
 _Rows = Rows[_Listed]
 
 
-async def list_uploads(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
+async def list_uploads(context: RequestContext, buffer: WritebackBuffer) -> Response:
     """The page; the origin's error where it gives one."""
-    query = uploads_query(exchange.request)
-    listing = _Listing(exchange, buffer, query, buffer.look(lambda book: _place_in(book, query)))
+    query = uploads_query(context.request)
+    listing = _Listing(context, buffer, query, buffer.look(lambda book: _place_in(book, query)))
     wanted = ListRequest(query.prefix.encode(), query.delimiter.encode(), query.limit)
     sources: list[ListSource[_Listed]] = [_OwnUploads(listing), _OriginUploads(listing)]
     page = MergedPage(wanted, sources)
@@ -64,15 +64,15 @@ async def list_uploads(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
     prefixes = [row.name.decode() for row in page.rows if row.content is None]
     following = _following(query, page.rows) if page.is_truncated else None
     body = uploads_document(listing.bucket, query, uploads, prefixes, following)
-    return Reply(200, [("content-type", "application/xml")], body, "partial")
+    return Response(200, [("content-type", "application/xml")], body, "partial")
 
 
-def may_concern_uploads(exchange: Exchange, buffer: WritebackBuffer) -> bool:
+def may_concern_uploads(context: RequestContext, buffer: WritebackBuffer) -> bool:
     """Whether uploads may be open here, or were when the page before was given."""
-    bucket, prefix = exchange.request.bucket or "", exchange.request.parameter("prefix") or ""
-    if any(slot.write == "back" for slot in exchange.services.slots.under(bucket, prefix)):
+    bucket, prefix = context.request.bucket or "", context.request.parameter("prefix") or ""
+    if any(slot.write == "back" for slot in context.services.slots.under(bucket, prefix)):
         return True
-    return is_place(exchange.request.parameter("upload-id-marker") or "") or buffer.look(
+    return is_place(context.request.parameter("upload-id-marker") or "") or buffer.look(
         lambda book: _is_busy(book, bucket)
     )
 
@@ -110,14 +110,14 @@ def _following(query: UploadsQuery, rows: Sequence[_Row]) -> tuple[str, str]:
 class _Listing:
     """One request. `place` is where it begins among the uploads of its key marker; None: behind all of them."""
 
-    exchange: Exchange
+    context: RequestContext
     buffer: WritebackBuffer
     query: UploadsQuery
     place: UploadPlace | None
 
     @property
     def bucket(self) -> str:
-        return self.exchange.request.bucket or ""
+        return self.context.request.bucket or ""
 
     def row(self, wanted: ListRequest, upload: ListedUpload, *, is_ours: bool) -> _Row | None:
         """As it is listed; None where it was listed before."""
@@ -237,7 +237,7 @@ class _OriginUploads:
         return [one for one in listed if one.upload_id not in ours[one.key] and not book.is_orphan(one.upload_id)]
 
     async def _ask(self, wanted: ListRequest, markers: tuple[str, str]) -> UploadsPage:
-        exchange = self._listing.exchange
+        context = self._listing.context
         said = [
             ("prefix", wanted.prefix.decode()),
             ("delimiter", wanted.delimiter.decode()),
@@ -246,8 +246,8 @@ class _OriginUploads:
         said += [("upload-id-marker", markers[1])] if markers[0] else []
         query: list[tuple[str, str | None]] = [("uploads", ""), ("encoding-type", "url")]
         query += [("max-uploads", str(UPLOADS_MAX)), *((name, value) for name, value in said if value)]
-        request = OriginRequest("GET", self._listing.bucket, None, query, slot=exchange.slot.name)
-        async with await exchange.services.origin.send(request) as response:
+        request = OriginRequest("GET", self._listing.bucket, None, query, slot=context.slot.name)
+        async with await context.services.origin.send(request) as response:
             if response.status != 200:
                 document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
                 raise OriginAnswered(response.status, list(response.headers.items()), document)

@@ -13,13 +13,13 @@ from collections.abc import AsyncIterator
 
 from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
 from gateway.objects import BodyStream
-from gateway.operations.context import Exchange, Reply
+from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document
 from gateway.operations.visibility import changed_by, with_invalidation
 from gateway.origin.client import OriginResponse, StreamedBody
 from gateway.s3.conditions import multipart_etag
-from gateway.s3.headers import towards_client, without
+from gateway.s3.headers import filter_response_headers, without
 from gateway.s3.results import RESULT_SIZE_BYTES_MAX, says_nothing_yet
 from gateway.s3.xml import (
     COMPLETE_SIZE_BYTES_MAX,
@@ -31,38 +31,38 @@ from gateway.s3.xml import (
 _EMPTY_ETAG = re.compile(rb"<ETag\s*+/>|<ETag>\s*+(?:(?:&quot;&quot;|\"\")\s*+)?</ETag>")
 
 
-async def complete_multipart_upload(exchange: Exchange) -> Reply:
+async def complete_multipart_upload(context: RequestContext) -> Response:
     """Complete an upload at the origin and forget what is known of the key."""
-    return await with_invalidation(changed_by(exchange), _complete(exchange))
+    return await with_invalidation(changed_by(context), _complete(context))
 
 
-async def _complete(exchange: Exchange) -> Reply:
-    document = await receive_document(exchange, COMPLETE_SIZE_BYTES_MAX)
+async def _complete(context: RequestContext) -> Response:
+    document = await receive_document(context, COMPLETE_SIZE_BYTES_MAX)
     parts = parse_complete_multipart_upload(document)
     # Sent once: a second attempt of a Complete that was carried out would be answered NoSuchUpload.
     body = StreamedBody(_once(document), len(document), hashlib.sha256(document).hexdigest())
-    request = onward_request(exchange, Payload(body))
+    request = onward_request(context, Payload(body))
     try:
-        response = await exchange.services.origin.send(request)
+        response = await context.services.origin.send(request)
     except OriginUnreachable as error:
-        return await _decide_by_etag(exchange, parts, error)
+        return await _decide_by_etag(context, parts, error)
     finally:
-        await exchange.services.blocks.invalidate(exchange.object_key)
+        await context.services.blocks.invalidate(context.object_key)
     if response.status != 200:
         return streamed_reply(response, head_only=False)
-    return await _completed(exchange, response)
+    return await _completed(context, response)
 
 
-async def _completed(exchange: Exchange, response: OriginResponse) -> Reply:
-    headers = without(towards_client(response.headers), "content-length")
+async def _completed(context: RequestContext, response: OriginResponse) -> Response:
+    headers = without(filter_response_headers(response.headers), "content-length")
     if "content-length" not in response.headers:
-        return Reply(200, headers, _long_answer(exchange, response), "forwarded", response)
+        return Response(200, headers, _long_answer(context, response), "forwarded", response)
     async with response:
         document = await response.read(RESULT_SIZE_BYTES_MAX)
-    return Reply(200, headers, await _with_etag(exchange, document), "forwarded")
+    return Response(200, headers, await _with_etag(context, document), "forwarded")
 
 
-async def _long_answer(exchange: Exchange, response: OriginResponse) -> BodyStream:
+async def _long_answer(context: RequestContext, response: OriginResponse) -> BodyStream:
     """Pass on the white space that keeps the client waiting, then the document."""
     document = b""
     async for piece in response.stream():
@@ -72,24 +72,24 @@ async def _long_answer(exchange: Exchange, response: OriginResponse) -> BodyStre
         if says_nothing_yet(document):
             yield document
             document = b""
-    yield await _with_etag(exchange, document)
+    yield await _with_etag(context, document)
 
 
-async def _with_etag(exchange: Exchange, document: bytes) -> bytes:
+async def _with_etag(context: RequestContext, document: bytes) -> bytes:
     if not _EMPTY_ETAG.search(document):
         return document
-    etag = await _etag_at_origin(exchange)
+    etag = await _etag_at_origin(context)
     return _EMPTY_ETAG.sub(b"<ETag>" + etag.replace('"', "&quot;").encode("latin-1") + b"</ETag>", document)
 
 
-async def _decide_by_etag(exchange: Exchange, parts: list[CompletedPart], lost: OriginUnreachable) -> Reply:
+async def _decide_by_etag(context: RequestContext, parts: list[CompletedPart], lost: OriginUnreachable) -> Response:
     """The answer was lost: done if the object at the origin is made of exactly these parts."""
     expected = multipart_etag([part.etag for part in parts])
-    found = await _etag_at_origin(exchange)
+    found = await _etag_at_origin(context)
     if expected is None or found != expected:
         raise lost
-    key = exchange.object_key
-    return Reply(
+    key = context.object_key
+    return Response(
         200,
         [("content-type", "application/xml")],
         complete_multipart_upload_result(key.bucket, key.key, found),
@@ -97,9 +97,9 @@ async def _decide_by_etag(exchange: Exchange, parts: list[CompletedPart], lost: 
     )
 
 
-async def _etag_at_origin(exchange: Exchange) -> str:
+async def _etag_at_origin(context: RequestContext) -> str:
     try:
-        head = await exchange.services.catalog.ask(exchange.object_key, exchange.slot, headers={})
+        head = await context.services.catalog.ask(context.object_key, context.slot, headers={})
     except OriginAnswered:
         return ""
     return head.version.etag

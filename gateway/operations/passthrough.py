@@ -10,11 +10,11 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.objects import BodyStream
-from gateway.operations.context import CacheLabel, Exchange, Reply
+from gateway.operations.context import CacheLabel, RequestContext, Response
 from gateway.operations.payload import Payload, receive_payload
 from gateway.operations.visibility import changed_by, with_invalidation
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
-from gateway.s3.headers import towards_client, towards_origin, without
+from gateway.s3.headers import filter_request_headers, filter_response_headers, without
 from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX
 from gateway.s3.presigned import strip_signature_parameters
 from gateway.s3.requests import S3Request
@@ -55,41 +55,41 @@ _WITHOUT_BODY = frozenset({204, 304})
 """RFC 9110, 6.4.1: their answers end with the head, whatever Content-Length says."""
 
 
-async def forward(exchange: Exchange, *, cache: CacheLabel = "forwarded") -> Reply:
+async def forward(context: RequestContext, *, cache: CacheLabel = "forwarded") -> Response:
     """Send the client's request on and stream the answer back, whatever its status."""
-    payload = await receive_payload(exchange)
-    response = await exchange.services.origin.send(onward_request(exchange, payload))
-    return streamed_reply(response, head_only=exchange.request.method == "HEAD", cache=cache)
+    payload = await receive_payload(context)
+    response = await context.services.origin.send(onward_request(context, payload))
+    return streamed_reply(response, head_only=context.request.method == "HEAD", cache=cache)
 
 
-async def forward_write(exchange: Exchange) -> Reply:
+async def forward_write(context: RequestContext) -> Response:
     """Forward a request that changes an object, and forget what is known of it.
 
     The origin has answered when catalog and cache are told, so a reader that starts after the client's 200 sees it.
     """
-    reply = await with_invalidation(changed_by(exchange), forward(exchange))
-    if exchange.request.bucket is not None and exchange.request.key is not None:
-        await exchange.services.blocks.invalidate(exchange.object_key)
+    reply = await with_invalidation(changed_by(context), forward(context))
+    if context.request.bucket is not None and context.request.key is not None:
+        await context.services.blocks.invalidate(context.object_key)
     return reply
 
 
-async def passthrough(exchange: Exchange) -> Reply:
+async def passthrough(context: RequestContext) -> Response:
     """Every operation that Forebay does not handle itself."""
-    if exchange.request.method in READ_METHODS:
-        return await forward(exchange)
-    return await forward_write(exchange)
+    if context.request.method in READ_METHODS:
+        return await forward(context)
+    return await forward_write(context)
 
 
 def onward_request(
-    exchange: Exchange,
+    context: RequestContext,
     payload: Payload,
     *,
     headers: Mapping[str, str] | None = None,
     query: Sequence[tuple[str, str | None]] | None = None,
 ) -> OriginRequest:
     """The client's request as the origin gets it: without the client's signature, unsigned as yet."""
-    request = exchange.request
-    onward_headers = towards_origin(request.headers) if headers is None else dict(headers)
+    request = context.request
+    onward_headers = filter_request_headers(request.headers) if headers is None else dict(headers)
     onward_headers.update(payload.headers)
     return OriginRequest(
         request.method,
@@ -99,18 +99,18 @@ def onward_request(
         onward_headers,
         payload.body,
         Purpose.FORWARD,
-        exchange.slot.name,
+        context.slot.name,
     )
 
 
-def streamed_reply(response: OriginResponse, *, head_only: bool, cache: CacheLabel | None = "forwarded") -> Reply:
+def streamed_reply(response: OriginResponse, *, head_only: bool, cache: CacheLabel | None = "forwarded") -> Response:
     """The origin's answer, streamed as it comes."""
-    headers = towards_client(response.headers)
+    headers = filter_response_headers(response.headers)
     if head_only or response.status in _WITHOUT_BODY:
         if response.status in _WITHOUT_BODY:
             headers = without(headers, "content-length")
-        return Reply(response.status, headers, no_body(), cache, response)
-    return Reply(response.status, headers, _body(response), cache, response)
+        return Response(response.status, headers, no_body(), cache, response)
+    return Response(response.status, headers, _body(response), cache, response)
 
 
 async def _body(response: OriginResponse) -> BodyStream:
@@ -144,23 +144,23 @@ class _Answer(NamedTuple):
     body: bytes
 
 
-async def forward_joined(exchange: Exchange) -> Reply:
+async def forward_joined(context: RequestContext) -> Response:
     """As `forward`, for a request that changes nothing and whose answer is small."""
-    payload = await receive_payload(exchange)
-    request = onward_request(exchange, payload)
+    payload = await receive_payload(context)
+    request = onward_request(context, payload)
     if payload.body:
-        response = await exchange.services.origin.send(request)
-        return streamed_reply(response, head_only=exchange.request.method == "HEAD")
+        response = await context.services.origin.send(request)
+        return streamed_reply(response, head_only=context.request.method == "HEAD")
 
     async def send() -> _Answer | None:
-        return await _ask(exchange, request)
+        return await _ask(context, request)
 
-    answer = await exchange.services.catalog.joined_calls.ask(_question(request), send)
+    answer = await context.services.catalog.joined_calls.ask(_question(request), send)
     if answer is None:
-        return await forward(exchange)
+        return await forward(context)
     if request.method == "HEAD" or answer.status in (204, 304):
-        return Reply(answer.status, answer.headers, no_body(), "forwarded")
-    return Reply(answer.status, without(answer.headers, "content-length"), answer.body, "forwarded")
+        return Response(answer.status, answer.headers, no_body(), "forwarded")
+    return Response(answer.status, without(answer.headers, "content-length"), answer.body, "forwarded")
 
 
 def _question(request: OriginRequest) -> Hashable:
@@ -169,15 +169,15 @@ def _question(request: OriginRequest) -> Hashable:
     return request.method, request.bucket, request.key, tuple(request.query), headers
 
 
-async def _ask(exchange: Exchange, request: OriginRequest) -> _Answer | None:
+async def _ask(context: RequestContext, request: OriginRequest) -> _Answer | None:
     """None where the answer is too long to be held, or is meant for one client: then each asks for himself."""
-    async with await exchange.services.origin.send(request) as response:
-        headers = towards_client(response.headers)
+    async with await context.services.origin.send(request) as response:
+        headers = filter_response_headers(response.headers)
         if "set-cookie" in response.headers:
             return None
         if request.method == "HEAD" or response.status in (204, 304):
             return _Answer(response.status, headers, b"")
-        with exchange.services.buffers.holding() as held:
+        with context.services.buffers.holding() as held:
             document = bytearray()
             async for piece in response.stream():
                 held.grow(len(piece))

@@ -12,7 +12,7 @@ import re
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gateway.operations.context import Exchange, Sink
+from gateway.operations.context import RequestContext, Sink
 from gateway.origin.client import UNSIGNED_PAYLOAD, StreamedBody
 from gateway.s3.aws_chunked import AwsChunkedDecoder
 from gateway.s3.checksums import BodyVerifier
@@ -151,37 +151,37 @@ class Received:
     checksums: Mapping[str, str]
 
 
-def announced_bytes(exchange: Exchange) -> int:
+def announced_bytes(context: RequestContext) -> int:
     """How long the request says that its data is; 0 where receiving it will be refused for what it says."""
-    length_bytes = exchange.body.length_bytes
-    if is_streaming(exchange.request):
-        declared = exchange.request.headers.get("x-amz-decoded-content-length", "")
+    length_bytes = context.body.length_bytes
+    if is_streaming(context.request):
+        declared = context.request.headers.get("x-amz-decoded-content-length", "")
         length_bytes = int(declared) if declared.isdecimal() and len(declared) < 20 else 0
     return length_bytes if length_bytes is not None and length_bytes <= PUT_SIZE_BYTES_MAX else 0
 
 
-async def receive_payload(exchange: Exchange) -> Payload:
+async def receive_payload(context: RequestContext) -> Payload:
     """The request's body, ready to be sent on: verified whole when it is small, else verified as it streams."""
-    incoming = _incoming(exchange)
+    incoming = _incoming(context)
     length_bytes = incoming.length_bytes
     if length_bytes is not None and length_bytes > BUFFERED_SIZE_BYTES_MAX:
-        return Payload(_streamed(exchange, incoming, length_bytes))
-    document = await _collect(exchange, incoming, BUFFERED_SIZE_BYTES_MAX)
+        return Payload(_streamed(context, incoming, length_bytes))
+    document = await _collect(context, incoming, BUFFERED_SIZE_BYTES_MAX)
     return Payload(document, {name: value for name, value in incoming.trailers.items() if is_checksum(name)})
 
 
-async def receive_document(exchange: Exchange, size_bytes_max: int) -> bytes:
+async def receive_document(context: RequestContext, size_bytes_max: int) -> bytes:
     """The whole body of an XML request, verified; MaxMessageLengthExceeded when it is longer than allowed."""
-    return await _collect(exchange, _incoming(exchange), size_bytes_max)
+    return await _collect(context, _incoming(context), size_bytes_max)
 
 
-async def receive_verified(exchange: Exchange, sink: Sink) -> Received:
+async def receive_verified(context: RequestContext, sink: Sink) -> Received:
     """Hand the body's data to `sink`, as `RequestBody.receive` does, and return once all of it has been verified.
 
     Raises as `RequestBody.receive`, and S3Error for whatever is not as promised; then what the sink has got is to be
     thrown away, though all of it may have come.
     """
-    incoming = IncomingBody(exchange.request, exchange.seed, exchange.body.length_bytes, also=("md5",))
+    incoming = IncomingBody(context.request, context.seed, context.body.length_bytes, also=("md5",))
     length_bytes = 0
 
     def decode(data: memoryview) -> None:
@@ -190,33 +190,33 @@ async def receive_verified(exchange: Exchange, sink: Sink) -> Received:
             length_bytes += len(piece)
             sink(memoryview(piece))
 
-    await exchange.body.receive(decode)
+    await context.body.receive(decode)
     checksums = incoming.finish()
     return Received(length_bytes, incoming.digest("md5"), checksums)
 
 
-def _incoming(exchange: Exchange) -> IncomingBody:
-    return IncomingBody(exchange.request, exchange.seed, exchange.body.length_bytes)
+def _incoming(context: RequestContext) -> IncomingBody:
+    return IncomingBody(context.request, context.seed, context.body.length_bytes)
 
 
-def _streamed(exchange: Exchange, incoming: IncomingBody, length_bytes: int) -> StreamedBody:
+def _streamed(context: RequestContext, incoming: IncomingBody, length_bytes: int) -> StreamedBody:
     """The body for the origin. A checksum that comes behind it goes on in the same way, behind it."""
-    pieces = _pieces(exchange, incoming)
+    pieces = _pieces(context, incoming)
     names = [name for name in incoming.trailer_names if is_checksum(name)]
     if not names:
         return StreamedBody(pieces, length_bytes, incoming.mode.sha256_hex or UNSIGNED_PAYLOAD)
     return StreamedBody(pieces, length_bytes, trailer_name=names[0], trailer_value=lambda: incoming.trailers[names[0]])
 
 
-async def _collect(exchange: Exchange, incoming: IncomingBody, size_bytes_max: int) -> bytes:
+async def _collect(context: RequestContext, incoming: IncomingBody, size_bytes_max: int) -> bytes:
     """All of it, verified; SlowDown when too much lies in memory already, RequestTimeout when it comes too slowly."""
     length_bytes = size_bytes_max if incoming.length_bytes is None else incoming.length_bytes
     if length_bytes > size_bytes_max:
         raise s3_error("MaxMessageLengthExceeded")
-    clock, document = exchange.services.clock, bytearray()
-    async with exchange.services.buffers.room(exchange.credential, length_bytes, clock):
+    clock, document = context.services.clock, bytearray()
+    async with context.services.buffers.room(context.credential, length_bytes, clock):
         started = clock.monotonic()
-        async for piece in _pieces(exchange, incoming):
+        async for piece in _pieces(context, incoming):
             document += piece
             if len(document) > size_bytes_max:
                 raise s3_error("MaxMessageLengthExceeded")
@@ -226,10 +226,10 @@ async def _collect(exchange: Exchange, incoming: IncomingBody, size_bytes_max: i
         return bytes(document)
 
 
-async def _pieces(exchange: Exchange, incoming: IncomingBody) -> AsyncIterator[bytes | memoryview]:
+async def _pieces(context: RequestContext, incoming: IncomingBody) -> AsyncIterator[bytes | memoryview]:
     """The data; the last piece comes only after everything has been verified."""
     held: bytes | memoryview = b""
-    while data := await exchange.body.read():
+    while data := await context.body.read():
         for piece in incoming.feed(data):
             if held:
                 yield held

@@ -15,8 +15,8 @@ from gateway.blocks.reading.reader import Outcome
 from gateway.errors import OriginAnswered, OriginBodyError
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead
 from gateway.objects import BodyStream, ByteRange, ObjectVersion
-from gateway.operations.context import Exchange
-from gateway.operations.read_object import CurrentVersions, asks_for_more, judged_by_the_origin
+from gateway.operations.context import RequestContext
+from gateway.operations.read_object import CurrentVersions, judged_by_the_origin, must_bypass
 from gateway.s3.checksums import PREFIX
 from gateway.s3.conditions import format_http_date
 from gateway.s3.error_codes import s3_error
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 def is_answered_here(request: S3Request) -> bool:
     """Whether a GET or HEAD asks for nothing that only the origin can judge."""
     headers = judged_by_the_origin(request)
-    return not asks_for_more(request) and all(name == CHECKSUM_MODE for name in headers)
+    return not must_bypass(request) and all(name == CHECKSUM_MODE for name in headers)
 
 
 class PendingVersions(CurrentVersions):
     """A pending object, which is what is current, from its staged files; 404 for a tombstone."""
 
-    def __init__(self, exchange: Exchange, buffer: WritebackBuffer, pending: PendingObject) -> None:
-        super().__init__(exchange)
+    def __init__(self, context: RequestContext, buffer: WritebackBuffer, pending: PendingObject) -> None:
+        super().__init__(context)
         self._buffer = buffer
         self._pending = pending
 
@@ -48,7 +48,7 @@ class PendingVersions(CurrentVersions):
         return False
 
     def known(self) -> ObjectHead:
-        pending, request = self._pending, self.exchange.request
+        pending, request = self._pending, self.context.request
         if pending.deleted:
             raise s3_error("NoSuchKey", Key=pending.key.key)
         headers = _headers(pending, with_checksums=CHECKSUM_MODE in self.headers)
@@ -65,7 +65,7 @@ class PendingVersions(CurrentVersions):
         return True
 
     async def open(self, head: ObjectHead, byte_range: ByteRange, answer: UnpinnedResponse | None) -> _StagedReader:
-        return _StagedReader(self.exchange, self._buffer, self._pending, head.version, byte_range)
+        return _StagedReader(self.context, self._buffer, self._pending, head.version, byte_range)
 
     async def is_outdated(self, head: ObjectHead, error: OriginAnswered | OriginBodyError) -> bool:
         return False
@@ -95,7 +95,7 @@ def _part(pending: PendingObject, text: str) -> ByteRange | None:
 class _StagedReader:
     """A range out of staged files; what was flushed in the midst of it is cached, or at the origin, as that version."""
 
-    exchange: Exchange
+    context: RequestContext
     buffer: WritebackBuffer
     pending: PendingObject
     version: ObjectVersion
@@ -119,7 +119,7 @@ class _StagedReader:
                 return
             except FileGone as gone:
                 rest = ByteRange(self.range.first + gone.read_bytes, self.range.last)
-        reader = await self.exchange.services.blocks.open_range(self.version, rest, slot=self.exchange.slot.name)
+        reader = await self.context.services.blocks.open_range(self.version, rest, slot=self.context.slot.name)
         async with aclosing(reader), aclosing(reader.body()) as body:
             async for left in body:
                 yield left

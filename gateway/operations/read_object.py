@@ -29,8 +29,8 @@ from gateway.blocks.reading.reader import Outcome
 from gateway.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
 from gateway.metadata.catalog import CHECKSUM_MODE, is_remembered
 from gateway.metadata.entries import ObjectHead, object_head_of_get
-from gateway.objects import BodyStream, ByteRange, HeldSpan, ObjectKey
-from gateway.operations.context import Answer, CacheLabel, Exchange, Reply
+from gateway.objects import BodyStream, ByteRange, ObjectKey, PinnedFileSpan
+from gateway.operations.context import Answer, CacheLabel, RequestContext, Response
 from gateway.operations.passthrough import forward, forward_joined, no_body, onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
 from gateway.operations.visibility import changed_by, invalidate
@@ -45,7 +45,7 @@ from gateway.s3.conditions import (
     parse_range,
 )
 from gateway.s3.error_codes import s3_error
-from gateway.s3.headers import EncodedHeaders, towards_client, without
+from gateway.s3.headers import EncodedHeaders, filter_response_headers, without
 from gateway.s3.requests import S3Request
 
 _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
@@ -84,7 +84,7 @@ class VersionReader(Protocol):
     @property
     def outcome(self) -> Outcome: ...
 
-    def whole(self) -> HeldSpan | None:
+    def whole(self) -> PinnedFileSpan | None:
         """All of them, where they lie in one file."""
 
     def body(self) -> BodyStream:
@@ -101,7 +101,7 @@ class VersionSource(Protocol):
     """Names the version that one GET or HEAD is answered by, and gives its bytes."""
 
     @property
-    def exchange(self) -> Exchange: ...
+    def context(self) -> RequestContext: ...
 
     @property
     def headers(self) -> dict[str, str]:
@@ -110,7 +110,7 @@ class VersionSource(Protocol):
     def must_forward(self) -> bool:
         """Whether the request asks for something that only the origin can answer."""
 
-    async def forward(self) -> Reply:
+    async def forward(self) -> Response:
         """The origin's own answer to the request."""
 
     def known(self) -> ObjectHead | None:
@@ -128,7 +128,7 @@ class VersionSource(Protocol):
     async def stand_in(self, error: OriginError) -> ObjectHead | None:
         """The version to answer by where `ask` has raised `error`; None: answer `refused`. May raise, to end it."""
 
-    async def refused(self) -> Reply:
+    async def refused(self) -> Response:
         """What to answer to a GET where the origin names no version."""
 
     def is_served(self, head: ObjectHead) -> bool:
@@ -153,62 +153,62 @@ class VersionSource(Protocol):
 class CurrentVersions:
     """The version that is current at the origin, as the catalog has it within the bound of the slot."""
 
-    def __init__(self, exchange: Exchange) -> None:
-        self.exchange = exchange
-        self.headers = judged_by_the_origin(exchange.request)
+    def __init__(self, context: RequestContext) -> None:
+        self.context = context
+        self.headers = judged_by_the_origin(context.request)
 
     def must_forward(self) -> bool:
-        request = self.exchange.request
+        request = self.context.request
         if request.method == "HEAD":
-            return not is_remembered(self.exchange.slot, self.headers) or asks_for_more_than_head(request)
-        return asks_for_more_than_bytes(request)
+            return not is_remembered(self.context.slot, self.headers) or head_must_bypass(request)
+        return get_must_bypass(request)
 
-    async def forward(self) -> Reply:
-        if self.exchange.request.method == "HEAD":
-            return await forward_joined(self.exchange)
-        return await forward(self.exchange, cache="bypass")
+    async def forward(self) -> Response:
+        if self.context.request.method == "HEAD":
+            return await forward_joined(self.context)
+        return await forward(self.context, cache="bypass")
 
     def known(self) -> ObjectHead | None:
-        exchange = self.exchange
-        if exchange.request.parameter("partNumber") is not None or wants_revalidation(exchange):
+        context = self.context
+        if context.request.parameter("partNumber") is not None or wants_revalidation(context):
             return None
-        return exchange.services.catalog.remembered(exchange.object_key, exchange.slot, headers=self.headers)
+        return context.services.catalog.remembered(context.object_key, context.slot, headers=self.headers)
 
     async def ask(self, *, again: bool = False) -> ObjectHead:
-        exchange = self.exchange
-        catalog, key = exchange.services.catalog, exchange.object_key
-        part_number = exchange.request.parameter("partNumber")
+        context = self.context
+        catalog, key = context.services.catalog, context.object_key
+        part_number = context.request.parameter("partNumber")
         if part_number is not None:
-            return await catalog.ask(key, exchange.slot, headers=self.headers, part_number=part_number)
-        look = again or wants_revalidation(exchange)
-        return await catalog.current(key, exchange.slot, headers=self.headers, look=look)
+            return await catalog.ask(key, context.slot, headers=self.headers, part_number=part_number)
+        look = again or wants_revalidation(context)
+        return await catalog.current(key, context.slot, headers=self.headers, look=look)
 
     async def stand_in(self, error: OriginError) -> ObjectHead | None:
         if not isinstance(error, (OriginAnswered, OriginBodyError)):
             raise error
         return None
 
-    async def refused(self) -> Reply:
+    async def refused(self) -> Response:
         """The origin's own answer to the GET, remembered where it is an absence and the slot allows that.
 
         HEAD has no error document, and one that makes no sense may still have an object behind it.
         """
-        exchange = self.exchange
-        key, catalog, slot = exchange.object_key, exchange.services.catalog, exchange.slot
+        context = self.context
+        key, catalog, slot = context.object_key, context.services.catalog, context.slot
         if slot.negative_ttl_seconds == 0 or not is_remembered(slot, self.headers):
             return await self.forward()
         asked = catalog.now(key)
-        response = await exchange.services.origin.send(onward_request(exchange, await receive_payload(exchange)))
+        response = await context.services.origin.send(onward_request(context, await receive_payload(context)))
         if response.status != 404 or "x-amz-delete-marker" in response.headers:
             return streamed_reply(response, head_only=False, cache="bypass")
         async with response:
             document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
         if b"<Code>NoSuchKey</Code>" in document:
             catalog.remember_absence(key, slot, asked, named=True)
-        return Reply(404, without(towards_client(response.headers), "content-length"), document, "bypass")
+        return Response(404, without(filter_response_headers(response.headers), "content-length"), document, "bypass")
 
     def is_served(self, head: ObjectHead) -> bool:
-        return is_cacheable(self.exchange.request, head)
+        return is_cacheable(self.context.request, head)
 
     def conditions(self) -> dict[str, str]:
         return self.headers
@@ -217,7 +217,7 @@ class CurrentVersions:
         return True
 
     async def open(self, head: ObjectHead, byte_range: ByteRange, answer: UnpinnedResponse | None) -> VersionReader:
-        return await open_cached(self.exchange, head, byte_range, self.headers, answer)
+        return await open_cached(self.context, head, byte_range, self.headers, answer)
 
     async def is_outdated(self, head: ObjectHead, error: OriginAnswered | OriginBodyError) -> bool:
         """Of a remembered version every refusal may mean so; of one that the origin has just named, 412 alone."""
@@ -233,8 +233,8 @@ class CurrentVersions:
         return self._forget if head.remembered else None
 
     async def _forget(self) -> None:
-        await invalidate(changed_by(self.exchange))
-        await self.exchange.services.blocks.invalidate(self.exchange.object_key)
+        await invalidate(changed_by(self.context))
+        await self.context.services.blocks.invalidate(self.context.object_key)
 
 
 # What a request asks for
@@ -249,22 +249,22 @@ def judged_by_the_origin(request: S3Request) -> dict[str, str]:
     return found
 
 
-def asks_for_more_than_bytes(request: S3Request) -> bool:
+def get_must_bypass(request: S3Request) -> bool:
     """Whether a GET asks for something that the catalog and blocks of the current version cannot know."""
     asked = request.headers.get("range")
     if asked is not None and (request.parameter("partNumber") is not None or not is_one_range(asked)):
         return True
-    return asks_for_more(request)
+    return must_bypass(request)
 
 
-def asks_for_more_than_head(request: S3Request) -> bool:
+def head_must_bypass(request: S3Request) -> bool:
     """Whether a HEAD asks for more than the object's metadata: of a part, a range, a version, with other headers."""
-    if "range" in request.headers or asks_for_more(request):
+    if "range" in request.headers or must_bypass(request):
         return True
     return any(name == "partNumber" or name.startswith("response-") for name, _ in request.query)
 
 
-def asks_for_more(request: S3Request) -> bool:
+def must_bypass(request: S3Request) -> bool:
     """Whether it asks for anything but bytes and metadata of the current version."""
     if request.query and request.parameter("versionId") is not None:
         return True
@@ -275,10 +275,10 @@ def asks_for_more(request: S3Request) -> bool:
     return any(name.startswith("x-amz-") for name in request.headers.keys() - _COMMON)
 
 
-def wants_revalidation(exchange: Exchange) -> bool:
+def wants_revalidation(context: RequestContext) -> bool:
     """Whether the caller wants the origin to be asked, whatever is remembered: `Cache-Control: no-cache`, signed."""
-    asked = exchange.request.headers.get("cache-control")
-    if asked is None or exchange.anonymous:
+    asked = context.request.headers.get("cache-control")
+    if asked is None or context.anonymous:
         return False
     return "no-cache" in (directive.strip() for directive in asked.lower().split(","))
 
@@ -303,15 +303,15 @@ def vary_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 async def open_cached(
-    exchange: Exchange,
+    context: RequestContext,
     head: ObjectHead,
     byte_range: ByteRange,
     headers: dict[str, str],
     answer: UnpinnedResponse | None,
 ) -> VersionReader:
     """A reader of blocks; those that are missing come from the origin."""
-    return await exchange.services.blocks.open_range(
-        head.version, byte_range, slot=exchange.slot.name, headers=vary_headers(headers), answer=answer
+    return await context.services.blocks.open_range(
+        head.version, byte_range, slot=context.slot.name, headers=vary_headers(headers), answer=answer
     )
 
 
@@ -332,44 +332,46 @@ class Seen(NamedTuple):
     answer: UnpinnedResponse
 
 
-def begin_unpinned(exchange: Exchange, headers: Mapping[str, str]) -> tuple[UnpinnedGet, ByteRange] | None:
+def begin_unpinned(context: RequestContext, headers: Mapping[str, str]) -> tuple[UnpinnedGet, ByteRange] | None:
     """The right to ask for the bytes that the request begins with, and which these are; None when the version is to be
     asked for first. While the look lasts, others wait for the same bytes.
     """
-    asked = _asked(exchange.request)
+    asked = _asked(context.request)
     if asked is None:
         return None
-    blocks = exchange.services.blocks
-    wanted = blocks.first_fetched(*asked, exchange.slot.name)
-    look = blocks.first_look(exchange.object_key, wanted.first, vary_headers(headers))
+    blocks = context.services.blocks
+    wanted = blocks.first_fetched(*asked, context.slot.name)
+    look = blocks.first_look(context.object_key, wanted.first, vary_headers(headers))
     return (look, wanted) if look is not None else None
 
 
-async def ask_unpinned(exchange: Exchange, headers: Mapping[str, str], look: UnpinnedGet, wanted: ByteRange) -> Seen:
+async def ask_unpinned(
+    context: RequestContext, headers: Mapping[str, str], look: UnpinnedGet, wanted: ByteRange
+) -> Seen:
     """Ask for the bytes. What the answer says of the object is remembered where it may be.
 
     Raises Refused, and OriginUnreachable.
     """
-    catalog, key = exchange.services.catalog, exchange.object_key
+    catalog, key = context.services.catalog, context.object_key
     since = catalog.now(key)
-    whole = brings_checksums(exchange, headers)
-    request = _request(key, exchange.slot.name, headers, None if whole else wanted)
-    response = await exchange.services.origin.send(request)
+    whole = brings_checksums(context, headers)
+    request = _request(key, context.slot.name, headers, None if whole else wanted)
+    response = await context.services.origin.send(request)
     answer = UnpinnedResponse(look, wanted, response)
     try:
         head = _understood(key, response, answer)
         look.known_empty = head is None
         if head is not None:
-            catalog.learned(head, exchange.slot, since, headers=headers, with_checksums=whole)
+            catalog.learned(head, context.slot, since, headers=headers, with_checksums=whole)
         return Seen(head, answer)
     except BaseException:
         await answer.aclose()
         raise
 
 
-def brings_checksums(exchange: Exchange, headers: Mapping[str, str]) -> bool:
+def brings_checksums(context: RequestContext, headers: Mapping[str, str]) -> bool:
     """Whether the answer says the checksums of the object: those of a range do not come."""
-    return CHECKSUM_MODE in headers and "range" not in exchange.request.headers
+    return CHECKSUM_MODE in headers and "range" not in context.request.headers
 
 
 def _asked(request: S3Request) -> tuple[int, int | None] | None:
@@ -426,7 +428,7 @@ _NO_HEADER_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]|[^\x00-\xff]")
 
 def get_object(versions: VersionSource) -> Answer:
     """Answer a GET from blocks; what they cannot answer is read from the origin (`x-forebay-cache: bypass`)."""
-    get = _Get(versions, versions.exchange, response_overrides(versions.exchange))
+    get = _Get(versions, versions.context, response_overrides(versions.context))
     if versions.must_forward():
         return versions.forward()
     try:
@@ -448,32 +450,32 @@ def head_object(versions: VersionSource) -> Answer:
         head = versions.known()
     except OriginAnswered as absence:
         return _refusal(absence)
-    return _head_response(versions.exchange, head, "hit") if head is not None else _asked_head(versions)
+    return _head_response(versions.context, head, "hit") if head is not None else _asked_head(versions)
 
 
-async def _asked_head(versions: VersionSource) -> Reply:
+async def _asked_head(versions: VersionSource) -> Response:
     try:
         head = await versions.ask()
     except (OriginAnswered, OriginBodyError, OriginUnreachable) as error:
         known = await versions.stand_in(error)
         if known is not None:
-            return _head_response(versions.exchange, known, "hit")
+            return _head_response(versions.context, known, "hit")
         return _refusal(error) if isinstance(error, OriginAnswered) else await versions.forward()
-    return _head_response(versions.exchange, head, "hit" if head.remembered else "miss")
+    return _head_response(versions.context, head, "hit" if head.remembered else "miss")
 
 
-def _refusal(answer: OriginAnswered) -> Reply:
-    return Reply(answer.status, towards_client(dict(answer.headers)), no_body())
+def _refusal(answer: OriginAnswered) -> Response:
+    return Response(answer.status, filter_response_headers(dict(answer.headers)), no_body())
 
 
-def _head_response(exchange: Exchange, head: ObjectHead, cache: CacheLabel) -> Reply:
-    if is_not_modified(exchange, head):
+def _head_response(context: RequestContext, head: ObjectHead, cache: CacheLabel) -> Response:
+    if is_not_modified(context, head):
         return _not_modified(head, cache)
-    asked = head.part or _asked_range(exchange, head)
-    encoded = _encoded_headers(head, asked, response_overrides(exchange))
+    asked = head.part or _asked_range(context, head)
+    encoded = _encoded_headers(head, asked, response_overrides(context))
     if asked is None:
-        return Reply(200, (), b"", cache, encoded=encoded, length_bytes=head.version.size_bytes)
-    return Reply(206, _lengths(head, asked), b"", cache, encoded=encoded)
+        return Response(200, (), b"", cache, encoded=encoded, length_bytes=head.version.size_bytes)
+    return Response(206, _lengths(head, asked), b"", cache, encoded=encoded)
 
 
 @dataclass(slots=True)
@@ -481,28 +483,28 @@ class _Get:
     """One GET on its way to an answer."""
 
     versions: VersionSource
-    exchange: Exchange
+    context: RequestContext
     overrides: Mapping[str, str]
 
-    def warm(self, head: ObjectHead) -> Reply | None:
+    def warm(self, head: ObjectHead) -> Response | None:
         """The answer that needs no byte of the object, or bytes that are warm; None: they are to be waited for."""
-        exchange, version = self.exchange, head.version
-        if is_not_modified(exchange, head):
+        context, version = self.context, head.version
+        if is_not_modified(context, head):
             return _not_modified(head, "hit")
-        asked = head.part or _asked_range(exchange, head)
+        asked = head.part or _asked_range(context, head)
         if version.size_bytes == 0:
             encoded = _encoded_headers(head, None, self.overrides)
-            return Reply(200, _lengths(head, None), b"", cache="hit", encoded=encoded)
+            return Response(200, _lengths(head, None), b"", cache="hit", encoded=encoded)
         byte_range = asked or ByteRange(0, version.size_bytes - 1)
-        span = exchange.services.blocks.warm_span(version, byte_range, slot=exchange.slot.name)
+        span = context.services.blocks.warm_span(version, byte_range, slot=context.slot.name)
         if span is None:
             return None
         encoded = _encoded_headers(head, asked, self.overrides)
         if asked is None:
-            return Reply(200, (), span, "hit", None, encoded, span.failed, version.size_bytes)
-        return Reply(206, _lengths(head, asked), span, "hit", None, encoded, span.failed)
+            return Response(200, (), span, "hit", None, encoded, span.failed, version.size_bytes)
+        return Response(206, _lengths(head, asked), span, "hit", None, encoded, span.failed)
 
-    async def fetched(self, known: ObjectHead | None) -> Reply:
+    async def fetched(self, known: ObjectHead | None) -> Response:
         """The answer by the version that is known, or that is asked for; again where that turns out to be another."""
         versions, again = self.versions, False
         if known is None:
@@ -535,18 +537,18 @@ class _Get:
         except (OriginAnswered, OriginBodyError, OriginUnreachable) as error:
             return await self.versions.stand_in(error)
 
-    async def _at_once(self) -> Reply | None:
+    async def _at_once(self) -> Response | None:
         """The answer where the origin gives version and bytes at once; None: the version is to be asked for."""
-        versions, exchange = self.versions, self.exchange
-        begun = begin_unpinned(exchange, versions.headers)
+        versions, context = self.versions, self.context
+        begun = begin_unpinned(context, versions.headers)
         if begun is None:
             return None
         get, wanted = begun
         with get:
             async with get.turns:
-                head, answer = await ask_unpinned(exchange, versions.conditions(), get, wanted)
+                head, answer = await ask_unpinned(context, versions.conditions(), get, wanted)
                 try:
-                    with_checksums = brings_checksums(exchange, versions.headers)
+                    with_checksums = brings_checksums(context, versions.headers)
                     if head is None or not versions.accept(head, with_checksums=with_checksums):
                         return None
                     if not versions.is_served(head):
@@ -559,38 +561,38 @@ class _Get:
                 finally:
                     await answer.aclose()
 
-    def _inline(self, head: ObjectHead, answer: UnpinnedResponse) -> Reply | None:
+    def _inline(self, head: ObjectHead, answer: UnpinnedResponse) -> Response | None:
         """The answer by an unpinned GET of a small object, all of which has come."""
-        exchange, version = self.exchange, head.version
-        asked = _asked_range(exchange, head)
+        context, version = self.context, head.version
+        asked = _asked_range(context, head)
         if version.size_bytes == 0:
             return None
-        body = exchange.services.blocks.arrived(
+        body = context.services.blocks.arrived(
             version,
             asked or ByteRange(0, version.size_bytes - 1),
-            slot=exchange.slot.name,
+            slot=context.slot.name,
             headers=vary_headers(self.versions.headers),
             answer=answer,
         )
         if body is None:
             return None
         encoded = _encoded_headers(head, asked, self.overrides)
-        return Reply(206 if asked else 200, _lengths(head, asked), body, "miss", encoded=encoded)
+        return Response(206 if asked else 200, _lengths(head, asked), body, "miss", encoded=encoded)
 
-    async def _served(self, head: ObjectHead, answer: UnpinnedResponse | None = None) -> Reply:
+    async def _served(self, head: ObjectHead, answer: UnpinnedResponse | None = None) -> Response:
         response = self.warm(head)
         if response is not None:
             return response
-        asked = head.part or _asked_range(self.exchange, head)
+        asked = head.part or _asked_range(self.context, head)
         reader = await self.versions.open(head, asked or ByteRange(0, head.version.size_bytes - 1), answer)
         status, lengths = 206 if asked else 200, _lengths(head, asked)
         encoded = _encoded_headers(head, asked, self.overrides)
         span = reader.whole()
         if span is not None:
-            return Reply(status, lengths, span, reader.outcome, None, encoded, span.failed)
+            return Response(status, lengths, span, reader.outcome, None, encoded, span.failed)
         on_cut = self.versions.on_cut_body(head)
         body = reader.body() if on_cut is None else _watched(reader.body(), on_cut)
-        return Reply(status, lengths, body, reader.outcome, reader, encoded, reader.file_failed)
+        return Response(status, lengths, body, reader.outcome, reader, encoded, reader.file_failed)
 
 
 async def _watched(body: BodyStream, on_cut: Callable[[], Awaitable[None]]) -> BodyStream:
@@ -604,22 +606,22 @@ async def _watched(body: BodyStream, on_cut: Callable[[], Awaitable[None]]) -> B
             raise
 
 
-def is_not_modified(exchange: Exchange, head: ObjectHead) -> bool:
+def is_not_modified(context: RequestContext, head: ObjectHead) -> bool:
     """Whether the request's conditions ask for 304; S3Error PreconditionFailed where they fail."""
-    if READ_CONDITIONS.isdisjoint(exchange.request.headers):
+    if READ_CONDITIONS.isdisjoint(context.request.headers):
         return False
-    now, version = exchange.services.clock.now(), head.version
-    judged = evaluate_read(exchange.request.headers, etag=version.etag, last_modified=head.last_modified, now=now)
+    now, version = context.services.clock.now(), head.version
+    judged = evaluate_read(context.request.headers, etag=version.etag, last_modified=head.last_modified, now=now)
     return judged == "not-modified"
 
 
-def _not_modified(head: ObjectHead, cache: CacheLabel) -> Reply:
-    headers = towards_client(head.headers)
-    return Reply(304, [pair for pair in headers if pair[0] in _OF_NOT_MODIFIED], cache=cache)
+def _not_modified(head: ObjectHead, cache: CacheLabel) -> Response:
+    headers = filter_response_headers(head.headers)
+    return Response(304, [pair for pair in headers if pair[0] in _OF_NOT_MODIFIED], cache=cache)
 
 
-def _asked_range(exchange: Exchange, head: ObjectHead) -> ByteRange | None:
-    headers = exchange.request.headers
+def _asked_range(context: RequestContext, head: ObjectHead) -> ByteRange | None:
+    headers = context.request.headers
     asked = headers.get("range")
     if asked is None or not if_range_holds(headers, etag=head.version.etag, last_modified=head.last_modified):
         return None
@@ -645,13 +647,13 @@ def _lengths(head: ObjectHead, asked: ByteRange | None) -> list[tuple[str, str]]
     ]
 
 
-def response_overrides(exchange: Exchange) -> dict[str, str]:
+def response_overrides(context: RequestContext) -> dict[str, str]:
     """`response-content-type` and its five siblings (S3 API, GetObject, "Overriding response header values")."""
-    query = exchange.request.query
+    query = context.request.query
     if not query:
         return {}
     overrides = {_OVERRIDES[name]: _header_value(name, value or "") for name, value in query if name in _OVERRIDES}
-    if overrides and exchange.anonymous:
+    if overrides and context.anonymous:
         raise s3_error("InvalidRequest", "Request specific response headers cannot be used for anonymous GET requests.")
     return overrides
 

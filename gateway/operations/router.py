@@ -22,7 +22,7 @@ from gateway.operations.absorbing.put import absorb_put
 from gateway.operations.absorbing.through import CHANGES_NO_OBJECT, written_through
 from gateway.operations.absorbing.uploads import absorb_abort, absorb_complete, absorb_part, absorbed_parts, is_known
 from gateway.operations.bucket_answers import bucket_answer
-from gateway.operations.context import Answer, Exchange, Reply
+from gateway.operations.context import Answer, RequestContext, Response
 from gateway.operations.delete_objects import delete_objects
 from gateway.operations.list_objects import list_objects, may_be_merged
 from gateway.operations.list_uploads import list_uploads, may_concern_uploads
@@ -47,41 +47,41 @@ _READS: Mapping[Operation, Callable[[VersionSource], Answer]] = {
 _LISTINGS = frozenset({Operation.LIST_OBJECTS, Operation.LIST_OBJECTS_V2})
 
 
-def perform(exchange: Exchange) -> Answer:
+def perform(context: RequestContext) -> Answer:
     """Carry out the operation that the request asks for: what needs no waiting now, the rest when it is awaited."""
-    services = exchange.services
+    services = context.services
     if services.writeback is not None:
-        answer = _by_buffer(exchange, services.writeback)
+        answer = _by_buffer(context, services.writeback)
         if answer is not None:
             return answer
     elif services.buffer_closed:
-        _check_without_buffer(exchange)
-    return _past_the_buffer(exchange)
+        _check_without_buffer(context)
+    return _past_the_buffer(context)
 
 
 # The origin
 
 
-def _past_the_buffer(exchange: Exchange) -> Answer:
+def _past_the_buffer(context: RequestContext) -> Answer:
     """The answer where nothing that is pending matters any more."""
-    if exchange.services.slots.any_frozen:
-        answer = _by_snapshot(exchange)
+    if context.services.slots.any_frozen:
+        answer = _by_snapshot(context)
         if answer is not None:
             return answer
-    return _by_origin(exchange)
+    return _by_origin(context)
 
 
-def _by_origin(exchange: Exchange) -> Answer:
-    read = _READS.get(exchange.request.operation)
-    return read(CurrentVersions(exchange)) if read is not None else _HANDLERS[exchange.request.operation](exchange)
+def _by_origin(context: RequestContext) -> Answer:
+    read = _READS.get(context.request.operation)
+    return read(CurrentVersions(context)) if read is not None else _HANDLERS[context.request.operation](context)
 
 
-async def _passthrough(exchange: Exchange) -> Reply:
+async def _passthrough(context: RequestContext) -> Response:
     """Every operation that Forebay does not handle itself."""
-    return await (forward(exchange) if exchange.request.method in READ_METHODS else forward_write(exchange))
+    return await (forward(context) if context.request.method in READ_METHODS else forward_write(context))
 
 
-_HANDLERS: Mapping[Operation, Callable[[Exchange], Answer]] = {
+_HANDLERS: Mapping[Operation, Callable[[RequestContext], Answer]] = {
     Operation.LIST_BUCKETS: forward,
     Operation.HEAD_BUCKET: bucket_answer,
     Operation.GET_BUCKET_LOCATION: bucket_answer,
@@ -109,47 +109,47 @@ _HANDLERS: Mapping[Operation, Callable[[Exchange], Answer]] = {
 # Snapshots: writes into frozen slots were refused before
 
 
-def _by_snapshot(exchange: Exchange) -> Answer | None:
+def _by_snapshot(context: RequestContext) -> Answer | None:
     """The answer to a request about something that a snapshot freezes; None: nothing is frozen of it."""
-    request = exchange.request
+    request = context.request
     if request.operation in (Operation.COPY_OBJECT, Operation.UPLOAD_PART_COPY):
-        slot = frozen_source(exchange)
-        return _copied_from_snapshot(exchange, slot) if slot is not None else None
+        slot = frozen_source(context)
+        return _copied_from_snapshot(context, slot) if slot is not None else None
     if request.key is not None:
-        if exchange.slot.consistency != "snapshot" or request.method == "OPTIONS":
+        if context.slot.consistency != "snapshot" or request.method == "OPTIONS":
             return None
         if request.operation in _READS:
-            snapshot = exchange.services.snapshots.of(exchange.slot)
+            snapshot = context.services.snapshots.of(context.slot)
             if snapshot is None:
-                return _read_when_opened(exchange)
-            return _READS[request.operation](SnapshotVersions(exchange, snapshot))
+                return _read_when_opened(context)
+            return _READS[request.operation](SnapshotVersions(context, snapshot))
         is_of_present_state = request.operation is Operation.FORWARD
     else:
         is_of_present_state = request.operation is Operation.FORWARD and request.parameter("versions") is not None
-        is_of_present_state = is_of_present_state and request.method in READ_METHODS and _is_frozen_under(exchange)
+        is_of_present_state = is_of_present_state and request.method in READ_METHODS and _is_frozen_under(context)
     if is_of_present_state:
         raise s3_error("NotImplemented", "This is frozen by a snapshot, and what is asked for is not a part of it.")
     return None
 
 
-def _is_frozen_under(exchange: Exchange) -> bool:
-    bucket, prefix = exchange.request.bucket or "", exchange.request.parameter("prefix") or ""
-    return any(slot.consistency == "snapshot" for slot in exchange.services.slots.under(bucket, prefix))
+def _is_frozen_under(context: RequestContext) -> bool:
+    bucket, prefix = context.request.bucket or "", context.request.parameter("prefix") or ""
+    return any(slot.consistency == "snapshot" for slot in context.services.slots.under(bucket, prefix))
 
 
-async def _read_when_opened(exchange: Exchange) -> Reply:
-    snapshot = await exchange.services.snapshots.opened(exchange.slot)
-    return await _awaited(_READS[exchange.request.operation](SnapshotVersions(exchange, snapshot)))
+async def _read_when_opened(context: RequestContext) -> Response:
+    snapshot = await context.services.snapshots.opened(context.slot)
+    return await _awaited(_READS[context.request.operation](SnapshotVersions(context, snapshot)))
 
 
-async def _copied_from_snapshot(exchange: Exchange, slot: Slot) -> Reply:
-    await pin_source(exchange, slot)
-    return await _awaited(_by_origin(exchange))
+async def _copied_from_snapshot(context: RequestContext, slot: Slot) -> Response:
+    await pin_source(context, slot)
+    return await _awaited(_by_origin(context))
 
 
 # The write-back buffer
 
-_Buffered = Callable[[Exchange, "WritebackBuffer"], Coroutine[Any, Any, Reply]]
+_Buffered = Callable[[RequestContext, "WritebackBuffer"], Coroutine[Any, Any, Response]]
 
 _OF_OPEN_UPLOADS: Mapping[Operation, _Buffered] = {
     Operation.UPLOAD_PART: absorb_part,
@@ -165,117 +165,117 @@ _BUFFERED: Mapping[Operation, _Buffered] = {
 }
 
 
-def _by_buffer(exchange: Exchange, buffer: WritebackBuffer) -> Answer | None:
+def _by_buffer(context: RequestContext, buffer: WritebackBuffer) -> Answer | None:
     """The answer to a request that concerns what is pending, or is to be; None: it does not."""
-    request, operation = exchange.request, exchange.request.operation
+    request, operation = context.request, context.request.operation
     if request.key is None:
-        return _of_bucket(exchange, buffer)
+        return _of_bucket(context, buffer)
     if operation in _READS:
-        pending = buffer.pending(exchange.object_key)
+        pending = buffer.pending(context.object_key)
         if pending is None:
             return None
         if is_answered_here(request):
-            return _READS[operation](PendingVersions(exchange, buffer, pending))
-        return _when_flushed(exchange, buffer, [exchange.object_key])
+            return _READS[operation](PendingVersions(context, buffer, pending))
+        return _when_flushed(context, buffer, [context.object_key])
     if "x-amz-rename-source" in request.headers:  # names a key in a way that origins read differently
-        return _when_all_flushed(exchange, buffer)
-    if request.parameter("uploadId") and is_known(exchange, buffer):
-        answer = _of_upload(exchange, buffer)
+        return _when_all_flushed(context, buffer)
+    if request.parameter("uploadId") and is_known(context, buffer):
+        answer = _of_upload(context, buffer)
         if answer is not None:
             return answer
     elif operation is Operation.DELETE_OBJECT and may_be_deleted_here(request):
-        if buffer.pending(exchange.object_key) is not None:
-            return delete_pending(exchange, buffer)
-    elif operation in _BUFFERED and exchange.slot.write == "back":
-        return _BUFFERED[operation](exchange, buffer)
+        if buffer.pending(context.object_key) is not None:
+            return delete_pending(context, buffer)
+    elif operation in _BUFFERED and context.slot.write == "back":
+        return _BUFFERED[operation](context, buffer)
     elif operation is Operation.COPY_OBJECT:
-        source = copied_here(exchange, buffer)
+        source = copied_here(context, buffer)
         if source is not None:
-            return absorb_copy(exchange, buffer, source)
-    pending_keys = _pending_keys(exchange, buffer)
-    if pending_keys or _is_write_past_the_buffer(exchange):
-        return _when_flushed(exchange, buffer, pending_keys)
+            return absorb_copy(context, buffer, source)
+    pending_keys = _pending_keys(context, buffer)
+    if pending_keys or _is_write_past_the_buffer(context):
+        return _when_flushed(context, buffer, pending_keys)
     return None
 
 
-def _of_upload(exchange: Exchange, buffer: WritebackBuffer) -> Answer | None:
+def _of_upload(context: RequestContext, buffer: WritebackBuffer) -> Answer | None:
     """The answer to a request about an upload that is open here, or has ended here."""
-    operation = exchange.request.operation
+    operation = context.request.operation
     if operation is Operation.FORWARD:
         # The origin knows the upload by another id: it would deny that there is one.
         raise s3_error("NotImplemented", "A parameter of this request is not known for an upload that is open here.")
     if operation is Operation.UPLOAD_PART_COPY:
-        return absorb_part_copy(exchange, buffer, _past_the_buffer)
-    return _OF_OPEN_UPLOADS[operation](exchange, buffer) if operation in _OF_OPEN_UPLOADS else None
+        return absorb_part_copy(context, buffer, _past_the_buffer)
+    return _OF_OPEN_UPLOADS[operation](context, buffer) if operation in _OF_OPEN_UPLOADS else None
 
 
-def _of_bucket(exchange: Exchange, buffer: WritebackBuffer) -> Answer | None:
+def _of_bucket(context: RequestContext, buffer: WritebackBuffer) -> Answer | None:
     """The answer to a request that names no key: it may be about everything in its bucket."""
-    request = exchange.request
+    request = context.request
     if request.operation in _LISTINGS:
-        if is_plain(request) or not may_be_merged(exchange):
+        if is_plain(request) or not may_be_merged(context):
             return None  # list_objects merges what is pending
-        return _when_all_flushed(exchange, buffer)
+        return _when_all_flushed(context, buffer)
     if request.operation is Operation.LIST_MULTIPART_UPLOADS:
-        is_ours = is_plain(request) and may_concern_uploads(exchange, buffer)
-        return list_uploads(exchange, buffer) if is_ours else None
-    if request.bucket is not None and _is_about_all_objects(exchange):
-        return _when_all_flushed(exchange, buffer)
+        is_ours = is_plain(request) and may_concern_uploads(context, buffer)
+        return list_uploads(context, buffer) if is_ours else None
+    if request.bucket is not None and _is_about_all_objects(context):
+        return _when_all_flushed(context, buffer)
     return None
 
 
-def _is_about_all_objects(exchange: Exchange) -> bool:
+def _is_about_all_objects(context: RequestContext) -> bool:
     """ListObjectVersions, DeleteBucket, and POST Object, which names its key in its body."""
-    request = exchange.request
+    request = context.request
     if request.operation is not Operation.FORWARD:
         return False
     said = {name for name, _ in strip_signature_parameters(request.query)} - {"x-id"}
     return "versions" in said or (request.method not in READ_METHODS and not said)
 
 
-def _pending_keys(exchange: Exchange, buffer: WritebackBuffer) -> list[ObjectKey]:
+def _pending_keys(context: RequestContext, buffer: WritebackBuffer) -> list[ObjectKey]:
     """The keys that the request names under which something is pending: its own, and the source of a copy."""
-    keys = [exchange.object_key]
-    source = exchange.request.headers.get("x-amz-copy-source")
+    keys = [context.object_key]
+    source = context.request.headers.get("x-amz-copy-source")
     if source is not None:
         keys.append(parse_copy_source(source).key)
     return [key for key in keys if buffer.pending(key) is not None]
 
 
-def _is_write_past_the_buffer(exchange: Exchange) -> bool:
-    request = exchange.request
+def _is_write_past_the_buffer(context: RequestContext) -> bool:
+    request = context.request
     if request.key is None or request.method in READ_METHODS or request.operation in CHANGES_NO_OBJECT:
         return False
-    return exchange.slot.write == "back"
+    return context.slot.write == "back"
 
 
-async def _when_all_flushed(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
-    await flushed_under(exchange, buffer, exchange.request.bucket or "", exchange.request.parameter("prefix") or "")
-    return await _when_flushed(exchange, buffer, ())
+async def _when_all_flushed(context: RequestContext, buffer: WritebackBuffer) -> Response:
+    await flushed_under(context, buffer, context.request.bucket or "", context.request.parameter("prefix") or "")
+    return await _when_flushed(context, buffer, ())
 
 
-async def _when_flushed(exchange: Exchange, buffer: WritebackBuffer, keys: Sequence[ObjectKey]) -> Reply:
-    await flushed(exchange, buffer, keys)
-    answer = _awaited(_past_the_buffer(exchange))
-    return await (written_through(exchange, buffer, answer) if _is_write_past_the_buffer(exchange) else answer)
+async def _when_flushed(context: RequestContext, buffer: WritebackBuffer, keys: Sequence[ObjectKey]) -> Response:
+    await flushed(context, buffer, keys)
+    answer = _awaited(_past_the_buffer(context))
+    return await (written_through(context, buffer, answer) if _is_write_past_the_buffer(context) else answer)
 
 
-async def _awaited(answer: Answer) -> Reply:
-    return answer if isinstance(answer, Reply) else await answer
+async def _awaited(answer: Answer) -> Response:
+    return answer if isinstance(answer, Response) else await answer
 
 
-def _check_without_buffer(exchange: Exchange) -> None:
+def _check_without_buffer(context: RequestContext) -> None:
     """S3Error ServiceUnavailable where a request deletes what may be pending, while the buffer's disk cannot be used.
 
     The origin takes writes meanwhile; it has then another object than a pending write expects, which becomes a conflict
     when the disk is back. Only a deletion leaves nothing to be recognised by: an object that was acknowledged before,
     and is deleted at the origin alone, would come back with its flush.
     """
-    operation = exchange.request.operation
+    operation = context.request.operation
     if operation is Operation.DELETE_OBJECT:
-        slots = [exchange.slot]
+        slots = [context.slot]
     elif operation is Operation.DELETE_OBJECTS:
-        slots = list(exchange.services.slots.under(exchange.request.bucket or "", ""))
+        slots = list(context.services.slots.under(context.request.bucket or "", ""))
     else:
         return
     if any(slot.write == "back" for slot in slots):

@@ -14,13 +14,13 @@ from gateway.errors import OriginAnswered, OriginBodyError, OriginError, OriginU
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_down, is_plainly_asked
 from gateway.metadata.snapshots.registry import OpenSnapshot, SnapshotObject
 from gateway.objects import ByteRange, ObjectKey
-from gateway.operations.context import Exchange, Reply
+from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
 from gateway.operations.read_object import (
     VersionReader,
-    asks_for_more_than_bytes,
-    asks_for_more_than_head,
+    get_must_bypass,
+    head_must_bypass,
     is_cacheable,
     is_not_modified,
     judged_by_the_origin,
@@ -29,7 +29,7 @@ from gateway.operations.read_object import (
 from gateway.policy.slots import Slot
 from gateway.s3.conditions import etag_matches, evaluate_read, format_http_date, parse_iso_date, quote, unquote
 from gateway.s3.error_codes import s3_error
-from gateway.s3.headers import towards_origin
+from gateway.s3.headers import filter_request_headers
 from gateway.s3.requests import parse_copy_source
 
 _GONE = frozenset({404, 412})
@@ -45,53 +45,53 @@ class SnapshotVersions:
     404 for what was not there when the snapshot was made, 412 for what is lost.
     """
 
-    def __init__(self, exchange: Exchange, snapshot: OpenSnapshot) -> None:
-        self.exchange = exchange
-        self.headers = judged_by_the_origin(exchange.request)
+    def __init__(self, context: RequestContext, snapshot: OpenSnapshot) -> None:
+        self.context = context
+        self.headers = judged_by_the_origin(context.request)
         self._snapshot = snapshot
         self._frozen: SnapshotObject | None = None
 
     def must_forward(self) -> bool:
-        request = self.exchange.request
-        return asks_for_more_than_head(request) if request.method == "HEAD" else asks_for_more_than_bytes(request)
+        request = self.context.request
+        return head_must_bypass(request) if request.method == "HEAD" else get_must_bypass(request)
 
-    async def forward(self) -> Reply:
+    async def forward(self) -> Response:
         """The origin's answer about the frozen version: the request goes there pinned, and is refused otherwise."""
-        exchange, etag = self.exchange, strong(self._object().version.etag)
+        context, etag = self.context, strong(self._object().version.etag)
         self._judge_conditions()
-        headers = towards_origin(exchange.request.headers) | {"if-match": etag}
-        request = onward_request(exchange, await receive_payload(exchange), headers=headers)
-        response = await exchange.services.origin.send(request)
+        headers = filter_request_headers(context.request.headers) | {"if-match": etag}
+        request = onward_request(context, await receive_payload(context), headers=headers)
+        response = await context.services.origin.send(request)
         is_other = response.status in (200, 206) and strong(response.headers.get("etag", "")) != etag
         if response.status not in _GONE and not is_other:
-            head_only = exchange.request.method == "HEAD"
+            head_only = context.request.method == "HEAD"
             return streamed_reply(response, head_only=head_only, cache="forwarded" if head_only else "bypass")
         await response.aclose()
         raise await self._explained(OriginAnswered(response.status, [], b""))
 
     def known(self) -> ObjectHead | None:
-        exchange, catalog = self.exchange, self.exchange.services.catalog
-        if not is_plainly_asked(self.headers) or exchange.request.parameter("partNumber") is not None:
+        context, catalog = self.context, self.context.services.catalog
+        if not is_plainly_asked(self.headers) or context.request.parameter("partNumber") is not None:
             return None
         with_checksums = CHECKSUM_MODE in self.headers
-        head = self._snapshot.head(exchange.object_key.key, with_checksums=with_checksums)
+        head = self._snapshot.head(context.object_key.key, with_checksums=with_checksums)
         if head is None:
             known = catalog.of_version(self._object().version, with_checksums=with_checksums)
             if known is None:
                 return None
             head = ObjectHead(known.version, known.headers, known.last_modified)  # not `remembered`: never out of date
             self._snapshot.keep(head, with_checksums=with_checksums)
-        catalog.observer.looked_up(exchange.slot.name, "hit")
+        catalog.observer.looked_up(context.slot.name, "hit")
         return head
 
     async def ask(self, *, again: bool = False) -> ObjectHead:
         """As the origin says it of the frozen version, and only of that; OriginAnswered 412 where it has another."""
-        exchange, catalog = self.exchange, self.exchange.services.catalog
-        part_number = exchange.request.parameter("partNumber")
-        head = await catalog.ask(exchange.object_key, exchange.slot, headers=self.conditions(), part_number=part_number)
+        context, catalog = self.context, self.context.services.catalog
+        part_number = context.request.parameter("partNumber")
+        head = await catalog.ask(context.object_key, context.slot, headers=self.conditions(), part_number=part_number)
         if not is_same_version(head, self._object()):
             raise OriginAnswered(412, [], b"")
-        catalog.observer.looked_up(exchange.slot.name, "miss")
+        catalog.observer.looked_up(context.slot.name, "miss")
         if part_number is None:
             self._learn(head, with_checksums=CHECKSUM_MODE in self.headers)
         return head
@@ -104,22 +104,22 @@ class SnapshotVersions:
         is_gone = _says_gone(error)
         if not is_gone and not (isinstance(error, (OriginAnswered, OriginUnreachable)) and is_down(error)):
             return None
-        request, frozen = self.exchange.request, self._object()
-        head = self.exchange.services.catalog.of_version(frozen.version, with_checksums=False)
+        request, frozen = self.context.request, self._object()
+        head = self.context.services.catalog.of_version(frozen.version, with_checksums=False)
         if request.method == "HEAD":
             if head is not None:
                 return head
         elif request.parameter("partNumber") is None:
             head = head or listed_head(frozen)
-            if is_cacheable(request, head) and (is_not_modified(self.exchange, head) or self._is_cached(head)):
+            if is_cacheable(request, head) and (is_not_modified(self.context, head) or self._is_cached(head)):
                 return head
         raise (await self._explained(error) if is_gone else error)
 
-    async def refused(self) -> Reply:
+    async def refused(self) -> Response:
         return await self.forward()  # HEAD has no error document
 
     def is_served(self, head: ObjectHead) -> bool:
-        return is_cacheable(self.exchange.request, head)
+        return is_cacheable(self.context.request, head)
 
     def conditions(self) -> dict[str, str]:
         return self.headers | pin(self._object())
@@ -132,9 +132,9 @@ class SnapshotVersions:
 
     async def open(self, head: ObjectHead, byte_range: ByteRange, answer: UnpinnedResponse | None) -> VersionReader:
         """Of an object that the origin did not have any more, no body is begun that cannot be sent to its end."""
-        if self.exchange.object_key.key in self._snapshot.lost and not self._is_cached(head, byte_range):
+        if self.context.object_key.key in self._snapshot.lost and not self._is_cached(head, byte_range):
             await self.ask()
-        return await open_cached(self.exchange, head, byte_range, self.headers, answer)
+        return await open_cached(self.context, head, byte_range, self.headers, answer)
 
     async def is_outdated(self, head: ObjectHead, error: OriginAnswered | OriginBodyError) -> bool:
         """Never: what is frozen does not change. Raises what to tell the client of a version that is lost."""
@@ -148,10 +148,10 @@ class SnapshotVersions:
     def _object(self) -> SnapshotObject:
         """S3Error NoSuchKey where there was none: the origin is not asked."""
         if self._frozen is None:
-            key = self.exchange.object_key.key
+            key = self.context.object_key.key
             self._frozen = self._snapshot.find(key)
             if self._frozen is None:
-                self.exchange.services.catalog.observer.looked_up(self.exchange.slot.name, "absent")
+                self.context.services.catalog.observer.looked_up(self.context.slot.name, "absent")
                 raise s3_error("NoSuchKey", Key=key)
         return self._frozen
 
@@ -161,22 +161,22 @@ class SnapshotVersions:
             return
         self._snapshot.lost.pop(head.version.key.key, None)
         self._snapshot.keep(head, with_checksums=with_checksums)
-        self.exchange.services.catalog.learned_version(head, with_checksums=with_checksums)
+        self.context.services.catalog.learned_version(head, with_checksums=with_checksums)
 
     async def _lose(self) -> None:
-        self._snapshot.lose(self.exchange.object_key.key)
+        self._snapshot.lose(self.context.object_key.key)
 
     def _is_cached(self, head: ObjectHead, byte_range: ByteRange | None = None) -> bool:
         if head.version.size_bytes == 0:
             return True
         asked = byte_range or ByteRange(0, head.version.size_bytes - 1)
-        return self.exchange.services.blocks.holds(head.version, asked, slot=self.exchange.slot.name)
+        return self.context.services.blocks.holds(head.version, asked, slot=self.context.slot.name)
 
     def _judge_conditions(self) -> None:
         """The client's own conditions, where they fail already: `If-Match` is needed for the pinning."""
-        headers = {name: value for name, value in self.exchange.request.headers.items() if name in _CONDITIONS}
+        headers = {name: value for name, value in self.context.request.headers.items() if name in _CONDITIONS}
         if headers:
-            frozen, now = self._object(), self.exchange.services.clock.now()
+            frozen, now = self._object(), self.context.services.clock.now()
             modified = parse_iso_date(frozen.modified)
             evaluate_read(headers, etag=unquote(frozen.version.etag), last_modified=modified, now=now)
 
@@ -185,9 +185,9 @@ class SnapshotVersions:
 
         `error` itself where that was about something else.
         """
-        exchange, frozen = self.exchange, self._object()
+        context, frozen = self.context, self._object()
         try:
-            head = await exchange.services.catalog.ask(exchange.object_key, exchange.slot, headers={})
+            head = await context.services.catalog.ask(context.object_key, context.slot, headers={})
         except OriginError as refusal:
             is_absent = isinstance(refusal, OriginAnswered) and refusal.status == 404
             if not is_absent and not _says_gone(error):
@@ -198,11 +198,11 @@ class SnapshotVersions:
             if is_same_version(head, frozen):
                 return s3_error("ServiceUnavailable", "The origin has refused a version that it has. Please try again.")
             reason, has = "changed", f"has ETag {strong(head.version.etag)}"
-        self._snapshot.lose(exchange.object_key.key)
-        exchange.services.snapshots.observer.refused(exchange.slot.name, reason)
+        self._snapshot.lose(context.object_key.key)
+        context.services.snapshots.observer.refused(context.slot.name, reason)
         return s3_error(
             "PreconditionFailed",
-            f"{_frozen_as(exchange.object_key, self._snapshot, frozen)}, and the origin {has}. "
+            f"{_frozen_as(context.object_key, self._snapshot, frozen)}, and the origin {has}. "
             "What is asked for of the frozen version is not cached on this node.",
             Condition="If-Match",
             Snapshot=self._snapshot.manifest.name,
@@ -249,22 +249,22 @@ def listed_head(frozen: SnapshotObject) -> ObjectHead:
 # Copies out of a frozen slot
 
 
-def frozen_source(exchange: Exchange) -> Slot | None:
+def frozen_source(context: RequestContext) -> Slot | None:
     """The slot that freezes what a CopyObject or UploadPartCopy copies; None: none does."""
-    text = exchange.request.headers.get("x-amz-copy-source")
+    text = context.request.headers.get("x-amz-copy-source")
     if text is None:
         return None
     source = parse_copy_source(text).key
-    slot = exchange.services.slots.find(source.bucket, source.key)
+    slot = context.services.slots.find(source.bucket, source.key)
     return slot if slot.consistency == "snapshot" else None
 
 
-async def pin_source(exchange: Exchange, slot: Slot) -> None:
+async def pin_source(context: RequestContext, slot: Slot) -> None:
     """Have a copy take the frozen version of its source, or nothing: 412 where the origin does not have it any more.
 
     Some servers ignore conditions on a copy's source: the origin is asked which version it has, just before.
     """
-    request, snapshot = exchange.request, await exchange.services.snapshots.opened(slot)
+    request, snapshot = context.request, await context.services.snapshots.opened(slot)
     key = parse_copy_source(request.headers["x-amz-copy-source"]).key.key
     frozen = snapshot.find(key)
     if frozen is None:
@@ -272,7 +272,7 @@ async def pin_source(exchange: Exchange, slot: Slot) -> None:
     etag = strong(frozen.version.etag)
     if not etag_matches(request.headers.get(_SOURCE_IF_MATCH, "*"), etag):
         raise s3_error("PreconditionFailed", Condition=_SOURCE_IF_MATCH)
-    if not await _is_there(exchange, slot, frozen):
+    if not await _is_there(context, slot, frozen):
         raise s3_error(
             "PreconditionFailed",
             f"{_frozen_as(frozen.version.key, snapshot, frozen)}, and the origin does not have that version any more.",
@@ -281,9 +281,9 @@ async def pin_source(exchange: Exchange, slot: Slot) -> None:
     request.headers = {**request.headers, _SOURCE_IF_MATCH: etag}
 
 
-async def _is_there(exchange: Exchange, slot: Slot, frozen: SnapshotObject) -> bool:
+async def _is_there(context: RequestContext, slot: Slot, frozen: SnapshotObject) -> bool:
     try:
-        head = await exchange.services.catalog.ask(frozen.version.key, slot, headers=pin(frozen))
+        head = await context.services.catalog.ask(frozen.version.key, slot, headers=pin(frozen))
     except OriginAnswered as answer:
         if answer.status not in _GONE:
             raise

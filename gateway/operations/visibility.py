@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from gateway.errors import OriginAnswered, S3Error
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.listing.dirty_keys import OwnWrite
-from gateway.objects import BodyStream, HeldSpan, ObjectKey
-from gateway.operations.context import Closable, Exchange, Reply
+from gateway.objects import BodyStream, ObjectKey, PinnedFileSpan
+from gateway.operations.context import Closable, RequestContext, Response
 from gateway.origin.retry import may_be_done
 from gateway.policy.slots import Slots
 
@@ -67,7 +67,7 @@ class WriteScope:
         await self.end()
 
 
-async def with_invalidation(change: WriteScope, write: Awaitable[Reply]) -> Reply:
+async def with_invalidation(change: WriteScope, write: Awaitable[Response]) -> Response:
     """Carry out a write such that everybody sees it when the client has its answer.
 
     An answer that begins before the work is done (CopyObject, CompleteMultipartUpload) says so in its last bytes, so
@@ -86,7 +86,7 @@ async def with_invalidation(change: WriteScope, write: Awaitable[Reply]) -> Repl
             change.end_later()
         raise
     change.forget()
-    if not isinstance(reply.body, (bytes, memoryview, HeldSpan)):
+    if not isinstance(reply.body, (bytes, memoryview, PinnedFileSpan)):
         changing = _Changing(change, reply.resource, is_over=reply.status != _OK and not may_be_done(reply.status))
         reply.body, reply.resource = changing.forgetting(reply.body, reply.status), changing
     elif may_be_done(reply.status):
@@ -119,17 +119,17 @@ async def invalidate(change: WriteScope) -> None:
         await change.end()
 
 
-def changed_by(exchange: Exchange) -> WriteScope:
+def changed_by(context: RequestContext) -> WriteScope:
     """What a request that changes something may change: its key, or all that its bucket holds where it names none."""
-    services, request = exchange.services, exchange.request
+    services, request = context.services, context.request
     is_of_one_key = request.key is not None and "x-amz-rename-source" not in request.headers
     keys = [request.key] if request.key is not None and is_of_one_key else None
     return WriteScope(services.catalog, services.slots, request.bucket, keys)
 
 
-def changed_keys(exchange: Exchange, keys: Iterable[str]) -> WriteScope:
+def changed_keys(context: RequestContext, keys: Iterable[str]) -> WriteScope:
     """What a request changes that names its keys in its body."""
-    return WriteScope(exchange.services.catalog, exchange.services.slots, exchange.request.bucket, keys)
+    return WriteScope(context.services.catalog, context.services.slots, context.request.bucket, keys)
 
 
 def _is_indexed(slots: Slots, key: ObjectKey) -> bool:

@@ -65,7 +65,7 @@ _SET_ANEW_FOR_THE_ORIGIN = HOP_BY_HOP | {
 _SET_ANEW_FOR_THE_CLIENT = HOP_BY_HOP | {"date", "server", "x-amz-id-2", "x-amz-request-id"}
 
 
-def towards_origin(headers: Mapping[str, str]) -> dict[str, str]:
+def filter_request_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Every header of the client's request that goes along, unknown ones too.
 
     `aws-chunked` leaves Content-Encoding: it described the body on the wire, and must not be stored with the object.
@@ -80,7 +80,7 @@ def towards_origin(headers: Mapping[str, str]) -> dict[str, str]:
     return onward
 
 
-def towards_client(headers: Mapping[str, str]) -> list[tuple[str, str]]:
+def filter_response_headers(headers: Mapping[str, str]) -> list[tuple[str, str]]:
     """Every header of the origin's answer that goes along; its request id under a name of its own."""
     onward = [(name, value) for name, value in headers.items() if name not in _SET_ANEW_FOR_THE_CLIENT]
     if "x-amz-request-id" in headers:

@@ -24,7 +24,7 @@ from typing import Any, cast
 from gateway.edge.messages import AsgiRequestBody
 from gateway.edge.server.request_body import RECEIVE_INTO
 from gateway.edge.server.s3_server import Receive, S3Server, Scope, Send
-from gateway.operations.context import Exchange
+from gateway.operations.context import RequestContext
 from gateway.operations.payload import receive_verified
 from gateway.s3.requests import parse_request
 from loadtests.harness import machine
@@ -85,10 +85,10 @@ class _Uploads:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = parse_request(scope["method"], scope["raw_path"], scope["query_string"], scope["headers"], ())
         body = AsgiRequestBody(receive, request.headers, receive_into=scope.get(RECEIVE_INTO))
-        exchange = Exchange(cast("Any", None), request, body, cast("Any", None), None, cast("Any", None))
+        context = RequestContext(cast("Any", None), request, body, cast("Any", None), None, cast("Any", None))
         part = await asyncio.to_thread(_Part, self._directory)
         try:
-            received = await receive_verified(exchange, part.write)
+            received = await receive_verified(context, part.write)
             await asyncio.to_thread(part.sync)
         finally:
             await asyncio.to_thread(part.close)

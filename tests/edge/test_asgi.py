@@ -17,7 +17,7 @@ from gateway.edge.asgi import S3App
 from gateway.edge.messages import BROKEN_OFF, CLIENT_LEFT
 from gateway.errors import ClientDisconnected, OriginUnreachable
 from gateway.objects import BodyStream
-from gateway.operations.context import Reply
+from gateway.operations.context import Response
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
@@ -98,8 +98,8 @@ def test_a_body_that_fails_before_its_first_byte_is_answered_with_why(
         async def aclose(self) -> None:
             closed.append(True)
 
-    async def perform(_: object) -> Reply:
-        return Reply(200, [("content-length", "7")], fail(), "hit", Held())
+    async def perform(_: object) -> Response:
+        return Response(200, [("content-length", "7")], fail(), "hit", Held())
 
     async def scenario() -> list[tuple[str, str, str | None, int, int]]:
         async with gateway_app(tmp_path, allow_unsigned=True) as gateway:

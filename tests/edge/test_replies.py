@@ -8,8 +8,8 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from gateway.edge.messages import COPIED_BYTES, RequestRecord, send_reply
-from gateway.objects import BodyStream, LentBytes
-from gateway.operations.context import Reply
+from gateway.objects import BodyStream, BorrowedBuffer
+from gateway.operations.context import Response
 
 CONTENT = os.urandom(3 * COPIED_BYTES + 5)
 
@@ -17,7 +17,7 @@ CONTENT = os.urandom(3 * COPIED_BYTES + 5)
 async def lending() -> BodyStream:
     position = 0
     while position < len(CONTENT):
-        lent = LentBytes(memoryview(CONTENT)[position:])
+        lent = BorrowedBuffer(memoryview(CONTENT)[position:])
         yield lent
         position += lent.taken
 
@@ -29,7 +29,7 @@ def test_lent_bytes_are_copied_a_little_at_a_time() -> None:
     async def send(message: MutableMapping[str, Any]) -> None:
         messages.append(message)
 
-    reply = Reply(200, [("content-length", str(len(CONTENT)))], lending())
+    reply = Response(200, [("content-length", str(len(CONTENT)))], lending())
     record = RequestRecord(b"/b/k")
     asyncio.run(send_reply(reply, {"method": "GET"}, send, record))
     bodies = [message["body"] for message in messages[1:]]

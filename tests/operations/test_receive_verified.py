@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gateway.clock import SystemClock
 from gateway.errors import ClientDisconnected, S3Error
-from gateway.operations.context import Buffers, Exchange, Sink
+from gateway.operations.context import Buffers, RequestContext, Sink
 from gateway.operations.payload import (
     BUFFERED_SIZE_BYTES_MAX,
     PUT_SIZE_BYTES_MAX,
@@ -66,24 +66,24 @@ class Upload:
     chunked: bool = False
     """HTTP chunks: no Content-Length."""
 
-    def exchange(self, cuts: Sequence[int] = ()) -> Exchange:
+    def context(self, cuts: Sequence[int] = ()) -> RequestContext:
         borders = [0, *sorted(cut for cut in cuts if 0 < cut < len(self.wire)), len(self.wire)]
         pieces = [self.wire[first:stop] for first, stop in pairwise(borders) if first < stop]
         fields = [(name.encode(), value.encode()) for name, value in self.headers.items()]
         request = parse_request("PUT", b"/bucket/key", b"", [(b"host", b"h"), *fields], ())
         body = Body(pieces, None if self.chunked else len(self.wire))
         services = cast("Any", SimpleNamespace(buffers=Buffers(), clock=SystemClock()))
-        return Exchange(services, request, body, cast("Any", None), self.seed, cast("Any", None))
+        return RequestContext(services, request, body, cast("Any", None), self.seed, cast("Any", None))
 
 
 Outcome = tuple[bytes, dict[str, str]] | str
 """Data and verified checksum headers, or the code of the refusal."""
 
 
-async def to_a_sink(exchange: Exchange) -> Outcome:
+async def to_a_sink(context: RequestContext) -> Outcome:
     content = bytearray()
     try:
-        received = await receive_verified(exchange, lambda data: content.extend(data))
+        received = await receive_verified(context, lambda data: content.extend(data))
     except S3Error as error:
         return error.code
     assert received.length_bytes == len(content)
@@ -91,10 +91,10 @@ async def to_a_sink(exchange: Exchange) -> Outcome:
     return bytes(content), dict(received.checksums)
 
 
-async def streamed(exchange: Exchange) -> bytes | str:
+async def streamed(context: RequestContext) -> bytes | str:
     """What the origin would have got; nothing, where its request would have been left unfinished."""
     try:
-        body = (await receive_payload(exchange)).body
+        body = (await receive_payload(context)).body
         if not isinstance(body, StreamedBody):
             return body
         return b"".join([bytes(piece) async for piece in body.chunks])
@@ -160,7 +160,7 @@ DATA = bytes(range(256)) * 1100
 def test_every_kind_of_body_arrives_with_what_vouches_for_it(kind: str, data: bytes) -> None:
     """Decoded, with its MD5 for the ETag, and with the checksum that it came with."""
     upload = of_kind(kind, data)
-    outcome = asyncio.run(to_a_sink(upload.exchange([1, 100, 8195, 70_000])))
+    outcome = asyncio.run(to_a_sink(upload.context([1, 100, 8195, 70_000])))
     named = kind.rpartition(" ")[2]
     checksums = {f"x-amz-checksum-{named}": base64_of(named, data)} if named in ALGORITHMS else {}
     assert outcome == (data, checksums)
@@ -180,8 +180,8 @@ def test_a_sink_gets_what_a_stream_gives(
     upload = of_kind(kind, DATA[:size_bytes])
     if harm is not None and upload.wire:
         upload = Upload(harmed(upload.wire, *harm), upload.headers, upload.seed, upload.chunked)
-    sunk = asyncio.run(to_a_sink(upload.exchange(cuts)))
-    flowed = asyncio.run(streamed(upload.exchange(cuts)))
+    sunk = asyncio.run(to_a_sink(upload.context(cuts)))
+    flowed = asyncio.run(streamed(upload.context(cuts)))
     assert (sunk if isinstance(sunk, str) else sunk[0]) == flowed
     if harm is None:
         assert flowed == DATA[:size_bytes]
@@ -199,7 +199,7 @@ def test_chunks_of_any_size_stream(chunk_bytes: int) -> None:
     """Nothing is gathered until a chunk is complete."""
     data = DATA[: 10 * chunk_bytes] if chunk_bytes > 1 else DATA[:2000]
     upload = in_chunks(data, "STREAMING-UNSIGNED-PAYLOAD-TRAILER", trailer="crc32", chunk_bytes=chunk_bytes)
-    outcome = asyncio.run(to_a_sink(upload.exchange(range(0, len(upload.wire), 997))))
+    outcome = asyncio.run(to_a_sink(upload.context(range(0, len(upload.wire), 997))))
     assert isinstance(outcome, tuple)
     assert outcome[0] == data
 
@@ -223,17 +223,17 @@ WRONG = {
 @pytest.mark.parametrize("code", WRONG)
 def test_what_is_not_as_promised_is_refused(code: str) -> None:
     """Before `receive_verified` returns, so that nobody acknowledges it."""
-    assert asyncio.run(to_a_sink(WRONG[code].exchange())) == code
+    assert asyncio.run(to_a_sink(WRONG[code].context())) == code
 
 
 def test_more_than_s3_takes_is_refused_before_any_of_it_is_received() -> None:
     """5 GiB for one PUT."""
 
     async def scenario() -> None:
-        exchange = unsigned(DATA).exchange()
-        cast("Body", exchange.body).length_bytes = PUT_SIZE_BYTES_MAX + 1
-        assert await to_a_sink(exchange) == "EntityTooLarge"
-        assert await exchange.body.read() == DATA
+        context = unsigned(DATA).context()
+        cast("Body", context.body).length_bytes = PUT_SIZE_BYTES_MAX + 1
+        assert await to_a_sink(context) == "EntityTooLarge"
+        assert await context.body.read() == DATA
 
     asyncio.run(scenario())
 
@@ -242,9 +242,9 @@ def test_a_body_that_ends_early_is_incomplete() -> None:
     """Fewer bytes than the Content-Length."""
 
     async def scenario() -> None:
-        exchange = unsigned(DATA).exchange()
-        cast("Body", exchange.body).length_bytes = len(DATA) + 1
-        assert await to_a_sink(exchange) == "IncompleteBody"
+        context = unsigned(DATA).context()
+        cast("Body", context.body).length_bytes = len(DATA) + 1
+        assert await to_a_sink(context) == "IncompleteBody"
 
     asyncio.run(scenario())
 
@@ -254,9 +254,9 @@ def test_failures_on_the_way_come_out_as_they_are(error: Exception) -> None:
     """Of the client, and of the sink."""
 
     async def scenario() -> Received:
-        exchange = unsigned(DATA).exchange()
-        cast("Body", exchange.body).error = error
-        return await receive_verified(exchange, lambda data: None)
+        context = unsigned(DATA).context()
+        cast("Body", context.body).error = error
+        return await receive_verified(context, lambda data: None)
 
     with pytest.raises(type(error)) as caught:
         asyncio.run(scenario())
@@ -266,5 +266,5 @@ def test_failures_on_the_way_come_out_as_they_are(error: Exception) -> None:
 def test_the_md5_is_that_of_the_etag() -> None:
     """One pass gives it, whoever else asks for MD5 too."""
     upload = unsigned(DATA, content_md5=base64_of("md5", DATA))
-    received = asyncio.run(receive_verified(upload.exchange(), lambda data: None))
+    received = asyncio.run(receive_verified(upload.context(), lambda data: None))
     assert base64.b64encode(received.md5).decode() == upload.headers["content-md5"]

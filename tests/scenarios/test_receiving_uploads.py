@@ -17,7 +17,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from gateway.edge.server.s3_server import TlsFiles
-from gateway.operations.context import Exchange, Reply
+from gateway.operations.context import RequestContext, Response
 from gateway.operations.payload import receive_verified
 from gateway.s3.error_codes import s3_error
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY, call
@@ -35,10 +35,10 @@ class Sinking:
     refuse_at: int | None = None
     contents: dict[str, bytes] = field(default_factory=dict)
 
-    def perform(self, exchange: Exchange) -> Coroutine[Any, Any, Reply]:
-        return self._put(exchange)
+    def perform(self, context: RequestContext) -> Coroutine[Any, Any, Response]:
+        return self._put(context)
 
-    async def _put(self, exchange: Exchange) -> Reply:
+    async def _put(self, context: RequestContext) -> Response:
         content = bytearray()
 
         def sink(data: memoryview) -> None:
@@ -46,10 +46,10 @@ class Sinking:
             if self.refuse_at is not None and len(content) > self.refuse_at:
                 raise s3_error("SlowDown")
 
-        received = await receive_verified(exchange, sink)
-        self.contents[exchange.object_key.key] = bytes(content)
+        received = await receive_verified(context, sink)
+        self.contents[context.object_key.key] = bytes(content)
         checksums = list(received.checksums.items())
-        return Reply(200, [("etag", f'"{received.md5.hex()}"'), *checksums], b"")
+        return Response(200, [("etag", f'"{received.md5.hex()}"'), *checksums], b"")
 
 
 @dataclass

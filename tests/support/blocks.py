@@ -17,7 +17,7 @@ from gateway.blocks.reading.reader import RangeReader
 from gateway.blocks.settings import BlockSettings
 from gateway.clock import Clock, SystemClock
 from gateway.counting import CacheMetrics, SlotBytes
-from gateway.objects import BodyPiece, ByteRange, FileSpan, LentBytes, ObjectKey, ObjectVersion
+from gateway.objects import BodyPiece, BorrowedBuffer, ByteRange, FileSpan, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
 from gateway.origin.receive_buffer import ReceiveBuffer
 from tests.support.memory_origin import MemoryOrigin
@@ -247,7 +247,7 @@ async def take(reader: RangeReader, spans: list[FileSpan] | None = None) -> byte
 
 def bytes_of(piece: BodyPiece) -> bytes:
     """What a client would get."""
-    if isinstance(piece, LentBytes):
+    if isinstance(piece, BorrowedBuffer):
         return bytes(piece.content)
     if not isinstance(piece, FileSpan):
         return bytes(piece)

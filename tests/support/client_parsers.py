@@ -15,7 +15,7 @@ from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, authorise
 from gateway.edge.server.request_body import ChunkedDecoder
 from gateway.edge.server.request_head import HeadParser, check_incomplete_head
 from gateway.errors import OriginBodyError, S3Error
-from gateway.operations.read_object import asks_for_more_than_head, judged_by_the_origin
+from gateway.operations.read_object import head_must_bypass, judged_by_the_origin
 from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slot, Slots
 from gateway.s3 import conditions
 from gateway.s3.aws_chunked import AwsChunkedDecoder
@@ -23,7 +23,7 @@ from gateway.s3.checksums import BodyVerifier
 from gateway.s3.conditions import is_md5_etag, parse_http_date, quote
 from gateway.s3.error_codes import error_document
 from gateway.s3.events import MalformedEvents, parse_events
-from gateway.s3.headers import EncodedHeaders, towards_client, towards_origin
+from gateway.s3.headers import EncodedHeaders, filter_request_headers, filter_response_headers
 from gateway.s3.list_objects import decode_token, list_query
 from gateway.s3.requests import S3Request, another_service, parse_copy_source, parse_request
 from gateway.s3.signature_v4 import (
@@ -83,9 +83,9 @@ def _request(
 def _judged(request: S3Request) -> None:
     """All that looks at a request before an operation begins."""
     another_service(request)
-    asks_for_more_than_head(request)
+    head_must_bypass(request)
     judged_by_the_origin(request)
-    towards_origin(request.headers)
+    filter_request_headers(request.headers)
     for step in (_authenticator.authenticate, lambda one: authorise(one, GRANT, SLOTS)):
         try:
             step(request)
@@ -213,7 +213,7 @@ def _header_names(data: bytes) -> None:
     fields = {part[:4096].lower(): b"v" for part in data.split(b":") if part}
     request = _request(headers=fields, method="PUT")
     _judged(request)
-    towards_client(request.headers)
+    filter_response_headers(request.headers)
 
 
 def _http_chunks(data: bytes) -> None:

@@ -18,7 +18,7 @@ from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
-from gateway.operations.context import Services
+from gateway.operations.context import AppContext
 from gateway.origin.client import Origin
 from gateway.policy.slots import EVERYTHING, Grant, Slot, Slots
 from gateway.writeback.bounds.bounds import BoundsObserver, SilentBoundsObserver
@@ -99,7 +99,7 @@ async def gateway_app(
         buffer = await WritebackBuffer.open(directory / "writeback", worker, slots, clock=clock, observer=bounds)
         blocks.keep_free(buffer.bounds.unused_bytes)
     try:
-        services = Services(
+        services = AppContext(
             front,
             catalog,
             answers,

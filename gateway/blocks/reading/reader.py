@@ -30,7 +30,7 @@ from gateway.blocks.reading.sources import (
 )
 from gateway.blocks.reading.sub_blocks import SubBlocks, are_used
 from gateway.errors import BlockDamaged, NotKept, StoreUnavailable
-from gateway.objects import BodyPiece, BodyStream, ByteRange, FileSpan, LentBytes, ObjectVersion
+from gateway.objects import BodyPiece, BodyStream, BorrowedBuffer, ByteRange, FileSpan, ObjectVersion
 from gateway.origin.client import Purpose
 
 REFILLS_MAX = 3
@@ -132,7 +132,7 @@ class RangeReader:
             while position < self._request.range.stop:
                 first, self._first = self._first, None
                 piece = first if first is not None else await self._next(position)
-                if isinstance(piece, LentBytes):
+                if isinstance(piece, BorrowedBuffer):
                     yield piece
                     size = piece.taken
                     self._given += size

@@ -34,7 +34,7 @@ from gateway.blocks.settings import BlockSettings
 from gateway.clock import Clock
 from gateway.counting import CacheMetrics
 from gateway.errors import StoreUnavailable
-from gateway.objects import BodyPiece, ByteRange, FileSpan, HeldSpan, LentBytes, ObjectVersion
+from gateway.objects import BodyPiece, BorrowedBuffer, ByteRange, FileSpan, ObjectVersion, PinnedFileSpan
 from gateway.origin.client import Origin, Purpose
 
 _MARKS_MAX = 4096
@@ -336,7 +336,7 @@ class FillSource:
         available = await fill.beyond(position)
         count = min(stop - fill.block.offset, available) - position
         if fill.content is not None:
-            return LentBytes(fill.content[position : position + count])
+            return BorrowedBuffer(fill.content[position : position + count])
         if fill.moved_to is not None:
             raise MovedToFile(fill.moved_to, fill.file)
         if position >= fill.unwritten_from():
@@ -428,7 +428,7 @@ class _GivenBack:
 _GIVEN_BACK = _GivenBack()
 
 
-class WarmSpan(HeldSpan):
+class WarmSpan(PinnedFileSpan):
     """A range that lies in one block, and the account that its bytes go on when it is closed."""
 
     __slots__ = ("_cached", "_extent", "_file", "_slot", "_tools")
@@ -463,7 +463,7 @@ class WarmSpan(HeldSpan):
     async def restore(self, offset: int, count: int) -> memoryview | None:
         return await restored(self._tools.threads, self._file, self._extent, offset, count)
 
-    # As `objects.HeldSpan`.
+    # As `objects.PinnedFileSpan`.
 
     def failed(self, error: Exception) -> None:
         """What could not be sent from its file is not believed again."""

@@ -9,11 +9,12 @@ They are ASGI's, and differ from uvicorn's in what S3 needs:
 
 Beyond ASGI there are (docs/decisions/0024-one-application-protocol.md):
 
-- `RESPONSE`, a message with a whole `Response`, or with its head; a second one is sent in place of the first as long as
-  nothing of that is out, else RuntimeError is raised;
+- `RESPONSE`, a message with a whole `EncodedResponse`, or with its head; a second one is sent in place of the first as
+  long as nothing of that is out, else RuntimeError is raised;
 - `SPAN`, in a zerocopysend message: the FileSpan, which can tell whether its bytes are still those that were checked;
-- `LENT`, a message with `bytes` that are a LentBytes: the connection takes as many as go out at once, and more follows;
-- `RECEIVE_INTO`, in the scope (receiving.py), and `forebay.authority` (connection.py).
+- `LENT`, a message with `bytes` that are a BorrowedBuffer: the connection takes as many as go out at once, and more
+  follows;
+- `RECEIVE_INTO`, in the scope (request_body.py), and `forebay.authority` (connection.py).
 
 Most of what a cache answers, it can answer at once, and a task with its turn of the event loop costs as much as half of
 such an answer. So the server takes the first step of the application itself (`step`), in the call that brought the
@@ -36,7 +37,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gateway import cancellation
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.request_body import BodyQueue
-from gateway.edge.server.response import Response, ResponseWriter, Sender, refusal, response_head
+from gateway.edge.server.response import EncodedResponse, ResponseWriter, Sender, refusal, response_head
 from gateway.edge.server.server_state import S3ServerState
 from gateway.errors import ClientDisconnected
 from gateway.objects import FileSpan
@@ -193,7 +194,7 @@ class RequestCycle:
             return
         status, headers, body = refusal(s3_error("InternalError"))
         try:
-            await self.send({"type": RESPONSE, "response": Response(status, headers, b"", body)})
+            await self.send({"type": RESPONSE, "response": EncodedResponse(status, headers, b"", body)})
         except ClientDisconnected:
             _logger.debug("the client left before it could be told of the failure")
 
@@ -290,7 +291,7 @@ class RequestCycle:
             body.failure = s3_error("RequestTimeout")
             self.message_event.set()
 
-    # Response
+    # EncodedResponse
 
     async def send(self, message: Any) -> None:
         """Take a message of the response; return when the connection can take more.
@@ -307,7 +308,7 @@ class RequestCycle:
         if self._gone:
             raise ClientDisconnected("the client left before its answer was complete")
         if kind == RESPONSE:
-            response: Response = message["response"]
+            response: EncodedResponse = message["response"]
             rest = self._begin_response(response)
             if rest is not None:
                 await in_task()
@@ -321,7 +322,7 @@ class RequestCycle:
         if kind == "http.response.start":
             if self.response_started:
                 raise RuntimeError("a response starts once")
-            self._start(Response(message["status"], message.get("headers", ()), b"", None))
+            self._start(EncodedResponse(message["status"], message.get("headers", ()), b"", None))
             return
         more_body = message.get("more_body", False)
         if kind == "http.response.body":
@@ -348,7 +349,7 @@ class RequestCycle:
     def _gone(self) -> bool:
         return self.disconnected or self.transport.is_closing()
 
-    def _begin_response(self, response: Response) -> Sender | None:
+    def _begin_response(self, response: EncodedResponse) -> Sender | None:
         """Send what can be sent of it now; what is left of a file."""
         if self.response_started:
             if self.writer.on_the_wire:
@@ -367,7 +368,7 @@ class RequestCycle:
             response.sent_bytes = self.writer.sent_bytes
         return rest
 
-    def _start(self, response: Response) -> None:
+    def _start(self, response: EncodedResponse) -> None:
         if self.waiting_for_100_continue and self.request_body.complete:
             # Nobody read an empty body. The AWS CLI misreads the connection's next answer when the 100 is left out.
             self.send_continue()

@@ -1,6 +1,6 @@
 """A response on its way to the client: its head and framing, then bytes, or files that never pass through memory.
 
-A `Response` is what the application gives. `response_head` makes its first lines and says how its end is told
+A `EncodedResponse` is what the application gives. `response_head` makes its first lines and says how its end is told
 (RFC 9112, 6.3). A `ResponseWriter` gives all of it to the transport, or past it straight to the socket: files by
 `sendfile(2)`, and bytes that are lent from memory. A `WriteWatch` finds clients that take nothing of it.
 
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.errors import BlockDamaged, ClientDisconnected, S3Error
-from gateway.objects import FileSpan, LentBytes
+from gateway.objects import BorrowedBuffer, FileSpan
 from gateway.s3.error_codes import error_document, s3_error
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ Header = tuple[bytes, bytes]
 
 
 @dataclass(slots=True)
-class Response:
+class EncodedResponse:
     """A response that the server writes as it is, in one message of the application (`RESPONSE` in cycle.py).
 
     `headers` are looked at as those of ASGI are; `lines` are ready to be sent, and nobody looks at them again: whoever
@@ -88,9 +88,9 @@ def response_head(
 ) -> tuple[bytes, ResponseFraming]:
     """The head's bytes and the framing of what follows.
 
-    `lines` and `length_bytes` are as those of a `Response`. The application's `connection` and `transfer-encoding`
-    fields are taken as wishes. Raises RuntimeError when a field would break out of its line, so that no value from an
-    origin can forge a response.
+    `lines` and `length_bytes` are as those of an `EncodedResponse`. The application's `connection` and
+    `transfer-encoding` fields are taken as wishes. Raises RuntimeError when a field would break out of its line, so
+    that no value from an origin can forge a response.
     """
     fields = []
     length = length_bytes
@@ -295,17 +295,17 @@ class FileSender(Sender):
         return sent
 
 
-class LentSender(Sender):
+class BorrowedBufferSender(Sender):
     """`prefix`, and behind it as much of lent bytes as the kernel takes in one step.
 
     `send` returns when the kernel can take more, and all of the prefix is out. Meanwhile it does not hold the bytes: a
     client that reads slowly keeps nothing in memory.
     """
 
-    def __init__(self, socket_descriptor: int, prefix: bytes, lent: LentBytes) -> None:
+    def __init__(self, socket_descriptor: int, prefix: bytes, lent: BorrowedBuffer) -> None:
         super().__init__(socket_descriptor)
         self._prefix = prefix
-        self._lent: LentBytes | None = lent
+        self._lent: BorrowedBuffer | None = lent
 
     def push(self) -> bool:
         lent, self._lent = self._lent, None
@@ -438,7 +438,7 @@ class ResponseWriter:
             self._sender = None
             self._sent_bytes += sender.sent_bytes
 
-    async def write_lent(self, lent: LentBytes) -> None:
+    async def write_lent(self, lent: BorrowedBuffer) -> None:
         """As many of the bytes as the kernel takes now; returns when it can take more. More of the body must follow.
 
         Raises as `write_bytes`, and ClientDisconnected.
@@ -449,7 +449,7 @@ class ResponseWriter:
             return
         if framing.left_bytes is not None and len(lent.content) > framing.left_bytes:
             raise RuntimeError("the response body is longer than its Content-Length")
-        self._sender = sender = LentSender(self._wire.fileno(), self._take_head(), lent)
+        self._sender = sender = BorrowedBufferSender(self._wire.fileno(), self._take_head(), lent)
         await self.finish(sender)
         framing.account(lent.taken)
 

@@ -10,7 +10,7 @@ from gateway import cancellation
 from gateway.errors import BufferUnavailable, S3Error
 from gateway.metadata.listing.pages import END, key_successor, prefix_end
 from gateway.objects import ObjectKey
-from gateway.operations.context import Exchange
+from gateway.operations.context import RequestContext
 from gateway.s3.error_codes import s3_error
 from gateway.writeback.journal.records import State
 
@@ -27,34 +27,36 @@ _PATIENT_LOOKS = 2
 _KEYS_AT_A_LOOK = 100
 
 
-async def flushed(exchange: Exchange, buffer: WritebackBuffer, keys: Iterable[ObjectKey]) -> None:
+async def flushed(context: RequestContext, buffer: WritebackBuffer, keys: Iterable[ObjectKey]) -> None:
     """Return when nothing that was pending under these keys by now is any more.
 
     S3Error ServiceUnavailable (503) when that takes too long, OperationAborted (409) where a conflict is in its way.
     """
-    deadline = exchange.services.clock.monotonic() + PATIENCE_SECONDS
+    deadline = context.services.clock.monotonic() + PATIENCE_SECONDS
     for key, sequence in [(key, pending.sequence) for key in keys if (pending := buffer.pending(key)) is not None]:
-        await settled(exchange, buffer, key, sequence, deadline)
+        await settled(context, buffer, key, sequence, deadline)
 
 
-async def flushed_under(exchange: Exchange, buffer: WritebackBuffer, bucket: str, prefix: str = "") -> None:
+async def flushed_under(context: RequestContext, buffer: WritebackBuffer, bucket: str, prefix: str = "") -> None:
     """The same of all that is pending by now in a bucket under a prefix."""
-    deadline = exchange.services.clock.monotonic() + PATIENCE_SECONDS
+    deadline = context.services.clock.monotonic() + PATIENCE_SECONDS
     newest = buffer.look(lambda book: book.newest())
     place = prefix.encode()
     stop = prefix_end(place) if place else END
     while found := buffer.look(lambda book: book.listing(bucket, place, stop, _KEYS_AT_A_LOOK)):  # noqa: B023
         for one in found:
-            await settled(exchange, buffer, one.key, min(one.sequence, newest), deadline)
+            await settled(context, buffer, one.key, min(one.sequence, newest), deadline)
         place = key_successor(found[-1].key.key.encode())
 
 
-async def settled(exchange: Exchange, buffer: WritebackBuffer, key: ObjectKey, sequence: int, deadline: float) -> None:
+async def settled(
+    context: RequestContext, buffer: WritebackBuffer, key: ObjectKey, sequence: int, deadline: float
+) -> None:
     """Return when nothing is pending under a key that was acknowledged as `sequence` or before it; raises as `flushed`.
 
     `deadline` is of the monotonic clock.
     """
-    clock, looks = exchange.services.clock, 0
+    clock, looks = context.services.clock, 0
     while (first := buffer.look(lambda book: book.earliest(key))) is not None and first.sequence <= sequence:
         if first.state is State.CONFLICT:
             raise _conflict(key)

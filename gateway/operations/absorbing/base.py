@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
-from gateway.operations.context import Exchange
+from gateway.operations.context import RequestContext
 from gateway.writeback.journal.records import Base
 
 if TYPE_CHECKING:
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def base_asked(exchange: Exchange) -> AsyncIterator[asyncio.Task[Base]]:
+async def base_asked(context: RequestContext) -> AsyncIterator[asyncio.Task[Base]]:
     """Asks while the body comes in. The task raises OriginAnswered where the origin refuses to say."""
-    asking = asyncio.create_task(_ask(exchange))
+    asking = asyncio.create_task(_ask(context))
     try:
         yield asking
     finally:
@@ -26,24 +26,24 @@ async def base_asked(exchange: Exchange) -> AsyncIterator[asyncio.Task[Base]]:
         await asyncio.gather(asking, return_exceptions=True)
 
 
-async def base_now(exchange: Exchange, buffer: WritebackBuffer, base: Base) -> Base:
+async def base_now(context: RequestContext, buffer: WritebackBuffer, base: Base) -> Base:
     """The base where this gateway has not changed the key past the buffer since; else what is there now.
 
     What went through the buffer the journal knows itself.
     """
-    own = buffer.look(lambda book: book.own_doing(exchange.object_key))
+    own = buffer.look(lambda book: book.own_doing(context.object_key))
     if own is None or own.known or own.at < base.asked_at:
         return base
     try:
-        return await _ask(exchange)
+        return await _ask(context)
     except OriginAnswered:
-        return Base(known=False, asked_at=exchange.services.clock.now())
+        return Base(known=False, asked_at=context.services.clock.now())
 
 
-async def _ask(exchange: Exchange) -> Base:
-    services, asked_at = exchange.services, exchange.services.clock.now()
+async def _ask(context: RequestContext) -> Base:
+    services, asked_at = context.services, context.services.clock.now()
     try:
-        head = await services.catalog.ask(exchange.object_key, exchange.slot, headers={})
+        head = await services.catalog.ask(context.object_key, context.slot, headers={})
     except OriginAnswered as answer:
         if answer.status == 404:
             return Base(absent=True, asked_at=asked_at)

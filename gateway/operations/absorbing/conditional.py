@@ -19,7 +19,7 @@ from gateway.operations.absorbing.barrier import flushed
 from gateway.operations.absorbing.completion import Completion
 from gateway.operations.absorbing.eligible import is_condition
 from gateway.operations.absorbing.staging import unavailable
-from gateway.operations.context import Exchange
+from gateway.operations.context import RequestContext
 from gateway.s3.conditions import unquote
 from gateway.s3.error_codes import CODES, s3_error
 from gateway.writeback.flushing.asking import asking
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
 
 async def complete_at_origin(
-    exchange: Exchange, buffer: WritebackBuffer, upload: Upload, made: Completion, ended: Ended
+    context: RequestContext, buffer: WritebackBuffer, upload: Upload, made: Completion, ended: Ended
 ) -> None:
     """Return when the origin has made the object; S3Error with its code when it has not."""
-    await flushed(exchange, buffer, [exchange.object_key])
-    completing = _Completing(exchange, buffer, upload, made, ended)
+    await flushed(context, buffer, [context.object_key])
+    completing = _Completing(context, buffer, upload, made, ended)
     try:
         await completing.run()
-        await buffer.completed_at_origin(replace(ended, ended_at=exchange.services.clock.now()))
+        await buffer.completed_at_origin(replace(ended, ended_at=context.services.clock.now()))
     except BufferUnavailable as error:
         raise unavailable(error) from error
 
@@ -58,14 +58,14 @@ class _Completing:
     """One such Complete under way."""
 
     def __init__(
-        self, exchange: Exchange, buffer: WritebackBuffer, upload: Upload, made: Completion, ended: Ended
+        self, context: RequestContext, buffer: WritebackBuffer, upload: Upload, made: Completion, ended: Ended
     ) -> None:
-        self._requests = FlushRequests(exchange.services.origin, buffer.staging, buffer.threads)
+        self._requests = FlushRequests(context.services.origin, buffer.staging, buffer.threads)
         self._buffer = buffer
-        self._clock = exchange.services.clock
+        self._clock = context.services.clock
         self._upload_id = upload.upload_id
         self._ended = ended
-        self._conditions = _conditions(exchange.request.headers)
+        self._conditions = _conditions(context.request.headers)
         self._object = PendingObject(
             0,
             upload.fixed,

@@ -15,11 +15,11 @@ from gateway.objects import ObjectKey
 from gateway.operations.absorbing.base import base_asked, base_now
 from gateway.operations.absorbing.eligible import check_metadata, fixed_headers, is_foreseen
 from gateway.operations.absorbing.staging import leaves_to_the_origin, unavailable
-from gateway.operations.context import Exchange, Reply
+from gateway.operations.context import RequestContext, Response
 from gateway.operations.payload import receive_payload
 from gateway.s3.conditions import check_copy_source, format_iso_date
 from gateway.s3.error_codes import s3_error
-from gateway.s3.headers import towards_origin
+from gateway.s3.headers import filter_request_headers
 from gateway.s3.requests import parse_copy_source
 from gateway.s3.xml_writer import document, element
 from gateway.writeback.journal.records import Base, Fixed, PendingObject, State
@@ -35,33 +35,33 @@ _CONDITIONS = "x-amz-copy-source-if-"
 _KEPT_CHECKSUMS = ("x-amz-checksum-algorithm", "x-amz-checksum-type")
 
 
-def copied_here(exchange: Exchange, buffer: WritebackBuffer) -> PendingObject | None:
+def copied_here(context: RequestContext, buffer: WritebackBuffer) -> PendingObject | None:
     """The pending source of a CopyObject that can be carried out here; None: there is none, or the origin is needed."""
-    headers = exchange.request.headers
-    if exchange.slot.write != "back" or not all(_is_foreseen(name, value) for name, value in headers.items()):
+    headers = context.request.headers
+    if context.slot.write != "back" or not all(_is_foreseen(name, value) for name, value in headers.items()):
         return None
-    profile = buffer.look(lambda book: book.profile(exchange.object_key.bucket))
+    profile = buffer.look(lambda book: book.profile(context.object_key.bucket))
     source = parse_copy_source(headers.get("x-amz-copy-source", ""))
     if profile is None or not profile.absorbs or source.version_id is not None:
         return None
     pending = buffer.pending(source.key)
     if pending is None or pending.deleted or pending.size_bytes > COPY_SIZE_BYTES_MAX:
         return None
-    return None if leaves_to_the_origin(buffer, exchange.slot.name, takes_room=False) else pending
+    return None if leaves_to_the_origin(buffer, context.slot.name, takes_room=False) else pending
 
 
-async def absorb_copy(exchange: Exchange, buffer: WritebackBuffer, source: PendingObject) -> Reply:
+async def absorb_copy(context: RequestContext, buffer: WritebackBuffer, source: PendingObject) -> Response:
     """Acknowledge a copy that shares its source's files."""
-    await receive_payload(exchange)
-    headers, now = exchange.request.headers, exchange.services.clock.now()
+    await receive_payload(context)
+    headers, now = context.request.headers, context.services.clock.now()
     check_copy_source(headers, etag=source.etag, last_modified=source.acknowledged_at, now=now)
-    fixed = Fixed(exchange.object_key, _fixed(headers, source, exchange.object_key), exchange.slot.name)
-    async with base_asked(exchange) as asking:
+    fixed = Fixed(context.object_key, _fixed(headers, source, context.object_key), context.slot.name)
+    async with base_asked(context) as asking:
         try:
             base = await asking
         except OriginAnswered:
             base = Base(known=False, asked_at=now)
-        base = await base_now(exchange, buffer, base)
+        base = await base_now(context, buffer, base)
     parts = tuple(replace(part, origin_etag=None) for part in source.parts)
     copy = replace(
         source,
@@ -77,7 +77,7 @@ async def absorb_copy(exchange: Exchange, buffer: WritebackBuffer, source: Pendi
     if not await _acknowledge(buffer, copy):
         raise s3_error("ServiceUnavailable", "The source has just reached the origin: try again.")
     fields = element("ETag", copy.etag) + element("LastModified", format_iso_date(now))
-    return Reply(200, [("content-type", "application/xml")], document("CopyObjectResult", fields), "absorbed")
+    return Response(200, [("content-type", "application/xml")], document("CopyObjectResult", fields), "absorbed")
 
 
 async def _acknowledge(buffer: WritebackBuffer, copy: PendingObject) -> bool:
@@ -91,7 +91,7 @@ def _fixed(headers: Mapping[str, str], source: PendingObject, target: ObjectKey)
     directive = headers.get("x-amz-metadata-directive", "COPY").upper()
     if directive not in ("COPY", "REPLACE"):
         raise s3_error("InvalidArgument", "Unknown metadata directive.", ArgumentName="x-amz-metadata-directive")
-    own = fixed_headers(towards_origin(headers))
+    own = fixed_headers(filter_request_headers(headers))
     checksums = {name: source.fixed.headers[name] for name in _KEPT_CHECKSUMS if name in source.fixed.headers}
     if directive == "REPLACE":
         check_metadata(headers)

@@ -23,11 +23,11 @@ from gateway.operations.absorbing.eligible import (
     names_encryption,
 )
 from gateway.operations.absorbing.staging import leaves_to_the_origin, unavailable
-from gateway.operations.context import Exchange, Reply
+from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import onward_request
 from gateway.operations.payload import receive_payload
 from gateway.origin.retry import may_be_done
-from gateway.s3.headers import towards_client, towards_origin, without
+from gateway.s3.headers import filter_request_headers, filter_response_headers, without
 from gateway.s3.xml import text_of
 from gateway.s3.xml_writer import document, element
 from gateway.writeback.flushing.asking import Asking, asking
@@ -60,50 +60,50 @@ class _Answer:
         if self.origin_upload_id is not None and self.is_of_bucket:
             book.learn(bucket, self.profile)
 
-    def forwarded(self) -> Reply:
-        return Reply(self.status, self.headers, self.body, "forwarded")
+    def forwarded(self) -> Response:
+        return Response(self.status, self.headers, self.body, "forwarded")
 
 
-async def absorb_create(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
+async def absorb_create(context: RequestContext, buffer: WritebackBuffer) -> Response:
     """Begin an upload at the origin, and here."""
-    check_metadata(exchange.request.headers)
-    profile = buffer.look(lambda book: book.profile(exchange.object_key.bucket))
+    check_metadata(context.request.headers)
+    profile = buffer.look(lambda book: book.profile(context.object_key.bucket))
     is_ours = profile is None or profile.absorbs
     try:
-        if not is_ours or leaves_to_the_origin(buffer, exchange.slot.name, takes_room=True):
-            return await _created_through(exchange, buffer)
-        async with asking(buffer.journal, exchange.object_key, exchange.services.clock) as upload:
-            return await _created(exchange, profile, upload)
+        if not is_ours or leaves_to_the_origin(buffer, context.slot.name, takes_room=True):
+            return await _created_through(context, buffer)
+        async with asking(buffer.journal, context.object_key, context.services.clock) as upload:
+            return await _created(context, profile, upload)
     except BufferUnavailable as error:
         raise unavailable(error) from error
 
 
-async def _created_through(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
+async def _created_through(context: RequestContext, buffer: WritebackBuffer) -> Response:
     """Where writes are not absorbed the upload is the client's own: nobody here may look for it. Perhaps the next."""
-    answer = await _ask(exchange)
-    await buffer.journal.change(lambda book: answer.learn(book, exchange.object_key.bucket))
+    answer = await _ask(context)
+    await buffer.journal.change(lambda book: answer.learn(book, context.object_key.bucket))
     return answer.forwarded()
 
 
-async def _created(exchange: Exchange, profile: Profile | None, asked: Asking) -> Reply:
+async def _created(context: RequestContext, profile: Profile | None, asked: Asking) -> Response:
     asked.sent()
     try:
-        answer = await _ask(exchange)
+        answer = await _ask(context)
     except OriginUnreachable:
-        if profile is None or not may_begin_without_origin(exchange.request):
+        if profile is None or not may_begin_without_origin(context.request):
             raise
-        upload = _upload(exchange, Base(known=False, asked_at=exchange.services.clock.now()), None)
-        await asked.leave_open(lambda book: book.open_upload(upload), exchange.services.clock.now())
-        return Reply(200, [("content-type", "application/xml")], _initiated(upload), "absorbed")
+        upload = _upload(context, Base(known=False, asked_at=context.services.clock.now()), None)
+        await asked.leave_open(lambda book: book.open_upload(upload), context.services.clock.now())
+        return Response(200, [("content-type", "application/xml")], _initiated(upload), "absorbed")
     if answer.origin_upload_id is None:
         if not may_be_done(answer.status):
             asked.refused()
         return answer.forwarded()
-    upload = _upload(exchange, answer.base, answer.origin_upload_id)
+    upload = _upload(context, answer.base, answer.origin_upload_id)
     await asked.note(lambda book: _open(book, answer, upload))
     if not answer.profile.absorbs:
         return answer.forwarded()
-    return Reply(200, answer.headers, _initiated(upload), "absorbed")
+    return Response(200, answer.headers, _initiated(upload), "absorbed")
 
 
 def _open(book: Book, answer: _Answer, upload: Upload) -> None:
@@ -112,27 +112,29 @@ def _open(book: Book, answer: _Answer, upload: Upload) -> None:
         book.open_upload(upload)
 
 
-async def _ask(exchange: Exchange) -> _Answer:
-    async with base_asked(exchange) as asking_base:
-        payload = await receive_payload(exchange)
-        request = onward_request(exchange, payload)
-        async with await exchange.services.origin.send(request) as response:
+async def _ask(context: RequestContext) -> _Answer:
+    async with base_asked(context) as asking_base:
+        payload = await receive_payload(context)
+        request = onward_request(context, payload)
+        async with await context.services.origin.send(request) as response:
             body = await response.read(ANSWER_SIZE_BYTES_MAX)
-        headers = without(towards_client(response.headers), "content-length")
+        headers = without(filter_response_headers(response.headers), "content-length")
         origin_upload_id = text_of(body, "UploadId") if response.status == 200 else None
         base, may_look = Base(), False
         if origin_upload_id is not None:
             with suppress(OriginAnswered):
                 base, may_look = await asking_base, True
-    asked = exchange.request.headers
+    asked = context.request.headers
     md5_etags = makes_md5_etags({**asked, **response.headers})
-    profile = Profile(md5_etags, may_look, exchange.services.clock.now())
+    profile = Profile(md5_etags, may_look, context.services.clock.now())
     return _Answer(response.status, headers, body, origin_upload_id, profile, not names_encryption(asked), base)
 
 
-def _upload(exchange: Exchange, base: Base, origin_upload_id: str | None) -> Upload:
-    fixed = Fixed(exchange.object_key, created_headers(towards_origin(exchange.request.headers)), exchange.slot.name)
-    return Upload(secrets.token_urlsafe(32), fixed, base, exchange.services.clock.now(), origin_upload_id)
+def _upload(context: RequestContext, base: Base, origin_upload_id: str | None) -> Upload:
+    fixed = Fixed(
+        context.object_key, created_headers(filter_request_headers(context.request.headers)), context.slot.name
+    )
+    return Upload(secrets.token_urlsafe(32), fixed, base, context.services.clock.now(), origin_upload_id)
 
 
 def _initiated(upload: Upload) -> bytes:

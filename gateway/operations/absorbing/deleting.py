@@ -16,7 +16,7 @@ from gateway.objects import ObjectKey
 from gateway.operations.absorbing.barrier import PATIENCE_SECONDS, flushed, settled
 from gateway.operations.absorbing.eligible import may_be_deleted_here
 from gateway.operations.absorbing.staging import unavailable
-from gateway.operations.context import Exchange, Reply
+from gateway.operations.context import RequestContext, Response
 from gateway.s3.xml import DeleteEntry, DeleteError
 from gateway.writeback.journal.records import Base, Fixed, PendingObject
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
 
 
-async def delete_pending(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
+async def delete_pending(context: RequestContext, buffer: WritebackBuffer) -> Response:
     """DeleteObject of a key under which something is pending."""
-    await bury(exchange, buffer, [exchange.object_key])
-    return Reply(204, cache="absorbed")
+    await bury(context, buffer, [context.object_key])
+    return Response(204, cache="absorbed")
 
 
-async def bury(exchange: Exchange, buffer: WritebackBuffer, keys: Sequence[ObjectKey]) -> None:
+async def bury(context: RequestContext, buffer: WritebackBuffer, keys: Sequence[ObjectKey]) -> None:
     """Have these keys, under which something is pending, deleted here at once, and at the origin when this returns."""
     for key in keys:
-        await _acknowledge(exchange, buffer, key)
-    await flushed(exchange, buffer, keys)
+        await _acknowledge(context, buffer, key)
+    await flushed(context, buffer, keys)
 
 
 class Buried(NamedTuple):
@@ -45,16 +45,16 @@ class Buried(NamedTuple):
     errors: Sequence[DeleteError] = ()
 
 
-async def bury_pending(exchange: Exchange, buffer: WritebackBuffer, entries: Sequence[DeleteEntry]) -> Buried:
+async def bury_pending(context: RequestContext, buffer: WritebackBuffer, entries: Sequence[DeleteEntry]) -> Buried:
     """Delete what is pending of a DeleteObjects: all of it here first, then one after the other at the origin.
 
     A version, what is deleted on a condition, and all of a request that names an owner, or whatever else only the
     origin can judge, is left to it, once it has what was pending.
     """
-    bucket, is_ours = exchange.request.bucket or "", may_be_deleted_here(exchange.request)
-    deadline = exchange.services.clock.monotonic() + PATIENCE_SECONDS
+    bucket, is_ours = context.request.bucket or "", may_be_deleted_here(context.request)
+    deadline = context.services.clock.monotonic() + PATIENCE_SECONDS
     plain = [ObjectKey(bucket, one.key) for one in entries if is_ours and _is_plain(one)]
-    tombstones = await _tombstones(exchange, buffer, plain)
+    tombstones = await _tombstones(context, buffer, plain)
     left, deleted, errors = list[DeleteEntry](), list[str](), list[DeleteError]()
     for entry in entries:
         key = ObjectKey(bucket, entry.key)
@@ -64,7 +64,7 @@ async def bury_pending(exchange: Exchange, buffer: WritebackBuffer, entries: Seq
             if isinstance(last, S3Error):
                 raise last
             if last is not None:
-                await settled(exchange, buffer, key, last.sequence, deadline)
+                await settled(context, buffer, key, last.sequence, deadline)
         except S3Error as error:
             errors.append(DeleteError(entry.key, entry.version_id, error.code, error.message))
         else:
@@ -78,11 +78,11 @@ def _is_plain(entry: DeleteEntry) -> bool:
 
 
 async def _tombstones(
-    exchange: Exchange, buffer: WritebackBuffer, keys: Iterable[ObjectKey]
+    context: RequestContext, buffer: WritebackBuffer, keys: Iterable[ObjectKey]
 ) -> dict[ObjectKey, PendingObject | S3Error]:
     """Those of the keys under which something is pending, deleted here; or why not."""
     pending = list(dict.fromkeys(key for key in keys if buffer.pending(key) is not None))
-    buried = await asyncio.gather(*(_acknowledge(exchange, buffer, key) for key in pending), return_exceptions=True)
+    buried = await asyncio.gather(*(_acknowledge(context, buffer, key) for key in pending), return_exceptions=True)
     found: dict[ObjectKey, PendingObject | S3Error] = {}
     for key, tombstone in zip(pending, buried, strict=True):
         if not isinstance(tombstone, (PendingObject, S3Error)):
@@ -91,10 +91,10 @@ async def _tombstones(
     return found
 
 
-async def _acknowledge(exchange: Exchange, buffer: WritebackBuffer, key: ObjectKey) -> PendingObject:
+async def _acknowledge(context: RequestContext, buffer: WritebackBuffer, key: ObjectKey) -> PendingObject:
     """A tombstone in place of what is pending; S3Error ServiceUnavailable where the disk does not take it."""
-    fixed = Fixed(key, {}, exchange.services.slots.find(key.bucket, key.key).name)
-    now = exchange.services.clock.now()
+    fixed = Fixed(key, {}, context.services.slots.find(key.bucket, key.key).name)
+    now = context.services.clock.now()
     try:
         return await buffer.acknowledge(
             PendingObject(0, fixed, Base(known=False, asked_at=now), now, "", 0, deleted=True)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from gateway.clock import Clock
 from gateway.errors import BufferUnavailable
-from gateway.objects import BodyStream, HeldSpan, ObjectKey
-from gateway.operations.context import Closable, Reply
+from gateway.objects import BodyStream, ObjectKey, PinnedFileSpan
+from gateway.operations.context import Closable, Response
 from gateway.s3.results import RESULT_SIZE_BYTES_MAX, etag_of_result, says_nothing_yet
 from gateway.writeback.journal.records import OwnDoing
 
@@ -42,10 +42,10 @@ class Outcome:
             await self._buffer.did(self._key, own)
 
 
-async def told_by_document(reply: Reply, outcome: Outcome) -> Reply:
+async def told_by_document(reply: Response, outcome: Outcome) -> Response:
     """An answer whose document says what was made: noted before the client has all of it, or closes the answer."""
     body = reply.body
-    if isinstance(body, (bytes, memoryview, HeldSpan)):
+    if isinstance(body, (bytes, memoryview, PinnedFileSpan)):
         await outcome.note(etag_of_result(body) if isinstance(body, bytes) else None)
         return reply
     reply.body = _noted(body, outcome)

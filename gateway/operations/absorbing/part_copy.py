@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gateway.errors import OriginBodyError
-from gateway.objects import HeldSpan
+from gateway.objects import PinnedFileSpan
 from gateway.operations.absorbing.barrier import flushed
 from gateway.operations.absorbing.part_through import may_be_on_its_way
 from gateway.operations.absorbing.patient import with_retries
 from gateway.operations.absorbing.staging import store_part
 from gateway.operations.absorbing.upload_requests import number_of_part, upload_of
-from gateway.operations.context import Answer, Exchange, Reply
+from gateway.operations.context import Answer, RequestContext, Response
 from gateway.origin.client import OriginRequest, Purpose
 from gateway.s3.checksums import ALGORITHMS
 from gateway.s3.conditions import is_md5_etag, unquote
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 ANSWER_SIZE_BYTES_MAX = 64 * 1024
 
-Handler = Callable[[Exchange], Answer]
+Handler = Callable[[RequestContext], Answer]
 
 
-async def absorb_part_copy(exchange: Exchange, buffer: WritebackBuffer, copy: Handler) -> Reply:
+async def absorb_part_copy(context: RequestContext, buffer: WritebackBuffer, copy: Handler) -> Response:
     """Have `copy` ask the origin, with its upload's id in the place of ours."""
-    upload, number = upload_of(exchange, buffer), number_of_part(exchange)
-    await flushed(exchange, buffer, [parse_copy_source(exchange.request.headers["x-amz-copy-source"]).key])
+    upload, number = upload_of(context, buffer), number_of_part(context)
+    await flushed(context, buffer, [parse_copy_source(context.request.headers["x-amz-copy-source"]).key])
     if upload.origin_upload_id is None:
         raise s3_error(
             "ServiceUnavailable",
@@ -48,36 +48,38 @@ async def absorb_part_copy(exchange: Exchange, buffer: WritebackBuffer, copy: Ha
         )
     if may_be_on_its_way(buffer, upload, number):
         raise s3_error("SlowDown", "A part of this number is just on its way to the origin: try again.")
-    return await with_retries(_copied(exchange, buffer, upload, number, copy), exchange.services.clock)
+    return await with_retries(_copied(context, buffer, upload, number, copy), context.services.clock)
 
 
-async def _copied(exchange: Exchange, buffer: WritebackBuffer, upload: Upload, number: int, copy: Handler) -> Reply:
+async def _copied(
+    context: RequestContext, buffer: WritebackBuffer, upload: Upload, number: int, copy: Handler
+) -> Response:
     ids = {"uploadId": upload.origin_upload_id}
-    query = [(name, ids.get(name, value)) for name, value in exchange.request.query]
-    exchange.request = replace(exchange.request, query=query)
-    answer = copy(exchange)
-    reply = answer if isinstance(answer, Reply) else await answer
+    query = [(name, ids.get(name, value)) for name, value in context.request.query]
+    context.request = replace(context.request, query=query)
+    answer = copy(context)
+    reply = answer if isinstance(answer, Response) else await answer
     try:
         document = await _whole(reply)
     finally:
         await reply.aclose()
-    answered = Reply(reply.status, without(reply.headers, "content-length"), document, "forwarded")
+    answered = Response(reply.status, without(reply.headers, "content-length"), document, "forwarded")
     etag = text_of(document, "ETag")
     if reply.status != 200 or error_code_of(document) is not None or etag is None:
         return answered
     if not is_md5_etag(etag):
         raise s3_error("ServiceUnavailable", "The origin's ETag of the part is not an MD5: try again.")
-    size_bytes = await _size_bytes(exchange, upload, number, etag)
+    size_bytes = await _size_bytes(context, upload, number, etag)
     file = StagedFile("", size_bytes, bytes.fromhex(unquote(etag)), b"")
     sums = {name: text_of(document, f"Checksum{name.upper()}") for name in ALGORITHMS}
     known = {name: value for name, value in sums.items() if value}
-    await store_part(buffer, upload, Part(number, file, exchange.services.clock.now(), known, file.etag))
+    await store_part(buffer, upload, Part(number, file, context.services.clock.now(), known, file.etag))
     return answered
 
 
-async def _whole(reply: Reply) -> bytes:
+async def _whole(reply: Response) -> bytes:
     """The body of an answer of the origin: a small document, and the white space before it."""
-    if isinstance(reply.body, (bytes, memoryview, HeldSpan)):
+    if isinstance(reply.body, (bytes, memoryview, PinnedFileSpan)):
         raise OriginBodyError("the answer to UploadPartCopy did not come from the origin")
     document = b""
     async for piece in reply.body:
@@ -88,7 +90,7 @@ async def _whole(reply: Reply) -> bytes:
     return document
 
 
-async def _size_bytes(exchange: Exchange, upload: Upload, number: int, etag: str) -> int:
+async def _size_bytes(context: RequestContext, upload: Upload, number: int, etag: str) -> int:
     """How long the part is by the origin's ListParts; S3Error where it has another one by now."""
     key = upload.fixed.key
     query = [
@@ -96,8 +98,8 @@ async def _size_bytes(exchange: Exchange, upload: Upload, number: int, etag: str
         ("part-number-marker", str(number - 1)),
         ("max-parts", "1"),
     ]
-    request = OriginRequest("GET", key.bucket, key.key, query, {}, b"", Purpose.FORWARD, exchange.slot.name)
-    async with await exchange.services.origin.send(request) as response:
+    request = OriginRequest("GET", key.bucket, key.key, query, {}, b"", Purpose.FORWARD, context.slot.name)
+    async with await context.services.origin.send(request) as response:
         listed = await response.read(ANSWER_SIZE_BYTES_MAX)
     size = text_of(listed, "Size") or ""
     if response.status != 200 or unquote(text_of(listed, "ETag") or "") != unquote(etag) or not size.isdecimal():

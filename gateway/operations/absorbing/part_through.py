@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import OriginUnreachable, S3Error
 from gateway.operations.absorbing.staging import slow_down, tell_through
-from gateway.operations.context import Exchange, Reply
+from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import onward_request
 from gateway.operations.payload import Payload, announced_bytes, receive_payload
 from gateway.origin.client import OriginResponse, StreamedBody
 from gateway.s3.checksums import ALGORITHMS, PREFIX
 from gateway.s3.conditions import is_md5_etag, unquote
 from gateway.s3.error_codes import s3_error
-from gateway.s3.headers import towards_client, without
+from gateway.s3.headers import filter_response_headers, without
 from gateway.s3.xml import error_code_of
 from gateway.writeback.bounds.bounds import Bound
 from gateway.writeback.files.staged_file import StagedFile
@@ -46,29 +46,29 @@ class Sent:
     answer_headers: list[tuple[str, str]]
 
 
-async def send_part_through(exchange: Exchange, buffer: WritebackBuffer, sending: PartThrough) -> Sent | Reply:
+async def send_part_through(context: RequestContext, buffer: WritebackBuffer, sending: PartThrough) -> Sent | Response:
     """Send it on; the origin's own answer where it refuses. S3Error SlowDown where it cannot be sent now."""
     upload = sending.upload
     if upload.origin_upload_id is None or may_be_on_its_way(buffer, upload, sending.number):
-        raise _refusal(exchange, buffer, sending)
-    size_bytes = announced_bytes(exchange)
-    payload = await receive_payload(exchange)
+        raise _refusal(context, buffer, sending)
+    size_bytes = announced_bytes(context)
+    payload = await receive_payload(context)
     query = [("partNumber", str(sending.number)), ("uploadId", upload.origin_upload_id)]
     try:
-        response = await exchange.services.origin.send(onward_request(exchange, payload, query=query))
+        response = await context.services.origin.send(onward_request(context, payload, query=query))
     except OriginUnreachable as error:
-        raise _refusal(exchange, buffer, sending) from error
+        raise _refusal(context, buffer, sending) from error
     async with response:
         answer = await response.read(ANSWER_SIZE_BYTES_MAX)
-    headers = without(towards_client(response.headers), "content-length")
+    headers = without(filter_response_headers(response.headers), "content-length")
     if error_code_of(answer) == "NoSuchUpload":  # the origin has given it up; what is here may begin another
-        raise _refusal(exchange, buffer, sending)
+        raise _refusal(context, buffer, sending)
     if response.status != 200:
-        return Reply(response.status, headers, answer, "forwarded")
+        return Response(response.status, headers, answer, "forwarded")
     tell_through(buffer, upload.fixed.slot, sending.bound)
     file = StagedFile("", size_bytes, _md5(response), b"")
-    now = exchange.services.clock.now()
-    return Sent(Part(sending.number, file, now, _checksums(exchange, payload), file.etag), headers)
+    now = context.services.clock.now()
+    return Sent(Part(sending.number, file, now, _checksums(context, payload), file.etag), headers)
 
 
 def may_be_on_its_way(buffer: WritebackBuffer, upload: Upload, number: int) -> bool:
@@ -77,10 +77,10 @@ def may_be_on_its_way(buffer: WritebackBuffer, upload: Upload, number: int) -> b
     return found is not None and found.file.is_here and found.origin_etag is None
 
 
-def _refusal(exchange: Exchange, buffer: WritebackBuffer, sending: PartThrough) -> S3Error:
+def _refusal(context: RequestContext, buffer: WritebackBuffer, sending: PartThrough) -> S3Error:
     bounds = buffer.bounds.of(sending.upload.fixed.slot)
     assert bounds is not None  # noqa: S101 - there was a bound
-    return slow_down(buffer, bounds, sending.bound, announced_bytes(exchange))
+    return slow_down(buffer, bounds, sending.bound, announced_bytes(context))
 
 
 def _md5(response: OriginResponse) -> bytes:
@@ -91,9 +91,9 @@ def _md5(response: OriginResponse) -> bytes:
     return bytes.fromhex(unquote(etag))
 
 
-def _checksums(exchange: Exchange, payload: Payload) -> dict[str, str]:
+def _checksums(context: RequestContext, payload: Payload) -> dict[str, str]:
     """Those that the part came with, algorithm → value; the body has passed."""
-    sums = {**exchange.request.headers, **payload.headers}
+    sums = {**context.request.headers, **payload.headers}
     body = payload.body
     if isinstance(body, StreamedBody) and body.trailer_name is not None and body.trailer_value is not None:
         sums[body.trailer_name] = body.trailer_value()

@@ -13,7 +13,7 @@ from typing import Any
 from gateway.clock import Clock
 from gateway.errors import ForebayError, S3Error
 from gateway.objects import BodyStream
-from gateway.operations.context import Reply
+from gateway.operations.context import Response
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.xml_writer import PROLOG
 
@@ -22,7 +22,7 @@ QUIET_SECONDS = 10.0
 _PROLOG = PROLOG.encode()
 
 
-async def with_retries(answering: Coroutine[Any, Any, Reply], clock: Clock) -> Reply:
+async def with_retries(answering: Coroutine[Any, Any, Response], clock: Clock) -> Response:
     """The answer, whose body is an XML document in memory. Who does not want it any more ends what makes it."""
     wait = _Wait(asyncio.create_task(answering), clock)
     try:
@@ -31,13 +31,13 @@ async def with_retries(answering: Coroutine[Any, Any, Reply], clock: Clock) -> R
     except BaseException:
         await wait.aclose()
         raise
-    return Reply(200, [("content-type", "application/xml")], wait.body(), "forwarded", wait)
+    return Response(200, [("content-type", "application/xml")], wait.body(), "forwarded", wait)
 
 
 class _Wait:
     """For one answer."""
 
-    def __init__(self, answering: asyncio.Task[Reply], clock: Clock) -> None:
+    def __init__(self, answering: asyncio.Task[Response], clock: Clock) -> None:
         self.answering = answering
         self._clock = clock
 

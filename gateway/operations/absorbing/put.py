@@ -15,9 +15,9 @@ from gateway.operations.absorbing.base import base_asked, base_now
 from gateway.operations.absorbing.eligible import check_metadata, fixed_headers, makes_md5_etags, may_be_absorbed
 from gateway.operations.absorbing.staging import paced, room_for_body, stage_body, tell_through, unavailable
 from gateway.operations.absorbing.through import written_through
-from gateway.operations.context import Exchange, Reply
+from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import forward_write
-from gateway.s3.headers import towards_origin
+from gateway.s3.headers import filter_request_headers
 from gateway.writeback.journal.records import Base, Fixed, PendingObject, Profile
 
 if TYPE_CHECKING:
@@ -28,40 +28,40 @@ LEARNED_AGAIN_SECONDS = 600.0
 """After so long a bucket whose writes are not absorbed is looked at again: rights and encryption can be changed."""
 
 
-async def absorb_put(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
+async def absorb_put(context: RequestContext, buffer: WritebackBuffer) -> Response:
     """Acknowledge an object on this node's disk, or write it through where its answer cannot be foretold."""
-    profile = buffer.look(lambda book: book.profile(exchange.object_key.bucket))
-    if not may_be_absorbed(exchange.request):
-        return await _through(exchange, buffer)
-    if profile is None or (not profile.absorbs and _is_old(exchange, profile)):
-        return await _through_and_learn(exchange, buffer)
+    profile = buffer.look(lambda book: book.profile(context.object_key.bucket))
+    if not may_be_absorbed(context.request):
+        return await _through(context, buffer)
+    if profile is None or (not profile.absorbs and _is_old(context, profile)):
+        return await _through_and_learn(context, buffer)
     if not profile.absorbs:
-        return await _through(exchange, buffer)
-    check_metadata(exchange.request.headers)
-    async with room_for_body(exchange, buffer, exchange.slot.name) as bound:
+        return await _through(context, buffer)
+    check_metadata(context.request.headers)
+    async with room_for_body(context, buffer, context.slot.name) as bound:
         if bound is None:
-            reply = await _absorb(exchange, buffer)
+            reply = await _absorb(context, buffer)
     if bound is None:
-        await paced(exchange, buffer, exchange.slot.name)
+        await paced(context, buffer, context.slot.name)
         return reply
-    tell_through(buffer, exchange.slot.name, bound)
-    return await _through(exchange, buffer)
+    tell_through(buffer, context.slot.name, bound)
+    return await _through(context, buffer)
 
 
-def _is_old(exchange: Exchange, profile: Profile) -> bool:
-    return not 0 <= exchange.services.clock.now() - profile.learned_at < LEARNED_AGAIN_SECONDS
+def _is_old(context: RequestContext, profile: Profile) -> bool:
+    return not 0 <= context.services.clock.now() - profile.learned_at < LEARNED_AGAIN_SECONDS
 
 
-async def _absorb(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
-    async with base_asked(exchange) as asking:
-        staged = await stage_body(exchange, buffer, 1)
+async def _absorb(context: RequestContext, buffer: WritebackBuffer) -> Response:
+    async with base_asked(context) as asking:
+        staged = await stage_body(context, buffer, 1)
         part = staged.part
         try:
-            base = await _base(exchange, buffer, asking)
+            base = await _base(context, buffer, asking)
         except BaseException:
             await buffer.give_up(part)
             raise
-    fixed = Fixed(exchange.object_key, fixed_headers(towards_origin(exchange.request.headers)), exchange.slot.name)
+    fixed = Fixed(context.object_key, fixed_headers(filter_request_headers(context.request.headers)), context.slot.name)
     pending = PendingObject(
         0, fixed, base, part.stored_at, part.file.etag, part.file.size_bytes, (part,), checksums=part.checksums
     )
@@ -69,34 +69,34 @@ async def _absorb(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
         await buffer.acknowledge(pending)
     except BufferUnavailable as error:
         raise unavailable(error) from error
-    return Reply(200, staged.answer_headers, b"", "absorbed")
+    return Response(200, staged.answer_headers, b"", "absorbed")
 
 
-async def _base(exchange: Exchange, buffer: WritebackBuffer, asking: asyncio.Task[Base]) -> Base:
+async def _base(context: RequestContext, buffer: WritebackBuffer, asking: asyncio.Task[Base]) -> Base:
     try:
         base = await asking
     except OriginAnswered:
-        base = Base(known=False, asked_at=exchange.services.clock.now())
-    return await base_now(exchange, buffer, base)
+        base = Base(known=False, asked_at=context.services.clock.now())
+    return await base_now(context, buffer, base)
 
 
-async def _through(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
-    await flushed(exchange, buffer, [exchange.object_key])
-    return await written_through(exchange, buffer, forward_write(exchange))
+async def _through(context: RequestContext, buffer: WritebackBuffer) -> Response:
+    await flushed(context, buffer, [context.object_key])
+    return await written_through(context, buffer, forward_write(context))
 
 
-async def _through_and_learn(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
+async def _through_and_learn(context: RequestContext, buffer: WritebackBuffer) -> Response:
     """The first write to a bucket tells what its ETags are, and whether its objects may be looked at.
 
     Where the origin does not say the latter, the next write asks again.
     """
-    async with base_asked(exchange) as asking:
-        reply = await written_through(exchange, buffer, forward_write(exchange))
+    async with base_asked(context) as asking:
+        reply = await written_through(context, buffer, forward_write(context))
         try:
             may_look, is_certain = True, (await asking).known
         except OriginAnswered:
             may_look, is_certain = False, True
     if reply.status == 200 and is_certain:
-        profile = Profile(makes_md5_etags(dict(reply.headers)), may_look, exchange.services.clock.now())
-        await buffer.journal.change(lambda book: book.learn(exchange.object_key.bucket, profile))
+        profile = Profile(makes_md5_etags(dict(reply.headers)), may_look, context.services.clock.now())
+        await buffer.journal.change(lambda book: book.learn(context.object_key.bucket, profile))
     return reply

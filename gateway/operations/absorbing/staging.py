@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, S3Error
 from gateway.operations.absorbing.upload_requests import no_such_upload
-from gateway.operations.context import Exchange
+from gateway.operations.context import RequestContext
 from gateway.operations.payload import announced_bytes, receive_verified
 from gateway.s3.checksums import PREFIX
 from gateway.s3.error_codes import s3_error
@@ -35,7 +35,7 @@ class Staged:
     answer_headers: list[tuple[str, str]]
 
 
-async def stage_body(exchange: Exchange, buffer: WritebackBuffer, number: int) -> Staged:
+async def stage_body(context: RequestContext, buffer: WritebackBuffer, number: int) -> Staged:
     """Receive the request's body into a staged file that survives a power cut; S3Error and nothing left otherwise."""
     writer = buffer.stage()
 
@@ -46,7 +46,7 @@ async def stage_body(exchange: Exchange, buffer: WritebackBuffer, number: int) -
             raise BufferUnavailable(f"a staged file cannot be written: {error}") from error
 
     try:
-        received = await receive_verified(exchange, write)
+        received = await receive_verified(context, write)
     except BufferUnavailable as error:
         await buffer.discard(writer)
         buffer.bounds.trouble(error)
@@ -54,18 +54,23 @@ async def stage_body(exchange: Exchange, buffer: WritebackBuffer, number: int) -
     except BaseException:
         await buffer.discard(writer)
         raise
-    return await _sealed(exchange, buffer, writer, number, received.md5, dict(received.checksums))
+    return await _sealed(context, buffer, writer, number, received.md5, dict(received.checksums))
 
 
 async def _sealed(
-    exchange: Exchange, buffer: WritebackBuffer, writer: StagedWriter, number: int, md5: bytes, sums: dict[str, str]
+    context: RequestContext,
+    buffer: WritebackBuffer,
+    writer: StagedWriter,
+    number: int,
+    md5: bytes,
+    sums: dict[str, str],
 ) -> Staged:
     try:
         file = await buffer.seal(writer, md5)
     except BufferUnavailable as error:
         raise unavailable(error) from error
     checksums = {name.removeprefix(PREFIX): value for name, value in sums.items()}
-    part = Part(number, file, exchange.services.clock.now(), checksums)
+    part = Part(number, file, context.services.clock.now(), checksums)
     return Staged(part, [("etag", file.etag), *sums.items()])
 
 
@@ -92,7 +97,7 @@ PATIENCE_BEFORE_THROUGH_SECONDS = 1.0
 
 
 @asynccontextmanager
-async def room_for_body(exchange: Exchange, buffer: WritebackBuffer, slot: str) -> AsyncIterator[Bound | None]:
+async def room_for_body(context: RequestContext, buffer: WritebackBuffer, slot: str) -> AsyncIterator[Bound | None]:
     """Room for the request's body on a slot's account as long as this lasts; or why it must go through.
 
     Leave it when the write is in the journal. S3Error SlowDown where the slot wants that.
@@ -101,7 +106,7 @@ async def room_for_body(exchange: Exchange, buffer: WritebackBuffer, slot: str) 
     if bounds is None:
         yield None
         return
-    size_bytes = announced_bytes(exchange)
+    size_bytes = announced_bytes(context)
     slows_down = bounds.slot.buffer_full == "slow-down"
     bound = await bounds.take(size_bytes, PATIENCE_SECONDS if slows_down else PATIENCE_BEFORE_THROUGH_SECONDS)
     if bound is None:
@@ -151,10 +156,10 @@ def slow_down(buffer: WritebackBuffer, bounds: SlotBounds, bound: Bound, size_by
     )
 
 
-async def paced(exchange: Exchange, buffer: WritebackBuffer, slot: str) -> None:
+async def paced(context: RequestContext, buffer: WritebackBuffer, slot: str) -> None:
     """Hold the acknowledgement of a write back that is in the journal, while the buffer fills faster than it drains."""
     bounds = buffer.bounds.of(slot)
-    seconds = bounds.delay_seconds(announced_bytes(exchange)) if bounds is not None else 0.0
+    seconds = bounds.delay_seconds(announced_bytes(context)) if bounds is not None else 0.0
     if seconds > 0:
         buffer.bounds.observer.paced(slot, seconds)
-        await exchange.services.clock.sleep(seconds)
+        await context.services.clock.sleep(seconds)

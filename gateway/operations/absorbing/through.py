@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from gateway.errors import BufferUnavailable
 from gateway.objects import ObjectKey
 from gateway.operations.absorbing.outcome import Outcome, told_by_document
-from gateway.operations.context import Exchange, Reply
+from gateway.operations.context import RequestContext, Response
 from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import OwnDoing
 
@@ -33,9 +33,9 @@ CHANGES_NO_OBJECT = frozenset(
 """The origin has under the key what it had before."""
 
 
-async def written_through(exchange: Exchange, buffer: WritebackBuffer, write: Awaitable[Reply]) -> Reply:
+async def written_through(context: RequestContext, buffer: WritebackBuffer, write: Awaitable[Response]) -> Response:
     """Carry out a write of the request's key at the origin, answered or not."""
-    outcome = Outcome(exchange.object_key, buffer, exchange.services.clock)
+    outcome = Outcome(context.object_key, buffer, context.services.clock)
     try:
         reply = await write
     except BaseException:
@@ -43,7 +43,7 @@ async def written_through(exchange: Exchange, buffer: WritebackBuffer, write: Aw
         raise
     if 400 <= reply.status < 500:  # it has refused, and nothing is changed
         return reply
-    match exchange.request.operation, reply.status:
+    match context.request.operation, reply.status:
         case ((Operation.COPY_OBJECT | Operation.COMPLETE_MULTIPART_UPLOAD), 200):
             return await told_by_document(reply, outcome)
         case Operation.PUT_OBJECT, 200:
@@ -56,14 +56,14 @@ async def written_through(exchange: Exchange, buffer: WritebackBuffer, write: Aw
 
 
 async def deleted_through(
-    exchange: Exchange, buffer: WritebackBuffer, keys: Iterable[str], delete: Awaitable[Reply]
-) -> Reply:
+    context: RequestContext, buffer: WritebackBuffer, keys: Iterable[str], delete: Awaitable[Response]
+) -> Response:
     """Carry out a DeleteObjects of these keys at the origin, answered or not; what became of each is not looked at."""
     try:
         return await delete
     finally:
-        bucket, slots = exchange.request.bucket or "", exchange.services.slots
-        own = OwnDoing(exchange.services.clock.now(), known=False)
+        bucket, slots = context.request.bucket or "", context.services.slots
+        own = OwnDoing(context.services.clock.now(), known=False)
         changed = [ObjectKey(bucket, key) for key in keys if slots.find(bucket, key).write == "back"]
 
         def note(book: Book) -> None:

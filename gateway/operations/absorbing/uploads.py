@@ -31,7 +31,7 @@ from gateway.operations.absorbing.upload_requests import (
     number_of_part,
     upload_of,
 )
-from gateway.operations.context import Exchange, Reply
+from gateway.operations.context import RequestContext, Response
 from gateway.operations.payload import receive_document
 from gateway.operations.visibility import changed_by, with_invalidation
 from gateway.s3.conditions import format_iso_date, unquote
@@ -48,64 +48,64 @@ LISTED_PARTS_MAX = 1000
 _XML = ("content-type", "application/xml")
 
 
-async def absorb_part(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
+async def absorb_part(context: RequestContext, buffer: WritebackBuffer) -> Response:
     """Keep a part on this node's disk; where there is no room for it, only its place in the journal."""
-    found = upload_of(exchange, buffer)
-    number = number_of_part(exchange)
-    check_algorithm(exchange, found)
-    await check_owner(exchange, found)
+    found = upload_of(context, buffer)
+    number = number_of_part(context)
+    check_algorithm(context, found)
+    await check_owner(context, found)
     slot = found.fixed.slot
-    async with room_for_body(exchange, buffer, slot) as bound:
+    async with room_for_body(context, buffer, slot) as bound:
         if bound is None:
-            staged = await stage_body(exchange, buffer, number)
+            staged = await stage_body(context, buffer, number)
             await store_part(buffer, found, staged.part)
     if bound is not None:
-        return await _part_through(exchange, buffer, PartThrough(found, number, bound))
-    await paced(exchange, buffer, slot)
-    return Reply(200, staged.answer_headers, b"", "absorbed")
+        return await _part_through(context, buffer, PartThrough(found, number, bound))
+    await paced(context, buffer, slot)
+    return Response(200, staged.answer_headers, b"", "absorbed")
 
 
-async def _part_through(exchange: Exchange, buffer: WritebackBuffer, sending: PartThrough) -> Reply:
-    sent = await send_part_through(exchange, buffer, sending)
-    if isinstance(sent, Reply):
+async def _part_through(context: RequestContext, buffer: WritebackBuffer, sending: PartThrough) -> Response:
+    sent = await send_part_through(context, buffer, sending)
+    if isinstance(sent, Response):
         return sent
     await store_part(buffer, sending.upload, sent.part)
-    return Reply(200, sent.answer_headers, b"", "forwarded")
+    return Response(200, sent.answer_headers, b"", "forwarded")
 
 
-async def absorb_complete(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
+async def absorb_complete(context: RequestContext, buffer: WritebackBuffer) -> Response:
     """Make the parts an object. Asked for once more, it is answered as the first time."""
-    upload_id = exchange.request.parameter("uploadId") or ""
-    listed = parse_complete_multipart_upload(await receive_document(exchange, COMPLETE_SIZE_BYTES_MAX))
+    upload_id = context.request.parameter("uploadId") or ""
+    listed = parse_complete_multipart_upload(await receive_document(context, COMPLETE_SIZE_BYTES_MAX))
     upload = buffer.look(lambda book: book.upload(upload_id))
-    if upload is None or upload.fixed.key != exchange.object_key:
-        return _completed_before(exchange, buffer, upload_id, listed)
-    await check_owner(exchange, upload)
+    if upload is None or upload.fixed.key != context.object_key:
+        return _completed_before(context, buffer, upload_id, listed)
+    await check_owner(context, upload)
     stored = buffer.look(lambda book: {part.number: part for part in book.parts(upload_id)})
-    made = complete(upload_id, upload.fixed.headers, exchange.request.headers, stored, listed)
-    now = exchange.services.clock.now()
-    ended = Ended(upload_id, exchange.object_key, now, made.etag, [(one.number, unquote(one.etag)) for one in listed])
-    if has_conditions(exchange.request.headers) or not all(part.file.is_here for part in made.parts):
-        completing = _completed_at_origin(exchange, buffer, upload, made, ended)
-        return await with_retries(with_invalidation(changed_by(exchange), completing), exchange.services.clock)
-    upload = replace(upload, base=await base_now(exchange, buffer, upload.base))
+    made = complete(upload_id, upload.fixed.headers, context.request.headers, stored, listed)
+    now = context.services.clock.now()
+    ended = Ended(upload_id, context.object_key, now, made.etag, [(one.number, unquote(one.etag)) for one in listed])
+    if has_conditions(context.request.headers) or not all(part.file.is_here for part in made.parts):
+        completing = _completed_at_origin(context, buffer, upload, made, ended)
+        return await with_retries(with_invalidation(changed_by(context), completing), context.services.clock)
+    upload = replace(upload, base=await base_now(context, buffer, upload.base))
     try:
         completed = await buffer.complete(_pending(upload, made, now), ended)
     except BufferUnavailable as error:
         raise unavailable(error) from error
     if completed is None and buffer.look(lambda book: book.upload(upload_id)) is None:
-        return _completed_before(exchange, buffer, upload_id, listed)
+        return _completed_before(context, buffer, upload_id, listed)
     if completed is None:
         raise s3_error("ServiceUnavailable", "A part has just been replaced: try again.")
-    return Reply(200, [_XML], _result(exchange.object_key, made), "absorbed")
+    return Response(200, [_XML], _result(context.object_key, made), "absorbed")
 
 
 async def _completed_at_origin(
-    exchange: Exchange, buffer: WritebackBuffer, upload: Upload, made: Completion, ended: Ended
-) -> Reply:
-    await complete_at_origin(exchange, buffer, upload, made, ended)
-    await exchange.services.blocks.invalidate(exchange.object_key)
-    return Reply(200, [_XML], _result(exchange.object_key, made), "forwarded")
+    context: RequestContext, buffer: WritebackBuffer, upload: Upload, made: Completion, ended: Ended
+) -> Response:
+    await complete_at_origin(context, buffer, upload, made, ended)
+    await context.services.blocks.invalidate(context.object_key)
+    return Response(200, [_XML], _result(context.object_key, made), "forwarded")
 
 
 def _pending(upload: Upload, made: Completion, now: float) -> PendingObject:
@@ -125,41 +125,41 @@ def _pending(upload: Upload, made: Completion, now: float) -> PendingObject:
 
 
 def _completed_before(
-    exchange: Exchange, buffer: WritebackBuffer, upload_id: str, listed: list[CompletedPart]
-) -> Reply:
+    context: RequestContext, buffer: WritebackBuffer, upload_id: str, listed: list[CompletedPart]
+) -> Response:
     ended = buffer.look(lambda book: book.ended(upload_id))
     asked = [(one.number, unquote(one.etag)) for one in listed]
-    if ended is None or ended.etag is None or ended.key != exchange.object_key or list(ended.parts) != asked:
+    if ended is None or ended.etag is None or ended.key != context.object_key or list(ended.parts) != asked:
         raise no_such_upload(upload_id)
-    return Reply(200, [_XML], _result(ended.key, Completion((), ended.etag, 0)), "absorbed")
+    return Response(200, [_XML], _result(ended.key, Completion((), ended.etag, 0)), "absorbed")
 
 
-async def absorb_abort(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
+async def absorb_abort(context: RequestContext, buffer: WritebackBuffer) -> Response:
     """Throw an upload away, here at once and at the origin soon."""
-    found = upload_of(exchange, buffer)
-    await check_owner(exchange, found)
+    found = upload_of(context, buffer)
+    await check_owner(context, found)
     try:
-        aborted = await buffer.abort(Ended(found.upload_id, exchange.object_key, exchange.services.clock.now(), None))
+        aborted = await buffer.abort(Ended(found.upload_id, context.object_key, context.services.clock.now(), None))
     except BufferUnavailable as error:
         raise unavailable(error) from error
     if not aborted:
         raise no_such_upload(found.upload_id)
-    return Reply(204, cache="absorbed")
+    return Response(204, cache="absorbed")
 
 
-async def absorbed_parts(exchange: Exchange, buffer: WritebackBuffer) -> Reply:
+async def absorbed_parts(context: RequestContext, buffer: WritebackBuffer) -> Response:
     """ListParts of an upload that is here."""
-    found = upload_of(exchange, buffer)
-    await check_owner(exchange, found)
-    maximum = min(number_of(exchange, "max-parts", LISTED_PARTS_MAX), LISTED_PARTS_MAX)
-    marker = number_of(exchange, "part-number-marker", 0)
+    found = upload_of(context, buffer)
+    await check_owner(context, found)
+    maximum = min(number_of(context, "max-parts", LISTED_PARTS_MAX), LISTED_PARTS_MAX)
+    marker = number_of(context, "part-number-marker", 0)
     parts = buffer.look(lambda book: list(book.parts(found.upload_id, marker)))
-    return Reply(200, [_XML], _listing(found, parts[:maximum], marker, maximum, len(parts) > maximum), "absorbed")
+    return Response(200, [_XML], _listing(found, parts[:maximum], marker, maximum, len(parts) > maximum), "absorbed")
 
 
-def is_known(exchange: Exchange, buffer: WritebackBuffer) -> bool:
+def is_known(context: RequestContext, buffer: WritebackBuffer) -> bool:
     """Whether the request's upload is open here, or has ended here."""
-    upload_id = exchange.request.parameter("uploadId") or ""
+    upload_id = context.request.parameter("uploadId") or ""
     return buffer.look(lambda book: book.upload(upload_id) is not None or book.ended(upload_id) is not None)
 
 

@@ -11,13 +11,13 @@ import pytest
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.files import page_cache
 from gateway.errors import BlockDamaged
-from gateway.objects import ByteRange, HeldSpan, ObjectVersion
+from gateway.objects import ByteRange, ObjectVersion, PinnedFileSpan
 from tests.support.blocks import BLOCK, CountingObserver, content_of, make_origin, open_cache, read, stored, whole
 
 SLOT = "default"
 
 
-def span_of(cache: BlockCache, version: ObjectVersion, byte_range: ByteRange | None = None) -> HeldSpan | None:
+def span_of(cache: BlockCache, version: ObjectVersion, byte_range: ByteRange | None = None) -> PinnedFileSpan | None:
     return cache.warm_span(version, byte_range or whole(version), slot=SLOT)
 
 
@@ -28,7 +28,7 @@ async def warm_up(cache: BlockCache, version: ObjectVersion) -> None:
         await cache.settle()
 
 
-def bytes_of(held: HeldSpan) -> bytes:
+def bytes_of(held: PinnedFileSpan) -> bytes:
     return os.pread(held.span.descriptor, held.span.count, held.span.offset)
 
 

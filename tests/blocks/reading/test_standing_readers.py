@@ -17,7 +17,7 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.filling.small_block_fetch import MAPPED_BYTES_MIN
 from gateway.blocks.reading.reader import RangeReader
 from gateway.errors import StoreUnavailable
-from gateway.objects import BodyStream, FileSpan, LentBytes, ObjectKey, ObjectVersion
+from gateway.objects import BodyStream, BorrowedBuffer, FileSpan, ObjectKey, ObjectVersion
 from tests.support.blocks import (
     BUCKET,
     KIB,
@@ -54,7 +54,7 @@ class Standing:
         reader = await cache.open_range(version, whole(version))
         body = reader.body()
         piece = await anext(body)
-        assert isinstance(piece, LentBytes)
+        assert isinstance(piece, BorrowedBuffer)
         begin, piece.taken = bytes(piece.content[:TAKEN]), TAKEN
         piece.content.release()
         return cls(reader, body, begin)

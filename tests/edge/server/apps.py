@@ -9,7 +9,7 @@ from typing import Any
 
 from gateway.edge.server.cycle import LENT
 from gateway.edge.server.s3_server import ASGIApp, Receive, Scope, Send
-from gateway.objects import LentBytes
+from gateway.objects import BorrowedBuffer
 
 
 async def respond(send: Send, body: bytes = b"", status: int = 200, *headers: tuple[bytes, bytes]) -> None:
@@ -83,7 +83,7 @@ def file_app(path: Path, *, pieces: int = 1, length: int | None = None) -> ASGIA
     return app
 
 
-def lending_app(content: bytes | bytearray, lents: list[LentBytes] | None = None) -> ASGIApp:
+def lending_app(content: bytes | bytearray, lents: list[BorrowedBuffer] | None = None) -> ASGIApp:
     """Lends a body from memory, what is left of it again and again; `lents` gets everything that it lends."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,7 +91,7 @@ def lending_app(content: bytes | bytearray, lents: list[LentBytes] | None = None
         headers = [(b"content-length", str(size).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         while taken < size:
-            lent = LentBytes(memoryview(content)[taken:])
+            lent = BorrowedBuffer(memoryview(content)[taken:])
             if lents is not None:
                 lents.append(lent)
             await send({"type": LENT, "bytes": lent})

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.edge.server.cycle import RESPONSE, in_task, step
-from gateway.edge.server.response import Response
+from gateway.edge.server.response import EncodedResponse
 from gateway.edge.server.s3_server import Receive, Scope, Send
 from gateway.errors import BlockDamaged, ClientDisconnected
 from gateway.objects import FileSpan
@@ -28,20 +28,20 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 class Application:
     """Answers with what it was given, `/slow` and bodies in a task; notes how each request ended."""
 
-    def __init__(self, response: Response | None = None) -> None:
+    def __init__(self, response: EncodedResponse | None = None) -> None:
         self.response = response
         self.at_once: list[bool] = []
         self.ends: list[tuple[int, BaseException | None]] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.at_once.append(asyncio.current_task() is None)
-        response = self.response or Response(200, [(LENGTH, b"3")], b"x-made: once\r\n", b"now")
+        response = self.response or EncodedResponse(200, [(LENGTH, b"3")], b"x-made: once\r\n", b"now")
         if scope["path"] == "/slow":
             await in_task()
             async with asyncio.timeout(60):
                 await asyncio.sleep(0)
         if scope["method"] == "PUT":
-            response = Response(200, [], b"", await read_body(receive), 4)
+            response = EncodedResponse(200, [], b"", await read_body(receive), 4)
         try:
             await send({"type": RESPONSE, "response": response})
         except BaseException as error:
@@ -50,10 +50,10 @@ class Application:
         self.ends.append((response.sent_bytes, None))
 
 
-def of_file(path: Path, descriptor: int, *, claimed_bytes: int | None = None) -> Response:
+def of_file(path: Path, descriptor: int, *, claimed_bytes: int | None = None) -> EncodedResponse:
     """A response whose body is a file."""
     count = path.stat().st_size if claimed_bytes is None else claimed_bytes
-    return Response(200, [(LENGTH, str(count).encode())], b"", FileSpan(descriptor, 0, count))
+    return EncodedResponse(200, [(LENGTH, str(count).encode())], b"", FileSpan(descriptor, 0, count))
 
 
 LARGE = os.urandom(12 * 1024**2 + 17)
@@ -280,7 +280,7 @@ def test_a_head_that_cannot_be_sent_is_an_internal_error() -> None:
     """No value may forge a response; the application hears why."""
 
     async def scenario() -> None:
-        app = Application(Response(200, [(LENGTH, b"3"), (b"x-bad", b"a\r\nb: c")], b"", b"now"))
+        app = Application(EncodedResponse(200, [(LENGTH, b"3"), (b"x-bad", b"a\r\nb: c")], b"", b"now"))
         async with serving(app) as port:
             wire = await port.connect()
             await wire.say(request("GET", "/now"))
@@ -300,7 +300,7 @@ def test_a_request_begun_by_the_end_of_another_has_a_task_of_its_own() -> None:
         tasks.append(asyncio.current_task())
         await asyncio.sleep(0)
         tasks.append(asyncio.current_task())
-        await send({"type": RESPONSE, "response": Response(200, [(LENGTH, b"0")], b"", b"")})
+        await send({"type": RESPONSE, "response": EncodedResponse(200, [(LENGTH, b"0")], b"", b"")})
 
     async def scenario() -> None:
         async with serving(application) as running:

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.edge.server.cycle import LENT, ZERO_COPY
 from gateway.edge.server.s3_server import ASGIApp, Receive, Scope, Send
-from gateway.objects import LentBytes
+from gateway.objects import BorrowedBuffer
 from tests.edge.server.apps import lending_app
 from tests.edge.server.test_disconnects import narrow
 from tests.support.serving import request, serving, until
@@ -19,7 +19,7 @@ CONTENT = os.urandom(3 * 1024 * 1024 + 17)
 """More than a socket's buffers take at once."""
 
 
-def returned(lent: LentBytes) -> bool:
+def returned(lent: BorrowedBuffer) -> bool:
     """Whether the sender has let go of the bytes."""
     try:
         len(lent.content)
@@ -59,7 +59,7 @@ def test_what_a_client_does_not_take_is_held_by_nobody() -> None:
     """While the server waits for the client, the owner of the bytes may do with them as he likes."""
 
     async def scenario() -> None:
-        content, lents = bytearray(CONTENT), list[LentBytes]()
+        content, lents = bytearray(CONTENT), list[BorrowedBuffer]()
         async with serving(lending_app(content, lents)) as port:
             wire = await narrow(port)
             await wire.say(request("GET"))
@@ -81,7 +81,7 @@ def test_what_was_lent_can_come_from_a_file_next(tmp_path: Path) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-length", str(len(CONTENT)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        lent = LentBytes(memoryview(CONTENT))
+        lent = BorrowedBuffer(memoryview(CONTENT))
         await send({"type": LENT, "bytes": lent})
         with path.open("rb") as file:
             await send({"type": ZERO_COPY, "file": file, "offset": lent.taken})
@@ -101,7 +101,7 @@ def claiming(length: int) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-length", str(length).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": LENT, "bytes": LentBytes(memoryview(b"x" * (length + 1)))})
+        await send({"type": LENT, "bytes": BorrowedBuffer(memoryview(b"x" * (length + 1)))})
 
     return app
 
@@ -124,7 +124,7 @@ def test_a_body_of_unknown_length_comes_in_chunks() -> None:
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200})
-        lent = LentBytes(memoryview(b"lent"))
+        lent = BorrowedBuffer(memoryview(b"lent"))
         await send({"type": LENT, "bytes": lent})
         assert lent.taken == 4
         await send({"type": "http.response.body", "body": b""})

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.edge.server.cycle import RESPONSE, SPAN, ZERO_COPY
-from gateway.edge.server.response import FileSender, Response
+from gateway.edge.server.response import EncodedResponse, FileSender
 from gateway.errors import BlockDamaged, ClientDisconnected
 from gateway.objects import FileSpan
 from tests.edge.server.apps import respond
@@ -171,7 +171,7 @@ def test_a_span_behind_an_answer_that_is_still_queued_is_checked_before_its_firs
         span = FileSpan(line.descriptor, 0, SIZE_BYTES, pages)
         length = [(b"content-length", b"%d" % SIZE_BYTES)]
         if is_whole:
-            await send({"type": RESPONSE, "response": Response(200, length, b"", span)})
+            await send({"type": RESPONSE, "response": EncodedResponse(200, length, b"", span)})
             return
         await send({"type": "http.response.start", "status": 200, "headers": length})
         await send({"type": ZERO_COPY, "file": line.descriptor, SPAN: span})

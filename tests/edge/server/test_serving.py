@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gateway.edge.server.cycle import RESPONSE
-from gateway.edge.server.response import Response
+from gateway.edge.server.response import EncodedResponse
 from gateway.edge.server.s3_server import ASGIApp, Receive, Scope, Send
 from tests.edge.server.apps import echo, file_app, mirror, respond, unread
 from tests.support.manual_clock import ManualClock
@@ -319,7 +319,7 @@ def test_lines_that_are_ready_go_along() -> None:
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         assert RESPONSE in scope["extensions"]
-        await send({"type": RESPONSE, "response": Response(200, [], b'etag: "e"\r\n', None, 2)})
+        await send({"type": RESPONSE, "response": EncodedResponse(200, [], b'etag: "e"\r\n', None, 2)})
         await send({"type": "http.response.body", "body": b"ok"})
 
     [whole] = asyncio.run(ask(app, request("GET")))
@@ -357,9 +357,9 @@ def test_a_response_can_be_started_again_until_some_of_it_is_out() -> None:
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"x-first", b"1")]})
-        await send({"type": RESPONSE, "response": Response(503, [], b"", b"second", 6)})
+        await send({"type": RESPONSE, "response": EncodedResponse(503, [], b"", b"second", 6)})
         with pytest.raises(RuntimeError):
-            await send({"type": RESPONSE, "response": Response(503, [], b"", b"third", 5)})
+            await send({"type": RESPONSE, "response": EncodedResponse(503, [], b"", b"third", 5)})
 
     answers = asyncio.run(ask(app, request("GET"), request("GET")))
     assert [(answer.status, answer.body) for answer in answers] == [(503, b"second")] * 2
@@ -369,7 +369,7 @@ def test_a_response_can_be_started_again_until_some_of_it_is_out() -> None:
         await send({"type": "http.response.start", "status": 200})
         await send({"type": "http.response.body", "body": b"half", "more_body": True})
         with pytest.raises(RuntimeError):
-            await send({"type": RESPONSE, "response": Response(503, [], b"", b"second", 6)})
+            await send({"type": RESPONSE, "response": EncodedResponse(503, [], b"", b"second", 6)})
         await send({"type": "http.response.body", "body": b"whole"})
 
     [answer] = asyncio.run(ask(too_late, request("GET")))

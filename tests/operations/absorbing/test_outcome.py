@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.clock import SystemClock
 from gateway.objects import BodyStream, ObjectKey
 from gateway.operations.absorbing.outcome import Outcome, told_by_document
-from gateway.operations.context import Reply
+from gateway.operations.context import Response
 from gateway.s3.results import RESULT_SIZE_BYTES_MAX
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.journal.records import OwnDoing
@@ -44,7 +44,7 @@ class Read:
 
     async def _read(self, until: int | None) -> None:
         outcome = Outcome(AT, cast(WritebackBuffer, self.buffer), SystemClock())
-        reply = await told_by_document(Reply(200, body=self._body()), outcome)
+        reply = await told_by_document(Response(200, body=self._body()), outcome)
         body = cast(BodyStream, reply.body)
         while until is None or len(self.got) < until:
             piece = await anext(body, None)

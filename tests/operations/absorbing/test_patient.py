@@ -11,7 +11,7 @@ import pytest
 
 from gateway.errors import BufferUnavailable, ForebayError
 from gateway.operations.absorbing.patient import QUIET_SECONDS, with_retries
-from gateway.operations.context import Reply
+from gateway.operations.context import Response
 from gateway.s3.error_codes import s3_error
 from gateway.s3.xml_writer import document, element
 from tests.support.manual_clock import ManualClock
@@ -19,14 +19,14 @@ from tests.support.manual_clock import ManualClock
 RESULT = document("CompleteMultipartUploadResult", element("ETag", '"e-2"'))
 
 
-async def slow(clock: ManualClock, seconds: float, outcome: bytes | ForebayError) -> Reply:
+async def slow(clock: ManualClock, seconds: float, outcome: bytes | ForebayError) -> Response:
     await clock.sleep(seconds)
     if isinstance(outcome, ForebayError):
         raise outcome
-    return Reply(200, [], outcome, "forwarded")
+    return Response(200, [], outcome, "forwarded")
 
 
-async def answered(seconds: float, outcome: bytes | ForebayError) -> tuple[Reply, list[bytes]]:
+async def answered(seconds: float, outcome: bytes | ForebayError) -> tuple[Response, list[bytes]]:
     """The reply, and the pieces of its body."""
     clock = ManualClock()
     asking = asyncio.create_task(with_retries(slow(clock, seconds, outcome), clock))
@@ -85,7 +85,7 @@ def test_who_leaves_ends_the_work() -> None:
     async def scenario() -> None:
         clock, ended = ManualClock(), asyncio.Event()
 
-        async def work() -> Reply:
+        async def work() -> Response:
             try:
                 await asyncio.Event().wait()
             finally:
