@@ -77,8 +77,9 @@ class Response:
     the content length of a body in memory. `encoded` are more of them, as they go onto the wire. `length_bytes` is the
     content length that the body does not tell: a HEAD's, or a streamed body's, which else brings its own
     `content-length` header, or is sent in HTTP chunks. A body that lies in a file whole can be given as its
-    `PinnedFileSpan`. `cache` becomes the `x-forebay-cache` header. `resource` is closed after the body: a
-    stream that was never started could not give it back by itself. `on_failure` is told why the body could not be sent to its end, unless the client left.
+    `PinnedFileSpan`. `cache` becomes the `x-forebay-cache` header. `resource` is closed after the body: a stream that
+    was never started could not give it back by itself. `on_failure` is told why the body could not be sent to its end,
+    unless the client left.
     """
 
     status: int
