@@ -188,7 +188,7 @@ class OriginSettings(Section):
     )
     connect_timeout_seconds: DurationSeconds = setting(
         "5s",
-        "How long a connection to the origin may take.",
+        "How long a connection to the origin may take; no longer than six tenths of `first_byte_timeout`.",
         allowed="100ms to 5m",
         toml="connect_timeout",
         ge=0.1,

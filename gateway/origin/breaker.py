@@ -8,7 +8,6 @@ import hashlib
 import mmap
 import os
 import struct
-from enum import Enum
 from pathlib import Path
 
 import structlog
@@ -89,18 +88,12 @@ def _shared_memory(file: Path) -> mmap.mmap:
         os.close(descriptor)
 
 
-class Admission(Enum):
-    """What an attempt is: one of many, or the probe of an origin that seems dead."""
-
-    ORDINARY = "ordinary"
-    PROBE = "probe"
-
-
 class CircuitBreaker:
-    """Closed until `threshold` attempts in a row got no answer, or nobody got one while one waited for its; then open.
+    """Closed until a question of the gateway's own gets no answer; then open until anybody gets one.
 
-    Open, it admits one probe after `cooldown_seconds`, doubled with every failed probe up to `cooldown_cap_seconds`. An
-    answer of any status closes it. Every admitted attempt must end in `answered`, `unanswered` or `abandoned`.
+    What a client asks for never opens it: the origin may fail that one request only. `threshold` attempts in a row
+    without an answer are the reason to ask. Open, a question is due after `cooldown_seconds`, doubled with every one
+    that gets no answer up to `cooldown_cap_seconds`.
     """
 
     def __init__(
@@ -121,24 +114,24 @@ class CircuitBreaker:
         self._cooldown = cooldown_seconds
         self._failures = 0
         self._next_probe_at = 0.0
-        self._probing = False
         self._heard_at = float("-inf")
         self._is_silent = False
+        self.is_open = False
 
     @property
-    def is_open(self) -> bool:
+    def is_suspect(self) -> bool:
+        """Whether so many attempts in a row got no answer that the origin is to be asked whether it lives."""
         return self._failures >= self._threshold
 
     @property
     def answers_nobody(self) -> bool:
-        """Whether it is open because the origin takes connections and says nothing: a probe may take long."""
+        """Whether it is open because nothing came back, not even a refusal: whoever asks would wait for long."""
         return self._is_silent and self.is_open
 
     def hears_from_others(self) -> bool:
         """Whether it is open, be it because another process has found the origin silent just now."""
         if not self.is_open and self._silence.is_silent(self._clock.monotonic(), self._heard_at):
-            self._failures = self._threshold
-            self._is_silent = True
+            self.is_open = self._is_silent = True
             self._next_probe_at = 0.0
         return self.is_open
 
@@ -146,42 +139,34 @@ class CircuitBreaker:
         """Whether any attempt has been answered since a monotonic time."""
         return self._heard_at >= moment
 
-    def admit(self) -> Admission | None:
-        """Whether an attempt may start now, and as what; None: not now."""
-        if not self.is_open:
-            return Admission.ORDINARY
-        if self._probing or self._clock.monotonic() < self._next_probe_at:
-            return None
-        self._probing = True
-        return Admission.PROBE
+    def may_be_probed(self) -> bool:
+        """Whether a question of the gateway's own may be asked now."""
+        return not self.is_open or self._clock.monotonic() >= self._next_probe_at
 
-    def answered(self, admission: Admission) -> None:
+    def answered(self) -> None:
         """The origin answered: it lives."""
-        self.abandoned(admission)
         self._heard_at = self._clock.monotonic()
         if self._is_silent:
             self._silence.clear()
         self._failures = 0
         self._cooldown = self._first_cooldown
-        self._is_silent = False
+        self.is_open = self._is_silent = False
 
-    def unanswered(self, admission: Admission, *, silent_since: float | None = None) -> None:
-        """No connection, or none that gave an answer. `silent_since`: the origin has kept it, and has said nothing
-        since then; where it has answered nobody else meanwhile, that is proof enough.
-        """
-        self.abandoned(admission)
-        if admission is Admission.PROBE:
-            self._cooldown = min(self._cooldown_cap, self._cooldown * 2)
+    def unanswered(self) -> None:
+        """An attempt had no connection, or none that gave an answer."""
         self._failures += 1
-        if silent_since is not None and not self.was_heard_since(silent_since):
-            self._failures = max(self._failures, self._threshold)
-            self._is_silent = True
-        if self._is_silent:
-            self._silence.tell(self._clock.monotonic())
-        if self.is_open:
-            self._next_probe_at = self._clock.monotonic() + self._cooldown
 
-    def abandoned(self, admission: Admission) -> None:
-        """The attempt was given up for reasons of the caller: nothing was learned."""
-        if admission is Admission.PROBE:
-            self._probing = False
+    def probe_failed(self, started: float, *, silent: bool) -> None:
+        """The gateway's own question, asked at monotonic time `started`, got no answer; `silent`: not even a refusal.
+
+        Where somebody else was answered meanwhile, the origin lives.
+        """
+        if self.was_heard_since(started):
+            return
+        if self.is_open:
+            self._cooldown = min(self._cooldown_cap, self._cooldown * 2)
+        self.is_open, self._is_silent = True, silent
+        now = self._clock.monotonic()
+        self._next_probe_at = now + self._cooldown
+        if silent:
+            self._silence.tell(now)

@@ -17,7 +17,6 @@ from typing import Any
 import structlog
 
 from gateway.errors import OriginBodyError, OriginUnreachable
-from gateway.origin.breaker import CircuitBreaker
 from gateway.origin.client import HedgeOutcome, OriginRequest
 from gateway.origin.http1_client.client import OriginSilent
 from gateway.origin.http1_client.response_stream import WHOLE_BYTES_MAX, ResponseStream
@@ -96,11 +95,10 @@ class Hedging:
 class HedgedRead:
     """One GET or HEAD: the request that was sent, and another one while it is stuck."""
 
-    __slots__ = ("_ask", "_breaker", "_hedge", "_hedging", "_request", "_rest_of")
+    __slots__ = ("_ask", "_hedge", "_hedging", "_request", "_rest_of")
 
-    def __init__(self, hedging: Hedging, breaker: CircuitBreaker, ask: Ask, request: OriginRequest) -> None:
+    def __init__(self, hedging: Hedging, ask: Ask, request: OriginRequest) -> None:
         self._hedging = hedging
-        self._breaker = breaker
         self._ask = ask
         self._request = request
         self._hedge: asyncio.Task[ResponseStream | None] | None = None
@@ -130,9 +128,6 @@ class HedgedRead:
 
     def _on_silence(self, stream: ResponseStream, seconds: float) -> None:
         """Called often while the origin is silent."""
-        if self._breaker.answers_nobody and not stream.has_head:
-            stream.give_up("the origin answers nobody", silent=True)
-            return
         usual = self._hedging.bodies if _comes_in_pieces(stream) else self._hedging.heads
         if self._hedge is not None or seconds < usual.after_seconds:
             return

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from gateway import cancellation
 from gateway.clock import Clock
 from gateway.errors import OriginBodyError, OriginBusy, OriginUnreachable, OutcomeUnknown
 from gateway.origin.addressing import Addressing, Target
-from gateway.origin.breaker import Admission, CircuitBreaker, SilenceBoard
+from gateway.origin.breaker import CircuitBreaker, SilenceBoard
 from gateway.origin.client import ACCOUNT, HedgeOutcome, OriginRequest, OriginResponse, Purpose
 from gateway.origin.hedging import HedgedRead, Hedging, OnSilence
 from gateway.origin.http1_client.client import Http1Client, OriginSilent
@@ -44,8 +44,11 @@ _BREAKERS_MAX = 1024
 _QUIET_SHARE = 0.6
 """Of the time in which a silent origin is to be found out, so much passes until it is asked a simple question."""
 
+_PROBE_SHARE = 0.35
+"""And so much of it is the question given, from its connection on."""
+
 _PROBE_WAIT_SECONDS = 0.05
-"""How long a request waits for a probe of an origin that was silent."""
+"""How long a request waits for a probe of an origin that was dead."""
 
 _PROGRESS_BYTES_MIN = 1024
 """What a body that is read comes forward by within the stall timeout, at least."""
@@ -115,8 +118,9 @@ class S3Origin:
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._on_attempt = on_attempt
         self._hedging = Hedging(on_hedge)
-        self._client = Http1Client(settings)
         self._limits = _Limits(settings)
+        connecting = min(settings.connect_timeout_seconds, self._limits.quiet_seconds)
+        self._client = Http1Client(replace(settings, connect_timeout_seconds=connecting))
 
     async def send(self, request: OriginRequest) -> OriginResponse:
         """As `Origin.send`. A redirect is an answer like any other: it is never followed, to no host."""
@@ -161,57 +165,57 @@ class S3Origin:
     async def _attempt(self, sending: _Sending, body: RequestBody) -> HttpResponse:
         breaker, request = sending.breaker, sending.request
         headers = await self._signer.headers(request, sending.target, body)  # without a key pair, nothing is learned
-        admission = await self._admission(sending) if breaker.hears_from_others() else Admission.ORDINARY
+        if breaker.hears_from_others():
+            await self._is_back(sending)
         sending.attempts += 1
         started = self._clock.monotonic()
         try:
             if sending.is_quick_read:
-                response = await HedgedRead(
-                    self._hedging, breaker, partial(self._read, sending, body, headers), request
-                ).begin()
+                response = await HedgedRead(self._hedging, partial(self._read, sending, body, headers), request).begin()
             else:
                 response = await self._write(sending, body, headers)
         except OriginBusy:
-            breaker.abandoned(admission)
             raise
         except OriginUnreachable as error:
-            silent_since = started if isinstance(error, OriginSilent) else None
-            breaker.unanswered(admission, silent_since=silent_since)
+            breaker.unanswered()
+            is_silent = isinstance(error, OriginSilent) and not breaker.was_heard_since(started)
+            if is_silent or breaker.is_suspect:
+                await self._probed(sending, None)
             raise
-        except BaseException:
-            breaker.abandoned(admission)
-            raise
-        breaker.answered(admission)
+        breaker.answered()
         return response
 
-    async def _admission(self, sending: _Sending) -> Admission:
-        """OriginUnreachable while the origin is dead."""
-        breaker = sending.breaker
-        if breaker.answers_nobody:
-            # Who asked an origin that says nothing would wait for long: a question of our own finds out.
-            self._probe(sending.target, breaker)
-            if (probe := self._probes.get(sending.target.host)) is not None:
-                await asyncio.wait([probe], timeout=_PROBE_WAIT_SECONDS)
-        admission = None if breaker.answers_nobody else breaker.admit()
-        if admission is None:
+    async def _is_back(self, sending: _Sending) -> None:
+        """OriginUnreachable while the origin is dead. Its return is found out by no client's request."""
+        await self._probed(sending, _PROBE_WAIT_SECONDS)
+        if sending.breaker.is_open:
             raise OriginUnreachable("the origin has not answered lately; trying again in a moment", may_be_done=False)
-        return admission
+
+    async def _probed(self, sending: _Sending, seconds_max: float | None) -> None:
+        """Have the origin asked whether it lives, and wait for what comes of it."""
+        self._probe(sending.target, sending.breaker)
+        if (probe := self._probes.get(sending.target.host)) is not None:
+            await asyncio.wait([probe], timeout=seconds_max)
 
     def _read(
         self, sending: _Sending, body: RequestBody, headers: Headers, request: OriginRequest, on_silence: OnSilence
     ) -> Coroutine[Any, Any, ResponseStream]:
         """Send the request as it was signed, or another one for the rest of what it asks for."""
-        limits = self._limits.of_read(on_silence)
+
+        def watch(stream: ResponseStream, seconds: float) -> None:
+            if not self._given_up(sending, stream, seconds):
+                on_silence(stream, seconds)
+
+        limits = self._limits.of_read(watch)
         return self._ask(sending, request, body, limits, headers if request is sending.request else None)
 
     async def _write(self, sending: _Sending, body: RequestBody, headers: Headers) -> HttpResponse:
         slow = is_slow(sending.request)
 
-        def on_silence(stream: ResponseStream, seconds: float) -> None:
-            if not stream.has_head and seconds >= self._limits.quiet_seconds:
-                self._suspect(sending, stream)
+        def watch(stream: ResponseStream, seconds: float) -> None:
+            self._given_up(sending, stream, seconds)
 
-        supervision = self._limits.of_write(on_silence, slow=slow)
+        supervision = self._limits.of_write(watch, slow=slow)
         return HttpResponse(await self._ask(sending, sending.request, body, supervision, headers))
 
     async def _ask(
@@ -238,47 +242,46 @@ class S3Origin:
         self._report(sending, stream.head.status, started)
         return stream
 
-    def _suspect(self, sending: _Sending, stream: ResponseStream) -> None:
-        """A slow request waits for an origin that may be dead: a simple question finds out, nobody else's answer."""
-        breaker = sending.breaker
-        if breaker.was_heard_since(self._clock.monotonic() - self._limits.quiet_seconds):
-            return
-        if breaker.answers_nobody:
-            stream.give_up("the origin answers nobody", silent=True)
-            return
-        self._probe(sending.target, breaker, since=self._clock.monotonic() - self._limits.quiet_seconds)
+    def _given_up(self, sending: _Sending, stream: ResponseStream, seconds: float) -> bool:
+        """A request waits for an origin that may be dead: a simple question finds out, nobody else's answer.
 
-    def _probe(self, target: Target, breaker: CircuitBreaker, since: float | None = None) -> None:
+        Whether it was given up.
+        """
+        breaker = sending.breaker
+        is_late = seconds >= self._limits.quiet_seconds
+        if stream.has_head or not (is_late or breaker.is_open):
+            return False
+        if breaker.answers_nobody or (is_late and breaker.is_open):
+            stream.give_up("the origin answers nobody", silent=True)
+            return True
+        if is_late and not breaker.was_heard_since(self._clock.monotonic() - self._limits.quiet_seconds):
+            self._probe(sending.target, breaker)
+        return False
+
+    def _probe(self, target: Target, breaker: CircuitBreaker) -> None:
         """Ask the origin whether it lives, unless that is being done or was done just now."""
-        if target.host in self._probes:
+        if target.host in self._probes or not breaker.may_be_probed():
             return
-        admission = breaker.admit()
-        if admission is None:
-            return
-        task = asyncio.create_task(self._ask_for_life(target, breaker, admission, since), name="probe an origin")
+        task = asyncio.create_task(self._ask_for_life(target, breaker), name="probe an origin")
         self._probes[target.host] = task
         task.add_done_callback(lambda _: self._probes.pop(target.host, None))
 
-    async def _ask_for_life(
-        self, target: Target, breaker: CircuitBreaker, admission: Admission, since: float | None
-    ) -> None:
+    async def _ask_for_life(self, target: Target, breaker: CircuitBreaker) -> None:
         """Any answer to an unsigned HEAD will do: 403 is as good as another."""
         root = Target(target.scheme, target.host, "/", "")
-        started = self._clock.monotonic() if since is None else since
+        started = self._clock.monotonic()
         try:
-            stream = await self._client.exchange(
-                "HEAD", root, {"host": target.host}, b"", self._limits.of_probe, None, unused=True
-            )
-        except OriginSilent:
-            breaker.unanswered(admission, silent_since=started)
-        except OriginUnreachable:
-            breaker.unanswered(admission)
-        except BaseException:
-            breaker.abandoned(admission)
-            raise
+            async with asyncio.timeout(self._limits.probe_seconds):  # name, connection, handshake and answer
+                stream = await self._client.exchange(
+                    "HEAD", root, {"host": target.host}, b"", self._limits.of_probe, None, unused=True
+                )
+        except (OriginUnreachable, TimeoutError) as error:
+            breaker.probe_failed(started, silent=isinstance(error, OriginSilent | TimeoutError))
+            if breaker.is_open:
+                self._client.stop_connecting(target)
         else:
             stream.close()
-            breaker.answered(admission)
+            breaker.answered()
 
     async def _delay_after(self, sending: _Sending, body: RequestBody, response: HttpResponse) -> float | None:
         """Seconds until the next attempt; None: this answer is the one to return."""
@@ -355,7 +358,8 @@ class _Limits:
         self._first_byte = min(settings.first_byte_timeout_seconds, settings.read_timeout_seconds)
         self._stall = min(settings.stall_timeout_seconds, settings.read_timeout_seconds)
         self.quiet_seconds = self._first_byte * _QUIET_SHARE
-        self.of_probe = Supervision(self._first_byte - self.quiet_seconds, self._stall)
+        self.probe_seconds = self._first_byte * _PROBE_SHARE
+        self.of_probe = Supervision(self._first_byte, self._stall)
 
     def of_read(self, on_silence: OnSilence) -> Supervision:
         """A GET of an object, or a HEAD."""

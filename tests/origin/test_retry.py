@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.origin.breaker import Admission, CircuitBreaker
+from gateway.origin.breaker import CircuitBreaker
 from gateway.origin.retry import Failure, RetryBudget, RetryPolicy, is_retried, retry_after_seconds
 from gateway.origin.settings import OriginSettings
 from tests.support.manual_clock import ManualClock
@@ -103,31 +103,43 @@ def test_the_budget_never_overflows() -> None:
 
 def broken(clock: ManualClock) -> CircuitBreaker:
     breaker = CircuitBreaker(clock, threshold=3, cooldown_seconds=1.0, cooldown_cap_seconds=3.0)
-    for _ in range(3):
-        breaker.unanswered(Admission.ORDINARY)
+    breaker.probe_failed(clock.monotonic(), silent=False)
     return breaker
 
 
-def test_the_breaker_opens_after_failures_in_a_row_only() -> None:
-    """An answer in between starts the count anew."""
+def test_attempts_without_an_answer_are_a_reason_to_ask_and_open_nothing() -> None:
+    """So many in a row: an answer in between starts the count anew."""
     breaker = CircuitBreaker(ManualClock(), threshold=2)
-    breaker.unanswered(Admission.ORDINARY)
-    breaker.answered(Admission.ORDINARY)
-    breaker.unanswered(Admission.ORDINARY)
-    assert breaker.admit() is Admission.ORDINARY
+    breaker.unanswered()
+    breaker.answered()
+    breaker.unanswered()
+    assert not breaker.is_suspect
+    breaker.unanswered()
+    assert breaker.is_suspect
+    assert not breaker.is_open
+    assert breaker.may_be_probed()
 
 
-def test_an_open_breaker_lets_one_probe_through() -> None:
-    """While the origin is dead, one request at a time tries it; its success lets all through again."""
+def test_an_answer_to_anybody_closes_it() -> None:
+    """Be it the probe's or that of a request that was under way."""
     clock = ManualClock()
     breaker = broken(clock)
-    assert breaker.admit() is None
+    assert breaker.is_open
+    assert not breaker.may_be_probed()
     asyncio.run(clock.advance(1.0))
-    probe = breaker.admit()
-    assert probe is Admission.PROBE
-    assert breaker.admit() is None
-    breaker.answered(probe)
-    assert breaker.admit() is Admission.ORDINARY
+    assert breaker.may_be_probed()
+    breaker.answered()
+    assert not breaker.is_open
+
+
+def test_a_probe_that_fails_while_somebody_is_answered_proves_nothing() -> None:
+    """A single connection may be lost."""
+    clock = ManualClock()
+    breaker = CircuitBreaker(clock)
+    asyncio.run(clock.advance(1.0))
+    breaker.answered()
+    breaker.probe_failed(clock.monotonic() - 0.5, silent=True)
+    assert not breaker.is_open
 
 
 def test_failed_probes_come_ever_more_seldom_up_to_a_cap() -> None:
@@ -136,19 +148,7 @@ def test_failed_probes_come_ever_more_seldom_up_to_a_cap() -> None:
     breaker = broken(clock)
     for pause in (1.0, 2.0, 3.0, 3.0):
         asyncio.run(clock.advance(pause - 0.25))
-        assert breaker.admit() is None
+        assert not breaker.may_be_probed()
         asyncio.run(clock.advance(0.25))
-        probe = breaker.admit()
-        assert probe is Admission.PROBE
-        breaker.unanswered(probe)
-
-
-def test_an_abandoned_probe_makes_room_for_the_next() -> None:
-    """A caller who leaves while probing teaches nothing and blocks nobody."""
-    clock = ManualClock()
-    breaker = broken(clock)
-    asyncio.run(clock.advance(1.0))
-    probe = breaker.admit()
-    assert probe is not None
-    breaker.abandoned(probe)
-    assert breaker.admit() is Admission.PROBE
+        assert breaker.may_be_probed()
+        breaker.probe_failed(clock.monotonic(), silent=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.origin.breaker import BELIEVED_SECONDS, Admission, CircuitBreaker, SilenceBoard
+from gateway.origin.breaker import BELIEVED_SECONDS, CircuitBreaker, SilenceBoard
 from tests.support.manual_clock import ManualClock
 
 
@@ -16,13 +16,12 @@ def test_what_one_finds_out_the_others_know(tmp_path: Path) -> None:
     clock = ManualClock()
     one, other = (CircuitBreaker(clock, SilenceBoard(tmp_path / "silence").cell("host")) for _ in range(2))
     asyncio.run(clock.advance(10.0))
-    one.unanswered(Admission.ORDINARY, silent_since=clock.monotonic() - 8)
+    one.probe_failed(clock.monotonic() - 8, silent=True)
     assert one.answers_nobody
     assert other.hears_from_others()
     assert other.answers_nobody
-    probe = other.admit()
-    assert probe is Admission.PROBE
-    other.answered(probe)
+    assert other.may_be_probed()
+    other.answered()
     assert not other.hears_from_others()
     third = CircuitBreaker(clock, SilenceBoard(tmp_path / "silence").cell("host"))
     assert not third.hears_from_others()
@@ -33,9 +32,9 @@ def test_who_was_answered_since_believes_nobody_else(tmp_path: Path) -> None:
     clock = ManualClock()
     one, other = (CircuitBreaker(clock, SilenceBoard(tmp_path / "silence").cell("host")) for _ in range(2))
     asyncio.run(clock.advance(10.0))
-    one.unanswered(Admission.ORDINARY, silent_since=clock.monotonic() - 8)
+    one.probe_failed(clock.monotonic() - 8, silent=True)
     asyncio.run(clock.advance(1.0))
-    other.answered(Admission.ORDINARY)
+    other.answered()
     assert not other.hears_from_others()
 
 

@@ -27,7 +27,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class OriginSilent(OriginUnreachable):
-    """The origin has accepted a connection, and says nothing."""
+    """The origin says nothing: to a connection, a handshake or a request."""
 
 
 class Http1Client:
@@ -68,7 +68,8 @@ class Http1Client:
                 connection = await self._pool.take(self._endpoint(target), claim, unused=unused)
         except (OSError, TimeoutError) as error:
             text = f"no connection to the origin: {type(error).__name__}: {error}"
-            raise OriginUnreachable(text, may_be_done=False) from error
+            kind = OriginSilent if isinstance(error, TimeoutError) else OriginUnreachable
+            raise kind(text, may_be_done=False) from error
         bodiless = method == "HEAD"
         if isinstance(body, bytes) and len(body) <= _WITH_THE_HEAD_BYTES_MAX:
             return await _answer_to(connection.ask(head + body, supervision, bodiless=bodiless))
@@ -76,6 +77,10 @@ class Http1Client:
         stream = connection.ask(head, supervision, bodiless=bodiless, body_follows=True)
         await _send(connection, stream, content, waits="expect" in headers)
         return await _answer_to(stream, may_be_done=content.is_sent)
+
+    def stop_connecting(self, target: Target) -> None:
+        """As `Pool.stop_connecting`."""
+        self._pool.stop_connecting(self._endpoint(target))
 
     async def aclose(self) -> None:
         await self._pool.aclose()

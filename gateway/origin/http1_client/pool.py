@@ -165,6 +165,7 @@ _NEXT_ADDRESS_AFTER_SECONDS = 0.25
 """Source: RFC 8305, 8."""
 
 _PROXY_HEAD_BYTES_MAX = 64 * 1024
+_STOPPED_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +212,8 @@ class Pool:
         self._open: dict[Connection, Endpoint] = {}
         self._busy: dict[Connection, Claim | None] = {}
         self._idle: dict[Endpoint, deque[Connection]] = {}
+        self._connecting: dict[asyncio.Timeout, Endpoint] = {}
+        self._stopped_at: dict[Endpoint, float] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         self._checking: asyncio.TimerHandle | None = None
         self._check_due = 0.0
@@ -226,7 +229,7 @@ class Pool:
         closing just now.
         """
         if claim is not None and not self._shares.take_now(claim):
-            await self._shares.take(claim)
+            await self._wait_for_turn(endpoint, claim)
         try:
             connection = None if unused else self._idle_one(endpoint)
             connection = connection or await self._connect(endpoint)
@@ -238,6 +241,23 @@ class Pool:
         if self._checking is None:
             self._check_later()
         return connection
+
+    def stop_connecting(self, endpoint: Endpoint) -> None:
+        """It answers nobody: whoever waits for a new connection to it, or for a turn, has waited long enough."""
+        now = self._loop.time()
+        if len(self._stopped_at) >= _STOPPED_MAX:
+            self._stopped_at.clear()
+        self._stopped_at[endpoint] = now
+        for limit, whose in self._connecting.items():
+            if whose == endpoint and not limit.expired():
+                limit.reschedule(now)
+
+    async def _wait_for_turn(self, endpoint: Endpoint, claim: Claim) -> None:
+        began = self._loop.time()
+        await self._shares.take(claim)
+        if self._stopped_at.get(endpoint, began) > began:
+            self._shares.give_back(claim)
+            raise ConnectionAbortedError("the origin has not answered lately")
 
     async def aclose(self) -> None:
         """Close every connection, at work or not."""
@@ -278,22 +298,30 @@ class Pool:
     async def _connect(self, endpoint: Endpoint) -> Connection:
         if len(self._open) >= self._connections_max:
             self._close_one_idle()
-        async with asyncio.timeout(self._connect_seconds_max):
-            wire = await self._connected(endpoint)
+        async with asyncio.timeout(self._connect_seconds_max) as limit:
+            self._connecting[limit] = endpoint
             try:
-                _, connection = await self._loop.create_connection(
-                    self._new,
-                    sock=wire,
-                    ssl=self._ssl_context if endpoint.tls else None,
-                    server_hostname=endpoint.host if endpoint.tls else None,
-                )
-            except BaseException:
-                wire.close()
-                raise
+                connection = await self._new_connection(endpoint)
+            finally:
+                del self._connecting[limit]
         self._open[connection] = endpoint
         if self._closing or not connection.usable:
             connection.close()
             raise ConnectionAbortedError("the connection is closed again")
+        return connection
+
+    async def _new_connection(self, endpoint: Endpoint) -> Connection:
+        wire = await self._connected(endpoint)
+        try:
+            _, connection = await self._loop.create_connection(
+                self._new,
+                sock=wire,
+                ssl=self._ssl_context if endpoint.tls else None,
+                server_hostname=endpoint.host if endpoint.tls else None,
+            )
+        except BaseException:
+            wire.close()
+            raise
         return connection
 
     async def _connected(self, endpoint: Endpoint) -> socket.socket:
