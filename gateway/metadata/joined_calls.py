@@ -4,40 +4,53 @@
 
 A call that is under way answers nobody who comes later: it may have seen the origin before an event that the caller
 has seen. So the promise of `strict` slots holds to the letter, and any number of callers at once costs two calls.
+
+A later call's answer is as good for those who wait for an earlier one, so whoever waits for a call that is stuck has
+the next one's; where nobody else asks, one is made for him. What one account may not have (connections to the origin)
+is no other's failure: each account has calls of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Iterable
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, TypeVar
 
 from gateway.clock import Clock
-from gateway.errors import OriginUnreachable
+from gateway.errors import OriginBodyError, OriginUnreachable
+from gateway.origin.client import ACCOUNT
 
 T = TypeVar("T")
 
 WAIT_SECONDS_MAX = 2.0
 """The next call waits no longer for the one under way, which may never end."""
 
+OVERTAKEN_AFTER_SECONDS = 5.0
+"""A call that takes longer is made once more for those who wait for it; twice as long for each that was made."""
+
+_LOOK_SECONDS = 1.0
+
 
 @dataclass(slots=True, eq=False)
 class _Call:
     """`task` is None until the call's turn has come; until its first step, questions may join. Each that waits has a
-    future of its own, so that none can take another's along."""
+    future of its own, so that none can take another's along; it waits for calls that begin later, too."""
 
     send: Callable[[], Coroutine[Any, Any, Any]]
     context: Context
     waiting: set[asyncio.Future[Any]] = field(default_factory=set)
     task: asyncio.Task[None] | None = None
     timer: asyncio.Task[None] | None = None
+    began_at: float = 0.0
 
-    def tell(self, answer: Any, error: Exception | None) -> None:
+    def tell(self, answer: Any, error: Exception | None, others: Iterable[_Call] = ()) -> None:
+        """All who wait, but for those who may have it of `others`."""
         for one in self.waiting:
-            if one.done():
-                continue  # its caller is leaving
+            if one.done() or any(one in other.waiting for other in others if other is not self):
+                continue  # its caller is leaving, or goes on waiting
             if error is not None:
                 one.set_exception(error)
             else:
@@ -50,7 +63,8 @@ class JoinedCalls:
 
     clock: Clock
     _joinable: dict[Hashable, _Call] = field(default_factory=dict)
-    _under_way: dict[Hashable, _Call] = field(default_factory=dict)
+    _under_way: dict[Hashable, list[_Call]] = field(default_factory=dict)
+    _watching: asyncio.Task[None] | None = None
 
     async def ask(self, question: Hashable, send: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """What `send` gives, or that of another caller who asks the same; raises as that one does.
@@ -58,6 +72,7 @@ class JoinedCalls:
         `question` must tell everything that may change the answer. A caller that is cancelled harms nobody; a call
         for which nobody waits any more is not made, or is cancelled.
         """
+        question = ACCOUNT.get(), question
         call = self._joinable.get(question)
         if call is None:
             call = self._joinable[question] = _Call(send, copy_context())
@@ -70,17 +85,18 @@ class JoinedCalls:
         try:
             return await mine
         finally:
-            call.waiting.discard(mine)
-            if not call.waiting:
-                self._abandon(question, call)
+            self._leave(question, call, mine)
+            for later in self._under_way.get(question, ()):
+                self._leave(question, later, mine)
 
     async def close(self) -> None:
         """Cancel what is under way; whoever waits is cancelled with it."""
-        calls = [*self._joinable.values(), *self._under_way.values()]
+        calls = [*self._joinable.values(), *chain.from_iterable(self._under_way.values())]
         for call in calls:
             for one in call.waiting:
                 one.cancel()
-        tasks = [task for call in calls for task in (call.task, call.timer) if task is not None]
+        begun = [self._watching, *(task for call in calls for task in (call.task, call.timer))]
+        tasks = [task for task in begun if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -98,29 +114,55 @@ class JoinedCalls:
     async def _run(self, question: Hashable, call: _Call) -> None:
         if self._joinable.get(question) is call:
             del self._joinable[question]
-        self._under_way[question] = call
+        calls = self._under_way.setdefault(question, [])
+        for earlier in calls:
+            call.waiting |= earlier.waiting
+        calls.append(call)
+        call.began_at = self.clock.monotonic()
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch(), name="joined calls that take long")
         try:
             answer = await call.send()
+        except (OriginUnreachable, OriginBodyError) as error:
+            call.tell(None, error, calls)
         except Exception as error:  # noqa: BLE001 - told to those who wait, as it is
             call.tell(None, error)
         except asyncio.CancelledError:
-            call.tell(None, OriginUnreachable("the question to the origin was given up"))  # whoever gave it up
+            call.tell(None, OriginUnreachable("the question to the origin was given up"), calls)  # whoever gave it up
             raise
         else:
             call.tell(answer, None)
         finally:
-            self._over(question, call)
+            self._over(question, call, calls)
 
-    def _over(self, question: Hashable, call: _Call) -> None:
+    async def _watch(self) -> None:
+        """Have calls overtaken that take long, while there are any."""
+        while self._under_way:
+            await self.clock.sleep(_LOOK_SECONDS)
+            now = self.clock.monotonic()
+            for question, calls in list(self._under_way.items()):
+                latest, patience = calls[-1], OVERTAKEN_AFTER_SECONDS * 2 ** (len(calls) - 1)
+                if question not in self._joinable and now - latest.began_at >= patience:
+                    call = self._joinable[question] = _Call(latest.send, latest.context.copy())
+                    self._begin(question, call)
+        self._watching = None
+
+    def _over(self, question: Hashable, call: _Call, calls: list[_Call]) -> None:
         """The next one's turn has come, if somebody waits for it."""
-        if self._under_way.get(question) is call:
+        is_latest = calls[-1] is call
+        calls.remove(call)
+        if not calls:
             del self._under_way[question]
+        if is_latest:
             following = self._joinable.get(question)
             if following is not None and following.task is None:
                 self._begin(question, following)
 
-    def _abandon(self, question: Hashable, call: _Call) -> None:
-        """Nobody waits for it any more, whether it is over or not."""
+    def _leave(self, question: Hashable, call: _Call, mine: asyncio.Future[Any]) -> None:
+        """One waits no more; a call for which nobody does is given up, whether it is over or not."""
+        call.waiting.discard(mine)
+        if call.waiting:
+            return
         if self._joinable.get(question) is call:
             del self._joinable[question]
         for task in (call.task, call.timer):

@@ -70,12 +70,12 @@ class Hedging:
         self._on_outcome = on_outcome
         self._saved = 1.0
         self.heads = _Usual()
+        self.lists = _Usual()
         self.bodies = _Usual()
 
-    def answered(self, seconds: float) -> None:
-        """A read was answered after so long."""
+    def answered(self) -> None:
+        """A read was answered."""
         self._saved = min(_SAVED_MAX, self._saved + SHARE_MAX)
-        self.heads.add(seconds)
 
     def take(self) -> bool:
         """Whether one more read may be sent again."""
@@ -95,12 +95,13 @@ class Hedging:
 class HedgedRead:
     """One GET or HEAD: the request that was sent, and another one while it is stuck."""
 
-    __slots__ = ("_ask", "_hedge", "_hedging", "_request", "_rest_of")
+    __slots__ = ("_ask", "_heads", "_hedge", "_hedging", "_request", "_rest_of")
 
     def __init__(self, hedging: Hedging, ask: Ask, request: OriginRequest) -> None:
         self._hedging = hedging
         self._ask = ask
         self._request = request
+        self._heads = hedging.lists if request.key is None and request.method == "GET" else hedging.heads
         self._hedge: asyncio.Task[ResponseStream | None] | None = None
         self._rest_of: _Rest | None = None
 
@@ -120,7 +121,8 @@ class HedgedRead:
             self._drop()
             raise
         self._drop()
-        self._hedging.answered(stream.head_seconds)
+        self._hedging.answered()
+        self._heads.add(stream.head_seconds)
         self._rest_of = _Rest.of(self._request, stream)
         if self._rest_of is None:
             return HttpResponse(stream)
@@ -128,7 +130,7 @@ class HedgedRead:
 
     def _on_silence(self, stream: ResponseStream, seconds: float) -> None:
         """Called often while the origin is silent."""
-        usual = self._hedging.bodies if _comes_in_pieces(stream) else self._hedging.heads
+        usual = self._hedging.bodies if _comes_in_pieces(stream) else self._heads
         if self._hedge is not None or seconds < usual.after_seconds:
             return
         if stream.has_head and (self._rest_of is None or self._rest_of.stream is not stream):

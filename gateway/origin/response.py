@@ -59,13 +59,17 @@ class HttpResponse:
 
     async def error_document(self) -> str:
         """The beginning of an error answer's body; the answer can still be read in full."""
+        return (await self.begin(_PEEK_BYTES)).decode("utf-8", "replace")
+
+    async def begin(self, size_bytes: int) -> bytes:
+        """Wait for so much of the body, or all of it; the answer can still be read in full."""
         pieces = [self._prefix]
         size = len(self._prefix)
-        while size < _PEEK_BYTES and (piece := await self._next()):
+        while size < size_bytes and (piece := await self._next()):
             pieces.append(piece)
             size += len(piece)
         self._prefix = b"".join(pieces)
-        return self._prefix.decode("utf-8", "replace")
+        return self._prefix
 
     async def aclose(self) -> None:
         self._stream.close()

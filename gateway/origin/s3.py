@@ -53,6 +53,10 @@ _PROBE_WAIT_SECONDS = 0.05
 _PROGRESS_BYTES_MIN = 1024
 """What a body that is read comes forward by within the stall timeout, at least."""
 
+_LISTED_BYTES = 512 * 1024
+"""So much of a LIST is waited for before it is given away, so that one that breaks off can be asked for again: most are
+shorter, and a connection may hold as much anyway."""
+
 Headers = Mapping[str, str]
 
 
@@ -87,9 +91,9 @@ class _Sending:
     time_corrected: bool = False
 
     @property
-    def is_quick_read(self) -> bool:
-        """Whether a healthy origin begins to answer at once, and nothing comes of asking twice."""
-        return self.request.method in ("GET", "HEAD") and not is_slow(self.request)
+    def is_read(self) -> bool:
+        """Whether nothing comes of asking twice."""
+        return self.request.method in ("GET", "HEAD")
 
 
 class S3Origin:
@@ -170,7 +174,7 @@ class S3Origin:
         sending.attempts += 1
         started = self._clock.monotonic()
         try:
-            if sending.is_quick_read:
+            if sending.is_read:
                 response = await HedgedRead(self._hedging, partial(self._read, sending, body, headers), request).begin()
             else:
                 response = await self._write(sending, body, headers)
@@ -206,7 +210,7 @@ class S3Origin:
             if not self._given_up(sending, stream, seconds):
                 on_silence(stream, seconds)
 
-        limits = self._limits.of_read(watch)
+        limits = self._limits.of_read(watch, slow=is_slow(request))
         return self._ask(sending, request, body, limits, headers if request is sending.request else None)
 
     async def _write(self, sending: _Sending, body: RequestBody, headers: Headers) -> HttpResponse:
@@ -216,7 +220,10 @@ class S3Origin:
             self._given_up(sending, stream, seconds)
 
         supervision = self._limits.of_write(watch, slow=slow)
-        return HttpResponse(await self._ask(sending, sending.request, body, supervision, headers))
+        stream = await self._ask(sending, sending.request, body, supervision, headers)
+        if not slow or stream.head.status >= 300:  # only what takes long sends a head before it knows the rest
+            supervision.progress_seconds = self._limits.stall_seconds
+        return HttpResponse(stream)
 
     async def _ask(
         self,
@@ -287,6 +294,11 @@ class S3Origin:
         """Seconds until the next attempt; None: this answer is the one to return."""
         status = response.status
         if status < 300 or status in (304, 404, 412):
+            if sending.request.key is None and sending.request.method == "GET":
+                try:
+                    await response.begin(_LISTED_BYTES)
+                except OriginBodyError:
+                    return self._delay(sending, body, Failure(answered=True))
             self._succeeded(sending)
             return None
         try:
@@ -354,19 +366,20 @@ class _Limits:
     """How long an origin may take, by what it is asked for."""
 
     def __init__(self, settings: OriginSettings) -> None:
-        self._settings = settings
         self._first_byte = min(settings.first_byte_timeout_seconds, settings.read_timeout_seconds)
-        self._stall = min(settings.stall_timeout_seconds, settings.read_timeout_seconds)
+        self.stall_seconds = min(settings.stall_timeout_seconds, settings.read_timeout_seconds)
+        self._read = settings.read_timeout_seconds
+        self._slow = max(self._read, settings.slow_timeout_seconds)
         self.quiet_seconds = self._first_byte * _QUIET_SHARE
         self.probe_seconds = self._first_byte * _PROBE_SHARE
-        self.of_probe = Supervision(self._first_byte, self._stall)
+        self.of_probe = Supervision(self._first_byte, self.stall_seconds)
 
-    def of_read(self, on_silence: OnSilence) -> Supervision:
-        """A GET of an object, or a HEAD."""
-        return Supervision(self._first_byte, self._stall, _PROGRESS_BYTES_MIN, on_silence)
+    def of_read(self, on_silence: OnSilence, *, slow: bool) -> Supervision:
+        """A GET or a HEAD; `slow`: a LIST, which an origin that lives may take long to begin."""
+        seconds = self._slow if slow else self._first_byte
+        return Supervision(seconds, self.stall_seconds, _PROGRESS_BYTES_MIN, on_silence)
 
     def of_write(self, on_silence: OnSilence, *, slow: bool) -> Supervision:
         """Everything else: an origin that lives may take its time. White space is enough of a sign."""
-        read, slowest = self._settings.read_timeout_seconds, self._settings.slow_timeout_seconds
-        seconds = max(read, slowest) if slow else read
+        seconds = self._slow if slow else self._read
         return Supervision(seconds, seconds, 1, on_silence)

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import OriginUnreachable
-from gateway.metadata.joined_calls import WAIT_SECONDS_MAX, JoinedCalls
+from gateway.errors import OriginBusy, OriginUnreachable
+from gateway.metadata.joined_calls import OVERTAKEN_AFTER_SECONDS, WAIT_SECONDS_MAX, JoinedCalls
+from gateway.origin.client import ACCOUNT as origin_account
 from tests.support.manual_clock import ManualClock
 
 ACCOUNT = ContextVar[str]("account")
@@ -142,7 +143,7 @@ def test_any_number_of_callers_cost_two_calls() -> None:
 
 
 def test_a_call_that_never_ends_holds_the_next_one_up_for_a_moment_only() -> None:
-    """Whoever asked later has a call of his own by then; who waits for the silent one goes on waiting."""
+    """Whoever asked later has a call of his own by then; its answer is as good for who waits for the silent one."""
 
     async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
         first = asyncio.create_task(joined.ask("q", bucket.send))
@@ -152,11 +153,102 @@ def test_a_call_that_never_ends_holds_the_next_one_up_for_a_moment_only() -> Non
         await clock.advance(WAIT_SECONDS_MAX)
         assert bucket.begun == 2
         bucket.finish(1, good=True)
-        assert await second == 0
-        assert not first.done()
-        first.cancel()
+        assert (await first, await second) == (0, 0)
         await turn()
         assert bucket.cancelled == 1
+
+    play(scenario)
+
+
+def test_a_call_that_is_stuck_is_made_again_for_those_who_wait() -> None:
+    """Though nobody else asks; ever more seldom, for it may only be slow."""
+
+    async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
+        callers = [asyncio.create_task(joined.ask("q", bucket.send)) for _ in range(512)]
+        await turn()
+        begun = []
+        for _ in range(40):
+            await clock.advance(1.0)
+            begun.append(bucket.begun)
+        assert begun[3:6] == [1, 2, 2]
+        assert begun[13:16] == [2, 3, 3]
+        assert begun[-1] == 4
+        bucket.finish(1, good=True)
+        assert set(await asyncio.gather(*callers)) == {0}
+        await turn()
+        assert (bucket.begun, bucket.cancelled) == (4, 3)
+
+    play(scenario)
+
+
+def test_a_slow_answer_serves_those_who_waited_for_it() -> None:
+    """The calls that were made meanwhile are given up."""
+
+    async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
+        first = asyncio.create_task(joined.ask("q", bucket.send))
+        await turn()
+        await clock.advance(OVERTAKEN_AFTER_SECONDS)
+        await clock.advance(1.0)
+        assert bucket.begun == 2
+        bucket.state = 1
+        late = asyncio.create_task(joined.ask("q", bucket.send))
+        await turn()
+        bucket.finish(0, good=True)
+        assert await first == 0
+        await turn()
+        bucket.finish(0, good=True)
+        assert await late == 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("lost", [0, 1], ids=["the first", "the one after it"])
+def test_who_may_have_the_answer_of_another_call_is_not_told_that_one_got_none(lost: int) -> None:
+    """Only when all that he waits for have failed."""
+
+    async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
+        async def send() -> int:
+            try:
+                return await bucket.send()
+            except Refused:
+                raise OriginUnreachable("no answer") from None
+
+        first = asyncio.create_task(joined.ask("q", send))
+        await turn()
+        second = asyncio.create_task(joined.ask("q", send))
+        await turn()
+        await clock.advance(WAIT_SECONDS_MAX)
+        bucket.finish(lost, good=False)
+        await turn()
+        assert not first.done()
+        assert second.done() == (lost == 1)
+        bucket.finish(0, good=False)
+        for caller in (first, second):
+            with pytest.raises(OriginUnreachable):
+                await caller
+
+    play(scenario)
+
+
+def test_what_one_account_may_not_have_is_no_failure_of_another() -> None:
+    """Each has calls of its own."""
+
+    async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
+        async def send() -> int:
+            if origin_account.get() == "busy":
+                raise OriginBusy("all connections that it may have are in use")
+            return await bucket.send()
+
+        async def ask(account: str) -> int:
+            origin_account.set(account)
+            return await joined.ask("q", send)
+
+        callers = [asyncio.create_task(ask(account)) for account in ("busy", "idle")]
+        await turn()
+        bucket.finish(0, good=True)
+        ends = await asyncio.gather(*callers, return_exceptions=True)
+        assert isinstance(ends[0], OriginBusy)
+        assert ends[1] == 0
 
     play(scenario)
 

@@ -18,6 +18,7 @@ from tests.support.blocks import until
 
 ETAG = '"one"'
 GET = OriginRequest("GET", "b", "k")
+LIST = OriginRequest("GET", "b", None, [("list-type", "2")])
 
 
 def content(size: int) -> bytes:
@@ -90,6 +91,59 @@ def test_an_answer_that_does_not_begin_is_asked_for_again(method: str) -> None:
             async with await told.origin.send(OriginRequest(method, "b", "k")) as answer:
                 assert answer.headers["etag"] == ETAG
             assert told.outcomes == [HedgeOutcome.WON]
+
+    asyncio.run(scenario())
+
+
+def test_a_list_that_is_stuck_is_asked_for_again() -> None:
+    """Nothing comes of a second LIST; what is usual of LISTs is their own."""
+
+    async def stuck(request: Request, writer: asyncio.StreamWriter) -> None:
+        if request.number == 1:
+            await forever()
+        writer.write(head("Content-Length: 4") + b"<a/>")
+
+    async def scenario() -> None:
+        async with told_origin(stuck, first_byte_timeout_seconds=10.0) as told:
+            told.origin._hedging.lists.after_seconds = 0.1
+            async with await told.origin.send(LIST) as answer:
+                assert await answer.read(10) == b"<a/>"
+            assert told.outcomes == [HedgeOutcome.WON]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("size", [1000, 400_000], ids=["small", "large"])
+def test_a_list_that_stops_is_asked_for_again(size: int) -> None:
+    """When its body has not come forward for as long as any other."""
+
+    async def stuck(request: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(head(f"Content-Length: {size}") + b"x" * (size - 1))
+        if request.number == 1:
+            await forever()
+        writer.write(b"x")
+
+    async def scenario() -> None:
+        async with told_origin(stuck, max_attempts=2) as told:
+            async with await told.origin.send(LIST) as answer:
+                assert len(await answer.read(size)) == size
+            assert len(told.requests) == 2
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("request_", [LIST, OriginRequest("PUT", "b", "k", body=b"x"), GET], ids=["LIST", "PUT", "GET"])
+def test_an_error_document_that_stops_is_not_waited_for(request_: OriginRequest) -> None:
+    """It is written at once, whatever was asked."""
+
+    async def stuck(request: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(head("Content-Length: 1000", status="400 Bad Request") + b"<Err")
+        await forever()
+
+    async def scenario() -> None:
+        async with told_origin(stuck, read_timeout_seconds=60.0) as told, await told.origin.send(request_) as answer:
+            with pytest.raises(OriginBodyError):
+                await answer.read(1000)
 
     asyncio.run(scenario())
 
@@ -206,10 +260,12 @@ def test_what_is_late_follows_from_what_is_usual() -> None:
     """Nearly all answers come well before."""
     hedging = Hedging()
     for number in range(512):
-        hedging.answered(0.05 if number % 100 else 0.3)
+        hedging.answered()
+        hedging.heads.add(0.05 if number % 100 else 0.3)
     assert hedging.heads.after_seconds == pytest.approx(0.2)
     for _ in range(512):
-        hedging.answered(0.001)
+        hedging.answered()
+        hedging.heads.add(0.001)
     assert hedging.heads.after_seconds == pytest.approx(0.1)
     assert hedging.bodies.after_seconds == 1.0
 

@@ -30,6 +30,7 @@ from gateway.metadata.listing.records import (
 )
 from gateway.metadata.listing.store import ListingStore, View, touching
 from gateway.metadata.opening import OpenCatalog
+from gateway.origin.client import ACCOUNT
 from gateway.policy.slots import Slots
 from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
 
@@ -156,7 +157,9 @@ class SharedQuestions(Generic[T]):
         """The answer to `question`, sent by `send` unless somebody's is under way that was sent recently enough.
 
         `asked` is the present moment. Whoever leaves, the answer is waited for and learned; raises as `send` does.
+        Each account has questions of its own: what it may not have is no other's failure.
         """
+        question = ACCOUNT.get(), question
         running = self._running.get(question)
         if running is not None and _is_as_good(running[0], asked, bound):
             return await self._outcome(question, running[1])
