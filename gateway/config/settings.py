@@ -205,7 +205,7 @@ class OriginSettings(Section):
     )
     stall_timeout_seconds: DurationSeconds = setting(
         "5s",
-        "A body that is being read is given up when less than 1 KiB of it comes in this time.",
+        "A body that is being read, LIST included, is given up when less than 1 KiB of it comes in this time.",
         allowed="500ms to 60s",
         toml="stall_timeout",
         ge=0.5,

@@ -13,7 +13,7 @@ is no other's failure: each account has calls of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable, Iterable
+from collections.abc import Callable, Coroutine, Hashable
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from itertools import chain
@@ -37,24 +37,27 @@ _LOOK_SECONDS = 1.0
 @dataclass(slots=True, eq=False)
 class _Call:
     """`task` is None until the call's turn has come; until its first step, questions may join. Each that waits has a
-    future of its own, so that none can take another's along; it waits for calls that begin later, too."""
+    future of its own, so that none can take another's along. `earlier` are those that wait for calls before it, and may
+    have its answer, too."""
 
     send: Callable[[], Coroutine[Any, Any, Any]]
     context: Context
     waiting: set[asyncio.Future[Any]] = field(default_factory=set)
+    earlier: set[asyncio.Future[Any]] = field(default_factory=set)
     task: asyncio.Task[None] | None = None
     timer: asyncio.Task[None] | None = None
     began_at: float = 0.0
 
-    def tell(self, answer: Any, error: Exception | None, others: Iterable[_Call] = ()) -> None:
-        """All who wait, but for those who may have it of `others`."""
-        for one in self.waiting:
-            if one.done() or any(one in other.waiting for other in others if other is not self):
-                continue  # its caller is leaving, or goes on waiting
-            if error is not None:
-                one.set_exception(error)
-            else:
+    def answered(self, answer: Any) -> None:
+        for one in self.waiting | self.earlier:
+            if not one.done():  # its caller is not leaving
                 one.set_result(answer)
+
+    def failed(self, error: Exception, *, is_answer: bool) -> None:
+        """Who waits for a call before it may have its answer still, unless the failure is the origin's answer."""
+        for one in self.waiting | self.earlier if is_answer else self.waiting:
+            if not one.done():
+                one.set_exception(error)
 
 
 @dataclass(slots=True)
@@ -115,8 +118,8 @@ class JoinedCalls:
         if self._joinable.get(question) is call:
             del self._joinable[question]
         calls = self._under_way.setdefault(question, [])
-        for earlier in calls:
-            call.waiting |= earlier.waiting
+        for before in calls:
+            call.earlier |= before.waiting
         calls.append(call)
         call.began_at = self.clock.monotonic()
         if self._watching is None:
@@ -124,14 +127,15 @@ class JoinedCalls:
         try:
             answer = await call.send()
         except (OriginUnreachable, OriginBodyError) as error:
-            call.tell(None, error, calls)
+            call.failed(error, is_answer=False)
         except Exception as error:  # noqa: BLE001 - told to those who wait, as it is
-            call.tell(None, error)
+            call.failed(error, is_answer=True)
         except asyncio.CancelledError:
-            call.tell(None, OriginUnreachable("the question to the origin was given up"), calls)  # whoever gave it up
+            given_up = OriginUnreachable("the question to the origin was given up")  # whoever gave it up
+            call.failed(given_up, is_answer=False)
             raise
         else:
-            call.tell(answer, None)
+            call.answered(answer)
         finally:
             self._over(question, call, calls)
 
@@ -161,7 +165,8 @@ class JoinedCalls:
     def _leave(self, question: Hashable, call: _Call, mine: asyncio.Future[Any]) -> None:
         """One waits no more; a call for which nobody does is given up, whether it is over or not."""
         call.waiting.discard(mine)
-        if call.waiting:
+        call.earlier.discard(mine)
+        if call.waiting or call.earlier:
             return
         if self._joinable.get(question) is call:
             del self._joinable[question]

@@ -202,9 +202,8 @@ def test_a_slow_answer_serves_those_who_waited_for_it() -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize("lost", [0, 1], ids=["the first", "the one after it"])
-def test_who_may_have_the_answer_of_another_call_is_not_told_that_one_got_none(lost: int) -> None:
-    """Only when all that he waits for have failed."""
+def test_who_waits_for_an_earlier_call_is_not_told_that_a_later_one_got_no_answer() -> None:
+    """Only the origin's word, be it a refusal, is good for both; and whoever's own call has failed waits no longer."""
 
     async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
         async def send() -> int:
@@ -218,14 +217,37 @@ def test_who_may_have_the_answer_of_another_call_is_not_told_that_one_got_none(l
         second = asyncio.create_task(joined.ask("q", send))
         await turn()
         await clock.advance(WAIT_SECONDS_MAX)
-        bucket.finish(lost, good=False)
+        third = asyncio.create_task(joined.ask("q", bucket.send))
         await turn()
+        await clock.advance(WAIT_SECONDS_MAX)
+        assert bucket.begun == 3
+        bucket.finish(1, good=False)
+        with pytest.raises(OriginUnreachable):
+            await second
         assert not first.done()
-        assert second.done() == (lost == 1)
-        bucket.finish(0, good=False)
-        for caller in (first, second):
-            with pytest.raises(OriginUnreachable):
+        bucket.finish(1, good=False)
+        for caller in (first, third):
+            with pytest.raises(Refused):
                 await caller
+
+    play(scenario)
+
+
+def test_a_call_that_fails_again_and_again_is_told_of_in_time() -> None:
+    """Calls that were made meanwhile do not put it off."""
+
+    async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
+        async def send() -> int:
+            bucket.begun += 1
+            await clock.sleep(20.0)
+            raise OriginBusy("no connection was free")
+
+        caller = asyncio.create_task(joined.ask("q", send))
+        await turn()
+        await clock.advance(20.0)
+        assert bucket.begun == 3
+        with pytest.raises(OriginBusy):
+            await caller
 
     play(scenario)
 

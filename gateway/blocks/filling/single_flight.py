@@ -27,8 +27,8 @@ from gateway.blocks.filling.origin_gets import UnpinnedResponse
 from gateway.blocks.layout import Block, Extent, data_offset, object_id
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.counting import CacheMetrics
-from gateway.errors import ClientDisconnected, ForebayError, NotKept, StoreUnavailable
-from gateway.origin.client import Purpose
+from gateway.errors import ClientDisconnected, ForebayError, NotKept, OriginBusy, StoreUnavailable
+from gateway.origin.client import ACCOUNT, Purpose
 
 if TYPE_CHECKING:
     from gateway.blocks.filling.large_block_fetch import LargeBlockFetcher
@@ -84,6 +84,7 @@ class InflightFetch:
         self.purpose = purpose
         self.started_by = reader
         self.response = response
+        self.account = ACCOUNT.get()
         self.available = 0
         self.content: memoryview | None = None
         self.persisted: asyncio.Future[bool] | None = None
@@ -128,6 +129,10 @@ class InflightFetch:
         return self.block.length
 
     # For readers.
+
+    def was_denied_another(self, error: OriginBusy) -> bool:
+        """Whether it failed for want of connections of another account than the caller's, who may ask for himself."""
+        return error is self._failure and self.account != ACCOUNT.get()
 
     def enter(self) -> None:
         self._users += 1

@@ -29,7 +29,7 @@ from gateway.blocks.reading.sources import (
     WarmSpan,
 )
 from gateway.blocks.reading.sub_blocks import SubBlocks, are_used
-from gateway.errors import BlockDamaged, NotKept, StoreUnavailable
+from gateway.errors import BlockDamaged, NotKept, OriginBusy, StoreUnavailable
 from gateway.objects import BodyPiece, BodyStream, BorrowedBuffer, ByteRange, FileSpan, ObjectVersion
 from gateway.origin.client import Purpose
 
@@ -183,6 +183,11 @@ class RangeReader:
             if isinstance(source, BlockSource) and source.from_device:
                 self._ahead.hint_next_block(source.stop)
             return piece
+        except OriginBusy as error:
+            if not isinstance(self._source, FillSource) or not self._source.was_denied_another(error):
+                raise
+            await self.aclose()
+            return None
         except MovedToFile as landed:
             await self._go_on_in_file(landed)
             return None
@@ -384,6 +389,11 @@ class SourceOpener:
         except BlockPublished:
             fill.leave()
             return None
+        except OriginBusy as error:
+            fill.leave()
+            if fill.was_denied_another(error):
+                return None
+            raise
         except BaseException:
             fill.leave()
             raise

@@ -33,7 +33,7 @@ from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.blocks.settings import BlockSettings
 from gateway.clock import Clock
 from gateway.counting import CacheMetrics
-from gateway.errors import StoreUnavailable
+from gateway.errors import OriginBusy, StoreUnavailable
 from gateway.objects import BodyPiece, BorrowedBuffer, ByteRange, FileSpan, ObjectVersion, PinnedFileSpan
 from gateway.origin.client import Origin, Purpose
 
@@ -344,6 +344,10 @@ class FillSource:
             if file.intact(offset, count):
                 return FileSpan(fill.file.descriptor, offset, count, file)
         return await self._read(position, min(count, READ_BYTES - position % READ_BYTES))
+
+    def was_denied_another(self, error: OriginBusy) -> bool:
+        """As `InflightFetch.was_denied_another`."""
+        return self._fill.was_denied_another(error)
 
     async def close(self) -> None:
         self._fill.leave()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks.filling.origin_gets import UnpinnedGets
-from gateway.errors import OriginAnswered, OriginUnreachable
+from gateway.errors import OriginAnswered, OriginBusy, OriginUnreachable
 from gateway.objects import ByteRange, FileSpan
-from gateway.origin.client import Purpose
+from gateway.origin.client import ACCOUNT, OriginRequest, OriginResponse, Purpose
 from tests.support.blocks import (
     BLOCK,
     KIB,
@@ -40,6 +40,42 @@ def test_two_hundred_readers_cost_one_request(tmp_path: Path) -> None:
             assert set(bodies) == {content_of(origin, version)}
         assert origin.count() == 1
         assert observer.coalesced_readers == 199
+
+    asyncio.run(scenario())
+
+
+def test_a_fetch_that_one_account_may_not_make_is_made_for_another(
+    tmp_path: Path,
+) -> None:
+    """The fetch began on the account of one who has no connections left: the other reader asks for himself."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        version = stored(origin, "a", BLOCK)
+        asked, joined, send = asyncio.Event(), asyncio.Event(), origin.send
+
+        async def shared_out(request: OriginRequest) -> OriginResponse:
+            if ACCOUNT.get() == "busy":
+                asked.set()
+                await joined.wait()
+                raise OriginBusy("all connections that it may have are in use")
+            return await send(request)
+
+        origin.send = shared_out  # type: ignore[method-assign, assignment]
+        async with open_cache(tmp_path / "c", origin, fill_retries=0) as cache:
+
+            async def reading(account: str) -> bytes:
+                ACCOUNT.set(account)
+                return await read(cache, version)
+
+            busy = asyncio.create_task(reading("busy"))
+            await asked.wait()
+            idle = asyncio.create_task(reading("idle"))
+            await asyncio.sleep(0.05)
+            joined.set()
+            assert await idle == content_of(origin, version)
+            with pytest.raises(OriginBusy):
+                await busy
 
     asyncio.run(scenario())
 
