@@ -46,6 +46,7 @@ class Connection(asyncio.BufferedProtocol):
         self._supervision: Supervision
         self._stream: ResponseStream | None = None
         self._paused = False
+        self._paused_at = 0.0
         self._is_sending = False
         self._blocked_since: float | None = None
         self._writable: asyncio.Future[None] | None = None
@@ -92,13 +93,22 @@ class Connection(asyncio.BufferedProtocol):
         self.usable = False
         self._transport.abort()
 
-    def excuse(self, seconds: float) -> None:
-        """It was this process that stood still for so long, not the origin."""
-        self._heard_at += seconds
+    def excuse(self, now: float, seconds: float) -> None:
+        """It was this process that stood still for so long, not the origin: unless that was heard meanwhile."""
+        if self._paused:
+            self._paused_at += seconds
+        if self._heard_at > now - seconds:
+            return
+        self._put_off(seconds)
         self._asked_at += seconds
-        self._progress_at += seconds
         if self._blocked_since is not None:
             self._blocked_since += seconds
+
+    def _put_off(self, seconds: float) -> None:
+        """So long nobody listened to the origin."""
+        self._heard_at += seconds
+        if self._progress_at >= self._asked_at:
+            self._progress_at += seconds
 
     def check(self, now: float) -> None:
         """End the request if the origin has taken too long over it."""
@@ -142,14 +152,14 @@ class Connection(asyncio.BufferedProtocol):
     def hold(self) -> None:
         """Nobody reads just now: what comes stays with the kernel."""
         if not self._paused:
-            self._paused = True
+            self._paused, self._paused_at = True, self._loop.time()
             self._transport.pause_reading()
 
     def go_on(self) -> None:
         """Somebody has read. That nobody did was no silence of the origin."""
         if self._paused and (self._stream is None or self._stream.is_little):
             self._paused = False
-            self._heard_at = self._progress_at = self._loop.time()
+            self._put_off(self._loop.time() - self._paused_at)
             self._transport.resume_reading()
 
     def give_up(self, reason: str, *, silent: bool) -> None:

@@ -277,7 +277,7 @@ class Pool:
         late_seconds = now - self._check_due
         for connection in list(self._busy):
             if late_seconds > CHECK_SECONDS:
-                connection.excuse(late_seconds)
+                connection.excuse(now, late_seconds)
             connection.check(now)
         if self._busy and not self._closing:
             self._check_later()
