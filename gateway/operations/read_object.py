@@ -35,6 +35,7 @@ from gateway.operations.passthrough import forward, forward_joined, no_body, onw
 from gateway.operations.payload import receive_payload
 from gateway.operations.visibility import changed_by, invalidate
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
+from gateway.origin.retry import says_later
 from gateway.s3.conditions import (
     READ_CONDITIONS,
     content_range,
@@ -322,7 +323,7 @@ _NO_OBJECT_BYTES = 2**60
 
 
 class Refused(OriginAnswered):
-    """The origin has answered the GET with an error, whose document was not read."""
+    """The origin has answered the GET with an error, whose document was read where it says "later"."""
 
 
 class Seen(NamedTuple):
@@ -359,6 +360,9 @@ async def ask_unpinned(
     response = await context.services.origin.send(request)
     answer = UnpinnedResponse(look, wanted, response)
     try:
+        if says_later(response.status):
+            document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
+            raise Refused(response.status, list(response.headers.items()), document)
         head = _understood(key, response, answer)
         look.known_empty = head is None
         if head is not None:
@@ -513,6 +517,7 @@ class _Get:
             except (Refused, OriginUnreachable) as error:
                 known = await versions.stand_in(error)
                 if known is None:
+                    _hand_on_if_later(error)
                     return await versions.refused()
             else:
                 if response is not None:
@@ -535,7 +540,10 @@ class _Get:
         try:
             return await self.versions.ask(again=again)
         except (OriginAnswered, OriginBodyError, OriginUnreachable) as error:
-            return await self.versions.stand_in(error)
+            known = await self.versions.stand_in(error)
+            if known is None:
+                _hand_on_if_later(error)
+            return known
 
     async def _at_once(self) -> Response | None:
         """The answer where the origin gives version and bytes at once; None: the version is to be asked for."""
@@ -593,6 +601,12 @@ class _Get:
         on_cut = self.versions.on_cut_body(head)
         body = reader.body() if on_cut is None else _watched(reader.body(), on_cut)
         return Response(status, lengths, body, reader.outcome, reader, encoded, reader.file_failed)
+
+
+def _hand_on_if_later(error: OriginError) -> None:
+    """Raise an answer for which the origin was asked as often as it may be: another question would be a new series."""
+    if isinstance(error, OriginAnswered) and says_later(error.status):
+        raise error
 
 
 async def _watched(body: BodyStream, on_cut: Callable[[], Awaitable[None]]) -> BodyStream:

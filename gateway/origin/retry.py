@@ -28,9 +28,14 @@ _REFUSALS = frozenset({501, 503, 505, 507, 508, 511})
 _RETRIED_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable"})
 
 
+def says_later(status: int) -> bool:
+    """Whether an answer of this status is asked for again, whatever its document says."""
+    return status in _RETRIED_STATUSES
+
+
 def is_retried(status: int, code: str | None) -> bool:
     """Whether an answer says "later" rather than "no". `code` is the S3 error code, where the answer had one."""
-    return status in _RETRIED_STATUSES or (status >= 400 and code in _RETRIED_CODES)
+    return says_later(status) or (status >= 400 and code in _RETRIED_CODES)
 
 
 def may_be_done(status: int) -> bool:
@@ -97,8 +102,11 @@ class RetrySeries:
         self.attempts = 1
 
     def delay_before_next(self, failure: Failure, now: float) -> float | None:
-        """Seconds to wait before the next attempt; None: give up."""
+        """Seconds to wait before the next attempt; None: give up, also where the origin wants to be left alone for
+        longer than a client can be expected to wait: it is told so."""
         if self.attempts >= self._settings.max_attempts:
+            return None
+        if (failure.retry_after_seconds or 0.0) > self._settings.retry_after_cap_seconds:
             return None
         delay = self._delay(failure)
         if not failure.answered and now + delay - self._started > self._settings.unreachable_after_seconds:
@@ -118,7 +126,7 @@ class RetrySeries:
         ceiling = min(self._settings.backoff_cap_seconds, self._settings.backoff_base_seconds * 2**self.attempts)
         delay = self._rng.uniform(0, ceiling)
         if failure.retry_after_seconds is not None:
-            return max(delay, min(failure.retry_after_seconds, self._settings.retry_after_cap_seconds))
+            return max(delay, failure.retry_after_seconds)
         return delay
 
 

@@ -24,6 +24,7 @@ from tests.support.blocks import until
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import AlterHeaders, CutBody, Hold, Unreachable, on
+from tests.support.memory_origin.faults import Answer as Refusal
 from tests.support.whole_answers import WholeAnswers
 
 SMALL = bytes(range(256)) * 100
@@ -54,6 +55,30 @@ def gateway_app(directory: Path, *, slots: Sequence[Slot] = ()) -> AbstractAsync
 
 def asked(gateway: GatewayApp) -> list[str]:
     return [call.method for call in gateway.origin.calls]
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_what_says_later_is_handed_on(tmp_path: Path, status: int) -> None:
+    """The client of the origin has asked as often as it may: no other question follows, cold or with a HEAD first."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path) as gateway:
+            gateway.origin.put("bucket", "k", SMALL)
+            for known, methods in ((False, ["GET"]), (True, ["HEAD"])):
+                if known:
+                    assert (await call(gateway.app, "GET", "/bucket/k")).status == 200
+                    await gateway.blocks.settle()
+                later = Refusal(status, "SlowDown", {"retry-after": "60"})
+                gateway.origin.inject(lambda request: True, later, times=None)
+                before = len(asked(gateway))
+                headers = {"If-None-Match": '"x"'} if known else {}
+                answer = await call(gateway.app, "GET", "/bucket/k", headers)
+                assert (answer.status, answer.headers["retry-after"]) == (status, "60")
+                assert (b"<Code>SlowDown</Code>" in answer.body) is not known
+                assert asked(gateway)[before:] == methods
+                gateway.origin.faults.clear()
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("consistency", SLOTS)
