@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from gateway.origin.http1_client.connection import Connection
 
 HEAD_BYTES_MAX = 64 * 1024
+"""Of an answer's head, with the interim ones before it."""
+
+_INTERIM_HEAD_BYTES = 512
+"""What an interim head counts for besides its own bytes: each costs work."""
+
 HEAD_END = b"\r\n\r\n"
 
 
@@ -293,6 +298,7 @@ class ResponseStream:
         "_connection",
         "_continue",
         "_failure",
+        "_interim_bytes",
         "_is_silent",
         "_loop",
         "_start",
@@ -317,6 +323,7 @@ class ResponseStream:
         self._bodiless = bodiless
         self._begun: asyncio.Future[None] = loop.create_future()
         self._start = bytearray()
+        self._interim_bytes = 0
         self._body: WholeBody | QueuedBody | DirectBody | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -467,11 +474,14 @@ class ResponseStream:
         at = 0
         while (end := buffer.find(HEAD_END, at, count)) >= 0:
             parser, begin, at = ResponseParser(), at, end + len(HEAD_END)
+            if self._interim_bytes + at - begin > HEAD_BYTES_MAX:
+                raise MalformedResponse("the origin's answer has a head that is too long")
             self.head = parser.head(bytes(buffer[begin:at]), bodiless=self._bodiless)
             if self.head.status >= 200:
                 self.has_head = True
                 self.head_seconds = self._loop.time() - self._asked_at
                 return at, parser
+            self._interim_bytes += at - begin + _INTERIM_HEAD_BYTES
             if self._continue is not None and not self._continue.done():
                 self._continue.set_result(None)
         return at, None

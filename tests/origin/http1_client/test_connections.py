@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.origin.http1_client import response_stream as answers
+from gateway.origin.http1_client.connection import Connection, Supervision
 from gateway.origin.http1_client.pool import Claim
-from gateway.origin.http1_client.response_stream import HEAD_BYTES_MAX, ResponseBroken
-from tests.origin.http1_client.raw_origin import RequestContext, client, pieces, saying
+from gateway.origin.http1_client.response_stream import HEAD_BYTES_MAX, ResponseBroken, ResponseHead, ResponseParser
+from tests.origin.http1_client.raw_origin import REQUEST, RequestContext, client, pieces, saying
 from tests.support.blocks import until
 
 BODY = bytes(range(256)) * 4
@@ -160,9 +161,22 @@ def test_a_connection_that_was_silent_while_nothing_was_asked_is_as_good_as_befo
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("begin", [b"SSH-2.0-OpenSSH\r\n\r\n", b"HTTP/1.1 200 OK\r\nA: " + b"x" * HEAD_BYTES_MAX])
+EARLY = b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        b"SSH-2.0-OpenSSH\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nA: " + b"x" * HEAD_BYTES_MAX,
+        b"HTTP/1.1 200 OK\r\nA: " + b"x" * HEAD_BYTES_MAX + b"\r\n\r\n",
+        EARLY * 200,
+        EARLY.replace(b"x", b"x" * 10_000) * 7,
+    ],
+    ids=["another protocol", "no end", "too long", "many interim heads", "long interim heads"],
+)
 def test_what_is_no_answer_is_none(begin: bytes) -> None:
-    """Another protocol, and a head that never ends."""
+    """Another protocol, heads that are too long or never end, however they come, and interim ones without an end."""
 
     async def scenario() -> None:
         async with client(saying(begin)) as one:
@@ -170,6 +184,67 @@ def test_what_is_no_answer_is_none(begin: bytes) -> None:
                 await one.body()
 
     asyncio.run(scenario())
+
+
+def test_a_flood_of_interim_heads_costs_no_more_than_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many have come at once, few are read."""
+    read: list[bytes] = []
+
+    def counted(parser: ResponseParser, head: bytes, *, bodiless: bool) -> ResponseHead:
+        read.append(head)
+        return whole(parser, head, bodiless=bodiless)
+
+    whole = ResponseParser.head
+    monkeypatch.setattr(ResponseParser, "head", counted)
+
+    async def scenario() -> None:
+        async with client(saying(EARLY * 100_000)) as one:
+            with pytest.raises(ResponseBroken):
+                await one.body()
+        assert 100 < len(read) < 200
+
+    asyncio.run(scenario())
+
+
+def test_some_interim_heads_are_no_flood() -> None:
+    """A server may say more than once that it works on it."""
+
+    async def scenario() -> None:
+        async with client(saying(EARLY * 50, HEAD + BODY)) as one:
+            assert await one.body() == BODY
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_process_that_stands_still_excuses_only_those_who_were_not_heard(heard: bool) -> None:
+    """What keeps it busy has not been silent, and does not move its own deadline."""
+
+    async def scenario() -> None:
+        reasons: list[str] = []
+        buffer = bytearray(1024)
+        connection = Connection(buffer, lambda _: None, lambda _: None)
+        connection.connection_made(MutedTransport())
+        supervision = Supervision(8.0, 5.0, on_silence=lambda *_: reasons.append("silence"))
+        stream = connection.ask(REQUEST, supervision, bodiless=False)
+        asked_at = asyncio.get_running_loop().time()
+        connection._heard_at = asked_at + 5.5 if heard else asked_at
+        connection.excuse(asked_at + 6.0, 5.0)
+        connection.check(asked_at + 9.0)
+        assert stream.arrival.done() == heard
+        connection.check(asked_at + 14.0)
+        with pytest.raises(ResponseBroken, match="nothing came for 8 seconds"):
+            await stream.begun()
+
+    asyncio.run(scenario())
+
+
+class MutedTransport(asyncio.Transport):
+    """Nothing comes of what is written."""
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+    def write(self, data: object) -> None: ...
+    def abort(self) -> None: ...
 
 
 def test_bytes_that_nobody_asked_for_end_the_connection() -> None:
