@@ -6,6 +6,7 @@ A function returns None and raises nothing: refusals are answers, and are made i
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -33,7 +34,7 @@ from gateway.s3.signature_v4 import (
     SeedSignature,
     payload_mode,
 )
-from gateway.s3.upload_list import uploads_query
+from gateway.s3.upload_list import UploadsQuery, uploads_query
 from gateway.s3.xml import insert_delete_results, parse_complete_multipart_upload, parse_delete
 from tests.support.manual_clock import ManualClock
 
@@ -265,6 +266,16 @@ def _token(data: bytes) -> None:
     decode_token(data.decode("latin-1"))
 
 
+def _inside_token(data: bytes) -> None:
+    """What a token says, and not how it is encoded."""
+    decode_token("1" + base64.urlsafe_b64encode(data).decode().rstrip("="))
+
+
+def _inside_upload_marker(data: bytes) -> None:
+    marker = "fb1." + base64.urlsafe_b64encode(data).decode().rstrip("=")
+    _ = UploadsQuery("", "", "k", marker, 7, is_url_encoded=True).place
+
+
 _BLANKS = (b" ", b"\t", b",", b";", b'"')
 _LINES = (b"\r\n", b"\n", b"\r", b":", b" ", b"\t", b"a: b\r\n", b"A:\r\n", b"x-amz-meta-a: b\r\n", b"host: h\r\n")
 _QUERY = (b"&", b"=", b"%", b"%41", b"%ff", b"+", b"a", b"prefix=", b"a&", b"&a=b", b"X-Amz-Date=", b";", b"/", b"\n")
@@ -330,6 +341,10 @@ def _parsers() -> list[ClientParser]:
             8 * 2**20,
         ),
         ClientParser("tokens", _token, (b"1", b"A", b"=", b"-", b"_", b"/", b"\xff"), b"1"),
+        ClientParser("inside tokens", _inside_token, (b"\x00", b"a", b"\xff", b"/", b"\x01")),
+        ClientParser(
+            "inside upload markers", _inside_upload_marker, (b'["a",', b"[1.5,", b'"u"]]', b"{", b'"x":1}', b"]")
+        ),
         ClientParser(
             "copy source",
             lambda data: parse_copy_source(data.decode("latin-1")),

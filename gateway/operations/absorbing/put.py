@@ -54,7 +54,7 @@ def _is_old(context: RequestContext, profile: Profile) -> bool:
 
 async def _absorb(context: RequestContext, buffer: WritebackBuffer) -> Response:
     async with base_asked(context) as asking:
-        staged = await stage_body(context, buffer, 1)
+        staged = await stage_body(context, buffer, context.slot.name, 1)
         part = staged.part
         try:
             base = await _base(context, buffer, asking)

@@ -57,7 +57,7 @@ async def absorb_part(context: RequestContext, buffer: WritebackBuffer) -> Respo
     slot = found.fixed.slot
     async with room_for_body(context, buffer, slot) as bound:
         if bound is None:
-            staged = await stage_body(context, buffer, number)
+            staged = await stage_body(context, buffer, slot, number)
             await store_part(buffer, found, staged.part)
     if bound is not None:
         return await _part_through(context, buffer, PartThrough(found, number, bound))
