@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -268,7 +269,8 @@ def _token(data: bytes) -> None:
 
 def _inside_token(data: bytes) -> None:
     """What a token says, and not how it is encoded."""
-    decode_token("1" + base64.urlsafe_b64encode(data).decode().rstrip("="))
+    whole = zlib.crc32(data).to_bytes(4, "big") + data
+    decode_token("1" + base64.urlsafe_b64encode(whole).decode().rstrip("="))
 
 
 def _inside_upload_marker(data: bytes) -> None:
