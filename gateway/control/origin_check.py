@@ -123,8 +123,8 @@ class OriginCheck:
                 return f"{self._endpoint_url} does not speak https; does it want http? ({behind.reason})"
             if isinstance(behind, ConnectionRefusedError):
                 return f"nobody listens at {self._endpoint_url} (connection refused)"
-            if isinstance(behind, (ConnectionError, ssl.SSLError)):
-                other = "http" if self._endpoint_url.startswith("https:") else "https"
-                return f"{self._endpoint_url} closes the connection without an answer: does it want {other}? ({behind})"
             behind = behind.__cause__ or behind.__context__
+        if "closed the connection" in str(error) or "reset" in str(error):
+            other = "http" if self._endpoint_url.startswith("https:") else "https"
+            return f"{self._endpoint_url} ends the connection without an answer: does it want {other}? ({error})"
         return f"{self._endpoint_url} does not answer: {error}"
