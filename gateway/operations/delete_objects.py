@@ -13,7 +13,7 @@ from gateway.operations.absorbing.deleting import Buried, bury_pending
 from gateway.operations.absorbing.through import deleted_through
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import forward_write, onward_request, streamed_reply
-from gateway.operations.payload import Payload, receive_document
+from gateway.operations.payload import Payload, in_steps, receive_document
 from gateway.operations.visibility import changed_keys, with_invalidation
 from gateway.policy.slots import refusal_of_write
 from gateway.s3.headers import filter_request_headers, filter_response_headers, without
@@ -42,7 +42,7 @@ async def delete_objects(context: RequestContext) -> Response:
     What is pending on this node goes first, so that no late flush brings it back.
     """
     body = await receive_document(context, DELETE_SIZE_BYTES_MAX)
-    asked = parse_delete(body)
+    asked = await in_steps(parse_delete(body))
     refused = _refused(context, asked)
     refused_keys = {error.key for error in refused}
     kept = [entry for entry in asked.objects if entry.key not in refused_keys]
