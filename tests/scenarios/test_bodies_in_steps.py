@@ -1,4 +1,4 @@
-"""No body holds the event loop, whatever it is made of: what is much is done in steps, or refused (docs/security.md)."""
+"""No body holds the event loop: what is much is done in steps, or refused (docs/security.md)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gateway.edge.server import request_body
 from gateway.operations.payload import BUFFERED_SIZE_BYTES_MAX
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3 import aws_chunked
-from tests.support.asgi import signed_headers
+from tests.support.asgi import call, signed_headers
 from tests.support.gateway_app import gateway_app
 from tests.support.loop_steps import longest_step
 from tests.support.serving import serving
@@ -49,7 +49,7 @@ def aws_chunks(chunks: list[bytes], status: int = 200, **more: str) -> Request:
         "x-amz-decoded-content-length": str(len(data)),
         "x-amz-trailer": "x-amz-checksum-crc32",
     }
-    return Request(body + b"0\r\nx-amz-checksum-crc32:%b\r\n\r\n" % crc, status, **more, headers=headers)  # type: ignore[arg-type]
+    return Request(body + b"0\r\nx-amz-checksum-crc32:%b\r\n\r\n" % crc, status, **more, headers=headers)
 
 
 def http_chunks(request: Request, sizes: list[int], status: int) -> Request:
@@ -145,7 +145,7 @@ def test_no_body_holds_the_event_loop(tmp_path: Path, name: str) -> None:
     if "Transfer-Encoding" in headers:
         del headers["Content-Length"]
 
-    def ask(port: int) -> int:
+    def ask(port: int) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
         try:
             connection.putrequest(request.method, request.target, skip_host=True, skip_accept_encoding=True)
@@ -153,16 +153,21 @@ def test_no_body_holds_the_event_loop(tmp_path: Path, name: str) -> None:
                 connection.putheader(field_name, value)
             connection.endheaders()
             connection.send(request.body)
-            return connection.getresponse().status
+            answer = connection.getresponse()
+            return answer.status, answer.headers["x-forebay-cache"]
         finally:
             connection.close()
 
     async def scenario() -> None:
         slots = [Slot("back", Prefix.parse("s3://bucket/back/"), write="back")]
         async with gateway_app(tmp_path, writeback=True, slots=slots) as gateway, serving(gateway.app) as port:
+            first = await call(gateway.app, "PUT", "/bucket/back/first", {}, [b"x"])
+            assert first.status == 200  # and now it is known what the bucket's answers are like
             with longest_step() as longest:
-                status = await asyncio.to_thread(ask, port.port)
-            print(name, status, longest)
+                status, came_from = await asyncio.to_thread(ask, port.port)
+            print(name, status, came_from, longest)
+            if status == 200:
+                assert (came_from == "absorbed") == name.endswith("written back")
             assert status == request.status
             assert longest.lines <= LINES_MAX, str(longest)
 
