@@ -158,6 +158,25 @@ def test_ten_thousand_parts_with_checksums_fit() -> None:
     assert len(at_once(parse_complete_multipart_upload(body))) == 10_000
 
 
+@pytest.mark.parametrize(
+    ("inner", "steps_max"),
+    [
+        (b"<Object %b/>" % b" ".join(b"a%d=''" % number for number in range(600_000)), 3),
+        (b"<!--" + b"<a" * 4_000_000 + b"-->", 3),
+        (b"<Object/>" * 800_000, 1),
+        (b" " * 8_000_000, 500),
+    ],
+    ids=["attributes", "comment", "objects", "text"],
+)
+def test_documents_are_read_in_small_steps(inner: bytes, steps_max: int) -> None:
+    """What would have to be taken at once, or is more than the schema has, is given up when it shows."""
+    steps = parse_delete(b"<Delete>%b</Delete>" % inner)
+    taken: list[None] = []
+    with pytest.raises(S3Error, match="MalformedXML"):
+        taken.extend(steps)
+    assert steps_max // 2 <= len(taken) <= steps_max
+
+
 def complete_body(*parts: tuple[str, str]) -> bytes:
     inner = "".join(f"<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>" for number, etag in parts)
     return f"<CompleteMultipartUpload>{inner}</CompleteMultipartUpload>".encode()
