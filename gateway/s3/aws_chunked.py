@@ -127,6 +127,9 @@ class AwsChunkedDecoder:
         if self._left_of_chunk == 0:
             self._check_chunk()
             self._state = _State.DATA_END
+            if data[end : end + 2] == b"\r\n":  # nearly always
+                self._state = _State.HEAD
+                return end + 2
         return end
 
     def _take_line(self, data: bytes | memoryview, position: int) -> int:

@@ -85,29 +85,37 @@ class _Refused(Exception):
 
 
 class _BoundedTree(TreeBuilder):
-    """Builds a tree and gives up beyond `elements_max`: a megabyte of `<a/>` would become a hundred of objects.
+    """Builds a tree and gives up beyond `elements_max`: a megabyte of `<a/>` would become a hundred of objects."""
 
-    `entries_max` counts the children of the root.
-    """
-
-    def __init__(self, elements_max: int, entries_max: int) -> None:
+    def __init__(self, elements_max: int) -> None:
         super().__init__()
         self._left = elements_max
-        self._entries_left = entries_max
         self._depth = 0
 
     def start(self, tag: str, attrs: dict[str, str], /) -> Element:
         self._left -= 1
         self._depth += 1
-        if self._depth == 2:
-            self._entries_left -= 1
-        if self._left < 0 or self._entries_left < 0 or self._depth > _DEPTH_MAX:
+        if self._left < 0 or self._depth > _DEPTH_MAX:
             raise _Refused
         return super().start(tag, {})
 
     def end(self, tag: str, /) -> Element:
         self._depth -= 1
         return super().end(tag)
+
+
+class _RequestTree(_BoundedTree):
+    """Gives up beyond `entries_max` children of the root, and where one of them has more elements than any may have."""
+
+    def __init__(self, entries_max: int) -> None:
+        super().__init__(1)
+        self._entries_left = entries_max
+
+    def start(self, tag: str, attrs: dict[str, str], /) -> Element:
+        if self._depth == 1:
+            self._entries_left -= 1
+            self._left = 1 + _ELEMENTS_PER_ENTRY_MAX if self._entries_left >= 0 else 0
+        return super().start(tag, attrs)
 
 
 def _refuse(*_: object) -> NoReturn:
@@ -120,11 +128,10 @@ def parse_bounded(body: bytes, elements_max: int) -> Element | None:
     Names stay as they are written, prefix included. A parser that puts namespaces in their place copies the namespace
     for every element and attribute: half a megabyte, made of one long namespace and many names, takes it a minute.
     """
-    return at_once(_parse(body, elements_max, elements_max))
+    return at_once(_parse(body, _BoundedTree(elements_max)))
 
 
-def _parse(body: bytes, elements_max: int, entries_max: int) -> Steps[Element | None]:
-    tree = _BoundedTree(elements_max, entries_max)
+def _parse(body: bytes, tree: _BoundedTree) -> Steps[Element | None]:
     parser = ParserCreate()
     parser.buffer_text = True
     parser.StartElementHandler, parser.EndElementHandler = tree.start, tree.end
@@ -237,7 +244,7 @@ def parse_delete(body: bytes, size_bytes_max: int = DELETE_SIZE_BYTES_MAX) -> St
 
 def _delete_entry(node: Element) -> DeleteEntry:
     """One `<Object>`, refused unless it can be read in one way only: the origin must not see another key than we do."""
-    fields = _fields_of(node)
+    fields = {local_name(child): child.text or "" for child in node}
     ambiguous = len({name.lower() for name in fields}) != len(node) or any(len(child) for child in node)
     key = fields.pop("Key", "")
     if not key or ambiguous:
@@ -264,7 +271,7 @@ def parse_complete_multipart_upload(
 
 
 def _completed_part(node: Element) -> CompletedPart:
-    fields = _fields_of(node)
+    fields = {local_name(child): child.text or "" for child in node}
     number = _PART_NUMBER.fullmatch(fields.get("PartNumber", ""))
     etag = fields.get("ETag", "").strip()
     if number is None or not etag:
@@ -294,17 +301,11 @@ def part_number(name: str, text: str) -> int:
     return int(digits)
 
 
-def _fields_of(entry: Element) -> dict[str, str]:
-    if len(entry) > _ELEMENTS_PER_ENTRY_MAX:
-        raise s3_error("MalformedXML")
-    return {local_name(child): child.text or "" for child in entry}
-
-
 def _parse_request(body: bytes, root_name: str, size_bytes_max: int, entries_max: int) -> Steps[Element]:
     if len(body) > size_bytes_max:
         raise s3_error("MaxMessageLengthExceeded", MaxMessageLengthBytes=str(size_bytes_max))
     # A few more than entries: what else the document says.
-    root = yield from _parse(body, (entries_max + 1) * _ELEMENTS_PER_ENTRY_MAX, entries_max + _ELEMENTS_PER_ENTRY_MAX)
+    root = yield from _parse(body, _RequestTree(entries_max + _ELEMENTS_PER_ENTRY_MAX))
     if root is None or local_name(root) != root_name:
         raise s3_error("MalformedXML")
     return root

@@ -84,10 +84,14 @@ class ChunkedDecoder:
     def _take_data(self, data: bytes, position: int, emit: Callable[[bytes], None]) -> int:
         piece = data[position : position + self._chunk_left]
         emit(piece)
+        position += len(piece)
         self._chunk_left -= len(piece)
         if not self._chunk_left:
             self._expecting = _Expecting.DATA_END
-        return position + len(piece)
+            if data.startswith(b"\r\n", position):  # nearly always
+                self._expecting = _Expecting.SIZE
+                return position + 2
+        return position
 
     def _take_line(self, data: bytes, position: int) -> int:
         end = data.find(b"\n", position, position + MAX_LINE_BYTES)
