@@ -36,7 +36,7 @@ from gateway.s3.signature_v4 import (
     payload_mode,
 )
 from gateway.s3.upload_list import UploadsQuery, uploads_query
-from gateway.s3.xml import insert_delete_results, parse_complete_multipart_upload, parse_delete
+from gateway.s3.xml import at_once, insert_delete_results, parse_complete_multipart_upload, parse_delete
 from tests.support.manual_clock import ManualClock
 
 HEAD_BYTES_MAX = 64 * 1024
@@ -258,9 +258,17 @@ def _own_documents(data: bytes) -> None:
         insert_delete_results(data, [], ["key"])
 
 
+def _delete(data: bytes) -> None:
+    at_once(parse_delete(data))
+
+
+def _complete(data: bytes) -> None:
+    at_once(parse_complete_multipart_upload(data))
+
+
 def _one_tag(data: bytes) -> None:
     """Attributes of one element, all of one namespace whose name is as long as they are together."""
-    parse_delete(b"<Delete xmlns:a='" + b"u" * len(data) + b"'" + data + b"/>")
+    _delete(b"<Delete xmlns:a='" + b"u" * len(data) + b"'" + data + b"/>")
 
 
 def _token(data: bytes) -> None:
@@ -332,11 +340,11 @@ def _parsers() -> list[ClientParser]:
                 b"a",
             ),
         ),
-        ClientParser("DeleteObjects", parse_delete, _XML, b"<Delete>", b"</Delete>", 8 * 2**20),
+        ClientParser("DeleteObjects", _delete, _XML, b"<Delete>", b"</Delete>", 8 * 2**20),
         ClientParser("DeleteObjects, one tag", _one_tag, (b" a:b%d=''", b" x=''", b" ", b" a:a='b'")),
         ClientParser(
             "CompleteMultipartUpload",
-            parse_complete_multipart_upload,
+            _complete,
             _XML,
             b"<CompleteMultipartUpload>",
             b"</CompleteMultipartUpload>",
