@@ -50,7 +50,7 @@ def python_steps(parse: Parse, data: bytes, *, counts_searched: bool = False) ->
         if event != "c_call":
             return
         owner = getattr(function, "__self__", None)
-        if type(owner) in _TEXTS:
+        if isinstance(owner, (str, bytes, bytearray)):
             steps += len(owner) // 8
         elif isinstance(owner, re.Pattern):
             steps += max((len(value) for value in frame.f_locals.values() if type(value) in _TEXTS), default=0) // 8

@@ -78,7 +78,7 @@ async def _never_answers(scope: Scope, receive: Receive, send: Send) -> None:
 
 def _connection() -> Feed:
     """One that is fed as by the event loop: no request that comes whole is answered."""
-    config = Config(_never_answers, log_config=None, ws="none", lifespan="off", interface="asgi3")  # type: ignore[arg-type]
+    config = Config(_never_answers, log_config=None, ws="none", lifespan="off", interface="asgi3")
     config.load()
     protocol = S3Protocol(config, S3ServerState(), {}, asyncio.get_running_loop())
     protocol.connection_made(SilentTransport())

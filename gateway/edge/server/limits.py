@@ -35,10 +35,10 @@ class ServerLimits:
     """Received body that the application has not asked for yet: reading stops above it."""
     receive_buffers_bytes: int = 64 * 1024 * 1024
     """The same for all connections together: where there are many, each gets its share, 64 KiB at least."""
-    unparsed_bytes: int = 8 * 1024 * 1024
+    unparsed_bytes: int = 4 * 1024 * 1024
     """Heads that are not whole, and what came behind a request, of all connections together: above it those that began
     first make room."""
-    unsent_refusals_bytes: int = 8 * 1024 * 1024
+    unsent_refusals_bytes: int = 4 * 1024 * 1024
     """Refusals that nobody takes, of all connections together: above it the oldest are dropped."""
     refusal_timeout_seconds: float = 5.0
     """How long a client may take over a refusal."""
