@@ -31,7 +31,6 @@ from uvicorn.server import ServerState
 
 from gateway.clock import Clock, SystemClock
 from gateway.edge.server.cycle import LENT, RESPONSE, ZERO_COPY, RequestCycle, step
-from gateway.edge.server.input_flow import InputFlow
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.request_body import NO_BODY, RECEIVE_INTO, BodyQueue, ReceiveThreads, Receiving, readable
 from gateway.edge.server.request_head import (
@@ -43,7 +42,7 @@ from gateway.edge.server.request_head import (
     request_scope,
 )
 from gateway.edge.server.response import WriteWatch, refusal_bytes, too_many_connections
-from gateway.edge.server.server_state import S3ServerState
+from gateway.edge.server.server_state import InputFlow, S3ServerState
 from gateway.errors import S3Error
 from gateway.s3.error_codes import s3_error
 

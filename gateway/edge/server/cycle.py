@@ -32,19 +32,16 @@ import struct
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, MutableMapping
 from contextlib import contextmanager
 from types import coroutine as awaitable_generator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from gateway import cancellation
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.request_body import BodyQueue
 from gateway.edge.server.response import EncodedResponse, ResponseWriter, Sender, refusal, response_head
-from gateway.edge.server.server_state import S3ServerState
+from gateway.edge.server.server_state import InputFlow, S3ServerState
 from gateway.errors import ClientDisconnected
 from gateway.objects import FileSpan
 from gateway.s3.error_codes import s3_error
-
-if TYPE_CHECKING:
-    from gateway.edge.server.input_flow import InputFlow
 
 _TASK_WANTED: Any = object()
 
