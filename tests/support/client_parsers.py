@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, authorise
 from gateway.edge.server.request_body import ChunkedDecoder
-from gateway.edge.server.request_head import HeadParser, check_incomplete_head
+from gateway.edge.server.request_head import HeadParser, IncompleteHead
 from gateway.errors import OriginBodyError, S3Error
 from gateway.operations.read_object import head_must_bypass, judged_by_the_origin
 from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slot, Slots
@@ -103,7 +103,7 @@ def _head(data: bytes) -> None:
 
 
 def _incomplete_head(data: bytes) -> None:
-    check_incomplete_head(data, 2**20)
+    IncompleteHead(2**20).find_end(data)
 
 
 def _condition(data: bytes) -> None:

@@ -492,7 +492,7 @@ class Receiving:
     async def _from_socket(self, wire: socket.socket, left_bytes: int, sink: Sink) -> None:
         self._check_client()  # of one that has left, the transport may have closed the socket
         cycle = self._cycle
-        cycle.flow.pause_reading()
+        cycle.flow.hand_over_reading()
         arrived = cycle.request_body.take_all()
         direct = DirectReceive(wire, arrived, left_bytes, sink, self._threads)
         try:
