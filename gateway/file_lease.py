@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
 
@@ -106,6 +107,12 @@ class FileLease(Generic[F_co]):
 L = TypeVar("L", bound=FileLease[SharedFile])
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def close_opened(opening: Future[L] | Future[L | None]) -> None:
+    """To be told of a file that a thread has opened, or not, for somebody who does not wait for it any more."""
+    if not opening.cancelled() and opening.exception() is None and (opened := opening.result()) is not None:
+        opened.close()
 
 
 def with_lease(lease: L, function: Callable[Concatenate[L, P], R]) -> Callable[P, R]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gateway.blocks.files.threads import DiskThreads
 from gateway.file_lease import FileLease, LeaseEnded, SharedFile
+from gateway.writeback.threads import BufferThreads
 
 
 def leased(path: Path) -> FileLease[SharedFile]:
@@ -90,3 +94,30 @@ def test_threads_that_share_and_end_close_once(tmp_path: Path) -> None:
     assert is_open(descriptor)
     lease.close()
     assert not is_open(descriptor)
+
+
+@pytest.mark.parametrize("kind", [DiskThreads, BufferThreads])
+def test_who_leaves_while_a_file_is_opened_leaves_it_closed(
+    tmp_path: Path, kind: type[DiskThreads] | type[BufferThreads]
+) -> None:
+    """At once, and not when the garbage collector comes by: an evicted file keeps its room on disk until then."""
+    threads, begun, go_on = kind(1), threading.Event(), threading.Event()
+    kept: list[FileLease[Any]] = []  # so that no collector closes it
+
+    def open_late() -> FileLease[Any]:
+        begun.set()
+        go_on.wait(10)
+        kept.append(leased(tmp_path / "file"))
+        return kept[-1]
+
+    async def scenario() -> None:
+        waiting = asyncio.create_task(threads.open(open_late))
+        await asyncio.to_thread(begun.wait, 10)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        go_on.set()
+
+    asyncio.run(scenario())
+    threads.shut_down()
+    assert [lease.is_open for lease in kept] == [False]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import importlib
 import os
 import pkgutil
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from xml.etree.ElementTree import ParseError, fromstring
 
@@ -16,8 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gateway
+from gateway.s3.error_codes import error_document, s3_error
+from gateway.s3.xml_writer import encode_list_key, escape
 from tests.support.client_parsers import PARSERS, ClientParser
-from tests.support.growth import backtracking, grows_too_fast
+from tests.support.growth import backtracking, grows_in_pieces, grows_too_fast, python_steps
+from tests.support.piecewise_parsers import PIECEWISE
 
 EXAMPLES = int(os.environ.get("FOREBAY_GROWTH_EXAMPLES", "2"))
 SOURCES = Path(gateway.__file__).parent
@@ -49,6 +54,47 @@ def test_generated_repetitions_cost_in_proportion(name: str) -> None:
 
 def _texts(parser: ClientParser, least: int, most: int) -> st.SearchStrategy[bytes]:
     return st.lists(st.sampled_from(parser.words), min_size=least, max_size=most).map(b"".join)
+
+
+@pytest.mark.parametrize("name", PIECEWISE)
+def test_a_byte_costs_the_same_whatever_came_before_it(name: str) -> None:
+    """Whatever is read as it arrives, in the smallest pieces."""
+    reader = PIECEWISE[name]
+
+    async def feed() -> None:
+        for word in reader.words:
+            growth = grows_in_pieces(reader.make, reader.begin, word)
+            assert growth is None, f"{word!r} again and again: {growth}"
+            await asyncio.sleep(0)  # requests that have come whole begin, and are cancelled at the end
+
+    asyncio.run(feed())
+
+
+FILLERS = ("a", "&", "<", ">", '"', "'", "\r", "\x00", "\x7f", "\xe9", "\ud800", "\uffff", "%")
+TEXT_SIZE = 16 * 1024
+DOCUMENT_BYTES_MAX = 128 * 1024
+
+
+def _refusal_of(text: str) -> bytes:
+    """Every field that repeats what a client has sent."""
+    error = s3_error(
+        "SignatureDoesNotMatch", text, AWSAccessKeyId=text, StringToSign=text, SignatureProvided=text,
+        CanonicalRequest=text,
+    )  # fmt: skip
+    return error_document(error, resource=text, request_id="1", host_id="2")
+
+
+def _writing(write: Callable[[str], object], text: str) -> Callable[[bytes], object]:
+    return lambda _: write(text)
+
+
+def test_no_filler_costs_more_than_another() -> None:
+    """What has to be escaped is done by C, and however much of it there is, answers stay small."""
+    writers: tuple[Callable[[str], object], ...] = (escape, partial(encode_list_key, url=False), _refusal_of)
+    for write in writers:
+        steps = {one: python_steps(_writing(write, one * TEXT_SIZE), b"") for one in FILLERS}
+        assert max(steps.values()) < 2 * steps["a"] + TEXT_SIZE, steps
+    assert max(len(_refusal_of(one * TEXT_SIZE)) for one in FILLERS) < DOCUMENT_BYTES_MAX
 
 
 # --- patterns ---------------------------------------------------------------------------------------------------------
@@ -179,6 +225,38 @@ def test_what_costs_more_is_found_out(parse: Callable[[bytes], None], begin: byt
         assert grows_too_fast(lambda data: parse(half + b"u" * len(data) + data), b"' a:a='", b"' a:b%d='", end)
     else:
         assert grows_too_fast(parse, begin, unit, end)
+
+
+def searched_from_the_beginning() -> Callable[[bytes], None]:
+    gathered = bytearray()
+
+    def take(data: bytes) -> None:
+        gathered.extend(data)
+        gathered.find(b"\r\n")
+
+    return take
+
+
+def put_together_again() -> Callable[[bytes], None]:
+    gathered = [b""]
+
+    def take(data: bytes) -> None:
+        text = gathered[0] + data
+        gathered[0] = text
+
+    return take
+
+
+def counted() -> Callable[[bytes], None]:
+    sizes = []
+    return lambda data: sizes.append(len(data))
+
+
+def test_who_looks_at_everything_again_is_found_out() -> None:
+    """In C, and by copying; and who does not is not."""
+    assert grows_in_pieces(searched_from_the_beginning, b"", b"a")
+    assert grows_in_pieces(put_together_again, b"", b"a")
+    assert not grows_in_pieces(counted, b"", b"a")
 
 
 def test_a_pattern_that_backtracks_is_found_out() -> None:

@@ -77,16 +77,27 @@ class OriginCheck:
     async def _judged(self, response: OriginResponse) -> OriginFinding:
         document = await response.read(_DOCUMENT_BYTES_MAX) if response.status >= 300 else b""
         code = refusal_of_own_key(response.status, document)
+        if code == "RequestTimeTooSkewed":
+            return OriginFinding(
+                "wrong clock", f"{self._endpoint_url} has another time than this machine: set it right"
+            )
         if code is not None:
             return OriginFinding("refused", f"{self._endpoint_url} refuses the gateway's own key: {code}")
-        if response.status == 400 and b"HTTPS port" in document:
-            return OriginFinding("unreachable", f"{self._endpoint_url} speaks https: origin.endpoint_url says http")
         if response.status >= 500:
             return OriginFinding("unreachable", f"{self._endpoint_url} answers {response.status}")
         if response.status in (301, 307, 308) and "location" in response.headers:
             place = response.headers["location"]
             return OriginFinding("refused", f"{self._endpoint_url} sends the gateway away, to {place}")
+        if b"<Code>" not in document and self._is_no_s3(response):
+            if response.status == 400 and b"https" in document.lower():
+                return OriginFinding("unreachable", f"{self._endpoint_url} speaks https: origin.endpoint_url says http")
+            told = f"{self._endpoint_url} answers {response.status}, and not as S3 does: is this its endpoint?"
+            return OriginFinding("unreachable", told)
         return self._judged_by_clock(response)
+
+    def _is_no_s3(self, response: OriginResponse) -> bool:
+        """S3 answers with XML, and its refusals with a `Code`; a web server, or a TLS port, answers otherwise."""
+        return response.status in (400, 404, 405) or response.headers.get("content-type", "").startswith("text/html")
 
     def _judged_by_clock(self, response: OriginResponse) -> OriginFinding:
         told = parse_http_date(response.headers.get("date", ""))
@@ -113,4 +124,7 @@ class OriginCheck:
             if isinstance(behind, ConnectionRefusedError):
                 return f"nobody listens at {self._endpoint_url} (connection refused)"
             behind = behind.__cause__ or behind.__context__
+        if "closed the connection" in str(error) or "reset" in str(error):
+            other = "http" if self._endpoint_url.startswith("https:") else "https"
+            return f"{self._endpoint_url} ends the connection without an answer: does it want {other}? ({error})"
         return f"{self._endpoint_url} does not answer: {error}"

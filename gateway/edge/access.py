@@ -200,8 +200,18 @@ class Authenticator:
 
 _LISTINGS = frozenset({Operation.LIST_OBJECTS, Operation.LIST_OBJECTS_V2, Operation.LIST_MULTIPART_UPLOADS})
 
-_METHOD_OVERRIDES = frozenset({"x-http-method-override", "x-http-method", "x-method-override"})
-"""By these, some servers carry out another method than the one that is authorised here."""
+_OVERRIDES = frozenset(
+    {
+        "x-http-method",
+        "x-http-method-override",
+        "x-method",
+        "x-method-override",
+        "x-original-uri",
+        "x-original-url",
+        "x-rewrite-url",
+    }
+)
+"""By these, some servers carry out another method, or on another path, than what is authorised here."""
 
 _FOREIGN_SOURCE = re.compile(r"x-(?!amz-).*(copy|rename|move)-(source|from)|x-(copy|rename|move)-(source|from)")
 """Second objects in other dialects of S3 (x-goog-copy-source, x-oss-copy-source, x-copy-from, …)."""
@@ -217,8 +227,8 @@ def authorise(request: S3Request, grant: Grant, slots: Slots) -> None:
 
     InvalidRequest (400) when the origin might do something else than what is judged here.
     """
-    if not _METHOD_OVERRIDES.isdisjoint(request.headers):
-        raise _refused_method_override(request)
+    if not _OVERRIDES.isdisjoint(request.headers):
+        raise _refused_override(request)
     reason = _refusal(request, grant, slots)
     if reason is None and not grant.covers_everything:
         reason = _refusal_of_sources(request, grant)
@@ -262,9 +272,9 @@ def _is_form(request: S3Request) -> bool:
     return request.method == "POST" and request.headers.get("content-type", "").strip().lower().startswith(_FORM)
 
 
-def _refused_method_override(request: S3Request) -> S3Error:
-    name = min(_METHOD_OVERRIDES.intersection(request.headers))
-    return s3_error("InvalidRequest", f"The header {name} is not accepted: send the method itself.")
+def _refused_override(request: S3Request) -> S3Error:
+    name = min(_OVERRIDES.intersection(request.headers))
+    return s3_error("InvalidRequest", f"The header {name} is not accepted: send the request itself.")
 
 
 def is_read(request: S3Request) -> bool:

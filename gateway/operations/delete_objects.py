@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 from collections.abc import Coroutine, Iterable, Sequence
@@ -13,7 +14,7 @@ from gateway.operations.absorbing.deleting import Buried, bury_pending
 from gateway.operations.absorbing.through import deleted_through
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import forward_write, onward_request, streamed_reply
-from gateway.operations.payload import Payload, receive_document
+from gateway.operations.payload import Payload, in_steps, receive_document
 from gateway.operations.visibility import changed_keys, with_invalidation
 from gateway.policy.slots import refusal_of_write
 from gateway.s3.headers import filter_request_headers, filter_response_headers, without
@@ -42,11 +43,14 @@ async def delete_objects(context: RequestContext) -> Response:
     What is pending on this node goes first, so that no late flush brings it back.
     """
     body = await receive_document(context, DELETE_SIZE_BYTES_MAX)
-    asked = parse_delete(body)
+    asked = await in_steps(parse_delete(body))
+    await asyncio.sleep(0)  # each of these does something for a thousand keys: others have their turn between them
     refused = _refused(context, asked)
     refused_keys = {error.key for error in refused}
     kept = [entry for entry in asked.objects if entry.key not in refused_keys]
+    await asyncio.sleep(0)
     buried = await _bury(context, kept)
+    await asyncio.sleep(0)
     done = _Done([*refused, *buried.errors], () if asked.quiet else buried.deleted)
     left = buried.left
     if not left:
@@ -122,5 +126,7 @@ async def _delete_some(context: RequestContext, left: DeleteRequest, done: _Done
 
 async def _forget(context: RequestContext, keys: Iterable[str]) -> None:
     bucket = context.request.bucket or ""
-    for key in keys:
+    for number, key in enumerate(keys):
+        if number % 100 == 0:
+            await asyncio.sleep(0)  # each is looked up in the index: others have their turn between them
         await context.services.blocks.invalidate(ObjectKey(bucket, key))

@@ -15,7 +15,7 @@ from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
 from gateway.objects import BodyStream
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import onward_request, streamed_reply
-from gateway.operations.payload import Payload, receive_document
+from gateway.operations.payload import Payload, in_steps, receive_document
 from gateway.operations.visibility import changed_by, with_invalidation
 from gateway.origin.client import OriginResponse, StreamedBody
 from gateway.s3.conditions import multipart_etag
@@ -38,7 +38,7 @@ async def complete_multipart_upload(context: RequestContext) -> Response:
 
 async def _complete(context: RequestContext) -> Response:
     document = await receive_document(context, COMPLETE_SIZE_BYTES_MAX)
-    parts = parse_complete_multipart_upload(document)
+    parts = await in_steps(parse_complete_multipart_upload(document))
     # Sent once: a second attempt of a Complete that was carried out would be answered NoSuchUpload.
     body = StreamedBody(_once(document), len(document), hashlib.sha256(document).hexdigest())
     request = onward_request(context, Payload(body))

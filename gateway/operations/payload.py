@@ -8,9 +8,11 @@ the sink's to throw away.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from gateway.operations.context import RequestContext, Sink
 from gateway.origin.client import UNSIGNED_PAYLOAD, StreamedBody
@@ -19,9 +21,18 @@ from gateway.s3.checksums import BodyVerifier
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import Operation, S3Request
 from gateway.s3.signature_v4 import PayloadMode, SeedSignature, payload_mode
+from gateway.s3.xml import Steps
+
+T = TypeVar("T")
 
 PUT_SIZE_BYTES_MAX = 5 * 1024**3
 """S3's limit for PutObject and UploadPart."""
+
+STEP_BYTES = 256 * 1024
+"""So much of a body is decoded and hashed before the event loop has its turn."""
+
+_WORTH_JOINING_BYTES = 8 * 1024
+"""Smaller pieces than these on average go on as one: each costs a call of every checksum, and of whoever takes it."""
 
 _LENGTH = re.compile(r"\d{1,19}", re.ASCII)
 
@@ -69,9 +80,12 @@ class IncomingBody:
         self._decoder = AwsChunkedDecoder(self.mode, self.length_bytes, self.trailer_names, seed)
 
     def feed(self, data: bytes | memoryview) -> Sequence[bytes | memoryview]:
-        """The data in the next bytes from the wire: views, not copies. Nobody may be shown it before `finish`."""
+        """The data in the next bytes from the wire: views, where the pieces are large. Nobody may be shown it before
+        `finish`."""
         if self._decoder is not None:
             pieces: Sequence[bytes | memoryview] = self._decoder.feed(data)
+            if len(data) < len(pieces) * _WORTH_JOINING_BYTES and len(pieces) > 1:
+                pieces = (b"".join(pieces),)
         else:
             pieces = (data,)
             if self._left_bytes is not None:
@@ -175,6 +189,17 @@ async def receive_document(context: RequestContext, size_bytes_max: int) -> byte
     return await _collect(context, _incoming(context), size_bytes_max)
 
 
+async def in_steps(steps: Steps[T]) -> T:
+    """The outcome of work that would hold the event loop too long: others have their turn between its steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            outcome: T = end.value
+            return outcome
+        await asyncio.sleep(0)
+
+
 async def receive_verified(context: RequestContext, sink: Sink) -> Received:
     """Hand the body's data to `sink`, as `RequestBody.receive` does, and return once all of it has been verified.
 
@@ -229,11 +254,15 @@ async def _collect(context: RequestContext, incoming: IncomingBody, size_bytes_m
 async def _pieces(context: RequestContext, incoming: IncomingBody) -> AsyncIterator[bytes | memoryview]:
     """The data; the last piece comes only after everything has been verified."""
     held: bytes | memoryview = b""
-    while data := await context.body.read():
-        for piece in incoming.feed(data):
+    while data := memoryview(await context.body.read()):
+        while data:
             if held:
-                yield held
-            held = piece
+                await asyncio.sleep(0)
+            step, data = data[:STEP_BYTES], data[STEP_BYTES:]
+            for piece in incoming.feed(step):
+                if held:
+                    yield held
+                held = piece
     incoming.finish()
     if held:
         yield held

@@ -35,6 +35,15 @@ LINE_SIZE_BYTES_MAX = 1024
 SIGNED_CHUNK_SIZE_BYTES_MIN = 8192
 """S3's minimum for every signed chunk but the last one with data."""
 
+CHUNK_SIZE_BYTES_MIN = 1024
+"""Of an unsigned chunk, on average. S3 wants 8 KiB of every one but the last."""
+
+SMALL_CHUNKS_MAX = 1024
+"""So many chunks may have any size: each costs as much as a KiB does, however little it brings."""
+
+_LOOK_AHEAD_BYTES = 128
+"""Longer than every line but a long trailer's."""
+
 TRAILER_SIGNATURE = "x-amz-trailer-signature"
 
 _EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
@@ -76,6 +85,7 @@ class AwsChunkedDecoder:
         self._left_of_body = decoded_length
         self._left_of_chunk = 0
         self._small_chunk_size: int | None = None
+        self._missing_bytes = 0
         self._chunk_signature = ""
 
     def feed(self, data: bytes | memoryview) -> list[bytes | memoryview]:
@@ -117,12 +127,15 @@ class AwsChunkedDecoder:
         if self._left_of_chunk == 0:
             self._check_chunk()
             self._state = _State.DATA_END
+            if data[end : end + 2] == b"\r\n":  # nearly always
+                self._state = _State.HEAD
+                return end + 2
         return end
 
     def _take_line(self, data: bytes | memoryview, position: int) -> int:
         if self._state in (_State.DONE, _State.FAILED):
             raise _incomplete("The request body goes on behind its end")
-        ahead = bytes(data[position : position + LINE_SIZE_BYTES_MAX])
+        ahead = bytes(data[position : position + _LOOK_AHEAD_BYTES])
         end = position + (ahead.find(b"\n") + 1 or len(ahead))
         self._line += ahead[: end - position]
         if len(self._line) > LINE_SIZE_BYTES_MAX:
@@ -153,6 +166,8 @@ class AwsChunkedDecoder:
         if self._mode.signed:
             self._chunk_signature = found[2].decode()
             self._check_chunk_size(size)
+        else:
+            self._check_average(size)
         self._left_of_chunk = size
         self._state = _State.DATA
         if size == 0:
@@ -164,6 +179,13 @@ class AwsChunkedDecoder:
             raise s3_error("InvalidChunkSizeError", BadChunkSize=str(self._small_chunk_size))
         if size < SIGNED_CHUNK_SIZE_BYTES_MIN:
             self._small_chunk_size = size
+
+    def _check_average(self, size: int) -> None:
+        """No average over all of the body: a large chunk makes up for those before it, never for those behind it."""
+        self._missing_bytes = max(0, self._missing_bytes + CHUNK_SIZE_BYTES_MIN - size)
+        if self._missing_bytes > SMALL_CHUNKS_MAX * CHUNK_SIZE_BYTES_MIN:
+            message = f"More than {SMALL_CHUNKS_MAX} chunks are smaller than {CHUNK_SIZE_BYTES_MIN} bytes."
+            raise s3_error("InvalidChunkSizeError", message, BadChunkSize=str(size))
 
     def _check_chunk(self) -> None:
         if self._signatures is not None:

@@ -118,14 +118,31 @@ def s3_error(
     return S3Error(code, message, status, elements=elements, headers=headers)
 
 
+ECHO_CHARACTERS_MAX = 1024
+"""How much of a request an error document repeats in one field."""
+
+SIGNED_CHARACTERS_MAX = 8 * 1024
+"""The same for what was signed, which people compare with what they have signed: more than ordinary requests have."""
+
+_SIGNED_FIELDS = frozenset(("CanonicalRequest", "StringToSign"))
+
+
 def error_document(error: S3Error, *, resource: str, request_id: str, host_id: str) -> bytes:
     """The `<Error>` document, UTF-8, no namespace: what every SDK parses. `resource` is left out when empty.
 
-    Characters that XML 1.0 cannot carry, even escaped, become U+FFFD: an unreadable error helps nobody.
+    Characters that XML 1.0 cannot carry, even escaped, become U+FFFD: an unreadable error helps nobody. Long values are
+    cut, and say so: an answer costs little more than the request did.
     """
     fields = [("Code", error.code), ("Message", error.message)]
     if resource:
         fields.append(("Resource", resource))
     fields += [("RequestId", request_id), ("HostId", host_id), *error.elements.items()]
-    body = "".join(f"<{name}>{escape(value)}</{name}>" for name, value in fields)
+    body = "".join(f"<{name}>{escape(_cut(name, value))}</{name}>" for name, value in fields)
     return f"{PROLOG}<Error>{body}</Error>".encode()
+
+
+def _cut(name: str, value: str) -> str:
+    shown = SIGNED_CHARACTERS_MAX if name in _SIGNED_FIELDS else ECHO_CHARACTERS_MAX
+    if len(value) <= shown:
+        return value
+    return f"{value[:shown]} [cut here: {shown} of {len(value)} characters]"

@@ -5,8 +5,11 @@ HeadObject says of an object what PutObject or CreateMultipartUpload has said of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
+
+from gateway.errors import S3Error
 
 
 class EncodedHeaders(NamedTuple):
@@ -86,6 +89,36 @@ def filter_response_headers(headers: Mapping[str, str]) -> list[tuple[str, str]]
     if "x-amz-request-id" in headers:
         onward.append(("x-forebay-origin-request-id", headers["x-amz-request-id"]))
     return onward
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+def sendable(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Latin-1 text to text whose UTF-8 has the same bytes; S3Error InvalidArgument where there is none.
+
+    S3 itself takes header values in UTF-8 only.
+    """
+    if (text := "".join(headers.values())).isascii() and text.isprintable():
+        return headers
+    return {
+        name: value if value.isascii() and value.isprintable() else _as_utf8(name, value)
+        for name, value in headers.items()
+    }
+
+
+def _as_utf8(name: str, value: str) -> str:
+    try:
+        text = value.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        raise _unsendable(name, "Header values must be valid UTF-8.") from None
+    if _CONTROL.search(text):
+        raise _unsendable(name, "Header values must not hold control characters.")
+    return text
+
+
+def _unsendable(name: str, message: str) -> S3Error:
+    return S3Error("InvalidArgument", message, 400, elements={"ArgumentName": name})
 
 
 def without(headers: Iterable[tuple[str, str]], *names: str) -> list[tuple[str, str]]:

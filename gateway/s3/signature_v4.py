@@ -379,7 +379,7 @@ def canonical_request(request: S3Request, query: str, signed_headers: Sequence[s
 
 
 def check_signed_headers(headers: Mapping[str, str], authorization: Authorization) -> None:
-    """Raise AccessDenied unless `host`, every `x-amz-*` header present and its likes in other dialects are signed."""
+    """Raise AccessDenied unless `host` and every header that may change the request are signed."""
     if "host" not in authorization.accounted_for:
         raise s3_error("AccessDenied", "The host header must be signed.", HeadersNotSigned="host")
     if authorization.accounted_for.issuperset(headers):
@@ -393,19 +393,29 @@ def check_signed_headers(headers: Mapping[str, str], authorization: Authorizatio
         )
 
 
-_DIALECTS = ("x-amz-", "x-goog-", "x-oss-", "x-cos-", "x-obs-", "x-bce-", "x-tos-", "x-ms-", "x-rgw-", "x-minio-")
-_WORDS = re.compile(
-    "copy|rename|-move|-source|-acl|grant|tagging|encrypt|-meta|directive|storage-class|retention|legal-hold|object-lock"
-    "|redirect|version-?id"
+_ADDED_ON_THE_WAY = re.compile(
+    "x-(?:amzn-|arr-|azure-ref|b3-|cache|cdn|client-|cloud-trace|cluster-client-ip|correlation-id|datadog-|dynatrace|envoy-"
+    "|forebay-|forwarded|instana-|newrelic-|original-forwarded-for|originating-ip|ot-|proxy|real-ip|remote-|request|scheme"
+    "|ssl-|trace|varnish|via)"
 )
+"""What proxies and tracing add to a request that is signed already."""
+
+_WORDS = re.compile(
+    "copy|rename|-move|-source|-acl|grant|tagging|encrypt|-meta|-sse-|directive|storage-class|retention|legal-hold"
+    "|object-lock|redirect|version-?id"
+)
+"""Parts of names by which S3's dialects ask for more than the request line does (IBM's have no `x-`)."""
 
 
 def changes_the_request(name: str) -> bool:
-    """Whether some server makes another request of one that has this header: all of S3's dialects, and their words.
+    """Whether some server may make another request of one that has this header.
 
-    What proxies and tracing add (`x-forwarded-for`, `x-request-id`, …) is not among them.
+    That is assumed of every `x-` header but of those that proxies and tracing are known to add: nobody knows all of
+    S3's dialects.
     """
-    return name.startswith("x-") and (name.startswith(_DIALECTS) or _WORDS.search(name) is not None)
+    if _WORDS.search(name) is not None:
+        return True
+    return name.startswith("x-") and _ADDED_ON_THE_WAY.match(name) is None
 
 
 def check_signature(authorization: Authorization, secret: str, timestamp: str, canonical: bytes) -> SeedSignature:
@@ -480,8 +490,8 @@ def sign_headers(
     """The headers to add to an outgoing request so that it is signed: authorization and its x-amz-* companions.
 
     `path_encoded` is canonical already (`encode_path`, or `"/" + encode_key` in virtual-hosted style). `headers` are
-    lower-case, latin-1, and must hold `host` exactly as it will be sent. Signed are host, every x-amz-*, content-type,
-    content-md5 and range.
+    lower-case, latin-1, and must hold `host` exactly as it will be sent. Signed are host, content-type, content-md5,
+    range and what may change the request, every x-amz-* above all.
     """
     timestamp = format_timestamp(now)
     added = {"x-amz-date": timestamp, "x-amz-content-sha256": payload_hash}
@@ -505,7 +515,7 @@ def sign_headers(
 @lru_cache(maxsize=1024)
 def _signed_names(names: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
     """Those of a request's headers that are signed, in order, and the same joined: few kinds of requests are sent."""
-    signed = sorted(name for name in names if name in _SIGNED_WHEN_PRESENT or name.startswith("x-amz-"))
+    signed = sorted(name for name in names if name in _SIGNED_WHEN_PRESENT or changes_the_request(name))
     return tuple(signed), ";".join(signed)
 
 

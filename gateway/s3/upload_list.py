@@ -105,10 +105,14 @@ def _decoded(marker: str) -> UploadPlace:
         return UploadPlace(marker)
     text = marker.removeprefix(_MARKER)
     try:
-        origin_upload_id, ours = orjson.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-        return UploadPlace(str(origin_upload_id), None if ours is None else (float(ours[0]), str(ours[1])))
-    except (binascii.Error, ValueError, TypeError, IndexError):
-        raise _invalid("upload-id-marker", marker) from None
+        match orjson.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))):
+            case [str(origin_upload_id), None]:
+                return UploadPlace(origin_upload_id)
+            case [str(origin_upload_id), [float() | int() as initiated, str(upload_id)]]:
+                return UploadPlace(origin_upload_id, (float(initiated), upload_id))
+    except (binascii.Error, ValueError):
+        pass
+    raise _invalid("upload-id-marker", marker)
 
 
 def parse_uploads_page(body: bytes) -> UploadsPage:

@@ -11,14 +11,17 @@ NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 """The namespace of every success document; `<Error>` has none."""
 
 _NEEDS_CARE = re.compile('[&<>"\r\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]')
-_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "\r": "&#13;"}
+_FORBIDDEN = (*range(9), 11, 12, *range(14, 32), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF)
+_ENTITIES = {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;", ord('"'): "&quot;", ord("\r"): "&#13;"}
+_ESCAPED = dict.fromkeys(_FORBIDDEN, "\ufffd") | _ENTITIES
+_ESCAPED_IN_LISTS = {code: f"&#x{code:x};" for code in _FORBIDDEN} | _ENTITIES
 
 
 def escape(text: str) -> str:
     """`text` as XML character data. What XML 1.0 cannot carry (section 2.2) becomes U+FFFD."""
     if not _NEEDS_CARE.search(text):
         return text
-    return _NEEDS_CARE.sub(lambda found: _ENTITIES.get(found[0], "\ufffd"), text)
+    return text.translate(_ESCAPED)
 
 
 def encode_list_key(value: str, url: bool) -> str:
@@ -32,7 +35,7 @@ def encode_list_key(value: str, url: bool) -> str:
         return quote(value, safe="/-_.~")
     if not _NEEDS_CARE.search(value):
         return value
-    return _NEEDS_CARE.sub(lambda found: _ENTITIES.get(found[0]) or f"&#x{ord(found[0]):x};", value)
+    return value.translate(_ESCAPED_IN_LISTS)
 
 
 def element(name: str, text: str) -> str:

@@ -45,7 +45,7 @@ class PendingReader:
         read_bytes = 0
         for span in _spans(pending.parts, byte_range):
             try:
-                opened = await self._threads.run(self._staging.open, span.file)
+                opened = await self._threads.open(self._staging.open, span.file)
             except FileNotFoundError:
                 raise FileGone(read_bytes) from None
             with opened:

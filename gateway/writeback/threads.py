@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from gateway.file_lease import FileLease, SharedFile, with_lease
+from gateway.file_lease import FileLease, SharedFile, close_opened, with_lease
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -22,6 +22,17 @@ class BufferThreads:
     async def run(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
         """Run it to its end, even when the caller is cancelled once it has begun."""
         return await asyncio.wrap_future(self._threads.submit(function, *arguments, **keywords))
+
+    async def open(
+        self, function: Callable[P, FileLease[SharedFile]], *arguments: P.args, **keywords: P.kwargs
+    ) -> FileLease[SharedFile]:
+        """Run what opens a file; it is closed again where nobody waits for it any more."""
+        opening = self._threads.submit(function, *arguments, **keywords)
+        try:
+            return await asyncio.wrap_future(opening)
+        except BaseException:
+            opening.add_done_callback(close_opened)
+            raise
 
     def run_holding(
         self,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+import struct
+import threading
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -133,3 +135,59 @@ def test_the_finding_is_remembered_for_a_while() -> None:
     with contextlib.ExitStack() as stack:
         origin = stack.enter_context(StrictOrigin())
         asyncio.run(run())
+
+
+@contextlib.contextmanager
+def _saying(answer: bytes, *, reset: bool) -> Iterator[str]:
+    """The address of a server that says the same to everybody, and closes, or resets, the connection."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                one, _ = listening.accept()
+                one.recv(65_536)
+                one.sendall(answer)
+                if reset:
+                    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                one.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        thread.join()
+
+
+_GO = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
+_WELCOME = b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 6\r\nconnection: close\r\n\r\n<html>"
+_ALERT = b"\x15\x03\x01\x00\x02\x02\x46"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "answer", "reset", "word"),
+    [
+        ("http", _GO, False, "speaks https"),
+        ("http", _WELCOME, False, "not as S3 does"),
+        ("http", _ALERT, False, "https"),
+        ("http", b"", True, "want https?"),
+        ("https", b"", True, "want http?"),
+    ],
+    ids=["Go", "a web server", "an alert", "a reset", "a reset of TLS"],
+)
+def test_what_is_no_s3_is_told_in_words(scheme: str, answer: bytes, reset: bool, word: str) -> None:
+    """A socket that opens, and even an answer, is no S3."""
+    with _saying(answer, reset=reset) as address:
+        finding = found(f"{scheme}://{address}")
+    assert finding.state == "unreachable"
+    assert word in (finding.problem or "")
+
+
+def test_a_clock_that_is_refused_without_a_date() -> None:
+    """By its error code alone."""
+    with StrictOrigin() as origin:
+        origin.model.inject(lambda call: True, Answer(403, "RequestTimeTooSkewed"), times=None)
+        assert found(origin.endpoint_url).state == "wrong clock"

@@ -191,16 +191,26 @@ def mappings(pid: int, directory: Path) -> Counter[str]:
     return Counter(path for path in paths if "/blocks/data/" in path or "/blocks/partial/" in path)
 
 
-def is_tidy(gateway: GatewayProcess) -> bool:
-    """Whether no process has more open than it keeps: each file once, in one piece, and none that is gone."""
-    for pid in gateway.worker_pids():
+def untidy(gateway: GatewayProcess) -> list[str]:
+    """What processes have open beyond what they keep: each file once, in one piece, and none that is gone."""
+    found = []
+    for worker, pid in enumerate(gateway.worker_pids()):
         assert pid is not None, "a worker is down"
         opened, mapped = open_files(pid, gateway.directory), mappings(pid, gateway.directory)
-        if any(count > 1 or path.endswith("(deleted)") for path, count in [*opened.items(), *mapped.items()]):
-            return False
-        if len(opened) > DESCRIPTORS_MAX // 2 or not set(mapped) <= set(opened):
-            return False
-    return True
+        many = [*opened.items(), *mapped.items()]
+        found += [f"worker {worker}: {path}, {count} times" for path, count in many if count > 1]
+        found += [f"worker {worker}: {path}" for path, _ in many if path.endswith("(deleted)")]
+        found += [f"worker {worker}: mapped only: {path}" for path in sorted(set(mapped) - set(opened))]
+        if len(opened) > DESCRIPTORS_MAX // 2:
+            found.append(f"worker {worker}: {len(opened)} files")
+    return found
+
+
+async def until_tidy(gateway: GatewayProcess) -> None:
+    try:
+        await until(lambda: not untidy(gateway))
+    except TimeoutError:
+        raise AssertionError(f"left open: {untidy(gateway)}") from None
 
 
 @pytest.mark.root
@@ -224,7 +234,7 @@ def test_5_1_clients_that_leave_harm_nobody() -> None:
                     asyncio.run(leave_and_read(ground))
             finally:
                 print(dict(sorted(ground.counts.items())))
-            asyncio.run(until(lambda: is_tidy(gateway)))
+            asyncio.run(until_tidy(gateway))
             asyncio.run(read_all(ground))
             assert gateway.worker_pids() == pids, "a worker died"
             assert [line for line in gateway.log.splitlines() if any(defect in line for defect in DEFECTS)] == []

@@ -28,15 +28,15 @@ MIB = 1024 * KIB
 BODY = hashlib.shake_128(b"body").digest(3 * MIB)
 GET = OriginRequest("GET", "bucket", "key")
 
-RequestContext = Callable[[asyncio.StreamWriter], Awaitable[None]]
+Exchange = Callable[[asyncio.StreamWriter], Awaitable[None]]
 """What a server does once it has read the head of a request."""
 
 
 class Server:
     """Answers every request as it is told; counts connections, and notes how each ended."""
 
-    def __init__(self, context: RequestContext) -> None:
-        self._exchange = context
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
         self._serving = set[asyncio.Task[None]]()
         self.connections = 0
         self.ended = asyncio.Event()
@@ -76,11 +76,11 @@ def head(*lines: str, status: str = "200 OK") -> bytes:
     return "\r\n".join([f"HTTP/1.1 {status}", *lines, "", ""]).encode()
 
 
-def answer(body: bytes, behind: bytes = b"") -> RequestContext:
-    async def context(writer: asyncio.StreamWriter) -> None:
+def answer(body: bytes, behind: bytes = b"") -> Exchange:
+    async def exchange(writer: asyncio.StreamWriter) -> None:
         writer.write(head(f"Content-Length: {len(body)}") + body + behind)
 
-    return context
+    return exchange
 
 
 def landing(size: int = MIB, enough: int = 256 * KIB) -> ReceiveBuffer:
@@ -117,9 +117,9 @@ async def fetch(origin: S3Origin, into: ReceiveBuffer | None = None) -> bytes:
     return body
 
 
-def play(context: RequestContext, scenario: Callable[[Server, S3Origin], Awaitable[None]]) -> None:
+def play(exchange: Exchange, scenario: Callable[[Server, S3Origin], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with (server := Server(context)) as origin, asyncio.timeout(10):
+        async with (server := Server(exchange)) as origin, asyncio.timeout(10):
             await scenario(server, origin)
 
     asyncio.run(main())
@@ -160,7 +160,7 @@ def test_whatever_the_packets_the_bytes_are_the_same(size: int, buffer: int, eno
     """Pieces fit into the buffer, and none is empty."""
     dice = random.Random(seed)
 
-    async def context(writer: asyncio.StreamWriter) -> None:
+    async def exchange(writer: asyncio.StreamWriter) -> None:
         sent = head(f"Content-Length: {size}") + BODY[:size]
         while sent:
             count = dice.choice([1, 100, 10_000, 400_000])
@@ -174,7 +174,7 @@ def test_whatever_the_packets_the_bytes_are_the_same(size: int, buffer: int, eno
         assert body == BODY[:size]
         assert 0 < min(lengths) <= max(lengths) <= buffer
 
-    play(context, scenario)
+    play(exchange, scenario)
 
 
 @pytest.mark.parametrize("sent", [0, 1, 700 * KIB, len(BODY) - 1])
@@ -183,7 +183,7 @@ def test_a_short_body_is_an_error_behind_the_bytes_that_came(sent: int, reset: b
     """Closed or reset, never fewer bytes than announced without an error, and the next request has a new connection."""
     taken = asyncio.Event()
 
-    async def context(writer: asyncio.StreamWriter) -> None:
+    async def exchange(writer: asyncio.StreamWriter) -> None:
         writer.write(head(f"Content-Length: {len(BODY)}") + BODY[:sent])
         await writer.drain()
         await taken.wait()
@@ -202,7 +202,7 @@ def test_a_short_body_is_an_error_behind_the_bytes_that_came(sent: int, reset: b
             assert body == BODY[:sent]
             assert server.connections == connections
 
-    play(context, scenario)
+    play(exchange, scenario)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "later"])
@@ -211,7 +211,7 @@ def test_bytes_behind_a_body_belong_to_nobody(behind: bytes, late: bool) -> None
     """The body is what it is, and its connection is not used again."""
     go = asyncio.Event()
 
-    async def context(writer: asyncio.StreamWriter) -> None:
+    async def exchange(writer: asyncio.StreamWriter) -> None:
         await answer(BODY)(writer)
         if late:
             await go.wait()
@@ -224,14 +224,14 @@ def test_bytes_behind_a_body_belong_to_nobody(behind: bytes, late: bool) -> None
         assert await fetch(origin, landing(700_001)) == BODY
         assert server.connections == 2
 
-    play(context, scenario)
+    play(exchange, scenario)
 
 
 def test_silence_is_an_error() -> None:
     """After the time that an origin may be silent, behind the bytes that came; its connection is closed."""
     for_ever = asyncio.Event()
 
-    async def context(writer: asyncio.StreamWriter) -> None:
+    async def exchange(writer: asyncio.StreamWriter) -> None:
         writer.write(head(f"Content-Length: {len(BODY)}") + BODY[: 600 * KIB])
         await for_ever.wait()
 
@@ -243,14 +243,14 @@ def test_silence_is_an_error() -> None:
         await hasty.aclose()
         for_ever.set()
 
-    play(context, scenario)
+    play(exchange, scenario)
 
 
 def test_a_pause_of_the_reader_is_no_silence() -> None:
     """However long nobody asks for the next piece; meanwhile the origin is held back."""
     sent = 0
 
-    async def context(writer: asyncio.StreamWriter) -> None:
+    async def exchange(writer: asyncio.StreamWriter) -> None:
         nonlocal sent
         writer.write(head(f"Content-Length: {64 * MIB}"))
         for _ in range(64):
@@ -272,14 +272,14 @@ def test_a_pause_of_the_reader_is_no_silence() -> None:
         await hasty.aclose()
         assert server.connections == 1
 
-    play(context, scenario)
+    play(exchange, scenario)
 
 
 def test_slow_bytes_do_not_wait_for_a_whole_buffer() -> None:
     """What has come is given after a while, though more would be worth the trip."""
     go, part = asyncio.Semaphore(0), 200 * KIB
 
-    async def context(writer: asyncio.StreamWriter) -> None:
+    async def exchange(writer: asyncio.StreamWriter) -> None:
         writer.write(head(f"Content-Length: {4 * part}"))
         for start in range(0, 4 * part, part):
             writer.write(BODY[start : start + part])
@@ -295,13 +295,13 @@ def test_slow_bytes_do_not_wait_for_a_whole_buffer() -> None:
                 go.release()
         assert body == BODY[: 4 * part]
 
-    play(context, scenario)
+    play(exchange, scenario)
 
 
 def test_a_body_that_is_given_up_closes_its_connection() -> None:
     """The rest is neither received nor left for the next request."""
 
-    async def context(writer: asyncio.StreamWriter) -> None:
+    async def exchange(writer: asyncio.StreamWriter) -> None:
         writer.write(head(f"Content-Length: {64 * MIB}"))
         for _ in range(64):
             writer.write(bytes(MIB))
@@ -317,14 +317,14 @@ def test_a_body_that_is_given_up_closes_its_connection() -> None:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
 
-    play(context, scenario)
+    play(exchange, scenario)
 
 
 def test_closing_the_origin_ends_the_bodies_in_flight() -> None:
     """Who waits for bytes gets an error, and nothing is left open."""
     waits = asyncio.Event()
 
-    async def context(writer: asyncio.StreamWriter) -> None:
+    async def exchange(writer: asyncio.StreamWriter) -> None:
         writer.write(head(f"Content-Length: {len(BODY)}") + BODY[: 600 * KIB])
         await writer.drain()
 
@@ -338,14 +338,14 @@ def test_closing_the_origin_ends_the_bodies_in_flight() -> None:
             assert await receiving == BODY[: 600 * KIB]
         await server.ended.wait()
 
-    play(context, scenario)
+    play(exchange, scenario)
 
 
 def test_a_reader_that_is_cancelled_closes_its_connection() -> None:
     """In the middle of a piece."""
     for_ever = asyncio.Event()
 
-    async def context(writer: asyncio.StreamWriter) -> None:
+    async def exchange(writer: asyncio.StreamWriter) -> None:
         writer.write(head(f"Content-Length: {len(BODY)}") + BODY[: 600 * KIB])
         await for_ever.wait()
 
@@ -356,7 +356,7 @@ def test_a_reader_that_is_cancelled_closes_its_connection() -> None:
         for_ever.set()
         await server.ended.wait()
 
-    play(context, scenario)
+    play(exchange, scenario)
 
 
 FRAMINGS = {
@@ -369,7 +369,7 @@ FRAMINGS = {
 def test_other_framings_are_read_as_ever(begin: bytes, chunked: bool) -> None:
     """Chunks, and bodies that end with their connection, land in the buffer all the same."""
 
-    async def context(writer: asyncio.StreamWriter) -> None:
+    async def exchange(writer: asyncio.StreamWriter) -> None:
         writer.write(begin)
         for start in range(0, len(BODY), 100_000):
             piece = BODY[start : start + 100_000]
@@ -387,7 +387,7 @@ def test_other_framings_are_read_as_ever(begin: bytes, chunked: bool) -> None:
             assert min(lengths[:-1]) >= 256 * KIB
         assert server.connections == (1 if chunked else 2)
 
-    play(context, scenario)
+    play(exchange, scenario)
 
 
 def test_a_body_that_has_all_arrived_and_one_without_bytes_land(strict: StrictOrigin) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 
 import pytest
 
@@ -43,6 +45,24 @@ def test_a_source_that_fails_stores_nothing(
 
     play(strict, scenario)
     assert "new" not in strict.model.buckets["bucket"].objects
+
+
+def test_a_source_that_fails_is_told_to_the_caller_alone(strict: StrictOrigin) -> None:
+    """Clients leave in the midst of uploads all the time: asyncio logs nothing of it."""
+    logged: list[str] = []
+
+    async def send(client: Client) -> None:
+        body = StreamedBody(pieces(b"abc", failure=S3Error("BadDigest", "wrong", 400)), 6)
+        with suppress(S3Error):
+            await ask(client.origin, "PUT", "bucket", "new", body=body)
+
+    async def scenario(client: Client) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context["message"]))
+        await send(client)
+        gc.collect()
+
+    play(strict, scenario)
+    assert logged == []
 
 
 def test_a_failing_source_with_a_trailer_stores_nothing(strict: StrictOrigin) -> None:

@@ -81,7 +81,7 @@ def test_one_probe_at_a_time_finds_the_origin_when_it_is_back() -> None:
                 await asyncio.gather(*(_unanswered(told.origin, READS[0]) for _ in range(10)))
             assert 1 <= len(told.requests) <= 4
             assert {request.target for request in told.requests} == {"/"}
-            told.context = answering
+            told.exchange = answering
             while True:
                 try:
                     async with await told.origin.send(READS[0]) as answer:

@@ -26,7 +26,7 @@ class Request:
     body: bytes
 
 
-RequestContext = Callable[[Request, asyncio.StreamWriter], Awaitable[None]]
+Exchange = Callable[[Request, asyncio.StreamWriter], Awaitable[None]]
 """What is answered. When it returns, the next request may come."""
 
 
@@ -39,7 +39,7 @@ class ToldOrigin:
     requests: list[Request] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     outcomes: list[HedgeOutcome] = field(default_factory=list)
-    context: RequestContext | None = None
+    exchange: Exchange | None = None
 
     def of(self, method: str) -> list[Request]:
         return [request for request in self.requests if request.method == method]
@@ -55,7 +55,7 @@ def head(*lines: str, status: str = "200 OK") -> bytes:
 
 
 @asynccontextmanager
-async def told_origin(context: RequestContext, **settings: object) -> AsyncIterator[ToldOrigin]:
+async def told_origin(exchange: Exchange, **settings: object) -> AsyncIterator[ToldOrigin]:
     """A server, and a client that has no patience with it."""
     serving = set[asyncio.Task[None]]()
 
@@ -67,8 +67,8 @@ async def told_origin(context: RequestContext, **settings: object) -> AsyncItera
             while True:
                 request = await _request(reader, writer, len(told.requests) + 1)
                 told.requests.append(request)
-                assert told.context is not None
-                await told.context(request, writer)
+                assert told.exchange is not None
+                await told.exchange(request, writer)
                 await writer.drain()
         writer.close()
         with suppress(ConnectionError):
@@ -91,7 +91,7 @@ async def told_origin(context: RequestContext, **settings: object) -> AsyncItera
         on_attempt=lambda attempt: told.attempts.append(attempt),
         on_hedge=lambda outcome: told.outcomes.append(outcome),
     )
-    told = ToldOrigin(origin, port, context=context)
+    told = ToldOrigin(origin, port, exchange=exchange)
     try:
         async with asyncio.timeout(20):
             yield told

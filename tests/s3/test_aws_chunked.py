@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import S3Error
 from gateway.s3.aws_chunked import (
+    SMALL_CHUNKS_MAX,
     AwsChunkedDecoder,
     AwsChunkedEncoder,
     PayloadMode,
@@ -182,6 +183,22 @@ def test_small_signed_chunks_are_refused_unless_last() -> None:
         decode(body, SIGNED, 8192, seed=seed_of())
     assert refusal.value.code == "InvalidChunkSizeError"
     assert refusal.value.elements == {"BadChunkSize": "8191"}
+
+
+@pytest.mark.parametrize("before", [[], [b"l" * 2**20]], ids=["first", "behind a large one"])
+def test_many_small_unsigned_chunks_are_refused(before: list[bytes]) -> None:
+    """As many as a MiB makes up for, wherever they are; S3 takes none but the last."""
+    names = frozenset({CRC32C})
+    for count in (SMALL_CHUNKS_MAX, SMALL_CHUNKS_MAX + 2):
+        chunks = [*before, *[b"x"] * count]
+        body, length = unsigned_body(chunks), sum(map(len, chunks))
+        if count == SMALL_CHUNKS_MAX:
+            assert len(decode(body, UNSIGNED_TRAILER, length, names=names)[0]) == length
+            continue
+        with pytest.raises(S3Error) as refusal:
+            decode(body, UNSIGNED_TRAILER, length, names=names)
+        assert refusal.value.code == "InvalidChunkSizeError"
+        assert refusal.value.elements == {"BadChunkSize": "1"}
 
 
 def test_unsigned_chunks_may_have_any_size() -> None:

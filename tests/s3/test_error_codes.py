@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.errors import S3Error
 from gateway.s3.error_codes import CODES, error_document, s3_error
 
 
@@ -61,3 +62,17 @@ def test_whatever_a_client_sent_the_document_stays_well_formed(text: str) -> Non
     """Keys and headers are echoed; none of them can break the document, lone surrogates and NUL included."""
     document = error_document(s3_error("NoSuchKey", Key=text), resource=text, request_id="R", host_id="H")
     assert ElementTree.fromstring(document).findtext("Code") == "NoSuchKey"
+
+
+@pytest.mark.parametrize("filler", ["a", "&", "\x00", "é"])
+def test_what_is_repeated_is_cut(filler: str) -> None:
+    """And says so. What was signed stays whole where it is of ordinary length."""
+    longest = {"AWSAccessKeyId": 1024, "StringToSign": 8192, "CanonicalRequest": 8192, "HeadersNotSigned": 1024}
+    for extra in (0, 1):
+        fields = {name: filler * (size + extra) for name, size in longest.items()}
+        error = S3Error("SignatureDoesNotMatch", "no", 403, elements=fields)
+        shown = ElementTree.fromstring(error_document(error, resource="/" * 1025, request_id="1", host_id="2"))
+        assert shown.findtext("Resource", "").endswith("[cut here: 1024 of 1025 characters]")
+        for name, size in longest.items():
+            note = f" [cut here: {size} of {size + 1} characters]" if extra else ""
+            assert shown.findtext(name) == filler.replace("\x00", "\ufffd") * size + note

@@ -219,10 +219,18 @@ def test_the_date_header_stands_in_for_x_amz_date() -> None:
         "x-delete-version-id",
         "x-ms-copy-source",
         "x-object-lock-mode",
+        "x-archive-cascade-delete",
+        "x-delete-after",
+        "x-symlink-target",
+        "x-container-read",
+        "x-client-copy-source",
+        "x-never-heard-of",
+        "ibm-sse-kms-encryption-algorithm",
+        "retention-period",
     ],
 )
 def test_what_may_make_another_request_of_it_must_be_signed(name: str) -> None:
-    """In whichever dialect: who has a presigned URL may send its request and no other."""
+    """In whichever dialect, known or not: who has a presigned URL may send its request and no other."""
     parsed = plain()
     parsed.headers = {**parsed.headers, name: "value"}
     with pytest.raises(S3Error, match="AccessDenied") as refusal:
@@ -240,6 +248,15 @@ def test_what_may_make_another_request_of_it_must_be_signed(name: str) -> None:
         "x-b3-traceid",
         "x-datadog-tags",
         "x-client-version",
+        "x-forebay-hop",
+        "x-envoy-attempt-count",
+        "traceparent",
+        "via",
+        "cache-control",
+        "content-encoding",
+        "upgrade-insecure-requests",
+        "sec-fetch-site",
+        "access-control-request-method",
     ],
 )
 def test_what_proxies_and_tracing_add_need_not_be(name: str) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+from contextlib import suppress
+
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +48,21 @@ def test_other_markers_are_ids_of_the_origin() -> None:
     for damaged in ("fb1.", "fb1.!", "fb1.AAAA", "fb1.WyJhIl0"):
         with pytest.raises(S3Error):
             _ = query(marker=damaged).place
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=6,
+)
+
+
+@given(_JSON | st.tuples(st.text(max_size=3), _JSON))
+def test_a_forged_marker_is_refused_or_a_place(document: object) -> None:
+    """Whatever is inside the base64: anybody can write it."""
+    marker = "fb1." + base64.urlsafe_b64encode(orjson.dumps(document)).decode().rstrip("=")
+    with suppress(S3Error):
+        assert isinstance(query(marker=marker).place, UploadPlace)
 
 
 @given(st.lists(st.tuples(KEYS, st.text("ab12", min_size=1, max_size=5)), max_size=4), st.lists(KEYS, max_size=3))

@@ -13,6 +13,7 @@ from gateway.s3.xml import (
     DeleteEntry,
     DeleteError,
     DeleteRequest,
+    at_once,
     complete_multipart_upload_result,
     delete_request_document,
     error_code_of,
@@ -74,7 +75,7 @@ entries = st.builds(
 @given(st.builds(DeleteRequest, objects=st.lists(entries, min_size=1, max_size=5), quiet=st.booleans()))
 def test_delete_requests_make_the_round_trip(asked: DeleteRequest) -> None:
     """What is written for the origin is read back the same: keys with markup, conditions, quiet."""
-    assert parse_delete(delete_request_document(asked)) == asked
+    assert at_once(parse_delete(delete_request_document(asked))) == asked
 
 
 def delete_body(count: int) -> bytes:
@@ -83,9 +84,9 @@ def delete_body(count: int) -> bytes:
 
 def test_a_thousand_objects_can_be_deleted_and_no_more() -> None:
     """S3's limits; the namespace may be missing, the order is free."""
-    assert len(parse_delete(delete_body(1000)).objects) == 1000
+    assert len(at_once(parse_delete(delete_body(1000))).objects) == 1000
     body = b"<Delete xmlns='x'><Quiet>true</Quiet><Object><VersionId>v</VersionId><Key>k</Key></Object></Delete>"
-    assert parse_delete(body) == DeleteRequest([DeleteEntry("k", "v", None)], quiet=True)
+    assert at_once(parse_delete(body)) == DeleteRequest([DeleteEntry("k", "v", None)], quiet=True)
 
 
 @pytest.mark.parametrize(
@@ -118,16 +119,16 @@ def test_a_thousand_objects_can_be_deleted_and_no_more() -> None:
 def test_documents_that_could_be_read_in_two_ways_or_harm_are_malformed(body: bytes) -> None:
     """No DTDs, no entities, no trees beyond the schema, no key that another parser would see differently."""
     with pytest.raises(S3Error) as refusal:
-        parse_delete(body)
+        at_once(parse_delete(body))
     assert (refusal.value.code, refusal.value.status) == ("MalformedXML", 400)
 
 
 def test_documents_beyond_the_callers_limit_are_not_even_parsed() -> None:
     """Size is checked first."""
     with pytest.raises(S3Error, match="MaxMessageLengthExceeded"):
-        parse_delete(delete_body(2), size_bytes_max=10)
+        at_once(parse_delete(delete_body(2), size_bytes_max=10))
     with pytest.raises(S3Error, match="MaxMessageLengthExceeded"):
-        parse_complete_multipart_upload(b"x" * 11, size_bytes_max=10)
+        at_once(parse_complete_multipart_upload(b"x" * 11, size_bytes_max=10))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_complete_bodies_of_every_client_are_read(etag: str, namespace: str, pro
         f"<Part><ChecksumCRC32>AAAAAA==</ChecksumCRC32><PartNumber> 7 </PartNumber>\n<ETag>{etag}</ETag></Part>"
         "</CompleteMultipartUpload>"
     )
-    assert parse_complete_multipart_upload(body.encode()) == [
+    assert at_once(parse_complete_multipart_upload(body.encode())) == [
         CompletedPart(1, '"abc"', {}),
         CompletedPart(7, '"abc"', {"crc32": "AAAAAA=="}),
     ]
@@ -154,7 +155,26 @@ def test_ten_thousand_parts_with_checksums_fit() -> None:
     fields = "<ETag>&quot;{0:032x}&quot;</ETag><ChecksumSHA256>{0:064x}</ChecksumSHA256>"
     parts = "".join(f"<Part><PartNumber>{n}</PartNumber>{fields.format(n)}</Part>" for n in range(1, 10_001))
     body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
-    assert len(parse_complete_multipart_upload(body)) == 10_000
+    assert len(at_once(parse_complete_multipart_upload(body))) == 10_000
+
+
+@pytest.mark.parametrize(
+    ("inner", "steps_max"),
+    [
+        (b"<Object %b/>" % b" ".join(b"a%d=''" % number for number in range(600_000)), 3),
+        (b"<!--" + b"<a" * 4_000_000 + b"-->", 3),
+        (b"<Object/>" * 800_000, 1),
+        (b" " * 8_000_000, 500),
+    ],
+    ids=["attributes", "comment", "objects", "text"],
+)
+def test_documents_are_read_in_small_steps(inner: bytes, steps_max: int) -> None:
+    """What would have to be taken at once, or is more than the schema has, is given up when it shows."""
+    steps = parse_delete(b"<Delete>%b</Delete>" % inner)
+    taken: list[None] = []
+    with pytest.raises(S3Error, match="MalformedXML"):
+        taken.extend(steps)
+    assert steps_max // 2 <= len(taken) <= steps_max
 
 
 def complete_body(*parts: tuple[str, str]) -> bytes:
@@ -180,7 +200,7 @@ def complete_body(*parts: tuple[str, str]) -> bytes:
 def test_bad_lists_of_parts_are_refused(body: bytes, code: str) -> None:
     """Checked before the origin hears of it (S3 API, "CompleteMultipartUpload", errors)."""
     with pytest.raises(S3Error) as refusal:
-        parse_complete_multipart_upload(body)
+        at_once(parse_complete_multipart_upload(body))
     assert refusal.value.code == code
 
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import resource
+import socket
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.support.gateway_process import GatewayProcess
 
@@ -98,3 +104,73 @@ def test_a_flood_of_refused_requests_leaves_memory_where_it_was() -> None:
         assert asyncio.run(floods(port, 1000, REQUESTS)) <= {b"400", b"403"}
         assert resident_kib(pid) - before < GROWTH_KIB_MAX, f"{before} → {resident_kib(pid)} KiB"
         print(f"{before} → {resident_kib(pid)} KiB")
+
+
+HELD_CONNECTIONS = 1_000
+ROUNDS = REQUESTS // HELD_CONNECTIONS
+AMPERSANDS = "&" * HEAD_BYTES
+
+HALF_SENT = f"GET /bucket/key HTTP/1.1\r\nHost: h\r\nX: {AMPERSANDS}"[:HEAD_BYTES].encode()
+
+
+def unknown_key() -> bytes:
+    return by_header(random.Random(1), AMPERSANDS[: HEAD_BYTES - 2000]).encode()
+
+
+def known_key_that_did_not_sign() -> bytes:
+    """Its answer shows what should have been signed."""
+    timestamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    signed = "SignedHeaders=host;x-amz-content-sha256;x-amz-date;x-amz-meta-a, Signature=0"
+    scope = f"Credential=job-a/{timestamp[:8]}/us-east-1/s3/aws4_request"
+    fields = f"x-amz-date: {timestamp}\r\nx-amz-content-sha256: UNSIGNED-PAYLOAD\r\n"
+    fields += f"x-amz-meta-a: {AMPERSANDS[: HEAD_BYTES - 2000]}\r\n"
+    authorization = f"Authorization: AWS4-HMAC-SHA256 {scope}, {signed}\r\n"
+    return f"GET /bucket/key HTTP/1.1\r\nHost: h\r\n{fields}{authorization}\r\n".encode()
+
+
+def idle_connections(port: int, stack: ExitStack) -> list[socket.socket]:
+    """Each has had an answer, and takes little more."""
+    found = []
+    for _ in range(HELD_CONNECTIONS):
+        one = stack.enter_context(socket.socket())
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.settimeout(30)
+        one.connect(("127.0.0.1", port))
+        one.sendall(b"GET /bucket/key HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert one.recv(65536).startswith(b"HTTP/1.1 403")
+        found.append(one)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("say", [lambda: HALF_SENT, unknown_key, known_key_that_did_not_sign])
+def test_a_flood_that_is_held_open_leaves_memory_where_it_was(say: Callable[[], bytes]) -> None:
+    """10,000 heads that are not whole, or whose refusals nobody reads: beside the connections, they cost nothing."""
+    caller = {"access_key_id": "job-a", "secret_access_key": "s" * 20, "allow": ["s3://"]}
+    config: dict[str, Any] = {"origin": {"endpoint_url": "http://127.0.0.1:1"}, "credentials": [caller]}
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        with GatewayProcess(config) as gateway:
+            port = int(gateway.s3_url.rpartition(":")[2])
+            [pid, *_] = gateway.worker_pids()
+            assert pid is not None
+            asyncio.run(floods(port, 1, WARM_UP))
+            for _ in range(3):  # what closed connections leave is collected now and then
+                with ExitStack() as stack:
+                    idle_connections(port, stack)
+            grown: list[int] = []
+            for _ in range(ROUNDS):
+                with ExitStack() as stack:
+                    connections = idle_connections(port, stack)
+                    if not grown:
+                        before = resident_kib(pid)
+                    for one in connections:
+                        with suppress(ConnectionError):  # it has made room
+                            one.sendall(say())
+                    asyncio.run(floods(port, 2, CONNECTIONS))  # by their end the worker has seen all of those
+                    grown.append(resident_kib(pid) - before)
+            assert max(grown) < GROWTH_KIB_MAX, grown
+            print("KiB more:", grown)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

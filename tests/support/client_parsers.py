@@ -6,14 +6,16 @@ A function returns None and raises nothing: refusals are answers, and are made i
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, authorise
 from gateway.edge.server.request_body import ChunkedDecoder
-from gateway.edge.server.request_head import HeadParser, check_incomplete_head
+from gateway.edge.server.request_head import HeadParser, IncompleteHead
 from gateway.errors import OriginBodyError, S3Error
 from gateway.operations.read_object import head_must_bypass, judged_by_the_origin
 from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slot, Slots
@@ -33,8 +35,8 @@ from gateway.s3.signature_v4 import (
     SeedSignature,
     payload_mode,
 )
-from gateway.s3.upload_list import uploads_query
-from gateway.s3.xml import insert_delete_results, parse_complete_multipart_upload, parse_delete
+from gateway.s3.upload_list import UploadsQuery, uploads_query
+from gateway.s3.xml import at_once, insert_delete_results, parse_complete_multipart_upload, parse_delete
 from tests.support.manual_clock import ManualClock
 
 HEAD_BYTES_MAX = 64 * 1024
@@ -101,7 +103,7 @@ def _head(data: bytes) -> None:
 
 
 def _incomplete_head(data: bytes) -> None:
-    check_incomplete_head(data, 2**20)
+    IncompleteHead(2**20).find_end(data)
 
 
 def _condition(data: bytes) -> None:
@@ -256,13 +258,32 @@ def _own_documents(data: bytes) -> None:
         insert_delete_results(data, [], ["key"])
 
 
+def _delete(data: bytes) -> None:
+    at_once(parse_delete(data))
+
+
+def _complete(data: bytes) -> None:
+    at_once(parse_complete_multipart_upload(data))
+
+
 def _one_tag(data: bytes) -> None:
     """Attributes of one element, all of one namespace whose name is as long as they are together."""
-    parse_delete(b"<Delete xmlns:a='" + b"u" * len(data) + b"'" + data + b"/>")
+    _delete(b"<Delete xmlns:a='" + b"u" * len(data) + b"'" + data + b"/>")
 
 
 def _token(data: bytes) -> None:
     decode_token(data.decode("latin-1"))
+
+
+def _inside_token(data: bytes) -> None:
+    """What a token says, and not how it is encoded."""
+    whole = zlib.crc32(data).to_bytes(4, "big") + data
+    decode_token("1" + base64.urlsafe_b64encode(whole).decode().rstrip("="))
+
+
+def _inside_upload_marker(data: bytes) -> None:
+    marker = "fb1." + base64.urlsafe_b64encode(data).decode().rstrip("=")
+    _ = UploadsQuery("", "", "k", marker, 7, is_url_encoded=True).place
 
 
 _BLANKS = (b" ", b"\t", b",", b";", b'"')
@@ -319,17 +340,21 @@ def _parsers() -> list[ClientParser]:
                 b"a",
             ),
         ),
-        ClientParser("DeleteObjects", parse_delete, _XML, b"<Delete>", b"</Delete>", 8 * 2**20),
+        ClientParser("DeleteObjects", _delete, _XML, b"<Delete>", b"</Delete>", 8 * 2**20),
         ClientParser("DeleteObjects, one tag", _one_tag, (b" a:b%d=''", b" x=''", b" ", b" a:a='b'")),
         ClientParser(
             "CompleteMultipartUpload",
-            parse_complete_multipart_upload,
+            _complete,
             _XML,
             b"<CompleteMultipartUpload>",
             b"</CompleteMultipartUpload>",
             8 * 2**20,
         ),
         ClientParser("tokens", _token, (b"1", b"A", b"=", b"-", b"_", b"/", b"\xff"), b"1"),
+        ClientParser("inside tokens", _inside_token, (b"\x00", b"a", b"\xff", b"/", b"\x01")),
+        ClientParser(
+            "inside upload markers", _inside_upload_marker, (b'["a",', b"[1.5,", b'"u"]]', b"{", b'"x":1}', b"]")
+        ),
         ClientParser(
             "copy source",
             lambda data: parse_copy_source(data.decode("latin-1")),

@@ -37,12 +37,24 @@ def repeated(begin: bytes, unit: bytes, end: bytes, size_bytes: int) -> bytes:
     return begin + middle + end
 
 
-def python_steps(parse: Parse, data: bytes) -> int:
+def python_steps(parse: Parse, data: bytes, *, counts_searched: bool = False) -> int:
     """Lines that run, and the lengths of what they make: text and collections in local variables that were not there.
 
-    So a loop that joins to a text shows, though the joining itself is done in C.
+    So a loop that joins to a text shows, though the joining itself is done in C. `counts_searched`: the lengths of
+    texts whose methods are called, too, as these may look at all of it; and of what a pattern may be looked for in.
     """
     steps = 0
+
+    def on_call(frame: FrameType, event: str, function: Any) -> None:
+        nonlocal steps
+        if event != "c_call":
+            return
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, (str, bytes, bytearray)):
+            steps += len(owner) // 8
+        elif isinstance(owner, re.Pattern):
+            steps += max((len(value) for value in frame.f_locals.values() if type(value) in _TEXTS), default=0) // 8
+
     known: dict[int, dict[str, int]] = {}
 
     def on_event(frame: FrameType, event: str, _argument: Any) -> Any:
@@ -60,15 +72,19 @@ def python_steps(parse: Parse, data: bytes) -> int:
             known.pop(id(frame), None)
         return on_event
 
-    before = sys.gettrace()
+    before, profile_before = sys.gettrace(), sys.getprofile()
+    if counts_searched:
+        sys.setprofile(on_call)
     sys.settrace(on_event)
     try:
         parse(data)
     finally:
         sys.settrace(before)
+        sys.setprofile(profile_before)
     return steps
 
 
+_TEXTS = frozenset({str, bytes, bytearray})
 _SIZED = frozenset({str, bytes, bytearray, list, tuple, dict, set, frozenset})
 
 
@@ -102,6 +118,25 @@ def grows_too_fast(parse: Parse, begin: bytes, unit: bytes, end: bytes) -> Growt
         if after > WORK_MIN and after > GROWTH_MAX * before:
             return Growth(size, before, after)
     return _computes_too_long(parse, begin, unit, end)
+
+
+def grows_in_pieces(reader: Callable[[], Parse], begin: bytes, unit: bytes) -> Growth | None:
+    """As `grows_too_fast`, of one who is fed single bytes: those cost the same whatever has come before them.
+
+    `reader` makes what takes the next bytes. Counts steps and bytes only, no time.
+    """
+
+    def parse(data: bytes) -> None:
+        feed = reader()
+        for position in range(len(data)):
+            feed(data[position : position + 1])
+
+    small, large = (
+        python_steps(parse, repeated(begin, unit, b"", size), counts_searched=True) for size in TRACED_SIZES
+    )
+    if large > WORK_MIN and large > GROWTH_MAX * small:
+        return Growth(TRACED_SIZES[-1], small, large)
+    return None
 
 
 def _computes_too_long(parse: Parse, begin: bytes, unit: bytes, end: bytes) -> Growth | None:

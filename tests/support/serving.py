@@ -8,9 +8,10 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from gateway.clock import Clock
+from gateway.edge.server.connection import S3Protocol
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.request_body import ReceiveThreads
 from gateway.edge.server.s3_server import ASGIApp, S3Server, TlsFiles
@@ -50,6 +51,14 @@ class Serving:
     async def requests(self, number: int) -> None:
         """Wait until the application has `number` requests in hand."""
         await until(lambda: self.server.requests_in_flight == number)
+
+    def protocols(self) -> list[S3Protocol]:
+        """The connections themselves, for what only they know."""
+        return cast("list[S3Protocol]", list(self.server._state.connections))
+
+    async def unread(self) -> None:
+        """Wait until there is a connection that nobody reads from."""
+        await until(lambda: any(one.flow.read_paused for one in self.protocols()))
 
 
 async def until(holds: Callable[[], bool]) -> None:

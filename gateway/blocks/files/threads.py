@@ -17,7 +17,7 @@ import lmdb
 
 from gateway.blocks.files.block_file import BlockLease
 from gateway.errors import BlockDamaged, BlockError, StoreUnavailable
-from gateway.file_lease import with_lease
+from gateway.file_lease import close_opened, with_lease
 
 
 class Trouble(StrEnum):
@@ -91,6 +91,7 @@ _LOOK_SECONDS = 0.5
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Opened = TypeVar("Opened", BlockLease, BlockLease | None)
 
 
 class DiskThreads:
@@ -131,6 +132,15 @@ class DiskThreads:
     async def disk(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
         """Run what reads or writes block files."""
         return await self._outcome(self._disk.submit(function, *arguments, **keywords))
+
+    async def open(self, function: Callable[P, Opened], *arguments: P.args, **keywords: P.kwargs) -> Opened:
+        """Run what opens a block file; it is closed again where nobody waits for it any more."""
+        opening = self._disk.submit(function, *arguments, **keywords)
+        try:
+            return await self._outcome(opening)
+        except BaseException:
+            opening.add_done_callback(close_opened)
+            raise
 
     async def idle(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
         """Run what reads block files while nobody waits for it: the disk does it when it has nothing else to do."""

@@ -230,7 +230,7 @@ class LargeBlockFetcher:
         if not nonce:
             return nonce is not None
         name = layout.file_name(fetch.block.id, nonce.to_bytes(8, "big").hex())
-        file = await self.threads.disk(self.directory.store.open_of, holder, name)
+        file = await self.threads.open(self.directory.store.open_of, holder, name)
         if file is None:  # it is published and evicted, abandoned, or removed by somebody else
             return False
         try:

@@ -363,7 +363,7 @@ class SourceOpener:
         tools = self._tools
         file = tools.open_files.get(extent.file)
         if file is None:
-            file = await tools.threads.disk(tools.directory.store.open_published, extent)
+            file = await tools.threads.open(tools.directory.store.open_published, extent)
             tools.open_files.keep(extent.file, file)
         return file
 

@@ -36,18 +36,23 @@ from gateway.edge.server.request_body import NO_BODY, RECEIVE_INTO, BodyQueue, R
 from gateway.edge.server.request_head import (
     HEAD_END,
     HeadParser,
+    IncompleteHead,
     RequestHead,
-    check_incomplete_head,
     connection_scope,
     request_scope,
 )
 from gateway.edge.server.response import WriteWatch, refusal_bytes, too_many_connections
-from gateway.edge.server.server_state import S3ServerState
+from gateway.edge.server.server_state import InputFlow, S3ServerState
 from gateway.errors import S3Error
 from gateway.s3.error_codes import s3_error
 
 FIRST_BYTE_SECONDS = 1.0
 """While the server drains: how long a connection that has just been opened may take for its first byte."""
+
+PROBE_SECONDS = (2.0, 8.0, 32.0)
+"""How long nothing was read from a client whose request is not answered yet, when it is asked whether it is there. The
+end of its side may stand behind more than the kernel takes. Go's client takes five interim responses at most.
+"""
 
 _logger = logging.getLogger(__name__)
 
@@ -67,6 +72,7 @@ class S3Connection(HttpToolsProtocol):
     """uvicorn's protocol with deadlines, a drain and an end that loses no answer; requests are `S3Protocol`'s."""
 
     cycle: RequestCycle | None  # type: ignore[assignment]
+    flow: InputFlow
 
     def __init__(
         self,
@@ -84,7 +90,11 @@ class S3Connection(HttpToolsProtocol):
         self.now = (clock or SystemClock()).monotonic
         self.shared = server_state if isinstance(server_state, S3ServerState) else S3ServerState()
         self._input = Input.HEAD
-        self._received = b""
+        self._received: bytes | bytearray = b""
+        self._held_bytes = 0
+        """What of it counts among all that connections hold."""
+        self._unread_since: float | None = None
+        self._refusal_deadline: float | None = None
         self._fresh = True
         self._deadline: float | None = None
         self._discard_left = 0
@@ -101,6 +111,7 @@ class S3Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = InputFlow(transport, self._on_unread, self._on_read)
         extensions: dict[str, object] = {RESPONSE: {}}
         if self.scheme == "http":
             # Nothing is queued behind the kernel's own buffer, so "not paused" means that a file may be sent now.
@@ -118,10 +129,12 @@ class S3Connection(HttpToolsProtocol):
         super().connection_lost(exc)
         self._deadline = None
         self._received = b""
+        self._hold(0)
+        self._release_refusal()
+        self.shared.client_watch.forget(self)
         if self.cycle is not None:
             self.cycle.connection_lost()
         if self.wire is not None:
-            self.shared.half_closed.forget(self.wire.fileno())
             self.wire.detach()  # the transport closes it
             self.wire = None
         if not self.connections:
@@ -135,9 +148,72 @@ class S3Connection(HttpToolsProtocol):
         if self.wire is None or self.cycle is None or self._input is not Input.SUCCESSOR or self._is_half_closed:
             return False
         self.cycle.probe_client()
-        self.shared.half_closed.watch(self.wire.fileno(), self.transport.abort)
+        self.shared.client_watch.watch(self, self.wire.fileno(), self.transport.abort)
         self._is_half_closed = True
         return True
+
+    # Where nothing is read
+
+    def _on_unread(self) -> None:
+        self._unread_since = self.now()
+        descriptor = self.transport.get_extra_info("socket").fileno()
+        self.shared.client_watch.watch(self, descriptor, self.transport.abort, self._on_end_ahead)
+
+    def _on_read(self) -> None:
+        self._unread_since = None
+        if not self._is_half_closed:
+            self.shared.client_watch.forget(self)
+
+    def _on_end_ahead(self) -> None:
+        """The client has ended its side, behind bytes that nobody has read."""
+        if self.cycle is None:
+            return
+        if self.wire is None:
+            self.transport.abort()
+        elif self.cycle.probes < len(PROBE_SECONDS):
+            self.cycle.probe_client()
+
+    def _probe_unread(self, cycle: RequestCycle, now: float) -> None:
+        since, probes = self._unread_since, cycle.probes
+        if since is not None and probes < len(PROBE_SECONDS) and now - since >= PROBE_SECONDS[probes]:
+            cycle.probe_client()
+
+    # What is held for strangers
+
+    def _hold(self, size_bytes: int) -> None:
+        if size_bytes or self._held_bytes:
+            self._held_bytes = size_bytes
+            self.shared.unparsed.hold(self._give_way, size_bytes)
+
+    def _give_way(self) -> None:
+        """All that connections have received and not parsed is too much, and this one has held some the longest."""
+        self._held_bytes = 0
+        _logger.debug("dropped bytes that were no whole request")
+        if self.waits_for_request:
+            self._refuse(s3_error("SlowDown"), to_head=self._received.startswith(b"HEAD "))
+            self.transport.close()
+        else:
+            self.transport.abort()
+
+    def is_refusal_unsent(self) -> bool:
+        """Called behind a refusal: is some of it still here? Then it counts, and has to go soon."""
+        unsent_bytes = self.transport.get_write_buffer_size()
+        if unsent_bytes and not self.transport.is_closing():
+            self._refusal_deadline = self.now() + self.limits.refusal_timeout_seconds
+            self.shared.unsent_refusals.hold(self.transport.abort, unsent_bytes)
+        return unsent_bytes > 0
+
+    def _release_refusal(self) -> None:
+        if self._refusal_deadline is not None:
+            self._refusal_deadline = None
+            self.shared.unsent_refusals.hold(self.transport.abort, 0)
+
+    def _check_refusal(self, deadline: float, now: float) -> None:
+        if not self.transport.get_write_buffer_size():
+            self._release_refusal()
+        elif now >= deadline:
+            _logger.debug("dropped a client that does not take its refusal")
+            self.transport.abort()
 
     def shutdown(self) -> None:
         """The server drains: what has begun is finished, what is idle closed."""
@@ -157,6 +233,7 @@ class S3Connection(HttpToolsProtocol):
     def _refuse(self, error: S3Error, *, to_head: bool = False) -> None:
         _logger.debug("refused a request: %s", error)
         self.transport.write(refusal_bytes(error, self.server_state.default_headers, without_body=to_head))
+        self.is_refusal_unsent()
         self._linger()
 
     def _linger(self) -> None:
@@ -175,6 +252,7 @@ class S3Connection(HttpToolsProtocol):
     def _discard_from_now_on(self) -> None:
         self._input = Input.NOTHING
         self._received = b""
+        self._hold(0)
         self._discard_left = self.limits.linger_bytes
         self.flow.resume_reading()
 
@@ -201,6 +279,8 @@ class S3Connection(HttpToolsProtocol):
 
     def sweep(self, now: float) -> None:
         """Called now and then by the server: enforce the timeouts."""
+        if self._refusal_deadline is not None:
+            self._check_refusal(self._refusal_deadline, now)
         writer = self.cycle.writer if self.cycle is not None else None
         if self._write_watch.stalled(self.transport, writer, now):
             _logger.debug("dropped a client that takes nothing")
@@ -210,6 +290,7 @@ class S3Connection(HttpToolsProtocol):
             self._on_deadline()
         elif self.cycle is not None:
             self.cycle.check_body(now)
+            self._probe_unread(self.cycle, now)
 
     def _on_deadline(self) -> None:
         if self._input is Input.NOTHING:
@@ -247,6 +328,7 @@ class S3Protocol(S3Connection):
         super().__init__(config, server_state, app_state, _loop, limits=limits, clock=clock, only_answer=only_answer)
         self._receive_threads = receive_threads
         self._head_deadline_set = False
+        self._incomplete: IncompleteHead | None = None
         self._heads = HeadParser(max_bytes=self.limits.max_header_bytes, max_headers=self.limits.max_headers)
 
     # Bytes in
@@ -256,17 +338,47 @@ class S3Protocol(S3Connection):
             self._feed_body(data)
         elif self._input is _NOTHING:
             self._discard(data)
+        elif self._received:
+            self._gather(data)
         else:
-            self._received = self._received + data if self._received else data
+            self._received = data
             self._look_at_received()
+
+    def _gather(self, data: bytes) -> None:
+        """More of what is not complete."""
+        if len(self._received) == 1:  # of an empty line, perhaps
+            self._received = bytes(self._received) + data
+            self._look_at_received()
+            return
+        if isinstance(self._received, bytes):
+            self._received = bytearray(self._received)
+        self._received += data
+        if self._input is _HEAD and self._incomplete is not None:
+            self._go_on_with_head(self._incomplete, self._received)
+        else:
+            self._look_at_received()
+
+    def _go_on_with_head(self, incomplete: IncompleteHead, received: bytearray) -> None:
+        try:
+            end = incomplete.find_end(received)
+            if end < 0:
+                self._hold(len(received))
+            else:
+                self._received = bytes(received[end:])
+                self._begin_request(bytes(received[:end]))
+        except S3Error as error:
+            self._refuse(error, to_head=received.startswith(b"HEAD "))
 
     def _look_at_received(self) -> None:
         if self._input is _HEAD:
             self._try_head()
-        elif len(self._received) > _PIPELINED_BYTES:
-            self.flow.pause_reading()
+        elif self._received:
+            self._hold(len(self._received))
+            if len(self._received) > _PIPELINED_BYTES:
+                self.flow.pause_reading()
 
     def _try_head(self) -> None:
+        """Of a head of which nothing has been looked at: nearly always it is whole."""
         received = self._received
         if received[:2] == b"\r\n":  # tolerated before a request line, once (RFC 9112, 2.2)
             received = received[2:]
@@ -274,14 +386,18 @@ class S3Protocol(S3Connection):
         self._received = received[end + 4 :] if end >= 0 else received
         try:
             if end >= 0:
-                self._begin_request(received[: end + 4])
+                self._begin_request(received[: end + 4])  # type: ignore[arg-type]  # no bytearray was gathered yet
             elif received:
                 self._await_rest_of_head(received)
+            else:
+                self._hold(0)
         except S3Error as error:
             self._refuse(error, to_head=received.startswith(b"HEAD "))
 
-    def _await_rest_of_head(self, received: bytes) -> None:
-        check_incomplete_head(received, self.limits.max_header_bytes)
+    def _await_rest_of_head(self, received: bytes | bytearray) -> None:
+        self._incomplete = IncompleteHead(self.limits.max_header_bytes)
+        self._incomplete.find_end(received)
+        self._hold(len(received))
         self._fresh = False
         if not self._head_deadline_set:
             self._head_deadline_set = True
@@ -291,6 +407,9 @@ class S3Protocol(S3Connection):
         if self._only_answer is not None:
             raise self._only_answer
         parsed = self._heads.parse(head)
+        if self._held_bytes:
+            self._incomplete = None
+            self._hold(0)
         self._fresh = self._head_deadline_set = False
         self._deadline = None
         self._start_cycle(parsed)
@@ -343,7 +462,7 @@ class S3Protocol(S3Connection):
             scope[RECEIVE_INTO] = receiving.receive_into
         self._start_task(cycle, self.app(scope, cycle.receive, cycle.send))
         self._input = _BODY
-        arrived, self._received = self._received, b""
+        arrived, self._received = bytes(self._received), b""
         if arrived:
             self._feed_body(arrived)
 
@@ -361,13 +480,12 @@ class S3Protocol(S3Connection):
 
     def on_response_complete(self) -> None:
         cycle = self.cycle
-        if cycle is None:
+        if cycle is None or self.transport.is_closing():
             return
+        self.cycle = None  # a connection that waits keeps nothing of the request
         self._after_response(cycle.keep_alive, body_complete=cycle.request_body.complete)
 
-    def _after_response(self, keep_alive: bool, *, body_complete: bool = True) -> None:
-        if self.transport.is_closing():
-            return
+    def _after_response(self, keep_alive: bool, *, body_complete: bool) -> None:
         if keep_alive:
             self._next_request()
         elif body_complete and not self._received:
@@ -381,6 +499,7 @@ class S3Protocol(S3Connection):
         self._deadline = self.waits_since + self.limits.keep_alive_timeout_seconds
         self.flow.resume_reading()
         if self._received:
+            self._received = bytes(self._received)
             self._try_head()
         if self._is_half_closed and self._input in (_HEAD, _BODY):
             self.transport.close()  # the rest of a request will never come

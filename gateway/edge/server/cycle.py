@@ -32,19 +32,16 @@ import struct
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, MutableMapping
 from contextlib import contextmanager
 from types import coroutine as awaitable_generator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from gateway import cancellation
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.request_body import BodyQueue
 from gateway.edge.server.response import EncodedResponse, ResponseWriter, Sender, refusal, response_head
-from gateway.edge.server.server_state import S3ServerState
+from gateway.edge.server.server_state import InputFlow, S3ServerState
 from gateway.errors import ClientDisconnected
 from gateway.objects import FileSpan
 from gateway.s3.error_codes import s3_error
-
-if TYPE_CHECKING:
-    from uvicorn.protocols.http.flow_control import FlowControl
 
 _TASK_WANTED: Any = object()
 
@@ -103,6 +100,9 @@ LENT = "forebay.lent_bytes"
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
+_REFUSALS = 400
+"""The statuses from here on."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -110,13 +110,14 @@ class Connection(Protocol):
     """What a request needs of its connection. `wire` is the transport's own socket, None where it is encrypted."""
 
     transport: asyncio.Transport
-    flow: FlowControl
+    flow: InputFlow
     wire: socket.socket | None
     limits: ServerLimits
 
     shared: S3ServerState
 
     def now(self) -> float: ...
+    def is_refusal_unsent(self) -> bool: ...
     def on_response_complete(self) -> None: ...
 
 
@@ -132,6 +133,9 @@ class RequestCycle:
     _event: asyncio.Event | None = None
     _is_over = False
     """The application has returned: what happens to the response now is no beginning of another request."""
+
+    probes = 0
+    """How often the client was asked whether it is there."""
 
     _end_told = False
     _waiting_since: float | None = None
@@ -364,6 +368,8 @@ class RequestCycle:
                 rest = self.writer.begin_file(body, more_body=False, is_fresh=not self._has_waited)
             else:
                 self.writer.write_whole(body)
+                if response.status >= _REFUSALS and self.connection.is_refusal_unsent():
+                    self.keep_alive = False  # nothing else is done for one who does not read it
         finally:
             response.sent_bytes = self.writer.sent_bytes
         return rest
@@ -406,11 +412,12 @@ class RequestCycle:
             cancellation.abandon(self.task)
 
     def probe_client(self) -> None:
-        """The client sends no more, but may still wait for the response.
+        """Nothing comes from the client, or nothing is read from it; it may still wait for the response.
 
         A client that has left looks the same until something is sent to it, and then resets the connection. So it gets
         an interim response, which every client of HTTP/1.1 must take at any time (RFC 9110, 15.2).
         """
+        self.probes += 1
         if not self.response_started and self.scope["http_version"] == "1.1":
             self.transport.write(_CONTINUE)
 

@@ -35,6 +35,13 @@ class ServerLimits:
     """Received body that the application has not asked for yet: reading stops above it."""
     receive_buffers_bytes: int = 64 * 1024 * 1024
     """The same for all connections together: where there are many, each gets its share, 64 KiB at least."""
+    unparsed_bytes: int = 4 * 1024 * 1024
+    """Heads that are not whole, and what came behind a request, of all connections together: above it those that began
+    first make room."""
+    unsent_refusals_bytes: int = 4 * 1024 * 1024
+    """Refusals that nobody takes, of all connections together: above it the oldest are dropped."""
+    refusal_timeout_seconds: float = 5.0
+    """How long a client may take over a refusal."""
     max_connections: int = 16_384
     """Above it connections that wait for a request make room, the longest first; where there are none, 503 SlowDown."""
     refused_connections: int = 64
@@ -61,5 +68,6 @@ class ServerLimits:
             self.keep_alive_timeout_seconds,
             self.write_timeout_seconds,
             self.linger_seconds,
+            self.refusal_timeout_seconds,
         )
         return min(1.0, shortest / 4)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
 import select
 import socket
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
 
 MAX_LINE_BYTES = 1024
 MAX_TRAILER_BYTES = 8 * 1024
+
+CHUNK_BYTES_MIN = 256
+"""Of a chunk, on average: some clients send each of their writes, the line that begins an aws-chunk too, as one."""
+
+SMALL_CHUNKS_MAX = 1024
+"""So many chunks may have any size. What one read of the socket has brought is taken apart at once, and each costs as
+much as kilobytes do."""
 
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t\x20-\x7e\x80-\xff]*)?")
 _TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
@@ -57,6 +65,7 @@ class ChunkedDecoder:
         self._line = b""
         self._chunk_left = 0
         self._trailer_bytes = 0
+        self._missing_bytes = 0
 
     @property
     def complete(self) -> bool:
@@ -75,10 +84,14 @@ class ChunkedDecoder:
     def _take_data(self, data: bytes, position: int, emit: Callable[[bytes], None]) -> int:
         piece = data[position : position + self._chunk_left]
         emit(piece)
+        position += len(piece)
         self._chunk_left -= len(piece)
         if not self._chunk_left:
             self._expecting = _Expecting.DATA_END
-        return position + len(piece)
+            if data.startswith(b"\r\n", position):  # nearly always
+                self._expecting = _Expecting.SIZE
+                return position + 2
+        return position
 
     def _take_line(self, data: bytes, position: int) -> int:
         end = data.find(b"\n", position, position + MAX_LINE_BYTES)
@@ -109,6 +122,10 @@ class ChunkedDecoder:
         self._chunk_left = int(match.group(1), 16)
         if self._chunk_left > MAX_BODY_BYTES:
             raise bad_request("A chunk of the body is too large.")
+        # No average over all of the body: a large chunk makes up for those before it, never for those behind it.
+        self._missing_bytes = max(0, self._missing_bytes + CHUNK_BYTES_MIN - self._chunk_left)
+        if self._missing_bytes > SMALL_CHUNKS_MAX * CHUNK_BYTES_MIN:
+            raise bad_request(f"More than {SMALL_CHUNKS_MAX} chunks are smaller than {CHUNK_BYTES_MIN} bytes.")
         self._expecting = _Expecting.DATA if self._chunk_left else _Expecting.TRAILER
 
     def _on_data_end(self, content: bytes) -> None:
@@ -386,8 +403,35 @@ GATHERED_BYTES = 1024 * 1024
 QUEUED_BYTES = 256 * 1024
 """The same for what the event loop receives."""
 
-GATHERING_SECONDS_MAX = 0.02
-"""How long bytes of a slow sender wait for more of them."""
+GATHERING_SECONDS = 0.02
+"""How long fewer bytes wait for more of them."""
+
+SLOW_GATHERING_SECONDS_MAX = 1.0
+"""The same where a sender has turned out to be slow."""
+
+SLOW_BYTES = 64 * 1024
+"""Of a sender that brings less than this in the time, they wait longer the next time."""
+
+
+class Gathering:
+    """How long the bytes of one body wait for more of them.
+
+    A turn on a thread costs the same for a packet as for a MiB, and there may be thousands of slow senders. So the time
+    grows eightfold while turns bring little. Neither a fast sender nor the end of a body waits for it: GATHERED_BYTES
+    end the waiting, and so does all that is left.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = GATHERING_SECONDS
+
+    def seconds(self) -> float:
+        """Until the next turn. By chance up to a quarter less, so that bodies that began together spread out."""
+        return self._seconds * random.uniform(0.75, 1.0)
+
+    def came(self, size_bytes: int) -> None:
+        """So many bytes were there at the end of it."""
+        longer = size_bytes < SLOW_BYTES
+        self._seconds = min(SLOW_GATHERING_SECONDS_MAX, self._seconds * 8) if longer else GATHERING_SECONDS
 
 
 class Receiving:
@@ -408,6 +452,7 @@ class Receiving:
         self._wire = wire
         self._threads = threads
         self._on_body_complete = on_body_complete
+        self._gathering = Gathering()
 
     async def receive_into(self, sink: Sink) -> None:
         """Hand the rest of the body to `sink`, as `RequestBody.receive` says, and with its errors."""
@@ -423,6 +468,7 @@ class Receiving:
         while True:
             if pieces := body.take_all():
                 self._cycle.flow.resume_reading()
+                self._gathering.came(sum(map(len, pieces)))
                 drain = BodyDrain(pieces, sink)
                 await self._threads.run(drain.stop, drain.run)
             self._check_client()
@@ -435,7 +481,7 @@ class Receiving:
         body, flow, loop = self._cycle.request_body, self._cycle.flow, asyncio.get_running_loop()
         if not body:
             await self._cycle.wait_for_client()
-        until = loop.time() + GATHERING_SECONDS_MAX
+        until = loop.time() + self._gathering.seconds()
         while not (body.complete or body.failure or self._cycle.abandoned or flow.read_paused):
             left_seconds = until - loop.time()
             if not body or body.queued_bytes >= QUEUED_BYTES or left_seconds <= 0:
@@ -446,7 +492,7 @@ class Receiving:
     async def _from_socket(self, wire: socket.socket, left_bytes: int, sink: Sink) -> None:
         self._check_client()  # of one that has left, the transport may have closed the socket
         cycle = self._cycle
-        cycle.flow.pause_reading()
+        cycle.flow.hand_over_reading()
         arrived = cycle.request_body.take_all()
         direct = DirectReceive(wire, arrived, left_bytes, sink, self._threads)
         try:
@@ -486,7 +532,7 @@ class Receiving:
     async def _gather(self, direct: DirectReceive) -> None:
         direct.readable_from(GATHERED_BYTES)
         try:
-            await self._cycle.something_happens(direct.descriptor, GATHERING_SECONDS_MAX)
+            await self._cycle.something_happens(direct.descriptor, self._gathering.seconds())
         finally:
             direct.readable_from(1)
 
@@ -496,6 +542,7 @@ class Receiving:
             return await self._threads.run(direct.stop, direct.turn)
         finally:
             body.count(left_bytes - direct.left_bytes)
+            self._gathering.came(left_bytes - direct.left_bytes)
             if body.complete:
                 self._on_body_complete()
 

@@ -120,17 +120,41 @@ def expects_continue(framing: Headers, http_version: str) -> bool:
     )
 
 
-def check_incomplete_head(received: bytes, max_bytes: int) -> None:
-    """Refuse at once what can never become a request, rather than wait for the rest until the timeout."""
-    if len(received) > max_bytes:
-        raise header_section_too_large(max_bytes)
-    if received and not received[:1].isalpha() and received != b"\r":
-        raise bad_request()
-    if _BARE_LINE_FEED.search(received):
+def _check_line_ends(piece: bytes | bytearray, position: int) -> None:
+    if _BARE_LINE_FEED.search(piece, position):
         raise bad_request("Lines must end with CRLF.")
-    request_line, line_end, _ = received.partition(b"\r\n")
-    if line_end and not _REQUEST_LINE.match(request_line):
-        raise bad_request()
+
+
+class IncompleteHead:
+    """Looks at a head while it comes, at each byte once: where it ends, and whether it can still become a request."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._looked_at = 0
+        self._has_request_line = False
+
+    def find_end(self, received: bytes | bytearray) -> int:
+        """Behind its empty line, -1 where there is none in all that has come so far.
+
+        Raises S3Error at once for what can never become a request, rather than wait for the rest until the timeout.
+        """
+        new_from = self._looked_at
+        start = max(0, new_from - len(HEAD_END) + 1)
+        piece = received[start:]
+        self._looked_at = len(received)
+        end = piece.find(HEAD_END)
+        if end >= 0:
+            return start + end + len(HEAD_END)
+        if len(received) > self._max_bytes:
+            raise header_section_too_large(self._max_bytes)
+        if not received[:1].isalpha() and received != b"\r":
+            raise bad_request()
+        _check_line_ends(piece, new_from - start)
+        if not self._has_request_line and (line_end := piece.find(b"\r\n")) >= 0:
+            self._has_request_line = True
+            if not _REQUEST_LINE.match(received, 0, start + line_end):
+                raise bad_request()
+        return -1
 
 
 Header = tuple[bytes, bytes]
@@ -169,12 +193,18 @@ class HeadParser:
         """`head` ends with its empty line. Raises S3Error for whatever is not exactly one request head."""
         if len(head) > self._max_bytes:
             raise header_section_too_large(self._max_bytes)
-        self._run(head)
-        if self._method == "CONNECT":
-            raise s3_error("MethodNotAllowed")
-        if len(self._headers) > self._max_headers:
-            raise header_section_too_large(self._max_bytes)
-        parsed = self._request_head(head)
+        try:
+            self._run(head)
+            if self._method == "CONNECT":
+                raise s3_error("MethodNotAllowed")
+            if len(self._headers) > self._max_headers:
+                raise header_section_too_large(self._max_bytes)
+            parsed = self._request_head(head)
+        except S3Error:
+            self._renew()  # it may hold what it had read
+            raise
+        finally:  # a connection that waits keeps nothing of what it has read
+            self._url, self._headers, self._framing = b"", [], []
         if parsed.body_length != 0:
             self._renew()  # the body is not the parser's business, and it would wait for it
         return parsed
@@ -207,11 +237,6 @@ class HeadParser:
             raise s3_error("InvalidURI") from error
         except httptools.HttpParserError as error:
             raise bad_request() from error
-
-    def on_message_begin(self) -> None:
-        self._url = b""
-        self._headers = []
-        self._framing = []
 
     def on_url(self, url: bytes) -> None:
         self._url += url

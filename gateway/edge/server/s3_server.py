@@ -83,7 +83,7 @@ class S3Server:
         self._limits = limits or ServerLimits()
         self._clock = clock or SystemClock()
         self._tls = tls.context() if tls is not None else None
-        self._state = S3ServerState()
+        self._state = S3ServerState(self._limits)
         self._config = _uvicorn_config(app)
         self._listeners = [Listener(listening, self._on_connection) for listening in sockets]
         self._openings: dict[asyncio.Task[None], None] = {}
@@ -112,7 +112,7 @@ class S3Server:
         """
         self._config.load()
         self._refresh_date()
-        self._state.half_closed.open()
+        self._state.client_watch.open()
         sweeper = asyncio.create_task(self._sweep_forever())
         try:
             self._accept_again()
@@ -123,7 +123,7 @@ class S3Server:
             self._stop_accepting()
             sweeper.cancel()
             await self._cut_off()
-            self._state.half_closed.close()
+            self._state.client_watch.close()
             self._receive_threads.shut_down()
 
     async def _until(self, stop: asyncio.Event, sweeper: asyncio.Task[None]) -> None:

@@ -1,37 +1,96 @@
-"""What the connections of one server share, and those of them whose client sends no more and may have left."""
+"""What the connections of one server share: bounds on what all of them hold, and a watch over those that nobody reads
+from, whose clients may have left.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import select
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.server import ServerState
 
+from gateway.edge.server.limits import ServerLimits
 
-class HalfClosed:
-    """Those of one server. `open` where the loop runs, `close` at the end."""
+
+class SharedBytes:
+    """Bytes that connections hold for callers who may be strangers: no more than `max_bytes` all together.
+
+    Above it those give way that have held some for the longest. A holder is what is called then; it holds nothing any
+    more at that time.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._sizes: OrderedDict[Callable[[], None], int] = OrderedDict()
+        self.held_bytes = 0
+
+    def hold(self, holder: Callable[[], None], size_bytes: int) -> None:
+        """So many from now on, instead of what it held before."""
+        self.held_bytes += size_bytes - self._sizes.get(holder, 0)
+        if size_bytes:
+            self._sizes[holder] = size_bytes
+        else:
+            self._sizes.pop(holder, None)
+        while self.held_bytes > self._max_bytes:
+            oldest, oldest_bytes = self._sizes.popitem(last=False)
+            self.held_bytes -= oldest_bytes
+            oldest()
+
+
+@dataclass(slots=True)
+class _Watched:
+    descriptor: int
+    on_left: Callable[[], None]
+    on_end: Callable[[], None] | None
+
+
+class ClientWatch:
+    """Finds clients that leave while nothing is read from them. `open` where the loop runs, `close` at the end.
+
+    asyncio asks the kernel nothing about a connection that it does not read from.
+    """
 
     def __init__(self) -> None:
         self._epoll: select.epoll | None = None
-        self._on_reset: dict[int, Callable[[], None]] = {}
+        self._watched: dict[object, _Watched] = {}
+        self._owners: dict[int, object] = {}
 
     def open(self) -> None:
         self._epoll = select.epoll()
         asyncio.get_running_loop().add_reader(self._epoll.fileno(), self._look)
 
-    def watch(self, descriptor: int, on_reset: Callable[[], None]) -> None:
-        """Call this once when the connection is reset, unless `forget` comes first."""
-        if self._epoll is not None:
-            self._on_reset[descriptor] = on_reset
-            self._epoll.register(descriptor, 0)  # EPOLLERR and EPOLLHUP are always reported
+    def watch(
+        self, owner: object, descriptor: int, on_left: Callable[[], None], on_end: Callable[[], None] | None = None
+    ) -> None:
+        """Call `on_left` once when the connection is reset, and `on_end` once when the client ends its side before.
 
-    def forget(self, descriptor: int) -> None:
-        """The socket is about to be closed. Idempotent."""
-        if self._on_reset.pop(descriptor, None) is not None and self._epoll is not None:
-            self._epoll.unregister(descriptor)
+        Unless `forget` comes first. Watches a duplicate: the owner may close its descriptor at any time.
+        """
+        self.forget(owner)
+        if self._epoll is not None:
+            duplicate = os.dup(descriptor)
+            self._watched[owner] = _Watched(duplicate, on_left, on_end)
+            self._owners[duplicate] = owner
+            # EPOLLERR and EPOLLHUP are always reported
+            self._epoll.register(duplicate, select.EPOLLRDHUP if on_end is not None else 0)
+
+    def forget(self, owner: object) -> None:
+        """Idempotent."""
+        watched = self._watched.pop(owner, None)
+        if watched is not None:
+            del self._owners[watched.descriptor]
+            if self._epoll is not None:
+                self._epoll.unregister(watched.descriptor)
+            os.close(watched.descriptor)
 
     def close(self) -> None:
+        for owner in tuple(self._watched):
+            self.forget(owner)
         if self._epoll is not None:
             asyncio.get_running_loop().remove_reader(self._epoll.fileno())
             self._epoll.close()
@@ -40,20 +99,56 @@ class HalfClosed:
     def _look(self) -> None:
         if self._epoll is None:
             return
-        for descriptor, _ in self._epoll.poll(0):
-            on_reset = self._on_reset[descriptor]
-            self.forget(descriptor)
-            on_reset()
+        for descriptor, events in self._epoll.poll(0):
+            owner = self._owners.get(descriptor)
+            if owner is None:
+                continue  # what was called before has ended this watch
+            watched = self._watched[owner]
+            if events & (select.EPOLLERR | select.EPOLLHUP):
+                self.forget(owner)
+                watched.on_left()
+            elif watched.on_end is not None:
+                self._epoll.modify(descriptor, 0)
+                watched.on_end()
+
+
+class InputFlow(FlowControl):
+    """uvicorn's; calls `on_unread` when nobody reads any more, and `on_read` when somebody does again."""
+
+    def __init__(
+        self, transport: asyncio.Transport, on_unread: Callable[[], None], on_read: Callable[[], None]
+    ) -> None:
+        super().__init__(transport)
+        self._on_unread = on_unread
+        self._on_read = on_read
+
+    def pause_reading(self) -> None:
+        if not self.read_paused:
+            super().pause_reading()
+            self._on_unread()
+
+    def resume_reading(self) -> None:
+        if self.read_paused:
+            super().resume_reading()
+            self._on_read()
+
+    def hand_over_reading(self) -> None:
+        """The caller reads from the socket itself until it resumes, and sees its end."""
+        self.resume_reading()
+        super().pause_reading()
 
 
 class S3ServerState(ServerState):
     """uvicorn's, and what the drain needs to know."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: ServerLimits | None = None) -> None:
         super().__init__()
+        limits = limits or ServerLimits()
         self.default_lines = b""
         """`default_headers` once more, as lines of a response head."""
         self.draining = False
         self.nothing_open = asyncio.Event()
         self.nothing_open.set()
-        self.half_closed = HalfClosed()
+        self.client_watch = ClientWatch()
+        self.unparsed = SharedBytes(limits.unparsed_bytes)
+        self.unsent_refusals = SharedBytes(limits.unsent_refusals_bytes)

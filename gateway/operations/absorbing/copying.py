@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gateway.errors import BufferUnavailable, OriginAnswered
 from gateway.objects import ObjectKey
 from gateway.operations.absorbing.base import base_asked, base_now
-from gateway.operations.absorbing.eligible import check_metadata, fixed_headers, is_foreseen
+from gateway.operations.absorbing.eligible import check_stored, fixed_headers, is_foreseen
 from gateway.operations.absorbing.staging import leaves_to_the_origin, unavailable
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.payload import receive_payload
@@ -94,7 +94,7 @@ def _fixed(headers: Mapping[str, str], source: PendingObject, target: ObjectKey)
     own = fixed_headers(filter_request_headers(headers))
     checksums = {name: source.fixed.headers[name] for name in _KEPT_CHECKSUMS if name in source.fixed.headers}
     if directive == "REPLACE":
-        check_metadata(headers)
+        check_stored(headers)
         return {**own, **checksums}
     if source.key == target and "x-amz-storage-class" not in headers:
         raise s3_error(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from gateway.errors import BufferUnavailable, OriginAnswered, OriginUnreachable
 from gateway.operations.absorbing.base import base_asked
 from gateway.operations.absorbing.eligible import (
-    check_metadata,
+    check_stored,
     created_headers,
     makes_md5_etags,
     may_begin_without_origin,
@@ -66,7 +66,7 @@ class _Answer:
 
 async def absorb_create(context: RequestContext, buffer: WritebackBuffer) -> Response:
     """Begin an upload at the origin, and here."""
-    check_metadata(context.request.headers)
+    check_stored(context.request.headers)
     profile = buffer.look(lambda book: book.profile(context.object_key.bucket))
     is_ours = profile is None or profile.absorbs
     try:

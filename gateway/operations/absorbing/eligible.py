@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from gateway.s3.checksums import ALGORITHMS, PREFIX
 from gateway.s3.error_codes import s3_error
+from gateway.s3.headers import sendable
 from gateway.s3.requests import S3Request
 
 METADATA_SIZE_BYTES_MAX = 2048
@@ -115,8 +116,12 @@ def created_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name in _STORED or _is_about_the_upload(name)}
 
 
-def check_metadata(headers: Mapping[str, str]) -> None:
-    """S3Error MetadataTooLarge as S3 says it."""
+def check_stored(headers: Mapping[str, str]) -> None:
+    """What the flush would meet with is found out before anything is acknowledged.
+
+    S3Error MetadataTooLarge as S3 says it, and InvalidArgument for header values that cannot be sent.
+    """
+    sendable({name: value for name, value in headers.items() if _is_stored(name) or _is_about_the_upload(name)})
     size_bytes = sum(
         len(name) - len(_METADATA) + len(value) for name, value in headers.items() if name.startswith(_METADATA)
     )

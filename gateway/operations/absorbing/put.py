@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gateway.errors import BufferUnavailable, OriginAnswered
 from gateway.operations.absorbing.barrier import flushed
 from gateway.operations.absorbing.base import base_asked, base_now
-from gateway.operations.absorbing.eligible import check_metadata, fixed_headers, makes_md5_etags, may_be_absorbed
+from gateway.operations.absorbing.eligible import check_stored, fixed_headers, makes_md5_etags, may_be_absorbed
 from gateway.operations.absorbing.staging import paced, room_for_body, stage_body, tell_through, unavailable
 from gateway.operations.absorbing.through import written_through
 from gateway.operations.context import RequestContext, Response
@@ -37,7 +37,7 @@ async def absorb_put(context: RequestContext, buffer: WritebackBuffer) -> Respon
         return await _through_and_learn(context, buffer)
     if not profile.absorbs:
         return await _through(context, buffer)
-    check_metadata(context.request.headers)
+    check_stored(context.request.headers)
     async with room_for_body(context, buffer, context.slot.name) as bound:
         if bound is None:
             reply = await _absorb(context, buffer)
@@ -54,7 +54,7 @@ def _is_old(context: RequestContext, profile: Profile) -> bool:
 
 async def _absorb(context: RequestContext, buffer: WritebackBuffer) -> Response:
     async with base_asked(context) as asking:
-        staged = await stage_body(context, buffer, 1)
+        staged = await stage_body(context, buffer, context.slot.name, 1)
         part = staged.part
         try:
             base = await _base(context, buffer, asking)

@@ -35,15 +35,25 @@ class Staged:
     answer_headers: list[tuple[str, str]]
 
 
-async def stage_body(context: RequestContext, buffer: WritebackBuffer, number: int) -> Staged:
-    """Receive the request's body into a staged file that survives a power cut; S3Error and nothing left otherwise."""
-    writer = buffer.stage()
+async def stage_body(context: RequestContext, buffer: WritebackBuffer, slot: str, number: int) -> Staged:
+    """Receive the request's body into a staged file that survives a power cut; S3Error and nothing left otherwise.
+
+    It has room on the account of `slot`, and loses it where it comes slowly while others wait for room.
+    """
+    writer, bounds, clock = buffer.stage(), buffer.bounds.of(slot), context.services.clock
+    received_bytes, own_seconds, started = 0, 0.0, clock.monotonic()
 
     def write(data: memoryview) -> None:
+        nonlocal received_bytes, own_seconds
+        now = clock.monotonic()
+        received_bytes += len(data)
+        if bounds is not None:
+            bounds.check_rate(received_bytes, now - started - own_seconds)
         try:
             writer.write(data)
         except OSError as error:  # the disk's: those of the client's connection come from elsewhere
             raise BufferUnavailable(f"a staged file cannot be written: {error}") from error
+        own_seconds += clock.monotonic() - now
 
     try:
         received = await receive_verified(context, write)
@@ -108,12 +118,13 @@ async def room_for_body(context: RequestContext, buffer: WritebackBuffer, slot: 
         return
     size_bytes = announced_bytes(context)
     slows_down = bounds.slot.buffer_full == "slow-down"
-    bound = await bounds.take(size_bytes, PATIENCE_SECONDS if slows_down else PATIENCE_BEFORE_THROUGH_SECONDS)
+    patience_seconds = PATIENCE_SECONDS if slows_down else PATIENCE_BEFORE_THROUGH_SECONDS
+    bound = await bounds.take(context.credential, size_bytes, patience_seconds)
     if bound is None:
         try:
             yield None
         finally:
-            bounds.give_back(size_bytes)
+            bounds.give_back(context.credential, size_bytes)
         return
     if bound.passes and slows_down:
         raise slow_down(buffer, bounds, bound, size_bytes)

@@ -32,7 +32,7 @@ from gateway.operations.absorbing.upload_requests import (
     upload_of,
 )
 from gateway.operations.context import RequestContext, Response
-from gateway.operations.payload import receive_document
+from gateway.operations.payload import in_steps, receive_document
 from gateway.operations.visibility import changed_by, with_invalidation
 from gateway.s3.conditions import format_iso_date, unquote
 from gateway.s3.error_codes import s3_error
@@ -57,7 +57,7 @@ async def absorb_part(context: RequestContext, buffer: WritebackBuffer) -> Respo
     slot = found.fixed.slot
     async with room_for_body(context, buffer, slot) as bound:
         if bound is None:
-            staged = await stage_body(context, buffer, number)
+            staged = await stage_body(context, buffer, slot, number)
             await store_part(buffer, found, staged.part)
     if bound is not None:
         return await _part_through(context, buffer, PartThrough(found, number, bound))
@@ -76,7 +76,8 @@ async def _part_through(context: RequestContext, buffer: WritebackBuffer, sendin
 async def absorb_complete(context: RequestContext, buffer: WritebackBuffer) -> Response:
     """Make the parts an object. Asked for once more, it is answered as the first time."""
     upload_id = context.request.parameter("uploadId") or ""
-    listed = parse_complete_multipart_upload(await receive_document(context, COMPLETE_SIZE_BYTES_MAX))
+    document = await receive_document(context, COMPLETE_SIZE_BYTES_MAX)
+    listed = await in_steps(parse_complete_multipart_upload(document))
     upload = buffer.look(lambda book: book.upload(upload_id))
     if upload is None or upload.fixed.key != context.object_key:
         return _completed_before(context, buffer, upload_id, listed)

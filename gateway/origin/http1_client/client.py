@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import re
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from gateway import cancellation
-from gateway.errors import ConfigError, OriginUnreachable, S3Error
+from gateway.errors import ConfigError, OriginUnreachable
 from gateway.origin.addressing import DEFAULT_PORTS, Target
 from gateway.origin.http1_client.connection import Connection, Supervision
 from gateway.origin.http1_client.pool import Claim, Endpoint, Pool, Tunnel
 from gateway.origin.http1_client.response_stream import ResponseBroken, ResponseStream
 from gateway.origin.request_body import SLICE_BYTES, StreamedContent
 from gateway.origin.settings import OriginSettings
+from gateway.s3.headers import sendable
 
 ENDPOINTS_MAX = 1024
 
 _CONTINUE_WAIT_SECONDS = 1.0
 _WITH_THE_HEAD_BYTES_MAX = 256 * 1024
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class OriginSilent(OriginUnreachable):
@@ -147,6 +146,8 @@ async def _send(connection: Connection, stream: ResponseStream, content: Streame
         connection.sent()
 
     sending = asyncio.create_task(run(), name="send a body to an origin")
+    # What it raises is asked for below, but where something else is raised first: asyncio must not log it then.
+    sending.add_done_callback(lambda sent: sent.cancelled() or sent.exception())
     try:
         await asyncio.wait([sending, stream.arrival], return_when=asyncio.FIRST_COMPLETED)
     except BaseException:
@@ -163,30 +164,6 @@ async def _send(connection: Connection, stream: ResponseStream, content: Streame
     if not sending.cancelled() and (error := sending.exception()) is not None and not isinstance(error, OSError):
         stream.close()
         raise error
-
-
-def sendable(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """Latin-1 text to text whose UTF-8 has the same bytes. S3 itself takes header values in UTF-8 only."""
-    if (text := "".join(headers.values())).isascii() and text.isprintable():
-        return headers
-    return {
-        name: value if value.isascii() and value.isprintable() else _as_utf8(name, value)
-        for name, value in headers.items()
-    }
-
-
-def _as_utf8(name: str, value: str) -> str:
-    try:
-        text = value.encode("latin-1").decode("utf-8")
-    except UnicodeError:
-        raise _unsendable(name, "Header values must be valid UTF-8.") from None
-    if _CONTROL.search(text):
-        raise _unsendable(name, "Header values must not hold control characters.")
-    return text
-
-
-def _unsendable(name: str, message: str) -> S3Error:
-    return S3Error("InvalidArgument", message, 400, elements={"ArgumentName": name})
 
 
 def _basic(proxy: SplitResult) -> str | None:

@@ -4,6 +4,10 @@ A body is given room before any of it is read: its length is reserved, where all
 the journal and counted there. So neither many bodies at once nor many workers exceed the size. Who finds none waits
 behind those who came before him, as long as the flush may make some; what becomes of him then is not decided here.
 
+Announced bytes take room before they come, so room is shared out. Where several credentials write to a slot, the bodies
+of one that are still arriving take no more than they leave free. A body that comes slowly while somebody waits for room
+loses its own (`check_rate`).
+
 What bodies that are arriving now will take lies in shared memory, as nothing of it is worth keeping (`Reservations`):
 
     for each slot that writes back, in the order of the configuration: 8 bytes for each worker slot
@@ -19,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,6 +37,7 @@ from gateway import cancellation
 from gateway.clock import Clock
 from gateway.errors import BufferUnavailable, ClientDisconnected
 from gateway.policy.slots import Slot
+from gateway.s3.error_codes import s3_error
 from gateway.writeback.bounds.pacing import PACED_FROM, delay_seconds, retry_after_seconds
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.usage_rows import Usage
@@ -162,8 +167,19 @@ class Shared:
     clock: Clock
 
 
+MIN_RATE_BYTES_PER_SECOND = 32 * 1024
+GRACE_SECONDS = 30.0
+"""A body may be slower than that for so long, and as long as nobody waits for room."""
+
+SHARED_SECONDS = 600.0
+"""So long after its last write, a credential counts among those that share a slot."""
+
+_CREDENTIALS_MAX = 1024
+
+
 @dataclass(eq=False, slots=True)
 class _Waiter:
+    credential: str
     size_bytes: int
     deadline: float
     told: asyncio.Future[Bound | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -178,6 +194,8 @@ class SlotBounds:
         self._shared = shared
         self._waiting: deque[_Waiter] = deque()
         self._looking_after: asyncio.Task[None] | None = None
+        self._arriving: Counter[str] = Counter()
+        self._seen: OrderedDict[str, float] = OrderedDict()
         given = (slot.buffer_bytes, slot.exposure_bytes_max)
         self._allowed_bytes = min((one for one in given if one is not None), default=None)
 
@@ -214,14 +232,16 @@ class SlotBounds:
             return Bound.FULL
         return None if self._disk_takes(size_bytes) else Bound.DISK
 
-    async def take(self, size_bytes: int, patience_seconds: float) -> Bound | None:
+    async def take(self, credential: str, size_bytes: int, patience_seconds: float) -> Bound | None:
         """Reserve room for a body, to be given back; or why there is none, after waiting for so long."""
         if self.slot.buffer_bytes is not None and size_bytes > self.slot.buffer_bytes:
             return Bound.SIZE
-        bound = self._try(size_bytes) if not self._waiting else Bound.FULL
+        now = self._shared.clock.monotonic()
+        self._note(credential, now)
+        bound = self._try(credential, size_bytes) if not self._waiting else Bound.FULL
         if bound is None or not bound.passes or patience_seconds <= 0:
             return bound
-        waiter = _Waiter(size_bytes, self._shared.clock.monotonic() + patience_seconds)
+        waiter = _Waiter(credential, size_bytes, now + patience_seconds)
         self._waiting.append(waiter)
         if self._looking_after is None:
             self._looking_after = asyncio.create_task(self._look_after(), name=f"room of {self.slot.name}")
@@ -232,9 +252,20 @@ class SlotBounds:
             self._forget(waiter)
             raise
 
-    def give_back(self, size_bytes: int) -> None:
+    def give_back(self, credential: str, size_bytes: int) -> None:
         """A body's write is in the journal, or will never be."""
         self._shared.reservations.add(self.slot.name, -size_bytes)
+        self._arriving[credential] -= size_bytes
+        if not self._arriving[credential]:
+            del self._arriving[credential]
+
+    def check_rate(self, received_bytes: int, clients_seconds: float) -> None:
+        """S3Error RequestTimeout where a body has come too slowly, and others wait for the room that it holds.
+
+        Any thread. `clients_seconds` have passed in which the client could have sent.
+        """
+        if self._waiting and received_bytes < (clients_seconds - GRACE_SECONDS) * MIN_RATE_BYTES_PER_SECOND:
+            raise s3_error("RequestTimeout")
 
     def delay_seconds(self, size_bytes: int) -> float:
         """How long the acknowledgement of so many bytes is to be held back."""
@@ -254,15 +285,30 @@ class SlotBounds:
                 waiter.told.cancel()
             await asyncio.gather(self._looking_after, return_exceptions=True)
 
-    def _try(self, size_bytes: int) -> Bound | None:
+    def _try(self, credential: str, size_bytes: int) -> Bound | None:
+        if not self._leaves_enough(credential, size_bytes):
+            return Bound.FULL
         self._shared.reservations.add(self.slot.name, size_bytes)
+        self._arriving[credential] += size_bytes
         bound: Bound | None = Bound.DISK
         try:
             bound = self.now()
         finally:
             if bound is not None:
-                self.give_back(size_bytes)
+                self.give_back(credential, size_bytes)
         return bound
+
+    def _leaves_enough(self, credential: str, size_bytes: int) -> bool:
+        """Whether a credential's bodies that are still arriving leave as much free as they take, where they must."""
+        if self.slot.buffer_bytes is None or len(self._seen) < 2:
+            return True
+        return self._arriving[credential] + size_bytes <= self.slot.buffer_bytes - self.used_bytes() - size_bytes
+
+    def _note(self, credential: str, now: float) -> None:
+        self._seen[credential] = now
+        self._seen.move_to_end(credential)
+        while len(self._seen) > _CREDENTIALS_MAX or next(iter(self._seen.values())) < now - SHARED_SECONDS:
+            self._seen.popitem(last=False)
 
     def _disk_takes(self, size_bytes: int) -> bool:
         now = self._shared.clock.monotonic()
@@ -281,27 +327,30 @@ class SlotBounds:
             self._looking_after = None
 
     def _serve(self) -> None:
-        """In the order in which they came; all have the same patience."""
-        while self._waiting:
-            first = self._waiting[0]
-            if first.told.cancelled():
-                self._waiting.popleft()
+        """In the order in which they came, but past those whose credential has its share."""
+        now, is_blocked = self._shared.clock.monotonic(), False
+        for waiter in list(self._waiting):
+            if waiter.told.cancelled():
+                self._waiting.remove(waiter)
                 continue
             try:
-                bound = self._try(first.size_bytes)
+                bound = Bound.FULL if is_blocked else self._try(waiter.credential, waiter.size_bytes)
             except BufferUnavailable as error:
-                self._waiting.popleft().told.set_exception(error)
+                self._waiting.remove(waiter)
+                waiter.told.set_exception(error)
                 continue
-            if bound is not None and bound.passes and self._shared.clock.monotonic() < first.deadline:
-                return
-            self._waiting.popleft().told.set_result(bound)
+            if bound is not None and bound.passes and now < waiter.deadline:
+                is_blocked = is_blocked or self._leaves_enough(waiter.credential, waiter.size_bytes)
+                continue
+            self._waiting.remove(waiter)
+            waiter.told.set_result(bound)
 
     def _forget(self, waiter: _Waiter) -> None:
         """Its request is over. What it was just given goes back."""
         if waiter in self._waiting:
             self._waiting.remove(waiter)
         elif not waiter.told.cancelled() and waiter.told.exception() is None and waiter.told.result() is None:
-            self.give_back(waiter.size_bytes)
+            self.give_back(waiter.credential, waiter.size_bytes)
 
 
 class Bounds:

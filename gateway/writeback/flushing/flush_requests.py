@@ -224,7 +224,7 @@ class FlushRequests:
 
     async def _pieces(self, file: StagedFile) -> AsyncIterator[bytes | memoryview]:
         try:
-            opened = await self._threads.run(self._staging.open, file)
+            opened = await self._threads.open(self._staging.open, file)
         except FileNotFoundError as error:
             raise BufferDamaged(f"staged file {file.name} is gone") from error
         with opened:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.edge.server.request_body import BodyQueue, ChunkedDecoder
+from gateway.edge.server.request_body import SMALL_CHUNKS_MAX, BodyQueue, ChunkedDecoder
 from gateway.errors import S3Error
 
 PIECES = st.lists(st.binary(min_size=1, max_size=300), max_size=12)
@@ -84,6 +84,15 @@ def test_large_pieces_are_not_copied() -> None:
         queue.feed(b"ab")
     assert queue.take() == b"ababab"
     assert not queue
+
+
+@pytest.mark.parametrize("before", [b"", b"100000\r\n%b\r\n" % bytes(2**20)], ids=["first", "behind a large one"])
+def test_many_small_chunks_are_refused(before: bytes) -> None:
+    """As many as 256 KiB make up for, wherever they are."""
+    decoder = ChunkedDecoder()
+    decoder.feed(before + b"1\r\nx\r\n" * SMALL_CHUNKS_MAX, lambda _: None)
+    with pytest.raises(S3Error, match="BadRequest"):
+        decoder.feed(b"1\r\nx\r\n" * 5, lambda _: None)
 
 
 def test_a_failed_body_says_so_again() -> None:

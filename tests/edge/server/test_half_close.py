@@ -1,32 +1,41 @@
-"""Clients that end their side of the connection behind their request: some wait for the answer, some have left."""
+"""Clients that end their side of the connection behind their request: some wait for the answer, some have left. So with
+those whose bytes nobody reads, because a request before them is not answered, or nobody wants the body yet."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 
 import pytest
 
 from gateway import cancellation
+from gateway.edge.server.connection import PROBE_SECONDS
 from gateway.edge.server.cycle import in_task
-from gateway.edge.server.s3_server import Message, Receive, Scope, Send
+from gateway.edge.server.limits import ServerLimits
+from gateway.edge.server.s3_server import Message, Receive, Scope, Send, TlsFiles
 from tests.edge.server.apps import read_body, respond
+from tests.edge.server.test_tls import authority, tls, trusting  # noqa: F401 - fixtures
+from tests.support.manual_clock import ManualClock
 from tests.support.serving import request, serving
 
 
 class Waiting:
-    """An application that answers when it is told to, and ends with its client."""
+    """An application that answers when it is told to, and ends with its client. It reads the body before, or then."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, reads_at_once: bool = True) -> None:
         self.begun = asyncio.Event()
         self.go_on = asyncio.Event()
+        self.reads_at_once = reads_at_once
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await in_task()
         cancellation.register_request(anywhere=True)
-        body = await read_body(receive)
+        body = await read_body(receive) if self.reads_at_once else b""
         self.begun.set()
         await self.go_on.wait()
+        if not self.reads_at_once:
+            body = b"%d" % len(await read_body(receive))
         await respond(send, scope["raw_path"] + body)
 
 
@@ -118,5 +127,109 @@ def test_an_application_that_does_not_ask_for_it_is_not_cancelled() -> None:
             await port.requests(1)
             await wire.close()
             assert (await asyncio.wait_for(told.get(), 10))["type"] == "http.disconnect"
+
+    asyncio.run(scenario())
+
+
+# --- where nothing is read -------------------------------------------------------------------------------------------
+
+
+SMALL = ServerLimits(receive_buffer_bytes=64 * 1024)
+BEHIND = request("GET", "/b/next", b"", "X: " + "x" * 1000) * 100
+BODY_BYTES = 200 * 1024
+"""More than is read ahead of the application, and less than what the kernel takes."""
+
+UNREAD = {
+    "pipelined requests": (True, request("GET") + BEHIND),
+    "pipelined bytes": (True, request("GET") + b"GET /x HTTP/1.1\r\nX: " + b"x" * BODY_BYTES),
+    "body": (False, request("PUT", "/b/k", bytes(BODY_BYTES))),
+    "part of a body": (False, request("PUT", "/b/k", bytes(BODY_BYTES))[:-1]),
+}
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("name", UNREAD)
+def test_who_leaves_is_noticed_where_nothing_is_read(
+    name: str,
+    encrypted: bool,
+    tls: TlsFiles,  # noqa: F811
+    trusting: ssl.SSLContext,  # noqa: F811
+) -> None:
+    """The request ends, and nothing is left of it."""
+    reads_at_once, said = UNREAD[name]
+
+    async def scenario() -> None:
+        app = Waiting(reads_at_once=reads_at_once)
+        options = {"ssl": trusting, "server_hostname": "localhost"} if encrypted else {}
+        async with serving(app, limits=SMALL, tls=tls if encrypted else None) as port:
+            for _ in range(3):
+                before = len(os.listdir("/proc/self/fd"))
+                wire = await port.connect(**options)
+                await wire.say(said)
+                await port.unread()
+                wire.abort()
+                await port.requests(0)
+                await port.connections(0)
+                assert len(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(scenario())
+
+
+def test_who_leaves_behind_more_than_the_kernel_takes_is_asked() -> None:
+    """The end of the stream stands behind bytes that are never taken: only sending something finds out."""
+
+    async def scenario() -> None:
+        app, clock = Waiting(reads_at_once=False), ManualClock()
+        async with serving(app, limits=SMALL, clock=clock) as port:
+            wire = await port.connect()
+            wire.writer.write(request("PUT", "/b/k", bytes(32 * 2**20)))
+            await port.unread()
+            wire.abort()
+            await clock.advance(PROBE_SECONDS[0] + 1)
+            await port.requests(0)
+            await port.connections(0)
+
+    asyncio.run(scenario())
+
+
+def test_who_is_there_is_asked_a_few_times_only() -> None:
+    """Go's client takes no more than five interim responses."""
+
+    async def scenario() -> None:
+        app, clock = Waiting(reads_at_once=False), ManualClock()
+        async with serving(app, limits=SMALL, clock=clock) as port:
+            wire = await port.connect()
+            await wire.say(request("PUT", "/b/k", bytes(BODY_BYTES)))
+            await port.unread()
+            for _ in range(200):
+                await clock.advance(1)
+            app.go_on.set()
+            heads = [await wire.head() for _ in range(1 + len(PROBE_SECONDS))]
+            assert [status for status, _ in heads] == [100] * len(PROBE_SECONDS) + [200]
+            assert await wire.body(heads[-1][1]) == b"/b/k%d" % BODY_BYTES
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("name", ["pipelined requests", "body"])
+def test_who_ends_its_side_behind_what_nobody_reads_gets_its_answer(name: str) -> None:
+    reads_at_once, said = UNREAD[name]
+
+    async def scenario() -> None:
+        app = Waiting(reads_at_once=reads_at_once)
+        async with serving(app, limits=SMALL) as port:
+            wire = await port.connect()
+            await wire.say(said)
+            await port.unread()
+            wire.writer.write_eof()
+            assert (await wire.head())[0] == 100
+            app.go_on.set()
+            answers: list[bytes] = []
+            while len(answers) < (1 if name == "body" else 101):
+                status, headers = await wire.head()
+                if status != 100:
+                    answers.append(await wire.body(headers))
+            assert answers[0] == (b"/b/k%d" % BODY_BYTES if name == "body" else b"/bucket/key")
+            assert await wire.rest() == b""
 
     asyncio.run(scenario())

@@ -6,11 +6,15 @@ import errno
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gateway.errors import BufferUnavailable
+from gateway.errors import BufferUnavailable, S3Error
+from gateway.operations.absorbing.eligible import check_stored, created_headers, fixed_headers
+from gateway.s3.headers import sendable
 from gateway.s3.requests import Operation
 from tests.support.absorbing import Client, with_client
-from tests.support.asgi import call
+from tests.support.asgi import call, signed_headers
 from tests.support.memory_origin.faults import Answer, Effect, Unreachable, on
 
 
@@ -74,3 +78,36 @@ def test_a_bucket_that_is_not_absorbed_is_looked_at_again(tmp_path: Path, monkey
             assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == how
 
     with_client(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("name", ["content-type", "expires", "cache-control"])
+@pytest.mark.parametrize("value", ["\xff", "a\xc3", "\xc3\x28"], ids=["latin-1", "cut", "overlong"])
+@pytest.mark.parametrize(("method", "query"), [("PUT", ""), ("POST", "?uploads")], ids=["PUT", "Create"])
+def test_what_could_never_be_sent_is_not_acknowledged(
+    tmp_path: Path, name: str, value: str, method: str, query: str
+) -> None:
+    """4.6 The flush would be refused for ever by this gateway's own client: S3 takes header values in UTF-8 only."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        target = f"/bucket/back/k{query}"
+        headers = signed_headers(method, target, {}, b"") | {name: value}
+        refused = await call(client.gateway.app, method, target, headers, sign=False)
+        assert (refused.status, b"<Code>InvalidArgument</Code>" in refused.body) == (400, True)
+        assert client.pending("back/k") is None
+        assert list(client.buffer.staging.names()) == []
+
+    with_client(tmp_path, scenario)
+
+
+_VALUES = st.text("aé\xff\xc3\xa9\t\x7f ")
+
+
+@given(st.dictionaries(st.sampled_from(["content-type", "x-amz-meta-a", "x-amz-acl"]), _VALUES))
+def test_what_is_acknowledged_can_be_sent(headers: dict[str, str]) -> None:
+    """What is looked at before is what is sent later."""
+    try:
+        check_stored(headers)
+    except S3Error:
+        return
+    assert set(sendable(fixed_headers(headers))) <= set(sendable(created_headers(headers)))

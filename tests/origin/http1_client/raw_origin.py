@@ -13,15 +13,15 @@ from gateway.origin.http1_client.response_stream import ResponseStream
 
 REQUEST = b"GET /bucket/key HTTP/1.1\r\nhost: origin\r\n\r\n"
 
-RequestContext = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Exchange = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 """What happens behind the head of a request. When it returns, the next request may come."""
 
 
 class RawOrigin:
     """`connections` counts those that were made, `requests` the heads that came whole."""
 
-    def __init__(self, context: RequestContext) -> None:
-        self._exchange = context
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
         self._serving = set[asyncio.Task[None]]()
         self.connections = 0
         self.requests: list[bytes] = []
@@ -51,10 +51,10 @@ class RawOrigin:
             await writer.wait_closed()
 
 
-def saying(*parts: bytes, then_close: bool = False) -> RequestContext:
-    """An context that writes `parts` one after the other, each when the one before is on its way."""
+def saying(*parts: bytes, then_close: bool = False) -> Exchange:
+    """An exchange that writes `parts` one after the other, each when the one before is on its way."""
 
-    async def context(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def exchange(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for part in parts:
             writer.write(part)
             await writer.drain()
@@ -62,7 +62,7 @@ def saying(*parts: bytes, then_close: bool = False) -> RequestContext:
         if then_close:
             writer.close()
 
-    return context
+    return exchange
 
 
 class Client:
@@ -96,10 +96,10 @@ async def pieces(answer: ResponseStream) -> AsyncIterator[bytes]:
 
 @asynccontextmanager
 async def client(
-    context: RequestContext, *, connections_max: int = 8, silence_seconds_max: float = 10.0
+    exchange: Exchange, *, connections_max: int = 8, silence_seconds_max: float = 10.0
 ) -> AsyncIterator[Client]:
     """An origin, and a pool of its own."""
-    origin = RawOrigin(context)
+    origin = RawOrigin(exchange)
     endpoint = await origin.start()
     pool = Pool(
         connections_max,

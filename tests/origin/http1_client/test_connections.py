@@ -13,7 +13,7 @@ from gateway.origin.http1_client import response_stream as answers
 from gateway.origin.http1_client.connection import Connection, Supervision
 from gateway.origin.http1_client.pool import Claim
 from gateway.origin.http1_client.response_stream import HEAD_BYTES_MAX, ResponseBroken, ResponseHead, ResponseParser
-from tests.origin.http1_client.raw_origin import REQUEST, RequestContext, client, pieces, saying
+from tests.origin.http1_client.raw_origin import REQUEST, Exchange, client, pieces, saying
 from tests.support.blocks import until
 
 BODY = bytes(range(256)) * 4
@@ -103,16 +103,16 @@ def test_a_small_body_that_breaks_off_is_never_whole(came: int) -> None:
     asyncio.run(scenario())
 
 
-def holding(begin: bytes, rest: bytes) -> tuple[RequestContext, asyncio.Event]:
-    """An context that says the rest when the event is set."""
+def holding(begin: bytes, rest: bytes) -> tuple[Exchange, asyncio.Event]:
+    """An exchange that says the rest when the event is set."""
     go = asyncio.Event()
 
-    async def context(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def exchange(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(begin)
         await go.wait()
         writer.write(rest)
 
-    return context, go
+    return exchange, go
 
 
 def test_a_head_does_not_wait_for_ever_for_a_small_body(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,8 +120,8 @@ def test_a_head_does_not_wait_for_ever_for_a_small_body(monkeypatch: pytest.Monk
     monkeypatch.setattr(answers, "WHOLE_SECONDS_MAX", 0.02)
 
     async def scenario() -> None:
-        context, go = holding(HEAD + BODY[:10], BODY[10:])
-        async with client(context) as one:
+        exchange, go = holding(HEAD + BODY[:10], BODY[10:])
+        async with client(exchange) as one:
             found = await one.ask()
             assert found.whole() is None
             assert await found.piece() == BODY[:10]
@@ -140,8 +140,8 @@ def test_silence_ends_an_answer(begin: bytes) -> None:
     """Before the head there is no answer, behind it a body that broke off; the connection is of no use."""
 
     async def scenario() -> None:
-        context, _ = holding(begin, b"")
-        async with client(context, silence_seconds_max=0.15) as one:
+        exchange, _ = holding(begin, b"")
+        async with client(exchange, silence_seconds_max=0.15) as one:
             with pytest.raises(ResponseBroken, match="nothing came"):
                 await one.body()
 
@@ -253,13 +253,13 @@ def test_bytes_that_nobody_asked_for_end_the_connection() -> None:
     async def scenario() -> None:
         late = asyncio.Event()
 
-        async def context(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def exchange(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(HEAD + BODY)
             if not late.is_set():
                 await late.wait()
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil")
 
-        async with client(context) as one:
+        async with client(exchange) as one:
             assert await one.body() == BODY
             late.set()
             await until(lambda: not one.pool._open)
@@ -273,8 +273,8 @@ def test_who_gives_up_waiting_leaves_no_connection_in_the_middle_of_an_answer() 
     """The next request goes over another one."""
 
     async def scenario() -> None:
-        context, go = holding(b"", HEAD + BODY)
-        async with client(context) as one:
+        exchange, go = holding(b"", HEAD + BODY)
+        async with client(exchange) as one:
             connection = await one.pool.take(one.endpoint, Claim())
             answer = connection.ask(b"GET / HTTP/1.1\r\n\r\n", one.supervision, bodiless=False)
             waiting = asyncio.create_task(answer.begun())

@@ -38,7 +38,7 @@ class Side:
 
     def ask_again(self, step: Step, variables: Mapping[str, str]) -> Answer:
         """Without capturing: the same request as when `variables` were what had been captured."""
-        return self.connection.context(step.method, wire_bytes(step, variables, self.connection.host, self.keys))
+        return self.connection.exchange(step.method, wire_bytes(step, variables, self.connection.host, self.keys))
 
     def wire_bytes(self, step: Step) -> bytes:
         """The request as this side would send it now."""

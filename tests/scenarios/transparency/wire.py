@@ -34,7 +34,7 @@ class Connection:
     """Requests one after the other; connects again only after the server has said that it closes, or might have had
     enough of an idle connection: on a busy machine, others' tests may take long.
 
-    What is left in the connection behind an answer would be read as the next answer and fail there, so each context
+    What is left in the connection behind an answer would be read as the next answer and fail there, so each exchange
     also proves that the one before left the connection in order. `awaits_end`: where the server says that it closes,
     wait until it has, and see that nothing came in between.
     """
@@ -53,7 +53,7 @@ class Connection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def context(self, method: str, request: bytes) -> Answer:
+    def exchange(self, method: str, request: bytes) -> Answer:
         """Send the bytes of one request, read its answer."""
         self.send(request)
         return self.answer(method)

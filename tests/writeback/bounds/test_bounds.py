@@ -12,10 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import BufferUnavailable
+from gateway.errors import BufferUnavailable, S3Error
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback.bounds import bounds as bounds_module
-from gateway.writeback.bounds.bounds import MARGIN_BYTES, TROUBLE_SECONDS, Bound, Reservations, SlotBounds
+from gateway.writeback.bounds.bounds import (
+    GRACE_SECONDS,
+    MARGIN_BYTES,
+    MIN_RATE_BYTES_PER_SECOND,
+    SHARED_SECONDS,
+    TROUBLE_SECONDS,
+    Bound,
+    Reservations,
+    SlotBounds,
+)
 from gateway.writeback.bounds.pacing import (
     DELAY_SECONDS_MAX,
     PACED_FROM,
@@ -71,16 +80,16 @@ def test_what_is_acknowledged_and_what_arrives_share_the_room(tmp_path: Path) ->
     """A body counts from before its first byte until its write is flushed."""
 
     async def scenario(buffer: WritebackBuffer, bounds: SlotBounds, _: ManualClock) -> None:
-        assert await bounds.take(600, 0) is None
-        assert await bounds.take(600, 0) is Bound.FULL
+        assert await bounds.take("key", 600, 0) is None
+        assert await bounds.take("key", 600, 0) is Bound.FULL
         stored = await buffer.acknowledge(pending(key("k"), parts=[written("x" * 600)]))
         assert bounds.used_bytes() == 1200
-        bounds.give_back(600)
+        bounds.give_back("key", 600)
         assert bounds.used_bytes() == 600
-        assert await bounds.take(400, 0) is None
-        assert await bounds.take(1, 0) is Bound.FULL
+        assert await bounds.take("key", 400, 0) is None
+        assert await bounds.take("key", 1, 0) is Bound.FULL
         await buffer.journal.change(lambda book: book.settle(stored.sequence, '"e"', 1.0))
-        assert await bounds.take(600, 0) is None
+        assert await bounds.take("key", 600, 0) is None
 
     with_bounds(tmp_path, scenario)
 
@@ -92,14 +101,14 @@ def test_all_workers_share_the_room(tmp_path: Path) -> None:
         clock = ManualClock()
         async with opened(tmp_path, clock) as one:
             two = await WritebackBuffer.open(tmp_path, 1, (slot(),), clock=clock)
-            assert await bounds_of(two).take(700, 0) is None
-            assert await bounds_of(one).take(301, 0) is Bound.FULL
-            assert await bounds_of(one).take(300, 0) is None
+            assert await bounds_of(two).take("key", 700, 0) is None
+            assert await bounds_of(one).take("key", 301, 0) is Bound.FULL
+            assert await bounds_of(one).take("key", 300, 0) is None
             await two.close()  # as a kill leaves it: nothing is given back
-            assert await bounds_of(one).take(1, 0) is Bound.FULL
+            assert await bounds_of(one).take("key", 1, 0) is Bound.FULL
             async with opened(tmp_path, clock, worker=1) as successor:
                 assert bounds_of(successor).used_bytes() == 300
-                assert await bounds_of(one).take(700, 0) is None
+                assert await bounds_of(one).take("key", 700, 0) is None
 
     asyncio.run(scenario())
 
@@ -124,8 +133,8 @@ def test_reservations_never_exceed_the_size(
                 bounds = bounds_of(workers[worker])
                 if gives_back and held:
                     owner, count = held.pop()
-                    owner.give_back(count)
-                bound = await bounds.take(size_bytes, 0)
+                    owner.give_back("key", count)
+                bound = await bounds.take("key", size_bytes, 0)
                 fits = sum(count for _, count in held) + size_bytes <= limit
                 assert (bound is None) == fits
                 assert bound in (None, Bound.FULL) or (bound is Bound.SIZE and size_bytes > limit)
@@ -141,7 +150,7 @@ def test_a_start_forgets_what_was_arriving(tmp_path: Path) -> None:
     async def scenario() -> None:
         clock = ManualClock()
         buffer = await WritebackBuffer.open(tmp_path, 7, (slot(), slot("b")), clock=clock)
-        assert await bounds_of(buffer, "b").take(1000, 0) is None
+        assert await bounds_of(buffer, "b").take("key", 1000, 0) is None
         await buffer.close()
         recover(tmp_path, 0.0)
         async with opened(tmp_path, clock, slot("b"), slot("c"), slot()) as after:
@@ -154,8 +163,8 @@ def test_slots_do_not_take_each_others_room(tmp_path: Path) -> None:
     """Each has its own."""
 
     async def scenario(buffer: WritebackBuffer, bounds: SlotBounds, _: ManualClock) -> None:
-        assert await bounds.take(1000, 0) is None
-        assert await bounds_of(buffer, "b").take(1000, 0) is None
+        assert await bounds.take("key", 1000, 0) is None
+        assert await bounds_of(buffer, "b").take("key", 1000, 0) is None
         assert buffer.bounds.of("unknown") is None
         assert buffer.bounds.unused_bytes() == 2000 + MARGIN_BYTES
         await buffer.acknowledge(pending(key("k"), parts=[written("x" * 600)]))
@@ -168,15 +177,15 @@ def test_who_waits_is_served_in_turn(tmp_path: Path) -> None:
     """A large body is not overtaken by small ones for ever; whoever gives up or is gone is passed over."""
 
     async def scenario(_: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
-        assert await bounds.take(900, 0) is None
-        large = asyncio.create_task(bounds.take(800, 20.0))
-        gone = asyncio.create_task(bounds.take(100, 20.0))
-        small = asyncio.create_task(bounds.take(100, 20.0))
+        assert await bounds.take("key", 900, 0) is None
+        large = asyncio.create_task(bounds.take("key", 800, 20.0))
+        gone = asyncio.create_task(bounds.take("key", 100, 20.0))
+        small = asyncio.create_task(bounds.take("key", 100, 20.0))
         await clock.advance(1.0)
         assert not large.done()
         assert not small.done()
         gone.cancel()
-        bounds.give_back(900)
+        bounds.give_back("key", 900)
         await clock.advance(0.1)
         assert (await large, await small) == (None, None)
         assert gone.cancelled()
@@ -185,12 +194,63 @@ def test_who_waits_is_served_in_turn(tmp_path: Path) -> None:
     with_bounds(tmp_path, scenario)
 
 
+def test_bodies_on_their_way_leave_as_much_free_as_they_take_where_others_write(tmp_path: Path) -> None:
+    """What is announced takes room before it comes: nobody's announcements take all of it from others."""
+
+    async def scenario(_: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
+        assert await bounds.take("other", 10, 0) is None
+        bounds.give_back("other", 10)
+        assert await bounds.take("large", 600, 0) is Bound.FULL
+        assert [await bounds.take("key", 250, 0) for _ in range(3)] == [None, None, Bound.FULL]
+        kept_waiting = asyncio.create_task(bounds.take("key", 250, 20.0))
+        await clock.advance(0.1)
+        served = asyncio.create_task(bounds.take("other", 100, 20.0))
+        await clock.advance(0.1)
+        assert await served is None
+        assert not kept_waiting.done()
+        bounds.give_back("key", 250)
+        bounds.give_back("other", 100)
+        await clock.advance(0.1)
+        assert await kept_waiting is None
+        await clock.advance(SHARED_SECONDS)
+        assert await bounds.take("key", 500, 0) is None
+
+    with_bounds(tmp_path, scenario)
+
+
+def test_who_writes_alone_has_all_of_the_room(tmp_path: Path) -> None:
+    async def scenario(_: WritebackBuffer, bounds: SlotBounds, __: ManualClock) -> None:
+        assert [await bounds.take("key", 500, 0) for _ in range(3)] == [None, None, Bound.FULL]
+
+    with_bounds(tmp_path, scenario)
+
+
+def test_a_slow_body_loses_its_room_to_those_who_wait(tmp_path: Path) -> None:
+    """And to nobody else: where there is room for all, a body may be slow."""
+
+    async def scenario(_: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
+        late_seconds = GRACE_SECONDS + 2.0
+        bounds.check_rate(0, late_seconds)
+        assert await bounds.take("slow", 1000, 0) is None
+        waiting = asyncio.create_task(bounds.take("other", 10, 20.0))
+        await clock.advance(0.1)
+        bounds.check_rate(0, GRACE_SECONDS)
+        bounds.check_rate(2 * MIN_RATE_BYTES_PER_SECOND, late_seconds)
+        with pytest.raises(S3Error, match="RequestTimeout"):
+            bounds.check_rate(2 * MIN_RATE_BYTES_PER_SECOND - 1, late_seconds)
+        bounds.give_back("slow", 1000)
+        await clock.advance(0.1)
+        assert await waiting is None
+
+    with_bounds(tmp_path, scenario)
+
+
 def test_waiting_has_an_end(tmp_path: Path) -> None:
     """After the patience that was given, and no reservation is left."""
 
     async def scenario(_: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
-        assert await bounds.take(1000, 0) is None
-        waiting = [asyncio.create_task(bounds.take(size, 20.0)) for size in (10, 20)]
+        assert await bounds.take("key", 1000, 0) is None
+        waiting = [asyncio.create_task(bounds.take("key", size, 20.0)) for size in (10, 20)]
         await clock.advance(0.0)
         await clock.advance(19.9)
         assert not any(task.done() for task in waiting)
@@ -205,10 +265,10 @@ def test_who_is_cancelled_when_room_has_just_come_gives_it_back(tmp_path: Path) 
     """A client that leaves takes nothing with it."""
 
     async def scenario(_: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
-        assert await bounds.take(1000, 0) is None
-        waiting = asyncio.create_task(bounds.take(10, 20.0))
+        assert await bounds.take("key", 1000, 0) is None
+        waiting = asyncio.create_task(bounds.take("key", 10, 20.0))
         await clock.advance(0.1)
-        bounds.give_back(1000)
+        bounds.give_back("key", 1000)
         bounds._serve()
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
@@ -222,8 +282,8 @@ def test_a_journal_that_cannot_be_read_is_told_to_all_who_wait(tmp_path: Path, m
     """Nobody hangs, and nothing stays reserved."""
 
     async def scenario(buffer: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
-        assert await bounds.take(1000, 0) is None
-        waiting = asyncio.create_task(bounds.take(10, 20.0))
+        assert await bounds.take("key", 1000, 0) is None
+        waiting = asyncio.create_task(bounds.take("key", 10, 20.0))
         await clock.advance(0.1)
 
         def fail(_: object) -> None:
@@ -243,17 +303,17 @@ def test_exposure_is_bytes_and_age(tmp_path: Path) -> None:
     """Who asks learns it at once; what is too old, or too much, is only cured by the flush."""
 
     async def scenario(buffer: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
-        assert await bounds.take(300, 20.0) is None
-        assert await bounds.take(201, 20.0) is Bound.EXPOSURE_BYTES
-        assert await bounds.take(200, 20.0) is None
-        bounds.give_back(500)
+        assert await bounds.take("key", 300, 20.0) is None
+        assert await bounds.take("key", 201, 20.0) is Bound.EXPOSURE_BYTES
+        assert await bounds.take("key", 200, 20.0) is None
+        bounds.give_back("key", 500)
         stored = await buffer.acknowledge(_acknowledged(pending(key("k"), parts=[written("x")]), clock.now()))
         await clock.advance(60.0)
-        assert await bounds.take(1, 20.0) is None
+        assert await bounds.take("key", 1, 20.0) is None
         await clock.advance(0.1)
-        assert await bounds.take(1, 20.0) is Bound.EXPOSURE_AGE
+        assert await bounds.take("key", 1, 20.0) is Bound.EXPOSURE_AGE
         await buffer.journal.change(lambda book: book.settle(stored.sequence, '"e"', 1.0))
-        assert await bounds.take(1, 20.0) is None
+        assert await bounds.take("key", 1, 20.0) is None
 
     with_bounds(tmp_path, scenario, slot(exposure_bytes_max=500, exposure_age_seconds_max=60.0))
 
@@ -269,9 +329,9 @@ def test_a_disk_without_room_takes_nothing(tmp_path: Path, monkeypatch: pytest.M
 
     async def scenario(_: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
         monkeypatch.setattr(bounds_module, "MARGIN_BYTES", 2**62)
-        assert await bounds.take(1, 0) is Bound.DISK
+        assert await bounds.take("key", 1, 0) is Bound.DISK
         monkeypatch.undo()
-        assert await bounds.take(1, 0) is None
+        assert await bounds.take("key", 1, 0) is None
         assert bounds.used_bytes() == 1
 
     with_bounds(tmp_path, scenario)
@@ -282,9 +342,9 @@ def test_a_disk_that_has_failed_is_tried_again_after_a_while(tmp_path: Path) -> 
 
     async def scenario(buffer: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
         buffer.bounds.trouble(BufferUnavailable("EIO"))
-        assert await bounds.take(1, 0) is Bound.DISK
+        assert await bounds.take("key", 1, 0) is Bound.DISK
         await clock.advance(TROUBLE_SECONDS)
-        assert await bounds.take(1, 0) is None
+        assert await bounds.take("key", 1, 0) is None
 
     with_bounds(tmp_path, scenario)
 

@@ -45,7 +45,7 @@ def test_pending_and_arriving_writes_are_told_with_the_age_of_the_oldest(
         await buffer.journal.change(lambda book: book.open_upload(upload("u", key("b"))))
         await buffer.put_part("u", part(1, "y" * 7))
         await buffer.acknowledge(replace(pending(key("c"), deleted=True), acknowledged_at=clock.now() + 5))
-        assert await bounds.take(100, 0) is None
+        assert await bounds.take("key", 100, 0) is None
         await clock.advance(30.0)
         assert told.last is not None
         assert replace(told.last, oldest_seconds=0.0) == SlotExposure(1000, 117, 17, 2, 0.0)
