@@ -57,7 +57,7 @@ class Client:
     def __init__(self, length_bytes: int, sent_by: Callable[[float], int], wire: socket.socket | None) -> None:
         self.request_body = BodyQueue(length_bytes)
         self.transport = SimpleNamespace(abort=lambda: None)
-        self.flow = SimpleNamespace(read_paused=False, pause_reading=lambda: None, resume_reading=lambda: None)
+        self.flow = SimpleNamespace(read_paused=False, hand_over_reading=lambda: None, resume_reading=lambda: None)
         self.now = self.last_sent_at = 0.0
         self.sent_bytes = 0
         self._length_bytes, self._sent_by, self._wire = length_bytes, sent_by, wire
