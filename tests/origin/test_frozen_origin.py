@@ -98,9 +98,12 @@ def _play(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 15))
 
 
-@pytest.mark.parametrize("warm", [True, False], ids=["old connection", "new connection"])
+@pytest.mark.parametrize(
+    "warm",
+    [pytest.param(True, id="old connection"), pytest.param(False, id="new connection", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("request_", [REQUESTS[0], REQUESTS[2], REQUESTS[3]], ids=["read", "write", "list"])
-@pytest.mark.parametrize("way", ["http", "https", "https by proxy"])
+@pytest.mark.parametrize("way", [pytest.param("http", marks=pytest.mark.slow), "https", "https by proxy"])
 def test_a_frozen_origin_is_found_out_whatever_is_asked(
     way: str, request_: OriginRequest, warm: bool, tmp_path: Path
 ) -> None:
@@ -207,7 +210,7 @@ def test_who_waits_for_a_turn_or_a_connection_is_told_when_the_origin_is_given_u
     _play(scenario)
 
 
-@pytest.mark.parametrize("how", ["reset", "silent"])
+@pytest.mark.parametrize("how", ["reset", pytest.param("silent", marks=pytest.mark.slow)])
 def test_requests_that_the_origin_fails_shut_out_nobody_else(how: str) -> None:
     """It lives: it answers a question of the gateway's own."""
 

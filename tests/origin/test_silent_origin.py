@@ -94,6 +94,7 @@ def test_one_probe_at_a_time_finds_the_origin_when_it_is_back() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("request_", SLOW, ids=lambda one: f"{one.method} {one.query} {len(one.body)}")
 def test_a_slow_answer_of_an_origin_that_lives_is_waited_for(request_: OriginRequest) -> None:
     """It answers a simple question meanwhile, or somebody else: nothing is given up, and nobody else refused."""
