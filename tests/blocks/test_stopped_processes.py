@@ -21,6 +21,8 @@ from tests.support.blocks import KIB, MIB, CountingObserver, content_of, make_or
 from tests.support.fill_worker import BLOCK, FillWorker
 from tests.support.strict_origin import StrictOrigin
 
+pytestmark = pytest.mark.slow
+
 PACKED = 64 * KIB
 SIZES = {"small": 50_000, "large": BLOCK}
 

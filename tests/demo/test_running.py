@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 _LIMIT_SECONDS = 100
 
 # The same job as `forebay demo`, with less of everything.

@@ -17,6 +17,8 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.memory_origin.content import GeneratedContent
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
+pytestmark = pytest.mark.slow
+
 OBJECTS = 24
 SIZE_BYTES = 50_000
 CLIENTS = 6
