@@ -263,7 +263,8 @@ WRITEBACK_THROUGH = Counter(
     "writes",
     ("slot", "reason"),
     "PutObject, UploadPart, CreateMultipartUpload and CopyObject that were not absorbed because of a bound, and went "
-    "to the origin. reason: full, size (larger than the whole buffer), exposure-bytes, exposure-age, disk (the file "
+    "to the origin. reason: full, share (the access key's bodies that are still arriving take its share), size "
+    "(larger than the whole buffer), exposure-bytes, exposure-age, disk (the file "
     "system has no room, or has just failed).",
 )
 WRITEBACK_SLOWED_DOWN = Counter(

@@ -126,7 +126,7 @@ class BlockCache:
         return sub_blocks.first_fetched(first, last, self._tools.settings.block_size_of(slot))
 
     def first_look(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> UnpinnedGet | None:
-        """The right to ask the origin for version and bytes at once, to be entered (unpinned_get.py).
+        """The right to ask the origin for version and bytes at once, to be entered (filling/origin_gets.py).
 
         None when somebody does, and when blocks of the object are here.
         """

@@ -69,7 +69,7 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """A file that lies elsewhere, and the blocks in it (adoption.py)."""
+    """A file that lies elsewhere, and the blocks in it (filling/hard_link_ingest.py)."""
 
     source: Path
     reservation: Reservation

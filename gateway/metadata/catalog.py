@@ -1,6 +1,6 @@
 """Which version of an object is current, and what S3 says of it: remembered as long as the object's slot allows.
 
-    remembered, and fresh enough for the slot? → that; listed since then, and the same? → that (confirmation.py);
+    remembered, and fresh enough for the slot? → that; listed since then, and the same? → that (`is_confirmed`);
     else one HEAD at the origin, remembered for the next
 
 What was asked before an own write of the key is never believed after it, on any worker (epochs.py).

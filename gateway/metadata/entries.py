@@ -196,7 +196,7 @@ class Entry:
 
     `head` None: there is no such object; then `named` says that the origin's error was NoSuchKey, and not that of a
     missing bucket, which a HEAD cannot tell apart. `with_checksums`: asked with `x-amz-checksum-mode: ENABLED`.
-    `settled`: a listing can confirm it (confirmation.py).
+    `settled`: a listing can confirm it (`is_confirmed`).
     """
 
     observed_at: ObservedAt

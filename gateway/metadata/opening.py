@@ -9,7 +9,7 @@
     index/       the records (store.py)
     listing/     the listing index (listing/store.py)
     dirty/       own writes that it has not caught up with (listing/dirty_keys.py)
-    answers/     small answers about buckets (answer_file.py): dropped with the epochs that they are held against
+    answers/     small answers about buckets (bucket_metadata.py): dropped with the epochs that they are held against
 
 Nothing is synced while in use, so all of it is dropped under another boot without CLEAN. All of this blocks: it runs in
 a thread.

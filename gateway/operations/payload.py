@@ -144,7 +144,13 @@ BUFFERED_SIZE_BYTES_MAX = 256 * 1024
 
 BUFFERED_GRACE_SECONDS = 30.0
 BUFFERED_RATE_BYTES_PER_SECOND_MIN = 32 * 1024
-"""How slow a body may be that is received whole, once the grace is over: its room is not others' meanwhile."""
+"""How slow a body may be that takes room from others while it comes, once the grace is over."""
+
+
+def check_rate(received_bytes: int, seconds: float) -> None:
+    """S3Error RequestTimeout where a body that takes room has come too slowly in so much of its client's time."""
+    if received_bytes < (seconds - BUFFERED_GRACE_SECONDS) * BUFFERED_RATE_BYTES_PER_SECOND_MIN:
+        raise s3_error("RequestTimeout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +251,7 @@ async def _collect(context: RequestContext, incoming: IncomingBody, size_bytes_m
             document += piece
             if len(document) > size_bytes_max:
                 raise s3_error("MaxMessageLengthExceeded")
-            late_seconds = clock.monotonic() - started - BUFFERED_GRACE_SECONDS
-            if len(document) < late_seconds * BUFFERED_RATE_BYTES_PER_SECOND_MIN:
-                raise s3_error("RequestTimeout")
+            check_rate(len(document), clock.monotonic() - started)
         return bytes(document)
 
 

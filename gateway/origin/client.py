@@ -78,7 +78,7 @@ class OriginRequest:
     everything that goes along except what the sender adds itself: host, authorization, x-amz-date,
     x-amz-content-sha256, x-amz-security-token, content-length, transfer-encoding, connection, expect.
     A request with a `StreamedBody` is sent once; every other may be sent again by the retry policy, where
-    `repetition.py` allows that. `purpose` and `slot` (its name) say on whose account it goes.
+    `retry.repetition` allows that. `purpose` and `slot` (its name) say on whose account it goes.
     """
 
     method: str

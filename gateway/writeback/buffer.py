@@ -4,7 +4,7 @@
     <directory>/journal     what was acknowledged (journal/schema.py); with SQLite's -wal and -shm beside it
     <directory>/presence    where anything is pending (presence.py)
     <directory>/ballast     room for the journal on a full disk (ballast.py)
-    <directory>/arriving    what bodies that are arriving will take (reservations.py)
+    <directory>/arriving    what bodies that are arriving will take (bounds/bounds.py)
     <directory>/staged/     the bytes (staging.py)
 
 A write is acknowledged in this order: the bytes are verified, its file is synced, the file's directory is synced, the

@@ -14,7 +14,7 @@ from gateway.writeback.journal.journal import Journal
 FORMAT = b"forebay writeback 1\n"
 
 ARRIVING = "arriving"
-"""The file of reservations.py: made anew when nobody has the buffer open."""
+"""The file of `Reservations` (bounds/bounds.py): made anew when nobody has the buffer open."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,7 +220,6 @@ def _error(call: str) -> OSError:
 
 
 _CACHESTAT = 451
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Residency:
@@ -241,7 +240,7 @@ class Residency:
         if cached_pages is None or (cached_pages == 0 and self._blind(descriptor, offset)):
             self._cachestat = False
             return self._sampled(descriptor, offset, count)
-        return cached_pages == (offset + count - 1) // _PAGE_BYTES - offset // _PAGE_BYTES + 1
+        return cached_pages == (offset + count - 1) // PAGE_BYTES - offset // PAGE_BYTES + 1
 
     def unwritten(self, descriptor: int, offset: int, count: int) -> bool:
         """Whether all of these bytes wait in memory to be written to the device.
@@ -249,7 +248,7 @@ class Residency:
         They are then what was written to the file: what has come from the device does not wait so. False where nobody
         can tell.
         """
-        pages = (offset + count - 1) // _PAGE_BYTES - offset // _PAGE_BYTES + 1
+        pages = (offset + count - 1) // PAGE_BYTES - offset // PAGE_BYTES + 1
         if not self._cachestat or self._cached_pages(descriptor, offset, count) is None:
             return False
         return int(self._counts[1]) == pages

@@ -1,7 +1,7 @@
 """CopyObject of what is pending, into a slot with `write = "back"`: the copy shares the source's staged files.
 
 It is flushed by itself, in the parts that the source came in, and so has the source's ETag. Whatever the origin would
-have to judge, sources over 5 GiB and parts made of copies wait until the source is at the origin instead (choosing.py).
+have to judge, sources over 5 GiB and parts made of copies wait until the source is at the origin instead (router.py).
 """
 
 from __future__ import annotations

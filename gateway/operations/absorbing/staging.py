@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gateway.errors import BufferUnavailable, S3Error
 from gateway.operations.absorbing.upload_requests import no_such_upload
 from gateway.operations.context import RequestContext
-from gateway.operations.payload import announced_bytes, receive_verified
+from gateway.operations.payload import announced_bytes, check_rate, receive_verified
 from gateway.s3.checksums import PREFIX
 from gateway.s3.error_codes import s3_error
 from gateway.writeback.bounds.bounds import Bound
@@ -47,8 +47,8 @@ async def stage_body(context: RequestContext, buffer: WritebackBuffer, slot: str
         nonlocal received_bytes, own_seconds
         now = clock.monotonic()
         received_bytes += len(data)
-        if bounds is not None:
-            bounds.check_rate(received_bytes, now - started - own_seconds)
+        if bounds is not None and bounds.is_awaited:
+            check_rate(received_bytes, now - started - own_seconds)
         try:
             writer.write(data)
         except OSError as error:  # the disk's: those of the client's connection come from elsewhere
@@ -154,6 +154,7 @@ def slow_down(buffer: WritebackBuffer, bounds: SlotBounds, bound: Bound, size_by
     buffer.bounds.observer.slowed_down(slot.name)
     why = {
         Bound.FULL: f"it holds what it may, {slot.buffer_bytes} bytes",
+        Bound.SHARE: "the bodies of this access key that are still arriving take its share of the room",
         Bound.DISK: "the disk under it has no room, or has just failed",
         Bound.SIZE: f"the body is larger than all of it, {slot.buffer_bytes} bytes",
         Bound.EXPOSURE_BYTES: f"more than {slot.exposure_bytes_max} bytes are on this node only",

@@ -5,8 +5,7 @@ the journal and counted there. So neither many bodies at once nor many workers e
 behind those who came before him, as long as the flush may make some; what becomes of him then is not decided here.
 
 Announced bytes take room before they come, so room is shared out. Where several credentials write to a slot, the bodies
-of one that are still arriving take no more than they leave free. A body that comes slowly while somebody waits for room
-loses its own (`check_rate`).
+of one that are still arriving take no more than they leave free.
 
 What bodies that are arriving now will take lies in shared memory, as nothing of it is worth keeping (`Reservations`):
 
@@ -37,7 +36,6 @@ from gateway import cancellation
 from gateway.clock import Clock
 from gateway.errors import BufferUnavailable, ClientDisconnected
 from gateway.policy.slots import Slot
-from gateway.s3.error_codes import s3_error
 from gateway.writeback.bounds.pacing import PACED_FROM, delay_seconds, retry_after_seconds
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.usage_rows import Usage
@@ -119,6 +117,9 @@ class Bound(StrEnum):
     """Why a write is not taken."""
 
     FULL = "full"
+    SHARE = "share"
+    """Its credential's bodies that are still arriving leave no more to others than they must."""
+
     DISK = "disk"
     """The file system has no room, or has just failed."""
 
@@ -131,7 +132,7 @@ class Bound(StrEnum):
     @property
     def passes(self) -> bool:
         """Whether waiting may help."""
-        return self in (Bound.FULL, Bound.DISK)
+        return self in (Bound.FULL, Bound.SHARE, Bound.DISK)
 
 
 class BoundsObserver(Protocol):
@@ -166,10 +167,6 @@ class Shared:
     disk: DiskRoom
     clock: Clock
 
-
-MIN_RATE_BYTES_PER_SECOND = 32 * 1024
-GRACE_SECONDS = 30.0
-"""A body may be slower than that for so long, and as long as nobody waits for room."""
 
 SHARED_SECONDS = 600.0
 """So long after its last write, a credential counts among those that share a slot."""
@@ -259,13 +256,10 @@ class SlotBounds:
         if not self._arriving[credential]:
             del self._arriving[credential]
 
-    def check_rate(self, received_bytes: int, clients_seconds: float) -> None:
-        """S3Error RequestTimeout where a body has come too slowly, and others wait for the room that it holds.
-
-        Any thread. `clients_seconds` have passed in which the client could have sent.
-        """
-        if self._waiting and received_bytes < (clients_seconds - GRACE_SECONDS) * MIN_RATE_BYTES_PER_SECOND:
-            raise s3_error("RequestTimeout")
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for room. Any thread."""
+        return bool(self._waiting)
 
     def delay_seconds(self, size_bytes: int) -> float:
         """How long the acknowledgement of so many bytes is to be held back."""
@@ -287,7 +281,7 @@ class SlotBounds:
 
     def _try(self, credential: str, size_bytes: int) -> Bound | None:
         if not self._leaves_enough(credential, size_bytes):
-            return Bound.FULL
+            return Bound.SHARE
         self._shared.reservations.add(self.slot.name, size_bytes)
         self._arriving[credential] += size_bytes
         bound: Bound | None = Bound.DISK
@@ -328,22 +322,28 @@ class SlotBounds:
 
     def _serve(self) -> None:
         """In the order in which they came, but past those whose credential has its share."""
-        now, is_blocked = self._shared.clock.monotonic(), False
-        for waiter in list(self._waiting):
+        now, full, have_their_share = self._shared.clock.monotonic(), None, set[str]()
+        waiters, self._waiting = self._waiting, deque()
+        for waiter in waiters:
             if waiter.told.cancelled():
-                self._waiting.remove(waiter)
                 continue
-            try:
-                bound = Bound.FULL if is_blocked else self._try(waiter.credential, waiter.size_bytes)
-            except BufferUnavailable as error:
-                self._waiting.remove(waiter)
-                waiter.told.set_exception(error)
-                continue
+            bound: Bound | None = full
+            if full is None:  # else the journal is not asked for each of many who wait
+                bound = Bound.SHARE
+                if waiter.credential not in have_their_share:
+                    try:
+                        bound = self._try(waiter.credential, waiter.size_bytes)
+                    except BufferUnavailable as error:
+                        waiter.told.set_exception(error)
+                        continue
+            if bound is Bound.SHARE:
+                have_their_share.add(waiter.credential)
+            elif bound is not None and bound.passes:
+                full = bound
             if bound is not None and bound.passes and now < waiter.deadline:
-                is_blocked = is_blocked or self._leaves_enough(waiter.credential, waiter.size_bytes)
-                continue
-            self._waiting.remove(waiter)
-            waiter.told.set_result(bound)
+                self._waiting.append(waiter)
+            else:
+                waiter.told.set_result(bound)
 
     def _forget(self, waiter: _Waiter) -> None:
         """Its request is over. What it was just given goes back."""

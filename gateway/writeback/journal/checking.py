@@ -1,7 +1,7 @@
 """Is the journal whole? Asked at the start, before anything is read from it, sent, or removed on its word.
 
-SQLite does not checksum its pages. A row that has changed says so itself (rows.py); but a row that an index has lost is
-not found where a reader looks for it, and what nobody refers to is removed.
+SQLite does not checksum its pages. A row that has changed says so itself (codec.py); but a row that an index has lost
+is not found where a reader looks for it, and what nobody refers to is removed.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gateway.operations import payload
 from gateway.operations.absorbing import staging
 from gateway.policy.slots import Slot
 from gateway.s3.requests import Operation
@@ -19,6 +20,7 @@ from gateway.writeback.journal.usage_rows import Usage
 from tests.support.absorbing import PART_BYTES, SLOTS, Client, with_client
 from tests.support.asgi import call, signed_headers
 from tests.support.memory_origin.faults import Unreachable
+from tests.support.serving import until
 
 KIB = 1024
 
@@ -142,6 +144,34 @@ def test_who_waits_gets_the_room_that_the_flush_makes(
             answers = await asyncio.gather(*(put(client, f"k{n}", 30 * KIB) for n in range(12)))
         assert answers == ["absorbed"] * 12
         assert counts.slowed == 0
+
+    with_client(tmp_path, scenario, slot(buffer_full="slow-down"), bounds=counts)
+
+
+def test_a_slow_body_loses_its_room_to_those_who_wait(
+    tmp_path: Path, counts: Counts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And to nobody else: where there is room for all, a body may be slow."""
+    monkeypatch.setattr(staging, "PATIENCE_SECONDS", 20.0)
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        monkeypatch.setattr(payload, "BUFFERED_GRACE_SECONDS", 0.0)
+        monkeypatch.setattr(payload, "BUFFERED_RATE_BYTES_PER_SECOND_MIN", 2**60)
+        assert await put(client, "alone", 10 * KIB) == "absorbed"
+        bounds, waiting = client.buffer.bounds.of("back"), list[asyncio.Task[str]]()
+        assert bounds is not None
+        pieces = [bytes(40 * KIB)] * 2
+
+        async def have_another_wait() -> None:
+            if not waiting:
+                waiting.append(asyncio.create_task(put(client, "fast", 40 * KIB)))
+                await until(lambda: bounds.is_awaited)
+
+        slow = await call(client.gateway.app, "PUT", "/bucket/back/slow", None, pieces, before_piece=have_another_wait)
+        assert (slow.status, b"<Code>RequestTimeout</Code>" in slow.body) == (400, True)
+        monkeypatch.undo()
+        assert await waiting[0] == "absorbed"
 
     with_client(tmp_path, scenario, slot(buffer_full="slow-down"), bounds=counts)
 

@@ -1,4 +1,4 @@
-"""Small and odd answers over one connection. Large bodies: ../test_landed_bodies.py."""
+"""Small and odd answers over one connection. Large bodies: ../test_direct_bodies.py."""
 
 from __future__ import annotations
 

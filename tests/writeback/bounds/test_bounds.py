@@ -12,13 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import BufferUnavailable, S3Error
+from gateway.errors import BufferUnavailable
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback.bounds import bounds as bounds_module
 from gateway.writeback.bounds.bounds import (
-    GRACE_SECONDS,
     MARGIN_BYTES,
-    MIN_RATE_BYTES_PER_SECOND,
     SHARED_SECONDS,
     TROUBLE_SECONDS,
     Bound,
@@ -200,8 +198,8 @@ def test_bodies_on_their_way_leave_as_much_free_as_they_take_where_others_write(
     async def scenario(_: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
         assert await bounds.take("other", 10, 0) is None
         bounds.give_back("other", 10)
-        assert await bounds.take("large", 600, 0) is Bound.FULL
-        assert [await bounds.take("key", 250, 0) for _ in range(3)] == [None, None, Bound.FULL]
+        assert await bounds.take("large", 600, 0) is Bound.SHARE
+        assert [await bounds.take("key", 250, 0) for _ in range(3)] == [None, None, Bound.SHARE]
         kept_waiting = asyncio.create_task(bounds.take("key", 250, 20.0))
         await clock.advance(0.1)
         served = asyncio.create_task(bounds.take("other", 100, 20.0))
@@ -225,22 +223,44 @@ def test_who_writes_alone_has_all_of_the_room(tmp_path: Path) -> None:
     with_bounds(tmp_path, scenario)
 
 
-def test_a_slow_body_loses_its_room_to_those_who_wait(tmp_path: Path) -> None:
-    """And to nobody else: where there is room for all, a body may be slow."""
+def test_it_is_known_whether_somebody_waits(tmp_path: Path) -> None:
+    """Only then a slow body has to give its room up."""
 
     async def scenario(_: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
-        late_seconds = GRACE_SECONDS + 2.0
-        bounds.check_rate(0, late_seconds)
         assert await bounds.take("slow", 1000, 0) is None
+        assert not bounds.is_awaited
         waiting = asyncio.create_task(bounds.take("other", 10, 20.0))
         await clock.advance(0.1)
-        bounds.check_rate(0, GRACE_SECONDS)
-        bounds.check_rate(2 * MIN_RATE_BYTES_PER_SECOND, late_seconds)
-        with pytest.raises(S3Error, match="RequestTimeout"):
-            bounds.check_rate(2 * MIN_RATE_BYTES_PER_SECOND - 1, late_seconds)
+        assert bounds.is_awaited
         bounds.give_back("slow", 1000)
         await clock.advance(0.1)
         assert await waiting is None
+        assert not bounds.is_awaited
+
+    with_bounds(tmp_path, scenario)
+
+
+def test_a_crowd_of_one_credential_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal is not asked for each of those who wait, 50 times a second."""
+
+    async def scenario(_: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
+        assert await bounds.take("other", 10, 0) is None
+        assert await bounds.take("key", 400, 0) is None
+        crowd = [asyncio.create_task(bounds.take("key", 400, 5.0)) for _ in range(100)]
+        await clock.advance(0.0)
+        looks, used_bytes = 0, SlotBounds.used_bytes
+
+        def looked(one: SlotBounds) -> int:
+            nonlocal looks
+            looks += 1
+            return used_bytes(one)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(SlotBounds, "used_bytes", looked)
+            bounds._serve()
+        assert looks == 1
+        await clock.advance(5.1)
+        assert {await one for one in crowd} == {Bound.SHARE}
 
     with_bounds(tmp_path, scenario)
 
