@@ -285,9 +285,10 @@ class SmallAnswerMetrics:
 
 
 class RequestMetrics:
-    """Counts the requests of one process's S3 port (the methods of `edge.asgi.RequestObserver`)."""
+    """Counts the requests of one process's S3 port."""
 
     def in_flight(self, change: int) -> None:
+        """A request waits for its answer from now on (1), or no more (-1). What is answered at once never does."""
         REQUESTS_IN_FLIGHT.add(change)
 
     def ended(
@@ -300,6 +301,7 @@ class RequestMetrics:
         sent_bytes: int,
         received_bytes: int,
     ) -> None:
+        """It is over. `status` is the HTTP status, CLIENT_LEFT or BROKEN_OFF; bytes are those of the bodies."""
         REQUESTS.add(1, operation, slot, status, cache or "none")
         REQUEST_SECONDS.observe(seconds, operation)
         if sent_bytes:

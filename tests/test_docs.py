@@ -110,3 +110,20 @@ def test_the_tests_that_security_names_exist() -> None:
         )
     for section in text.split("\n## ")[1:]:
         assert "`tests/" in section, section.partition("\n")[0]
+
+
+def test_what_names_a_module_names_one_that_is_there() -> None:
+    """In docstrings, comments and decisions: a reader goes where they point."""
+    modules = {
+        path.name
+        for folder in ("gateway", "tests", "loadtests", "tools")
+        for path in (REPOSITORY / folder).rglob("*.py")
+    }
+    readers = [*DOCS.rglob("*.md"), *(REPOSITORY / "gateway").rglob("*.py")]
+    named = {
+        (path.relative_to(REPOSITORY), name)
+        for path in readers
+        for name in re.findall(r"\b([a-z][a-z_0-9]*\.py)\b", path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 100
+    assert sorted((str(path), name) for path, name in named if name not in modules) == []

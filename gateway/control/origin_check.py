@@ -11,6 +11,8 @@ from typing import Literal
 from gateway.clock import Clock, SystemClock
 from gateway.errors import OriginBodyError, OriginUnreachable
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
+from gateway.origin.http1_client.client import OriginSilent
+from gateway.origin.http1_client.response_stream import ResponseBroken
 from gateway.origin.own_key import refusal_of_own_key
 from gateway.s3.conditions import parse_http_date
 
@@ -123,8 +125,8 @@ class OriginCheck:
                 return f"{self._endpoint_url} does not speak https; does it want http? ({behind.reason})"
             if isinstance(behind, ConnectionRefusedError):
                 return f"nobody listens at {self._endpoint_url} (connection refused)"
+            if isinstance(behind, ResponseBroken | ConnectionError) and not isinstance(error, OriginSilent):
+                other = "http" if self._endpoint_url.startswith("https:") else "https"
+                return f"{self._endpoint_url} ends the connection without an answer: does it want {other}? ({error})"
             behind = behind.__cause__ or behind.__context__
-        if "closed the connection" in str(error) or "reset" in str(error):
-            other = "http" if self._endpoint_url.startswith("https:") else "https"
-            return f"{self._endpoint_url} ends the connection without an answer: does it want {other}? ({error})"
         return f"{self._endpoint_url} does not answer: {error}"

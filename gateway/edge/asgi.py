@@ -14,12 +14,13 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 from structlog.typing import FilteringBoundLogger
 
 from gateway import cancellation
+from gateway.counting import RequestMetrics
 from gateway.edge.access import Authenticator, Caller, authorise
 from gateway.edge.failures import reply_to
 from gateway.edge.foreign_services import foreign_service_reply
@@ -55,44 +56,6 @@ def _bound_log() -> FilteringBoundLogger:
     return log
 
 
-class RequestObserver(Protocol):
-    """What happens to requests, for metrics."""
-
-    def in_flight(self, change: int) -> None:
-        """A request waits for its answer from now on (1), or no more (-1). What is answered at once never does."""
-
-    def ended(
-        self,
-        operation: str,
-        slot: str,
-        status: str,
-        cache: str | None,
-        seconds: float,
-        sent_bytes: int,
-        received_bytes: int,
-    ) -> None:
-        """It is over. `status` is the HTTP status, CLIENT_LEFT or BROKEN_OFF; bytes are those of the bodies."""
-
-
-class SilentRequestObserver:
-    """Counts nothing."""
-
-    def in_flight(self, change: int) -> None:
-        return
-
-    def ended(
-        self,
-        operation: str,
-        slot: str,
-        status: str,
-        cache: str | None,
-        seconds: float,
-        sent_bytes: int,
-        received_bytes: int,
-    ) -> None:
-        return
-
-
 @dataclass(frozen=True, slots=True)
 class S3App:
     """The S3 port's ASGI application.
@@ -104,7 +67,7 @@ class S3App:
     authenticator: Authenticator
     base_domains: tuple[str, ...]
     instance_id: str
-    observer: RequestObserver
+    observer: RequestMetrics
     log: FilteringBoundLogger = field(default_factory=_bound_log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gateway.clock import SystemClock
+from gateway.counting import RequestMetrics
 from gateway.edge.asgi import S3App
 from gateway.edge.messages import BROKEN_OFF, CLIENT_LEFT
 from gateway.errors import ClientDisconnected, OriginUnreachable
@@ -31,7 +32,7 @@ from tests.support.serving import request, serving
 BODY = os.urandom(200_000)
 
 
-class RecordingObserver:
+class RecordingObserver(RequestMetrics):
     """Remembers how requests ended."""
 
     def __init__(self) -> None:

@@ -16,6 +16,7 @@ import trustme
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from gateway.counting import RequestMetrics
 from gateway.edge.server.s3_server import TlsFiles
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.payload import receive_verified
@@ -53,7 +54,7 @@ class Sinking:
 
 
 @dataclass
-class Counting:
+class Counting(RequestMetrics):
     """What the metrics are told."""
 
     received_bytes: list[int] = field(default_factory=list)

@@ -10,9 +10,9 @@ from pathlib import Path
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.settings import BlockSettings
 from gateway.clock import Clock, SystemClock
-from gateway.counting import CacheMetrics, CatalogMetrics, SmallAnswerMetrics, SnapshotMetrics
+from gateway.counting import CacheMetrics, CatalogMetrics, RequestMetrics, SmallAnswerMetrics, SnapshotMetrics
 from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, Keyring
-from gateway.edge.asgi import S3App, SilentRequestObserver
+from gateway.edge.asgi import S3App
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS
@@ -116,7 +116,7 @@ async def gateway_app(
             allow_unsigned=allow_unsigned,
             allow_signature_v2=allow_signature_v2,
         )
-        app = S3App(services, authenticator, ("s3.local",), INSTANCE_ID, SilentRequestObserver())
+        app = S3App(services, authenticator, ("s3.local",), INSTANCE_ID, RequestMetrics())
         yield GatewayApp(app, origin, blocks, catalog, answers, snapshots, buffer)
     finally:
         if buffer is not None:
