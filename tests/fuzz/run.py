@@ -1,7 +1,8 @@
 """Coverage-guided fuzzing with atheris: `python -m tests.fuzz.run --seconds 300`, or one `--target` of it.
 
-Each target has a process of its own, which ends at the first defect and keeps the input. What is found goes to
-`corpus/` once it is mended, so that `make test` sends it for ever.
+What is fuzzed is instrumented and imported once. Each target then has a forked process of its own, one for each core
+at a time. It ends at the first defect and keeps the input. What is found goes to `corpus/` once it is mended, so that
+`make test` sends it for ever.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
-import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +21,6 @@ INPUT_BYTES_MAX = 4096
 MEMORY_MIB_MAX = 1024
 ONE_INPUT_SECONDS_MAX = 30
 _RUNS = re.compile(r"stat::number_of_executed_units:\s*(\d+)")
-_REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
@@ -30,53 +29,70 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120, help="for all targets together")
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(3), "big"), help="printed; 0 is random")
     parser.add_argument("--found", type=Path, default=Path(".fuzz"), help="where inputs are kept from run to run")
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.inside:
-        _fuzz(options.target[0], options.found, options.seconds, options.seed)
-        return 0
     return _all(options.target, options.seconds, options.seed, options.found)
 
 
 def _all(names: Sequence[str] | None, seconds: float, seed: int, found: Path) -> int:
-    from tests.fuzz.targets import NAMES
-
     try:
-        import atheris  # noqa: F401
+        import atheris
     except ImportError:
         sys.stderr.write("fuzzing needs atheris, of the extra `dev`; there is none for this Python\n")
         return 1
-    names = names or NAMES
+    with atheris.instrument_imports(include=["gateway"]):
+        from tests.fuzz import targets
+    names = list(names or targets.NAMES)
+    at_a_time = min(len(names), os.cpu_count() or 1)
     sys.stdout.write(f"fuzzing {len(names)} targets for {seconds:g} seconds; again: --seed {seed}\n")
     executions, failed = 0, []
-    for name in names:
-        done = _one(name, seconds / len(names), seed, found)
-        runs = _RUNS.search(done.stderr)
-        count = int(runs[1]) if runs is not None else 0
-        executions += count
-        sys.stdout.write(f"{name:32} {count:>10,} executions  {'ok' if done.returncode == 0 else 'FAILED'}\n")
-        sys.stdout.flush()
-        if done.returncode:
-            failed.append(name)
-            sys.stderr.write(done.stderr[-4000:])
-    sys.stdout.write(json.dumps({"executions": executions, "failed": failed, "seed": seed}) + "\n")
+    running: dict[int, tuple[str, Path]] = {}
+    with tempfile.TemporaryDirectory() as reports:
+        waiting = list(enumerate(names))
+        while waiting or running:
+            while waiting and len(running) < at_a_time:
+                number, name = waiting.pop(0)
+                report = Path(reports) / str(number)
+                running[_forked(name, seconds * at_a_time / len(names), seed, found, report)] = (name, report)
+            process, status = os.wait()
+            name, report = running.pop(process)
+            said = report.read_text(errors="replace")
+            runs = _RUNS.search(said)
+            count = int(runs[1]) if runs is not None else 0
+            executions += count
+            ended_well = status == 0 and count > 0
+            sys.stdout.write(f"{name:32} {count:>10,} executions  {'ok' if ended_well else 'FAILED'}\n")
+            sys.stdout.flush()
+            if not ended_well:
+                failed.append(name)
+                sys.stderr.write(said[-4000:])
+    sys.stdout.write(json.dumps({"executions": executions, "failed": sorted(failed), "seed": seed}) + "\n")
     return 1 if failed else 0
 
 
-def _one(name: str, seconds: float, seed: int, found: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.fuzz.run", "--inside", "--target", name]
-    command += ["--seconds", str(seconds), "--seed", str(seed), "--found", str(found)]
-    begun = time.monotonic()
-    done = subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True, check=False)
-    assert time.monotonic() - begun > 0
-    return done
+def _forked(name: str, seconds: float, seed: int, found: Path, report: Path) -> int:
+    """The process that fuzzes this target; what it says goes to `report`."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process = os.fork()
+    if process:
+        return process
+    try:
+        descriptor = os.open(report, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        tempfile.tempdir = str(report.parent)  # the fuzzer ends the process: whoever waits for it clears away
+        _fuzz(name, found, seconds, seed)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    os._exit(1)  # the fuzzer itself ends the process where nothing was found
 
 
 def _fuzz(name: str, found: Path, seconds: float, seed: int) -> None:
     import atheris
 
-    with atheris.instrument_imports(include=["gateway"]):
-        from tests.fuzz import targets
+    from tests.fuzz import targets
+
     kept = found / targets.directory_name(name)
     kept.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as beginnings, targets.target(name) as check:
