@@ -8,6 +8,7 @@ at a time. It ends at the first defect and keeps the input. What is found goes t
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import re
@@ -82,6 +83,9 @@ def _forked(name: str, seconds: float, seed: int, found: Path, report: Path) -> 
         os.dup2(descriptor, 2)
         tempfile.tempdir = str(report.parent)  # the fuzzer ends the process: whoever waits for it clears away
         _fuzz(name, found, seconds, seed)
+    except SystemExit:
+        sys.stderr.flush()
+        ctypes.CDLL(None).exit(1)  # the way out on which the fuzzer keeps the input that it found
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
