@@ -55,6 +55,7 @@ async def check(directory: Path) -> None:
             assert await read(cache, version) == content_of(origin, version)
 
 
+@pytest.mark.slow
 def test_two_processes_share_one_directory(tmp_path: Path) -> None:
     """Both read right bytes while both fill and evict; together they keep the capacity."""
     workers = [start(tmp_path / "c", slot, SEED + slot, reads=150) for slot in range(2)]

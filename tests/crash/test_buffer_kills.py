@@ -29,6 +29,7 @@ LEFT_MAX = 4
 """Of a worker: a file that is not in the journal yet, and the parts of an object that is not any more."""
 
 
+@pytest.mark.slow
 def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     """Again and again on one buffer, with several workers at once."""
     print(f"FOREBAY_KILL_SEED={SEED}")

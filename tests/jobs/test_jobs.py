@@ -69,6 +69,7 @@ def test_a_prefix_is_warm_afterwards(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_slot_that_is_not_strict_is_listed_afterwards(tmp_path: Path) -> None:
     """Warming lists the prefix: LIST is then answered from the index, however many pages it takes."""
 

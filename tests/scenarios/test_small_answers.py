@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
@@ -49,6 +50,7 @@ class Story:
         self.hits += answer.headers["x-forebay-cache"] == "hit"
 
 
+@pytest.mark.slow
 def test_no_worker_tells_what_was_before_an_own_change(tmp_path: Path) -> None:
     """2.3, 3.10 Whoever asks after a change was acknowledged hears of it; between changes memory answers."""
     with StrictOrigin() as origin:

@@ -91,6 +91,7 @@ def resident_kib(pid: int) -> int:
     return int(line[1])
 
 
+@pytest.mark.slow
 def test_a_flood_of_refused_requests_leaves_memory_where_it_was() -> None:
     """10,000 of full size, no two alike, by every way to say who is calling."""
     caller = {"access_key_id": "job-a", "secret_access_key": "s" * 20, "allow": ["s3://"]}

@@ -39,6 +39,7 @@ def _differences_of_one(comparison: Comparison, seed: int) -> list[str]:
     return []
 
 
+@pytest.mark.slow
 def test_random_histories(tmp_path: Path) -> None:
     """Clause 7, in whatever order things happen."""
     compare(tmp_path, int(os.environ.get("FOREBAY_TRANSPARENCY_HISTORIES", "25")))

@@ -63,6 +63,7 @@ def client(gateway: GatewayProcess) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_a_warm_data_set_is_read_without_the_bucket() -> None:
     """`forebay warm --wait` ends with 0; then every worker serves every byte with nothing asked of the origin."""
     with StrictOrigin() as origin:

@@ -30,6 +30,7 @@ async def read_all(port: int, key: str, spread_seconds: float) -> set[int]:
     return set(await asyncio.gather(*(one(random.uniform(0, spread_seconds)) for _ in range(CLIENTS))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread_seconds", [0.0, 0.2])
 def test_5_3_sixty_four_clients_over_two_workers_cost_the_object_once(spread_seconds: float) -> None:
     """5.3 Every byte is asked for once, by one worker or the other, whether the readers come together or not."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.support.gateway_process import GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
@@ -28,6 +29,7 @@ def listed(gateway: GatewayProcess) -> set[bool]:
     return {b"<Size>5</Size>" in get(gateway.s3_url, "/bucket?list-type=2") for _ in range(_TRIES)}
 
 
+@pytest.mark.slow
 def test_an_event_is_seen_by_every_worker_when_it_is_answered() -> None:
     """3.12 The background process takes it, the workers share what it voids; metrics count it."""
     record = {

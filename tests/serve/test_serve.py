@@ -81,6 +81,7 @@ def test_standard_output_has_the_readiness_line_and_nothing_else() -> None:
         assert gateway.wait() == 0
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_alone() -> None:
     """The other workers live on, the port answers all the while, and the restart is counted."""
     with GatewayProcess({"origin": NOWHERE, "server": {"workers": 2}}) as gateway:
@@ -95,6 +96,7 @@ def test_a_killed_worker_is_replaced_alone() -> None:
         assert metrics['forebay_worker_restarts_total{process="worker1"}'] == 1
 
 
+@pytest.mark.slow
 def test_what_a_worker_was_killed_in_the_midst_of_writing_is_asked_about_again() -> None:
     """2.3 The origin carries a PUT out when its worker is gone: no other believes what was learned before that."""
     slot = {"name": "all", "prefix": "s3://bucket/", "consistency": "immutable"}
@@ -122,6 +124,7 @@ def test_what_a_worker_was_killed_in_the_midst_of_writing_is_asked_about_again()
             assert get(url).content == b"new"
 
 
+@pytest.mark.slow
 def test_a_killed_background_process_is_replaced_alone() -> None:
     """The admin port comes back and knows the state of the gateway."""
     with GatewayProcess({"origin": NOWHERE}) as gateway:
@@ -210,6 +213,7 @@ def test_a_second_signal_ends_it_at_once(origin: GatedOrigin, background: Thread
             answer.result(PATIENCE_SECONDS)
 
 
+@pytest.mark.slow
 def test_children_end_with_a_killed_supervisor_and_the_next_one_starts(tmp_path: Path) -> None:
     """`kill -9` leaves no worker behind that would serve from a directory which another gateway now uses."""
     with GatewayProcess({"origin": NOWHERE, "server": {"workers": 2}}, directory=tmp_path / "cache") as gateway:
@@ -342,6 +346,7 @@ def test_nothing_is_left_in_shared_memory(tmp_path: Path) -> None:
         assert not (gateway.directory / "run" / "metrics").exists()
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_does_not_outlive_its_supervisor() -> None:
     """It cannot notice that it is alone: the kernel ends it, so that the next gateway finds the directory free."""
     with GatewayProcess({"origin": NOWHERE}) as gateway:
@@ -352,6 +357,7 @@ def test_a_stopped_worker_does_not_outlive_its_supervisor() -> None:
         assert gateway.status()["gateway"]["ready"]
 
 
+@pytest.mark.slow
 def test_a_gateway_outlives_the_removal_of_its_files_in_shared_memory(tmp_path: Path) -> None:
     """Whoever removes them, and whichever process dies then: it comes back, and whoever asks is answered meanwhile."""
     with GatewayProcess({"origin": NOWHERE, "server": {"workers": 2}}, directory=tmp_path / "cache") as gateway:

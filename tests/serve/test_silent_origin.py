@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.support.gateway_process import GatewayProcess
 
@@ -62,6 +63,7 @@ def ask(gateway: GatewayProcess, method: str, path: str, content: bytes | None =
     return answer, time.monotonic() - began
 
 
+@pytest.mark.slow
 def test_8_1_a_silent_origin_is_503_within_the_first_byte_timeout_and_at_once_from_then_on() -> None:
     """8.1 On every worker, whatever is asked; and served again when it answers."""
     with switched_origin() as origin:

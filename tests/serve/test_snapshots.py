@@ -103,6 +103,7 @@ def test_a_run_can_be_repeated(tmp_path: Path, origin: StrictOrigin) -> None:
         assert bodies(gateway, "data/0000") == {b"old 0"}
 
 
+@pytest.mark.slow
 def test_the_command_does_what_it_says(tmp_path: Path, origin: StrictOrigin) -> None:
     """Text for people, JSON for programs, exit codes for both."""
     with GatewayProcess(config_of(origin), directory=tmp_path / "cache") as gateway:

@@ -88,6 +88,7 @@ def test_without_a_key_it_does_not_start(tmp_path: Path) -> None:
     assert "origin.require_credentials = false" in done.stderr
 
 
+@pytest.mark.slow
 def test_without_a_key_it_starts_where_that_is_configured() -> None:
     """And says that it has none."""
     no_key = {"access_key_id": None, "secret_access_key": None}

@@ -88,6 +88,7 @@ def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     assert process.returncode == 0, err
 
 
+@pytest.mark.slow
 def test_a_child_that_keeps_dying_is_started_again_and_again(tmp_path: Path) -> None:
     """The gateway lives on with the others, and a stop is obeyed also between two starts."""
     with supervised(tmp_path, "worker0 dies-when-ready") as process:
@@ -101,6 +102,7 @@ def test_a_child_that_keeps_dying_is_started_again_and_again(tmp_path: Path) -> 
     assert (tmp_path / "starts-worker1").read_text() == "."
 
 
+@pytest.mark.slow
 def test_a_child_that_hangs_is_killed_and_started_again(tmp_path: Path) -> None:
     """It lives, and does not turn: the supervisor says so, ends it, and the gateway lives on with the next one."""
     with supervised(tmp_path, "worker0 hangs", HASTY) as process:
@@ -115,6 +117,7 @@ def test_a_child_that_hangs_is_killed_and_started_again(tmp_path: Path) -> None:
     assert (tmp_path / "starts-worker1").read_text() == "."
 
 
+@pytest.mark.slow
 def test_a_child_that_is_stopped_while_it_starts_is_killed_and_started_again(tmp_path: Path) -> None:
     """It may hold what the others need to start. So it is ended after the same time, not when it should be ready."""
     with supervised(tmp_path, "worker0 stops-when-started-again", HASTY) as process:
@@ -141,6 +144,7 @@ def test_a_child_that_starts_slowly_and_turns_is_waited_for(tmp_path: Path) -> N
     assert any("a process takes long to start" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_processes_share_new_files_where_the_old_ones_are_removed(tmp_path: Path) -> None:
     """systemd does that when its user logs out. All are started again, so that all share the same ones."""
     with supervised(tmp_path, "", HASTY) as process:

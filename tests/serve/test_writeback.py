@@ -85,6 +85,7 @@ def at_origin(origin: StrictOrigin, name: str) -> tuple[str, bytes] | None:
     return None if found is None else (found.etag, found.content.read(0, found.content.size_bytes))
 
 
+@pytest.mark.slow
 def test_what_is_acknowledged_with_the_origin_away_survives_a_kill_and_reaches_it(
     origin: StrictOrigin, tmp_path: Path
 ) -> None:
@@ -129,6 +130,7 @@ def test_a_slot_that_is_no_longer_written_back_is_flushed_all_the_same(origin: S
         assert not (directory / "writeback").exists()
 
 
+@pytest.mark.slow
 def test_nobody_else_can_read_what_was_acknowledged(origin: StrictOrigin, tmp_path: Path) -> None:
     """Files of the buffer, SQLite's own among them, have mode 0600, and directories 0700."""
     with gateway_of(origin, tmp_path / "cache") as gateway:

@@ -82,6 +82,7 @@ def at_origin(origin: StrictOrigin, name: str) -> bytes | None:
     return None if found is None else found.content.read(0, found.content.size_bytes)
 
 
+@pytest.mark.slow
 def test_what_is_acknowledged_is_shown_and_flushed_on_demand(origin: StrictOrigin, tmp_path: Path) -> None:
     """Waiting ends when the origin has it, whatever pauses its failures have led to, or when the time is over."""
     with running(origin, tmp_path / "cache") as one:
@@ -115,6 +116,7 @@ def test_what_is_acknowledged_is_shown_and_flushed_on_demand(origin: StrictOrigi
         assert one.listed() == []
 
 
+@pytest.mark.slow
 def test_a_conflict_is_named_and_decided_either_way(origin: StrictOrigin, tmp_path: Path) -> None:
     """The write of this node takes the place of the other, or is given up, and everybody sees which."""
     with running(origin, tmp_path / "cache") as one:

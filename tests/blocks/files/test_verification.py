@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from awscrt import checksums
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.blocks.files.block_file import ChunkChecksums, chunk_aligned, read_verified
@@ -26,6 +26,7 @@ def packed_checksums(content: bytes) -> bytes:
     return b"".join(checksums.crc32c(chunk).to_bytes(4, "little") for chunk in chunks)
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 300_000), st.lists(st.integers(1, 100_000), max_size=20), st.randoms(use_true_random=False))
 def test_checksums_do_not_depend_on_how_bytes_arrive(length: int, sizes: list[int], rng: random.Random) -> None:
     """Pieces of any size give the checksums of the 64 KiB chunks, and only whole chunks count as complete."""

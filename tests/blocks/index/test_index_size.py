@@ -106,6 +106,7 @@ def test_the_limit_holds_for_each_slot_by_its_blocks(tmp_path: Path, monkeypatch
     opened.close()
 
 
+@pytest.mark.slow
 def test_rows_of_evicted_blocks_do_not_pile_up(tmp_path: Path) -> None:
     """Long after what was read once is gone, the index is not much larger than what is there."""
     settings = BlockSettings(

@@ -344,6 +344,7 @@ def dirty_count(one: Bench) -> int:
         return len(written(b"", END, 10**9))
 
 
+@pytest.mark.slow
 def test_writes_to_prefixes_that_nobody_lists_void_nothing_else(tmp_path: Path) -> None:
     """However many: what is listed is answered from the index, before, meanwhile and after, and few keys stay dirty."""
 
