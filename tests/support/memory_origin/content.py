@@ -36,11 +36,11 @@ class BytesContent:
 
 
 class GeneratedContent:
-    """`size_bytes` bytes that depend on seed and offset only: any size, no memory."""
+    """`size_bytes` bytes that depend on seed and offset only: any size, a megabyte of memory at most."""
 
     def __init__(self, size_bytes: int, seed: int = 0) -> None:
         self._size = size_bytes
-        self._pad = _pad(seed)
+        self._pad = _pad(seed, min(size_bytes, _PERIOD_BYTES))
 
     @property
     def size_bytes(self) -> int:
@@ -51,16 +51,18 @@ class GeneratedContent:
         pieces = []
         while offset < end:
             start = offset % _PERIOD_BYTES
-            piece = self._pad[start : start + min(end - offset, _PERIOD_BYTES)]
+            piece = self._pad[start : start + end - offset]
             pieces.append(piece)
             offset += len(piece)
         return b"".join(pieces)
 
 
 @lru_cache(maxsize=16)
-def _pad(seed: int) -> bytes:
-    """Two periods; objects of one seed have one pad, which takes 4 ms to make."""
-    return random.Random(seed).randbytes(_PERIOD_BYTES) * 2
+def _pad(seed: int, count: int) -> bytes:
+    """The first `count` bytes of the period. A whole one takes 2 ms to make; objects of one seed share it."""
+    return random.Random(seed).randbytes(-(-count // 4) * 4)[
+        :count
+    ]  # whole words: the rest of one is drawn differently
 
 
 class DiscardedContent:
