@@ -171,7 +171,8 @@ def _by_buffer(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
     if request.key is None:
         return _of_bucket(context, buffer)
     if operation in _READS:
-        pending = buffer.pending(context.object_key)
+        key = context.object_key
+        pending = buffer.pending(key) if buffer.may_be_pending(key) else None
         if pending is None:
             return None
         if is_answered_here(request):

@@ -45,6 +45,8 @@ class WritebackBuffer:
 
     def __init__(self, files: _Files, threads: BufferThreads, bounds: Bounds) -> None:
         self.journal = files.journal
+        self.may_be_pending = files.journal.presence.may_be
+        """Whether something may be pending under a key: False is certain, and costs next to nothing."""
         self.staging = files.staging
         self.threads = threads
         self.bounds = bounds
@@ -98,7 +100,7 @@ class WritebackBuffer:
         Next to nothing for a key under which nothing is; else some microseconds, but for the first look at an object of
         many parts. What the origin has of these may have changed since. Event loop only, as `look`.
         """
-        if not self.journal.may_be_pending(key):
+        if not self.may_be_pending(key):
             return None
         return self.journal.read(lambda book: self._latest(book, key))
 

@@ -497,7 +497,8 @@ class S3Protocol(S3Connection):
         self._input = _HEAD
         self.waits_since = self.now()
         self._deadline = self.waits_since + self.limits.keep_alive_timeout_seconds
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self._received:
             self._received = bytes(self._received)
             self._try_head()

@@ -47,7 +47,7 @@ class Journal:
             self._writer = connect(path)
             prepare(self._writer)
             self._reader = connect(path)
-            self._presence = Presence(directory / "presence")
+            self.presence = Presence(directory / "presence")
         except (sqlite3.Error, OSError) as error:
             raise BufferUnavailable(f"the write-back journal in {directory} cannot be opened: {error}") from error
         self.worker = worker
@@ -62,20 +62,16 @@ class Journal:
 
     # Reads
 
-    def may_be_pending(self, key: ObjectKey) -> bool:
-        """Whether something may be pending under a key: False is certain, and costs next to nothing."""
-        return self._presence.may_be(key)
-
     def stamp(self, news: News) -> bytes:
         """Another value than before, where any process has committed something of that kind."""
-        return self._presence.stamped(news)
+        return self.presence.stamped(news)
 
     def read(self, look: Callable[[Book], R]) -> R:
         """What a look at the journal as it is now finds. Event loop only."""
         try:
             self._reader.execute("BEGIN")
             try:
-                return look(Book(self._reader, self._presence))
+                return look(Book(self._reader, self.presence))
             finally:
                 self._reader.execute("ROLLBACK")
         except sqlite3.Error as error:
@@ -103,7 +99,7 @@ class Journal:
     def recover(self, now: float) -> tuple[int, int]:
         """Put in order what no other process has open: how much is pending, and how many uploads are open. Blocks."""
         self._remove(self.read(lambda book: book.left_behind()))
-        book = Book(self._writer, self._presence)
+        book = Book(self._writer, self.presence)
         with self._transaction():
             book.removed(self._removed)
             while book.forget_ended(now):
@@ -119,7 +115,7 @@ class Journal:
 
         Files that any process had no time to remove any more are removed.
         """
-        book = Book(self._writer, self._presence)
+        book = Book(self._writer, self.presence)
         self._remove(self.read(lambda book: book.left_behind()))
         try:
             with self._transaction():
@@ -146,7 +142,7 @@ class Journal:
         self._thread.shutdown(wait=True)
         self._reader.close()
         self._writer.close()
-        self._presence.close()
+        self.presence.close()
 
     def _commit_waiting(self) -> None:
         with self._lock:
@@ -161,7 +157,7 @@ class Journal:
                 future.set_exception(failure)
             return
         for news in book.news:
-            self._presence.stamp(news)
+            self.presence.stamp(news)
         if book.freed:
             self._remove(book.freed)
         for (_, future), tell in zip(batch, outcomes, strict=True):
@@ -176,13 +172,13 @@ class Journal:
         return waiting
 
     def _commit_with_room(self, batch: list[_Waiting]) -> tuple[Book, list[Callable[[Future[Any]], None]]]:
-        book = Book(self._writer, self._presence)
+        book = Book(self._writer, self.presence)
         try:
             return book, self._commit(book, batch)
         except sqlite3.Error as error:
             if _primary_code(error) != sqlite3.SQLITE_FULL or not self.make_room():
                 raise
-        book = Book(self._writer, self._presence)
+        book = Book(self._writer, self.presence)
         return book, self._commit(book, batch)
 
     def _commit(self, book: Book, batch: list[_Waiting]) -> list[Callable[[Future[Any]], None]]:
@@ -242,7 +238,7 @@ class Journal:
         try:
             self._writer.execute("BEGIN IMMEDIATE")
             try:
-                self._presence.keep(Book(self._writer, self._presence).places())
+                self.presence.keep(Book(self._writer, self.presence).places())
             finally:
                 self._writer.execute("ROLLBACK")
         except sqlite3.Error as error:

@@ -53,13 +53,13 @@ def test_what_is_acknowledged_is_there_for_every_process(tmp_path: Path) -> None
     async def scenario(journal: Journal, _: list[str]) -> None:
         other = Journal(tmp_path, lambda _: None)
         try:
-            assert not other.may_be_pending(key("a"))
+            assert not other.presence.may_be(key("a"))
             stored = await journal.change(lambda book: book.put(pending(key("a"), "x")))
-            assert other.may_be_pending(key("a"))
+            assert other.presence.may_be(key("a"))
             assert latest(other, key("a")) == stored.etag
             await other.change(lambda book: book.settle(stored.sequence, stored.etag, 50.0))
             await other.tidy()
-            assert not journal.may_be_pending(key("a"))
+            assert not journal.presence.may_be(key("a"))
             assert latest(journal, key("a")) is None
         finally:
             other.close()
@@ -266,7 +266,7 @@ def test_a_reader_sees_one_moment(tmp_path: Path) -> None:
         def look(book: Book) -> tuple[int, int]:
             before = len(book.waiting(0, 10))
             other._commit(
-                Book(other._writer, other._presence),
+                Book(other._writer, other.presence),
                 [(lambda inner: inner.put(replace(pending(key("b"), "two"))), None)],  # type: ignore[list-item]
             )
             return before, len(book.waiting(0, 10))
