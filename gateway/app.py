@@ -10,8 +10,8 @@ from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.closed import Blocks, ClosedCache
+from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
-from gateway.blocks.settings import BlockSettings
 from gateway.buffering import Bounding, Flushing, Surroundings, flushing, is_needed, opened_buffer
 from gateway.clock import Clock, SystemClock
 from gateway.config import Settings

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.index.capacity import Capacity
+from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.index_rebuild import rebuild
 from gateway.blocks.maintenance.opening import open_directory
-from gateway.blocks.settings import BlockSettings
 from gateway.clock import SystemClock
 from gateway.counting import CacheMetrics
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion

@@ -13,10 +13,10 @@ from gateway.blocks.filling.large_block_fetch import LargeBlockFetcher
 from gateway.blocks.filling.origin_gets import UnpinnedGets
 from gateway.blocks.filling.single_flight import Fetchers, SingleFlight
 from gateway.blocks.filling.small_block_fetch import GroupCommitWriter, SegmentAppender, SmallBlockFetcher
+from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.disk_health import CircuitBreaker, DirectoryProbe
 from gateway.blocks.maintenance.opening import OpenDirectory
 from gateway.blocks.reading.sources import AheadMarks, ReadDependencies
-from gateway.blocks.settings import BlockSettings
 from gateway.clock import Clock
 from gateway.counting import CacheMetrics
 from gateway.origin.client import Origin

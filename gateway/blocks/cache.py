@@ -19,6 +19,7 @@ from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.filling.hard_link_ingest import OfferedFile, describe
 from gateway.blocks.filling.origin_gets import UnpinnedGet, UnpinnedResponse
 from gateway.blocks.index.index import Usage
+from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.blocks.maintenance.index_rebuild import rebuild
 from gateway.blocks.maintenance.maintenance import Maintenance
@@ -27,7 +28,6 @@ from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
 from gateway.blocks.reading import reader, sub_blocks
 from gateway.blocks.reading.reader import RangeReader
 from gateway.blocks.reading.sources import WarmSpan, arrived, warm_span
-from gateway.blocks.settings import BlockSettings
 from gateway.clock import Clock
 from gateway.counting import CacheMetrics
 from gateway.errors import BlockError, StoreUnavailable

@@ -30,14 +30,16 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import lmdb
 from awscrt import checksums
 
-from gateway.errors import BlockDamaged
+from gateway.errors import BlockDamaged, ConfigError
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
+from gateway.policy.slots import Slots
 
 CHUNK_BYTES = 64 * 1024
 """What one checksum covers; the last chunk of a block may be shorter."""
@@ -501,3 +503,67 @@ def size_bytes(transaction: lmdb.Transaction, of: Tables) -> int:
         pages += facts["branch_pages"] + facts["leaf_pages"] + facts["overflow_pages"]
         page_bytes = facts["psize"]
     return pages * page_bytes
+
+
+BLOCK_SIZE_BYTES_MAX = 256 * 1024 * 1024
+
+PACKED_BYTES_MAX = 1024 * 1024
+"""A small block lies in memory as a whole until it is written: not more than a reader may hold (sources.READ_BYTES)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSettings:
+    """Every worker process that shares `directory` is given the same settings.
+
+    `capacity_bytes` bounds the block files on disk, headers included, fills in progress included; `slots` says who may
+    take how much of it, and in blocks of which size where that is not `block_size_bytes`. `fills_max` bounds the fills
+    of one process that run at the same time; readahead takes at most two of three, so that a reader that waits for its
+    first byte never queues behind bytes that nobody has asked for yet. Blocks of at most `packed_bytes_max`, short last
+    ones and whole small objects among them, are packed together in segments; the others have a file of their own.
+    Fills write at most `daily_writes_bytes` a day (UTC), all processes together, what the index takes of the disk with
+    that included; None: as much as comes. The index takes `index_bytes_max` at most; None: what its map has room for.
+    Files that all processes have in memory lie in `shared_directory`; None: in `directory`.
+    """
+
+    directory: Path
+    capacity_bytes: int
+    block_size_bytes: int = 8 * 1024 * 1024
+    readahead_bytes: int = 256 * 1024 * 1024
+    fills_max: int = 48
+    fill_retries: int = 3
+    disk_threads: int = 8
+    access_flush_seconds: float = 1.0
+    slots: Slots = field(default_factory=Slots)
+    packed_bytes_max: int = PACKED_BYTES_MAX
+    daily_writes_bytes: int | None = None
+    index_bytes_max: int | None = None
+    shared_directory: Path | None = None
+    _block_sizes: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _kept_object_bytes_max: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def block_size_of(self, slot: str) -> int:
+        """The size of the blocks of a slot's objects."""
+        return self._block_sizes.get(slot, self.block_size_bytes)
+
+    def keeps(self, slot: str, size_bytes: int) -> bool:
+        """Whether objects of this size are kept in a slot."""
+        size_max = self._kept_object_bytes_max.get(slot)
+        return size_max is None or size_bytes <= size_max
+
+    def __post_init__(self) -> None:
+        for slot in self.slots:
+            if slot.kept_object_bytes_max is not None:
+                self._kept_object_bytes_max[slot.name] = slot.kept_object_bytes_max
+            if slot.block_size_bytes is not None:
+                self._block_sizes[slot.name] = slot.block_size_bytes
+        for size in (self.block_size_bytes, *self._block_sizes.values()):
+            if size % CHUNK_BYTES or not CHUNK_BYTES <= size <= BLOCK_SIZE_BYTES_MAX:
+                raise ConfigError("cache.block_size", size, "a multiple of 64 KiB, 64 KiB to 256 MiB")
+        if not 0 <= self.packed_bytes_max <= PACKED_BYTES_MAX:
+            raise ConfigError("cache.packed_size", self.packed_bytes_max, "0 to 1 MiB")
+        if self.capacity_bytes < 0:
+            raise ConfigError("cache.capacity", self.capacity_bytes, "0 or more bytes")
+        if self.readahead_bytes < 0:
+            raise ConfigError("cache.readahead", self.readahead_bytes, "0 or more bytes")
+        if self.fills_max < 1 or self.disk_threads < 1:
+            raise ConfigError("cache.fills_max", self.fills_max, "1 or more fills and 1 or more disk threads")

@@ -10,11 +10,14 @@ body is the only way to tell the client.
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
 import logging
+import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, get_args
 
 import structlog
 from structlog.typing import FilteringBoundLogger
@@ -24,25 +27,339 @@ from gateway.counting import RequestMetrics
 from gateway.edge.access import Authenticator, Caller, authorise
 from gateway.edge.failures import reply_to
 from gateway.edge.foreign_services import foreign_service_reply
-from gateway.edge.messages import (
-    BROKEN_OFF,
-    CLIENT_LEFT,
-    Receive,
-    RequestRecord,
-    request_body,
-    send_reply,
-    whole_response,
-)
-from gateway.edge.server.cycle import RESPONSE, in_task
-from gateway.edge.server.request_body import RECEIVE_INTO
+from gateway.edge.server.cycle import LENT, RESPONSE, SPAN, ZERO_COPY, in_task
+from gateway.edge.server.request_body import RECEIVE_INTO, BodyDrain, ReceiveThreads
+from gateway.edge.server.response import EncodedResponse
 from gateway.errors import ClientDisconnected, S3Error
-from gateway.operations.context import Answer, AppContext, RequestContext, Response
+from gateway.objects import BodyStream, BorrowedBuffer, FileSpan, PinnedFileSpan
+from gateway.operations.context import Answer, AppContext, CacheLabel, RequestBody, RequestContext, Response, Sink
 from gateway.operations.passthrough import READ_METHODS
 from gateway.operations.router import perform
 from gateway.origin.client import ACCOUNT
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import S3Request, another_service, parse_request
+
+CLIENT_LEFT = "client-left"
+BROKEN_OFF = "broken-off"
+"""Ends without a status: the client left before its answer was complete, or the answer failed behind its head."""
+
+NO_SLOT = "none"
+"""The slot of requests that were refused before it was looked up."""
+
+_numbers = itertools.count(int.from_bytes(os.urandom(8), "big"))
+_SPREAD = 0x9E3779B97F4A7C15
+"""2**64 over the golden ratio, odd: multiplied by it, no two of 2**64 numbers in a row give the same id."""
+
+
+class CountedBody(RequestBody, Protocol):
+    """A request body that knows how much of it was read."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole body has been read; if not, the connection cannot carry another request."""
+
+    @property
+    def received_bytes(self) -> int: ...
+
+
+class RequestRecord:
+    """See the module. `body` is None until the head has told how long it is."""
+
+    __slots__ = (
+        "body",
+        "cache",
+        "operation",
+        "raw_path",
+        "request_id",
+        "sent_bytes",
+        "slot",
+        "started",
+        "status",
+        "waits",
+    )
+
+    def __init__(self, raw_path: bytes) -> None:
+        self.raw_path = raw_path
+        self.body: CountedBody | None = None
+        self.waits = False
+        self.request_id = _next_request_id()
+        self.operation = "Unknown"
+        self.slot = NO_SLOT
+        self.status = BROKEN_OFF
+        self.started = time.perf_counter()
+        self.sent_bytes = 0
+        self.cache: str | None = None
+
+    @property
+    def path(self) -> str:
+        return self.raw_path.decode("latin-1")
+
+    @property
+    def body_complete(self) -> bool:
+        """Whether the connection can carry another request. A head that could not be parsed settles nothing."""
+        return self.body is not None and self.body.complete
+
+
+def _next_request_id() -> str:
+    """16 hexadecimal digits, another for every request: a system call for each would cost more than all the rest."""
+    return "%016X" % (next(_numbers) * _SPREAD & 0xFFFFFFFFFFFFFFFF)
+
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+ReceiveInto = Callable[[Sink], Awaitable[None]]
+
+
+class NoBody:
+    """The body of a request that is known to have none."""
+
+    length_bytes = 0
+    complete = True
+    received_bytes = 0
+
+    async def read(self) -> bytes:
+        return b""
+
+    async def receive(self, sink: Sink) -> None:
+        return
+
+
+NO_BODY = NoBody()
+
+
+def request_body(headers: Mapping[str, str], receive: Receive, receive_into: ReceiveInto | None) -> CountedBody:
+    """The body of a request with these headers."""
+    if "content-length" not in headers and "transfer-encoding" not in headers:
+        return NO_BODY
+    return AsgiRequestBody(receive, headers, receive_into)
+
+
+class AsgiRequestBody:
+    """Reads `http.request` events. The first read makes the server answer `Expect: 100-continue`.
+
+    `receive_into` is what our own server offers beside them (server/receiving.py).
+    """
+
+    def __init__(self, receive: Receive, headers: Mapping[str, str], receive_into: ReceiveInto | None = None) -> None:
+        self._receive = receive
+        self._receive_into = receive_into or self._read_into
+        length = headers.get("content-length", "")
+        self._length_bytes = int(length) if length.isdecimal() else None
+        if self._length_bytes is None and "transfer-encoding" not in headers:
+            self._length_bytes = 0
+        self._complete = self._length_bytes == 0
+        self.received_bytes = 0
+
+    @property
+    def length_bytes(self) -> int | None:
+        return self._length_bytes
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole body has been read; if not, the connection cannot carry another request."""
+        return self._complete
+
+    async def read(self) -> bytes:
+        piece = await self._next()
+        self.received_bytes += len(piece)
+        return piece
+
+    async def receive(self, sink: Sink) -> None:
+        def counted(data: memoryview) -> None:
+            self.received_bytes += len(data)
+            sink(data)
+
+        if not self._complete:
+            await self._receive_into(counted)
+            self._complete = True
+
+    async def _next(self) -> bytes:
+        while not self._complete:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnected("the client left before its request was complete")
+            self._complete = not message.get("more_body", False)
+            body: bytes = message.get("body", b"")
+            if body:
+                return body
+        return b""
+
+    async def _read_into(self, sink: Sink) -> None:
+        """For servers that offer no better way."""
+        while piece := await self._next():
+            drain = BodyDrain([piece], sink)
+            await _shared_threads().run(drain.stop, drain.run)
+
+
+@functools.cache
+def _shared_threads() -> ReceiveThreads:
+    return ReceiveThreads()
+
+
+COPIED_BYTES = 64 * 1024
+"""What is sent at once of lent bytes where `LENT` is not to be had: a client that reads slowly keeps a copy of it."""
+
+READ_SIZE_BYTES = 1024**2
+"""How much of a file is read at once where zero-copy sending is not to be had (TLS, other servers)."""
+
+READS_MAX = 3
+"""Each is lost to a file whose bytes leave memory while they are read."""
+
+_SERVER = (b"server", b"Forebay")
+_IDENTITY = b"server: Forebay\r\nx-amz-request-id: %b\r\nx-amz-id-2: forebay/%b\r\n"
+_CACHE: Mapping[str, bytes] = {name: b"x-forebay-cache: %b\r\n" % name.encode() for name in get_args(CacheLabel)}
+
+
+def whole_response(reply: Response, scope: Scope, record: RequestRecord) -> EncodedResponse | None:
+    """The answer, where the server takes all of it at once: nothing is to be waited for before it is sent."""
+    extensions, body = scope.get("extensions") or {}, reply.body
+    if RESPONSE not in extensions:
+        return None
+    if isinstance(body, (bytes, memoryview)):
+        return _response(reply, record, body)
+    if isinstance(body, PinnedFileSpan) and ZERO_COPY in extensions:
+        return _response(reply, record, body.span)
+    return None
+
+
+async def send_reply(reply: Response, scope: Scope, send: Send, record: RequestRecord) -> None:
+    """Send the whole answer, and count its body in `record.sent_bytes`. The caller closes the reply."""
+    extensions = scope.get("extensions") or {}
+    if RESPONSE in extensions:
+        await send({"type": RESPONSE, "response": _response(reply, record, None)})
+    else:
+        await send(_start(reply, record))
+    body = reply.body
+    if isinstance(body, (bytes, memoryview)):
+        body = b"" if scope["method"] == "HEAD" else body
+        await send({"type": "http.response.body", "body": body})
+        record.sent_bytes = len(body)
+        return
+    if isinstance(body, PinnedFileSpan):
+        await _send_span_through_memory(body.span, send)
+        record.sent_bytes = body.span.count
+    else:
+        await _send_stream(body, send, record, zero_copy=ZERO_COPY in extensions, lending=LENT in extensions)
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _response(reply: Response, record: RequestRecord, body: Any) -> EncodedResponse:
+    headers = own_fields(reply)
+    if not record.body_complete:
+        headers.append((b"connection", b"close"))
+    return EncodedResponse(reply.status, headers, ready_lines(reply, record.request_id), body, content_length(reply))
+
+
+def _start(reply: Response, record: RequestRecord) -> dict[str, Any]:
+    """The same for servers that know nothing but ASGI."""
+    headers, length = own_fields(reply) + _ready_pairs(reply, record.request_id), content_length(reply)
+    if length is not None:
+        headers.append((b"content-length", b"%d" % length))
+    if not record.body_complete:
+        headers.append((b"connection", b"close"))
+    return {"type": "http.response.start", "status": reply.status, "headers": headers}
+
+
+def ready_lines(reply: Response, request_id: str) -> bytes:
+    """The fields of an answer's head that a server need not look at, as lines."""
+    encoded_id = request_id.encode()
+    cache = _CACHE[reply.cache] if reply.cache is not None else b""
+    return b"".join((reply.encoded.lines, _IDENTITY % (encoded_id, encoded_id), cache))
+
+
+def _ready_pairs(reply: Response, request_id: str) -> list[tuple[bytes, bytes]]:
+    """The same as pairs."""
+    encoded_id = request_id.encode()
+    pairs = [
+        *reply.encoded.pairs,
+        _SERVER,
+        (b"x-amz-request-id", encoded_id),
+        (b"x-amz-id-2", b"forebay/" + encoded_id),
+    ]
+    if reply.cache is not None:
+        pairs.append((b"x-forebay-cache", reply.cache.encode()))
+    return pairs
+
+
+def own_fields(reply: Response) -> list[tuple[bytes, bytes]]:
+    """The fields that belong to this answer alone, as its handler gave them."""
+    headers = reply.headers  # most often there are none, and even an empty comprehension costs something
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers] if headers else []
+
+
+def content_length(reply: Response) -> int | None:
+    """What Content-Length is to say, where it is not among the answer's own fields."""
+    if reply.length_bytes is not None:
+        return reply.length_bytes
+    if not isinstance(reply.body, (bytes, memoryview)) or reply.status in (204, 304):
+        return None
+    return None if any(name == "content-length" for name, _ in reply.headers) else len(reply.body)
+
+
+async def _send_stream(
+    stream: BodyStream, send: Send, record: RequestRecord, *, zero_copy: bool, lending: bool
+) -> None:
+    async for piece in stream:
+        if isinstance(piece, BorrowedBuffer):
+            await (_send_lent(piece, send) if lending else _send_copied(piece, send))
+            record.sent_bytes += piece.taken
+            continue
+        if not isinstance(piece, FileSpan):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            record.sent_bytes += len(piece)
+            continue
+        if zero_copy:
+            await _send_span(piece, send, more_body=True)
+        else:
+            await _send_span_through_memory(piece, send)
+        record.sent_bytes += piece.count
+
+
+async def _send_lent(lent: BorrowedBuffer, send: Send) -> None:
+    await send({"type": LENT, "bytes": lent})
+
+
+async def _send_copied(lent: BorrowedBuffer, send: Send) -> None:
+    copied = bytes(lent.content[:COPIED_BYTES])
+    lent.taken = len(copied)
+    lent.content.release()
+    await send({"type": "http.response.body", "body": copied, "more_body": True})
+
+
+async def _send_span(span: FileSpan, send: Send, *, more_body: bool) -> None:
+    await send(
+        {
+            "type": ZERO_COPY,
+            "file": span.descriptor,
+            "offset": span.offset,
+            "count": span.count,
+            SPAN: span,
+            "more_body": more_body,
+        }
+    )
+
+
+async def _send_span_through_memory(span: FileSpan, send: Send) -> None:
+    offset, stop = span.offset, span.offset + span.count
+    while offset < stop:
+        data = await _in_memory(span, offset, min(READ_SIZE_BYTES, stop - offset))
+        offset += len(data)
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+async def _in_memory(span: FileSpan, offset: int, count: int) -> bytes | memoryview:
+    """The first bytes of a part of a span, as they were checked."""
+    file = span.file
+    for _ in range(READS_MAX):
+        if file is None or file.intact(offset, count):
+            data = os.pread(span.descriptor, count, offset)
+            if len(data) == count and (file is None or file.intact(offset, count)):
+                return data
+        restored = await file.restore(offset, count) if file is not None else None
+        if restored is not None:
+            return restored
+    raise OSError(f"{count} bytes at {offset} of a block file cannot be read")
+
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]

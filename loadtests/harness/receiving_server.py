@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from gateway.edge.messages import AsgiRequestBody
+from gateway.edge.asgi import AsgiRequestBody
 from gateway.edge.server.request_body import RECEIVE_INTO
 from gateway.edge.server.s3_server import Receive, S3Server, Scope, Send
 from gateway.operations.context import RequestContext

@@ -14,8 +14,7 @@ import pytest
 
 from gateway.clock import SystemClock
 from gateway.counting import RequestMetrics
-from gateway.edge.asgi import S3App
-from gateway.edge.messages import BROKEN_OFF, CLIENT_LEFT
+from gateway.edge.asgi import BROKEN_OFF, CLIENT_LEFT, S3App
 from gateway.errors import ClientDisconnected, OriginUnreachable
 from gateway.objects import BodyStream
 from gateway.operations.context import Response

@@ -7,7 +7,7 @@ import os
 from collections.abc import MutableMapping
 from typing import Any
 
-from gateway.edge.messages import COPIED_BYTES, RequestRecord, send_reply
+from gateway.edge.asgi import COPIED_BYTES, RequestRecord, send_reply
 from gateway.objects import BodyStream, BorrowedBuffer
 from gateway.operations.context import Response
 

@@ -27,10 +27,9 @@ from gateway.blocks.filling.fetch_locks import FetchLocks
 from gateway.blocks.index.capacity import capacity_of, fingerprint_of
 from gateway.blocks.index.index import BlockIndex
 from gateway.blocks.index.pins import Pins
-from gateway.blocks.layout import WorkerFile
+from gateway.blocks.layout import BlockSettings, WorkerFile
 from gateway.blocks.maintenance import index_rebuild
 from gateway.blocks.maintenance.worker_locks import WorkerLocks
-from gateway.blocks.settings import BlockSettings
 from gateway.durable import remove_durably, write_durably
 from gateway.errors import BlockError, StartupError, StoreUnavailable, opening_failure
 from gateway.heartbeats import Heartbeats

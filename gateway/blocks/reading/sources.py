@@ -28,9 +28,8 @@ from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.filling.origin_gets import PinnedGet, UnpinnedGets, UnpinnedResponse
 from gateway.blocks.filling.single_flight import InflightFetch, MovedToFile, SingleFlight
 from gateway.blocks.index.index import AccessLog
-from gateway.blocks.layout import Block, Extent
+from gateway.blocks.layout import Block, BlockSettings, Extent
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
-from gateway.blocks.settings import BlockSettings
 from gateway.clock import Clock
 from gateway.counting import CacheMetrics
 from gateway.errors import OriginBusy, StoreUnavailable

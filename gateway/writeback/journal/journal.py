@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gateway.errors import BufferRefused, BufferUnavailable
-from gateway.objects import ObjectKey
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.schema import connect, prepare
 from gateway.writeback.presence import News, Presence

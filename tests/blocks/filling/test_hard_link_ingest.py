@@ -12,8 +12,8 @@ import pytest
 from gateway.blocks.files.block_file import ChunkChecksums
 from gateway.blocks.files.store import BlockStore
 from gateway.blocks.filling.hard_link_ingest import OfferedFile, describe
+from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.opening import open_directory
-from gateway.blocks.settings import BlockSettings
 from gateway.errors import StoreUnavailable
 from gateway.objects import ByteRange, ObjectVersion
 from tests.support.blocks import (

@@ -16,9 +16,8 @@ from gateway.blocks import layout
 from gateway.blocks.directory import Evicted, FillFile
 from gateway.blocks.index.capacity import SlotUsage
 from gateway.blocks.index.eviction import VICTIMS_PER_TRANSACTION
-from gateway.blocks.layout import Block
+from gateway.blocks.layout import Block, BlockSettings
 from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
-from gateway.blocks.settings import BlockSettings
 from gateway.errors import StartupError, StoreUnavailable
 from gateway.objects import ObjectKey, ObjectVersion
 from gateway.policy.slots import Prefix, Slot, Slots

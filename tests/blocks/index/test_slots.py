@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks.cache import BlockCache
+from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.opening import open_directory
-from gateway.blocks.settings import BlockSettings
 from gateway.errors import StartupError
 from gateway.objects import ObjectVersion
 from gateway.policy.slots import Prefix, Slot, Slots

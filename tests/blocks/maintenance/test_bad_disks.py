@@ -19,9 +19,9 @@ from gateway.blocks.files.store import BlockStore
 from gateway.blocks.files.threads import DiskThreads, Trouble
 from gateway.blocks.filling.small_block_fetch import SegmentAppender
 from gateway.blocks.index.index import GROW_SECONDS, LOWERED_SECONDS
+from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.disk_health import FAILURES_MAX, DirectoryProbe
 from gateway.blocks.maintenance.opening import open_directory
-from gateway.blocks.settings import BlockSettings
 from gateway.errors import StoreUnavailable
 from gateway.objects import ByteRange, ObjectVersion
 from tests.support.appending import append_all, small_blocks
