@@ -32,10 +32,9 @@ from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.metering import origin_meter
 from gateway.operations.context import AppContext
 from gateway.operations.origin_events import OriginEvents
-from gateway.origin.breaker import SilenceBoard
 from gateway.origin.client import Origin
-from gateway.origin.own_key import OwnKeyOrigin
-from gateway.origin.s3 import S3Origin
+from gateway.origin.retry import SilenceBoard
+from gateway.origin.s3 import OwnKeyOrigin, S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import ChainCredentials, KeyPair, OriginCredentials, StaticCredentials
 from gateway.origin.traffic_meter import MeteredOrigin

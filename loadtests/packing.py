@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.index.capacity import Capacity
+from gateway.blocks.index.eviction import Capacity
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.index_rebuild import rebuild
 from gateway.blocks.maintenance.opening import open_directory

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway import metric_kinds, metrics
-from gateway.blocks.index.capacity import SlotUsage
+from gateway.blocks.index.eviction import SlotUsage
 from gateway.counting import WorkerMetrics
 from gateway.metrics import DECLARED
 

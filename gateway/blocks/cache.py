@@ -25,7 +25,7 @@ from gateway.blocks.maintenance.index_rebuild import rebuild
 from gateway.blocks.maintenance.maintenance import Maintenance
 from gateway.blocks.maintenance.opening import open_directory
 from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
-from gateway.blocks.reading import reader, sub_blocks
+from gateway.blocks.reading import reader
 from gateway.blocks.reading.reader import RangeReader
 from gateway.blocks.reading.sources import WarmSpan, arrived, warm_span
 from gateway.clock import Clock
@@ -123,7 +123,7 @@ class BlockCache:
 
     def first_fetched(self, first: int, last: int | None, slot: str) -> ByteRange:
         """What a read of bytes `first` to `last` (None: the end) begins with where nothing is known of the object."""
-        return sub_blocks.first_fetched(first, last, self._tools.settings.block_size_of(slot))
+        return reader.first_fetched(first, last, self._tools.settings.block_size_of(slot))
 
     def first_look(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> UnpinnedGet | None:
         """The right to ask the origin for version and bytes at once, to be entered (filling/origin_gets.py).

@@ -25,8 +25,7 @@ from typing import TypeVar
 from gateway.blocks import layout
 from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.files.store import BlockStore
-from gateway.blocks.index.capacity import Capacity, Reserve
-from gateway.blocks.index.eviction import Step
+from gateway.blocks.index.eviction import Capacity, Reserve, Step
 from gateway.blocks.index.index import BlockIndex, IndexFull
 from gateway.blocks.index.pins import Pins
 from gateway.blocks.layout import Block, BlockRecord, Extent, Reservation, WorkerFile

@@ -13,8 +13,8 @@ from gateway.errors import OriginBodyError, OriginUnreachable
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
 from gateway.origin.http1_client.client import OriginSilent
 from gateway.origin.http1_client.response_stream import ResponseBroken
-from gateway.origin.own_key import refusal_of_own_key
-from gateway.s3.conditions import parse_http_date
+from gateway.origin.s3 import refusal_of_own_key
+from gateway.s3.headers import parse_http_date
 
 SECONDS_MAX = 3.0
 """What the question may take."""

@@ -26,7 +26,7 @@ from gateway.metadata.snapshots.registry import check_covers
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix, Slot
-from gateway.s3.conditions import quote
+from gateway.s3.headers import quote
 from gateway.s3.xml import error_code_of
 
 PIECES_AT_ONCE = 32

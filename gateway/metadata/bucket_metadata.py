@@ -26,8 +26,8 @@ import diskcache
 from diskcache.core import DBNAME, MODE_RAW, UNKNOWN
 
 from gateway.counting import SmallAnswerMetrics
-from gateway.metadata.disk_thread import DiskThread
 from gateway.metadata.entries import Freshness, ObservedAt, answer_freshness
+from gateway.metadata.store import DiskThread
 from gateway.policy.slots import Slot
 
 ANSWER_BYTES_MAX = 64 * 1024

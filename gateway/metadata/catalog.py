@@ -19,7 +19,6 @@ import structlog
 from gateway.clock import Clock
 from gateway.counting import CatalogMetrics
 from gateway.errors import OriginAnswered, OriginUnreachable, StoreUnavailable
-from gateway.metadata.disk_thread import DiskThread
 from gateway.metadata.entries import (
     Entry,
     Freshness,
@@ -38,7 +37,7 @@ from gateway.metadata.joined_calls import JoinedCalls
 from gateway.metadata.listing.index import ListingIndex, trim
 from gateway.metadata.listing.ranges import bound_of
 from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
-from gateway.metadata.store import CatalogUpdate, CatalogWriter
+from gateway.metadata.store import CatalogUpdate, CatalogWriter, DiskThread
 from gateway.objects import ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.policy.slots import Slot, Slots

@@ -57,8 +57,13 @@ from gateway.heartbeats import PROCESSES_MAX
 from gateway.metadata.listing.records import date_text
 from gateway.objects import ByteRange, ObjectKey, ObjectVersion
 from gateway.policy.slots import Slot
-from gateway.s3.conditions import format_http_date, parse_content_range, parse_http_date
-from gateway.s3.headers import EncodedHeaders, filter_response_headers
+from gateway.s3.headers import (
+    EncodedHeaders,
+    filter_response_headers,
+    format_http_date,
+    parse_content_range,
+    parse_http_date,
+)
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 
 _OF_THE_ANSWER = frozenset({"content-length", "content-range", "accept-ranges"})

@@ -26,7 +26,7 @@ from gateway.operations.read_object import wants_revalidation
 from gateway.origin.client import OriginRequest, OriginResponse
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.checksums import upload_checksum_type
-from gateway.s3.conditions import format_iso_date
+from gateway.s3.headers import format_iso_date
 from gateway.s3.list_objects import ListQuery
 from gateway.s3.list_result import (
     PAGE_SIZE_BYTES_MAX,

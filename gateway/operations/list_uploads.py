@@ -16,7 +16,7 @@ from gateway.operations.context import RequestContext, Response
 from gateway.operations.list_sources import before
 from gateway.operations.merged_page import Kind, ListSource, MergedPage, Row, Rows
 from gateway.origin.client import OriginRequest
-from gateway.s3.conditions import format_iso_date
+from gateway.s3.headers import format_iso_date
 from gateway.s3.upload_list import (
     UPLOADS_MAX,
     UPLOADS_SIZE_BYTES_MAX,

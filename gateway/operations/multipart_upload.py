@@ -18,8 +18,7 @@ from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import Payload, in_steps, receive_document
 from gateway.operations.visibility import changed_by, with_invalidation
 from gateway.origin.client import OriginResponse, StreamedBody
-from gateway.s3.conditions import multipart_etag
-from gateway.s3.headers import filter_response_headers, without
+from gateway.s3.headers import filter_response_headers, multipart_etag, without
 from gateway.s3.results import RESULT_SIZE_BYTES_MAX, says_nothing_yet
 from gateway.s3.xml import (
     COMPLETE_SIZE_BYTES_MAX,

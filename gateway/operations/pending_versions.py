@@ -18,9 +18,8 @@ from gateway.objects import BodyStream, ByteRange, ObjectVersion
 from gateway.operations.context import RequestContext
 from gateway.operations.read_object import CurrentVersions, judged_by_the_origin, must_bypass
 from gateway.s3.checksums import PREFIX
-from gateway.s3.conditions import format_http_date
 from gateway.s3.error_codes import s3_error
-from gateway.s3.headers import stored_headers
+from gateway.s3.headers import format_http_date, stored_headers
 from gateway.s3.requests import S3Request
 from gateway.s3.xml import part_number
 from gateway.writeback.journal.records import PendingObject

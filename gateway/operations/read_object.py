@@ -36,17 +36,19 @@ from gateway.operations.payload import receive_payload
 from gateway.operations.visibility import changed_by, invalidate
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.origin.retry import says_later
-from gateway.s3.conditions import (
+from gateway.s3.error_codes import s3_error
+from gateway.s3.headers import (
     READ_CONDITIONS,
+    EncodedHeaders,
     content_range,
     evaluate_read,
+    filter_response_headers,
     first_and_last,
     if_range_holds,
     is_one_range,
     parse_range,
+    without,
 )
-from gateway.s3.error_codes import s3_error
-from gateway.s3.headers import EncodedHeaders, filter_response_headers, without
 from gateway.s3.requests import S3Request
 
 _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024

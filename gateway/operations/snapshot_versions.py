@@ -27,9 +27,16 @@ from gateway.operations.read_object import (
     open_cached,
 )
 from gateway.policy.slots import Slot
-from gateway.s3.conditions import etag_matches, evaluate_read, format_http_date, parse_iso_date, quote, unquote
 from gateway.s3.error_codes import s3_error
-from gateway.s3.headers import filter_request_headers
+from gateway.s3.headers import (
+    etag_matches,
+    evaluate_read,
+    filter_request_headers,
+    format_http_date,
+    parse_iso_date,
+    quote,
+    unquote,
+)
 from gateway.s3.requests import parse_copy_source
 
 _GONE = frozenset({404, 412})

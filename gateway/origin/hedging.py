@@ -19,10 +19,9 @@ import structlog
 from gateway.errors import OriginBodyError, OriginUnreachable
 from gateway.origin.client import HedgeOutcome, OriginRequest
 from gateway.origin.http1_client.client import OriginSilent
-from gateway.origin.http1_client.response_stream import WHOLE_BYTES_MAX, ResponseStream
-from gateway.origin.response import HttpResponse
+from gateway.origin.http1_client.response_stream import WHOLE_BYTES_MAX, HttpResponse, ResponseStream
 from gateway.rate_limited_log import RateLimitedLog
-from gateway.s3.conditions import parse_content_range
+from gateway.s3.headers import parse_content_range
 
 SHARE_MAX = 0.02
 """Of all reads, so many may be sent again."""

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
+
+import structlog
 
 from gateway import cancellation
 from gateway.clock import Clock
 from gateway.errors import OriginBodyError, OriginBusy, OriginUnreachable, OutcomeUnknown
-from gateway.origin.addressing import Addressing, Target
-from gateway.origin.breaker import CircuitBreaker, SilenceBoard
-from gateway.origin.client import ACCOUNT, HedgeOutcome, OriginRequest, OriginResponse, Purpose
+from gateway.origin.client import ACCOUNT, HedgeOutcome, Origin, OriginRequest, OriginResponse, Purpose
 from gateway.origin.hedging import HedgedRead, Hedging, OnSilence
-from gateway.origin.http1_client.client import Http1Client, OriginSilent
+from gateway.origin.http1_client.client import Claim, Http1Client, OriginSilent
 from gateway.origin.http1_client.connection import Supervision
-from gateway.origin.http1_client.pool import Claim
-from gateway.origin.http1_client.response_stream import ResponseStream
+from gateway.origin.http1_client.response_stream import HttpResponse, ResponseStream, error_code, wanted_region
 from gateway.origin.request_body import RequestBody, request_body, with_first_piece
-from gateway.origin.response import HttpResponse, error_code, wanted_region
 from gateway.origin.retry import (
+    CircuitBreaker,
     Failure,
     Repetition,
     RetryBudget,
     RetryPolicy,
     RetrySeries,
+    SilenceBoard,
     is_retried,
     is_slow,
     may_be_done,
@@ -36,8 +38,10 @@ from gateway.origin.retry import (
     retry_after_seconds,
 )
 from gateway.origin.settings import OriginSettings
-from gateway.origin.signing import CredentialSource, RequestSigner
-from gateway.s3.conditions import parse_http_date
+from gateway.origin.signing import Addressing, CredentialSource, RequestSigner, Target
+from gateway.rate_limited_log import RateLimitedLog
+from gateway.s3.error_codes import error_document, s3_error
+from gateway.s3.headers import parse_http_date
 
 _BREAKERS_MAX = 1024
 
@@ -383,3 +387,107 @@ class _Limits:
         """Everything else: an origin that lives may take its time. White space is enough of a sign."""
         seconds = self._slow if slow else self._read
         return Supervision(seconds, seconds, 1, on_silence)
+
+
+_CODES = frozenset(
+    {
+        "AccountProblem",
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "InvalidSecurity",
+        "InvalidToken",
+        "NotSignedUp",
+        "RequestTimeTooSkewed",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+        "UnrecognizedClientException",
+    }
+)
+"""They are about the key that a request is signed with, which is always the gateway's."""
+
+_CODE = re.compile(rb"<Code>\s*+([A-Za-z]{1,64})\s*+</Code>")
+_DOCUMENT_BYTES_MAX = 64 * 1024
+
+_log = RateLimitedLog(structlog.get_logger("forebay.origin"))
+
+
+def refusal_of_own_key(status: int, document: bytes) -> str | None:
+    """The code by which the origin refuses the key that the request was signed with; None for every other answer."""
+    if status not in (400, 401, 403):
+        return None
+    found = _CODE.search(document)
+    code = found[1].decode() if found is not None else ""
+    return code if code in _CODES else None
+
+
+class OwnKeyOrigin:
+    """An origin whose refusals of the gateway's key are told as such.
+
+    A client that reads `InvalidAccessKeyId: check your key` looks for the mistake where it is not. HEAD has no error
+    document: there only the status is told.
+    """
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+
+    async def send(self, request: OriginRequest) -> OriginResponse:
+        """As `Origin.send`."""
+        response = await self._origin.send(request)
+        if response.status not in (400, 401, 403) or request.method == "HEAD":
+            return response
+        async with response:
+            try:
+                document = await response.read(_DOCUMENT_BYTES_MAX)
+            except OriginBodyError:
+                document = b""
+        code = refusal_of_own_key(response.status, document)
+        if code is None:
+            headers = {**response.headers, "content-length": str(len(document))}
+            return _WholeResponse(response.status, headers, document)
+        _log.error("the origin refuses the gateway's own key", code, code=code, status=response.status)
+        told = s3_error(
+            "AccessDenied",
+            f"The origin refuses the key of this gateway ({code}). Your own key and signature are good: tell whoever "
+            "runs the gateway.",
+        )
+        body = error_document(told, resource="", request_id="", host_id="forebay")
+        headers = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
+        headers |= {"content-type": "application/xml", "content-length": str(len(body))}
+        return _WholeResponse(403, headers, body)
+
+    async def aclose(self) -> None:
+        await self._origin.aclose()
+
+
+class _WholeResponse:
+    """An `OriginResponse` whose body is here."""
+
+    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        self.status = status
+        self.headers = headers
+        self._body = body
+
+    async def stream(self, *_: Any, **__: Any) -> AsyncIterator[bytes | memoryview]:
+        body, self._body = self._body, b""
+        if body:
+            yield body
+
+    def whole(self) -> memoryview | None:
+        return None
+
+    async def read(self, limit_bytes: int) -> bytes:
+        body, self._body = self._body, b""
+        if len(body) > limit_bytes:
+            raise OriginBodyError(f"the origin's answer is longer than {limit_bytes} bytes")
+        return body
+
+    async def aclose(self) -> None:
+        return
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()

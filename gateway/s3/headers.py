@@ -5,11 +5,19 @@ HeadObject says of an object what PutObject or CreateMultipartUpload has said of
 
 from __future__ import annotations
 
+import hashlib
+import math
 import re
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from calendar import timegm
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from time import gmtime, strftime
+from typing import Literal, NamedTuple
 
-from gateway.errors import S3Error
+from gateway.errors import OriginBodyError, S3Error
+from gateway.objects import ByteRange
+from gateway.s3.error_codes import s3_error
 
 
 class EncodedHeaders(NamedTuple):
@@ -168,3 +176,307 @@ def stored_headers(headers: Mapping[str, str]) -> dict[str, str]:
     if tags:
         stored["x-amz-tagging-count"] = str(len(tags))
     return stored
+
+
+_MD5 = re.compile("[0-9a-f]{32}")
+
+
+def quote(etag: str) -> str:
+    """The ETag in quotes, once."""
+    return f'"{unquote(etag)}"'
+
+
+def unquote(etag: str) -> str:
+    """The ETag without its quotes; clients leave them out in conditions and in lists of parts."""
+    etag = etag.strip()
+    if len(etag) >= 2 and etag[0] == etag[-1] == '"':
+        return etag[1:-1]
+    return etag
+
+
+def is_md5_etag(etag: str) -> bool:
+    """Whether it looks like the MD5 of a body sent in one piece: 32 hex digits, no part count."""
+    return bool(_MD5.fullmatch(unquote(etag)))
+
+
+def multipart_etag(part_etags: Sequence[str]) -> str | None:
+    """The quoted ETag that S3 gives an object of these parts: hex(MD5(raw MD5s of the parts)), `-`, their number.
+
+    `part_etags` are the parts' ETags, that is their hex MD5s. None when there is no part, or when one's ETag is no MD5
+    (SSE-KMS, SSE-C): then the object's cannot be foretold.
+    """
+    if not part_etags or not all(is_md5_etag(etag) for etag in part_etags):
+        return None
+    digests = b"".join([bytes.fromhex(unquote(etag)) for etag in part_etags])
+    return f'"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(part_etags)}"'
+
+
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_MONTH_NUMBERS = {name: number for number, name in enumerate(_MONTHS, 1)}
+
+_TIME = r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)"
+_FORMS = tuple(
+    re.compile(form, re.ASCII)
+    for form in (
+        rf"[A-Z][a-z]{{2}}, (?P<day>\d\d) (?P<month>[A-Z][a-z]{{2}}) (?P<year>\d{{4}}) {_TIME} (?:GMT|UTC)",
+        rf"[A-Z][a-z]+day, (?P<day>\d\d)-(?P<month>[A-Z][a-z]{{2}})-(?P<year>\d\d) {_TIME} GMT",
+        rf"[A-Z][a-z]{{2}} (?P<month>[A-Z][a-z]{{2}}) (?P<day>[ \d]\d) {_TIME} (?P<year>\d{{4}})",
+    )
+)
+"""IMF-fixdate, then the obsolete forms of RFC 850 and of C's asctime."""
+
+
+def parse_http_date(text: str) -> float | None:
+    """Seconds since the epoch; None when `text` is no date."""
+    return _parse_http_date(text) if len(text) <= _CHARACTERS_MAX else None
+
+
+_CHARACTERS_MAX = 40
+"""More than any of the forms has: what is kept of strangers must be short."""
+
+
+@lru_cache(maxsize=1024)
+def _parse_http_date(text: str) -> float | None:
+    for form in _FORMS:
+        found = form.fullmatch(text)
+        if found is not None:
+            return _seconds(found)
+    return None
+
+
+def _seconds(found: re.Match[str]) -> float | None:
+    month = _MONTH_NUMBERS.get(found["month"])
+    day, year = int(found["day"]), int(found["year"])
+    hour, minute, second = int(found["hour"]), int(found["minute"]), int(found["second"])
+    if month is None or not 1 <= day <= 31 or hour > 23 or minute > 59 or second > 60:
+        return None
+    if len(found["year"]) == 2:
+        year += 1900 if year >= 70 else 2000
+    if year < 1900:
+        return None
+    return float(timegm((year, month, day, hour, minute, second)))
+
+
+def format_http_date(seconds: float) -> str:
+    """IMF-fixdate of `seconds` since the epoch, the fraction cut off: `Wed, 12 Oct 2009 17:50:00 GMT`."""
+    at = gmtime(seconds)
+    return (
+        f"{_DAYS[at.tm_wday]}, {at.tm_mday:02} {_MONTHS[at.tm_mon - 1]} {at.tm_year:04} "
+        f"{at.tm_hour:02}:{at.tm_min:02}:{at.tm_sec:02} GMT"
+    )
+
+
+def format_iso_date(seconds: float) -> str:
+    """ISO 8601 as in S3's error documents, the fraction cut off: `2009-10-12T17:50:00Z`."""
+    return strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(seconds))
+
+
+def parse_iso_date(text: str) -> float | None:
+    """Seconds since the epoch of `2009-10-12T17:50:30.000Z`, as listings write dates; None when it is none."""
+    try:
+        date = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return date.timestamp() if date.tzinfo is not None else None
+
+
+# More digits than any size has, fewer than int() refuses to convert.
+_DIGITS = r"(\d{1,300})"
+_FROM = re.compile(rf"bytes={_DIGITS}-(?:{_DIGITS})?", re.ASCII)
+_SUFFIX = re.compile(rf"bytes=-{_DIGITS}", re.ASCII)
+_CONTENT_RANGE = re.compile(rf"bytes {_DIGITS}-{_DIGITS}/{_DIGITS}", re.ASCII)
+
+
+def parse_range(header: str | None, size_bytes: int) -> ByteRange | None:
+    """The bytes that a `Range` header means in an object of `size_bytes`; None for the whole object (status 200).
+
+    Raises S3Error InvalidRange (416, with `Content-Range: bytes */size`) when nothing of the range lies in the object.
+    """
+    if header is None:
+        return None
+    found = _FROM.fullmatch(header)
+    if found is not None:
+        return _from(header, int(found[1]), found[2], size_bytes)
+    found = _SUFFIX.fullmatch(header)
+    return None if found is None else _suffix(header, int(found[1]), size_bytes)
+
+
+def first_and_last(header: str | None) -> tuple[int, int | None] | None:
+    """The bytes that a `Range` header means in an object of any size (None: to its end); None where size matters."""
+    if header is None:
+        return 0, None
+    found = _FROM.fullmatch(header)
+    return None if found is None else (int(found[1]), None if found[2] is None else int(found[2]))
+
+
+def is_one_range(header: str) -> bool:
+    """Whether a `Range` header is in S3's grammar. What is not, other servers than AWS answer each in its own way."""
+    found = _FROM.fullmatch(header)
+    if found is None:
+        return _SUFFIX.fullmatch(header) is not None
+    return found[2] is None or int(found[1]) <= int(found[2])
+
+
+def _from(header: str, first: int, last_digits: str | None, size_bytes: int) -> ByteRange | None:
+    last = size_bytes - 1 if last_digits is None else int(last_digits)
+    if last_digits is not None and last < first:
+        return None
+    if first >= size_bytes:
+        raise invalid_range(header, size_bytes)
+    return ByteRange(first, min(last, size_bytes - 1))
+
+
+def _suffix(header: str, length: int, size_bytes: int) -> ByteRange | None:
+    if length == 0:
+        raise invalid_range(header, size_bytes)
+    if size_bytes == 0:
+        return None
+    return ByteRange(max(0, size_bytes - length), size_bytes - 1)
+
+
+def invalid_range(header: str, size_bytes: int) -> S3Error:
+    """416: the range asked for lies outside the object."""
+    return s3_error(
+        "InvalidRange",
+        headers={"Content-Range": f"bytes */{size_bytes}"},
+        RangeRequested=header,
+        ActualObjectSize=str(size_bytes),
+    )
+
+
+def content_range(byte_range: ByteRange, size_bytes: int) -> str:
+    """The `Content-Range` of an answer: `bytes 0-9/443`."""
+    return f"bytes {byte_range.first}-{byte_range.last}/{size_bytes}"
+
+
+def parse_content_range(value: str) -> tuple[ByteRange, int]:
+    """Range and object size in bytes of an origin's `Content-Range`; raises OriginBodyError when it makes no sense."""
+    found = _CONTENT_RANGE.fullmatch(value)
+    if found is not None:
+        first, last, size_bytes = map(int, found.groups())
+        if first <= last < size_bytes:
+            return ByteRange(first, last), size_bytes
+    raise OriginBodyError(f"the origin's Content-Range makes no sense: {value!r}")
+
+
+def parse_copy_source_range(value: str, size_bytes: int | None = None) -> ByteRange:
+    """The bytes that `x-amz-copy-source-range` means: both ends are mandatory, and nothing is clamped.
+
+    With the source's `size_bytes` the range must lie inside it. Raises S3Error InvalidArgument.
+    """
+    found = _FROM.fullmatch(value)
+    if found is None or found[2] is None or int(found[2]) < int(found[1]):
+        message = "The x-amz-copy-source-range value must be of the form bytes=first-last where first and last are the "
+        raise _bad_copy_range(value, message + "zero-based offsets of the first and last bytes to copy")
+    byte_range = ByteRange(int(found[1]), int(found[2]))
+    if size_bytes is not None and byte_range.last >= size_bytes:
+        raise _bad_copy_range(value, f"Range specified is not valid for source object of size: {size_bytes}")
+    return byte_range
+
+
+def _bad_copy_range(value: str, message: str) -> S3Error:
+    return s3_error("InvalidArgument", message, ArgumentName="x-amz-copy-source-range", ArgumentValue=value)
+
+
+__all__ = [
+    "check_copy_source",
+    "etag_matches",
+    "evaluate_read",
+    "format_http_date",
+    "if_range_holds",
+    "parse_http_date",
+]
+
+READ_CONDITIONS = frozenset({"if-match", "if-none-match", "if-modified-since", "if-unmodified-since"})
+_ETAG = re.compile(r"""\s*+(?:W/)?+("[^"]*+"|[^",\s]++(?:\s++[^",\s]++)*+)?+\s*+(?:,|\Z)""")
+"""One of a list, which may be empty (RFC 9110, 5.6.1). Possessive throughout: what was taken is never given back, so
+that no list costs more than looking at it once."""
+
+
+def evaluate_read(
+    headers: Mapping[str, str], *, etag: str, last_modified: float | None, now: float | None = None
+) -> Literal["serve", "not-modified"]:
+    """Whether a GET or HEAD of the version (`etag`, `last_modified` in seconds) is to be answered in full.
+
+    Without a `last_modified`, conditions on dates are ignored; so is, where `now` is given, an `If-Modified-Since` in
+    the future. Raises S3Error PreconditionFailed (412).
+    """
+    if READ_CONDITIONS.isdisjoint(headers):
+        return "serve"
+    failed = _failed_precondition(headers, "", etag, last_modified)
+    if failed is not None:
+        raise _precondition_failed(failed)
+    return "not-modified" if _unchanged(headers, "", etag, last_modified, now) else "serve"
+
+
+def check_copy_source(
+    headers: Mapping[str, str], *, etag: str, last_modified: float | None, now: float | None = None
+) -> None:
+    """The same tests for the source of a copy (`x-amz-copy-source-if-*`), where every failure is a 412."""
+    prefix = "x-amz-copy-source-"
+    failed = _failed_precondition(headers, prefix, etag, last_modified)
+    failed = failed or _unchanged(headers, prefix, etag, last_modified, now)
+    if failed is not None:
+        raise _precondition_failed(failed)
+
+
+def if_range_holds(headers: Mapping[str, str], *, etag: str, last_modified: float | None) -> bool:
+    """Whether `Range` is to be honoured (RFC 9110, 13.1.5): no `If-Range`, or one that names exactly this version."""
+    value = headers.get("if-range")
+    if value is None:
+        return True
+    date = parse_http_date(value)
+    if date is not None:
+        return last_modified is not None and date == math.floor(last_modified)
+    weak = value.startswith("W/") or etag.startswith("W/")
+    return not weak and unquote(value) == unquote(etag)
+
+
+def etag_matches(condition: str, etag: str) -> bool:
+    """Whether an `If-Match` or `If-None-Match` value (`*`, one ETag, or a list) names `etag`.
+
+    What follows a malformed ETag in a list is not looked at.
+    """
+    if condition.strip() == "*":
+        return True
+    wanted = unquote(etag.removeprefix("W/"))
+    position = 0
+    while position < len(condition) and (found := _ETAG.match(condition, position)) is not None:
+        if found[1] is not None and unquote(found[1]) == wanted:
+            return True
+        position = found.end()
+    return False
+
+
+def _failed_precondition(headers: Mapping[str, str], prefix: str, etag: str, modified: float | None) -> str | None:
+    """The condition that forbids the answer. `If-Match` overrides `If-Unmodified-Since`."""
+    if_match = headers.get(f"{prefix}if-match")
+    if if_match is not None:
+        return None if etag_matches(if_match, etag) else "If-Match"
+    since = _date(headers, f"{prefix}if-unmodified-since")
+    if since is not None and modified is not None and math.floor(modified) > since:
+        return "If-Unmodified-Since"
+    return None
+
+
+def _unchanged(
+    headers: Mapping[str, str], prefix: str, etag: str, modified: float | None, now: float | None
+) -> str | None:
+    """The condition by which the client has the version already. `If-None-Match` overrides `If-Modified-Since`."""
+    if_none_match = headers.get(f"{prefix}if-none-match")
+    if if_none_match is not None:
+        return "If-None-Match" if etag_matches(if_none_match, etag) else None
+    since = _date(headers, f"{prefix}if-modified-since")
+    if since is None or modified is None or (now is not None and since > now):
+        return None
+    return "If-Modified-Since" if math.floor(modified) <= since else None
+
+
+def _date(headers: Mapping[str, str], name: str) -> float | None:
+    value = headers.get(name)
+    return None if value is None else parse_http_date(value)
+
+
+def _precondition_failed(condition: str) -> S3Error:
+    return s3_error("PreconditionFailed", Condition=condition)

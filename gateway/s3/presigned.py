@@ -9,8 +9,8 @@ import re
 from typing import NamedTuple
 
 from gateway.errors import S3Error
-from gateway.s3.conditions import format_iso_date
 from gateway.s3.error_codes import s3_error
+from gateway.s3.headers import format_iso_date
 from gateway.s3.requests import S3Request, strip_signature_parameters
 from gateway.s3.signature_v2 import PresignedV2, parse_presigned_v2, verify_presigned_v2
 from gateway.s3.signature_v4 import (

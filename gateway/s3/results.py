@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gateway.s3.conditions import quote, unquote
+from gateway.s3.headers import quote, unquote
 from gateway.s3.xml import error_code_of, text_of
 
 RESULT_SIZE_BYTES_MAX = 64 * 1024

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gateway.s3.conditions import format_iso_date
 from gateway.s3.error_codes import s3_error
+from gateway.s3.headers import format_iso_date
 from gateway.s3.requests import BUCKET_SETTINGS, Operation, S3Request, decode, strip_signature_parameters
 from gateway.s3.signature_v4 import changes_the_request
 

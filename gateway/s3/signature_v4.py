@@ -26,8 +26,8 @@ from typing import NamedTuple
 from urllib.parse import quote, quote_from_bytes, unquote_to_bytes
 
 from gateway.errors import S3Error
-from gateway.s3.conditions import format_iso_date, parse_http_date
 from gateway.s3.error_codes import s3_error
+from gateway.s3.headers import format_iso_date, parse_http_date
 from gateway.s3.requests import S3Request
 
 _HEX_DIGEST = re.compile("[0-9a-fA-F]{64}")

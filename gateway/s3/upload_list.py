@@ -13,8 +13,8 @@ from xml.etree.ElementTree import Element
 import orjson
 
 from gateway.errors import OriginBodyError
-from gateway.s3.conditions import parse_iso_date
 from gateway.s3.error_codes import s3_error
+from gateway.s3.headers import parse_iso_date
 from gateway.s3.requests import S3Request
 from gateway.s3.xml import child_text, local_name, parse_bounded
 from gateway.s3.xml_writer import document, element, encode_list_key, escape

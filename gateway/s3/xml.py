@@ -16,8 +16,8 @@ from typing import NamedTuple, NoReturn, TypeVar
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers.expat import ExpatError, ParserCreate
 
-from gateway.s3.conditions import quote
 from gateway.s3.error_codes import s3_error
+from gateway.s3.headers import quote
 from gateway.s3.xml_writer import NAMESPACE, PROLOG, document, element, encode_list_key, escape
 
 ANSWER_SIZE_BYTES_MAX = 1024**2

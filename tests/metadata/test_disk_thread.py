@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from gateway.metadata.disk_thread import DiskThread
+from gateway.metadata.store import DiskThread
 
 
 def test_work_is_done_in_order_and_gives_its_result() -> None:

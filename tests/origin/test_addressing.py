@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import ConfigError
-from gateway.origin.addressing import Addressing, default_endpoint
 from gateway.origin.settings import AddressingStyle, OriginSettings
+from gateway.origin.signing import Addressing, default_endpoint
 
 
 def url(endpoint: str | None, style: AddressingStyle, bucket: str | None, key: str | None = None) -> str:

@@ -132,7 +132,7 @@ def never_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("this body could have landed by itself")
 
-    monkeypatch.setattr("gateway.origin.response.gathered", refuse)
+    monkeypatch.setattr("gateway.origin.http1_client.response_stream.gathered", refuse)
 
 
 @pytest.mark.usefixtures("never_gathered")

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gateway.origin.client import OriginRequest
-from gateway.origin.own_key import OwnKeyOrigin, refusal_of_own_key
+from gateway.origin.s3 import OwnKeyOrigin, refusal_of_own_key
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import Answer

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.origin.breaker import CircuitBreaker
-from gateway.origin.retry import Failure, RetryBudget, RetryPolicy, is_retried, retry_after_seconds
+from gateway.origin.retry import CircuitBreaker, Failure, RetryBudget, RetryPolicy, is_retried, retry_after_seconds
 from gateway.origin.settings import OriginSettings
 from tests.support.manual_clock import ManualClock
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.origin.breaker import BELIEVED_SECONDS, CircuitBreaker, SilenceBoard
+from gateway.origin.retry import BELIEVED_SECONDS, CircuitBreaker, SilenceBoard
 from tests.support.manual_clock import ManualClock
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import S3Error
-from gateway.s3.conditions import check_copy_source, etag_matches, evaluate_read, format_http_date, if_range_holds
+from gateway.s3.headers import check_copy_source, etag_matches, evaluate_read, format_http_date, if_range_holds
 
 ETAG = '"abc"'
 MODIFIED = 1_700_000_000.75

@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from gateway.s3.conditions import is_md5_etag, multipart_etag, quote, unquote
+from gateway.s3.headers import is_md5_etag, multipart_etag, quote, unquote
 
 MIB = 1024 * 1024
 

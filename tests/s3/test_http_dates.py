@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.s3.conditions import format_http_date, format_iso_date, parse_http_date
+from gateway.s3.headers import format_http_date, format_iso_date, parse_http_date
 
 
 @given(st.integers(0, 253402300799))

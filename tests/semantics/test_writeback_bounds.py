@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 
 from gateway.operations.absorbing import staging
-from gateway.s3.conditions import multipart_etag
+from gateway.s3.headers import multipart_etag
 from gateway.s3.requests import Operation
 from tests.support.absorbing import PART_BYTES, SLOTS, Client, with_client
 from tests.support.asgi import call

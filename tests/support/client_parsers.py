@@ -19,13 +19,19 @@ from gateway.edge.server.request_head import HeadParser, IncompleteHead
 from gateway.errors import OriginBodyError, S3Error
 from gateway.operations.read_object import head_must_bypass, judged_by_the_origin
 from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slot, Slots
-from gateway.s3 import conditions
+from gateway.s3 import headers
 from gateway.s3.aws_chunked import AwsChunkedDecoder
 from gateway.s3.checksums import BodyVerifier
-from gateway.s3.conditions import is_md5_etag, parse_http_date, quote
 from gateway.s3.error_codes import error_document
 from gateway.s3.events import MalformedEvents, parse_events
-from gateway.s3.headers import EncodedHeaders, filter_request_headers, filter_response_headers
+from gateway.s3.headers import (
+    EncodedHeaders,
+    filter_request_headers,
+    filter_response_headers,
+    is_md5_etag,
+    parse_http_date,
+    quote,
+)
 from gateway.s3.list_objects import decode_token, list_query
 from gateway.s3.requests import S3Request, another_service, parse_copy_source, parse_request
 from gateway.s3.signature_v4 import (
@@ -109,12 +115,12 @@ def _incomplete_head(data: bytes) -> None:
 def _condition(data: bytes) -> None:
     text = data.decode("latin-1")
     for etag in ('"abc"', 'W/"abc"', "abc"):
-        conditions.etag_matches(text, etag)
+        headers.etag_matches(text, etag)
     for name in ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since"):
-        for prefix, check in (("", conditions.evaluate_read), ("x-amz-copy-source-", conditions.check_copy_source)):
+        for prefix, check in (("", headers.evaluate_read), ("x-amz-copy-source-", headers.check_copy_source)):
             with suppress(S3Error):
                 check({f"{prefix}{name}": text}, etag='"abc"', last_modified=1.0, now=2.0)
-    conditions.if_range_holds({"if-range": text}, etag='"abc"', last_modified=1.0)
+    headers.if_range_holds({"if-range": text}, etag='"abc"', last_modified=1.0)
     parse_http_date(text)
     is_md5_etag(text)
     quote(text)
@@ -122,13 +128,13 @@ def _condition(data: bytes) -> None:
 
 def _range(data: bytes) -> None:
     text = data.decode("latin-1")
-    conditions.first_and_last(text)
-    conditions.is_one_range(text)
+    headers.first_and_last(text)
+    headers.is_one_range(text)
     with suppress(S3Error):
-        conditions.parse_range(text, 1000)
+        headers.parse_range(text, 1000)
     with suppress(OriginBodyError):
-        conditions.parse_content_range(text)
-    conditions.parse_copy_source_range(text, 1000)
+        headers.parse_content_range(text)
+    headers.parse_copy_source_range(text, 1000)
 
 
 def _authorization(data: bytes) -> None:

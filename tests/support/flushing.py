@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.objects import ObjectKey
 from gateway.origin.client import Origin
-from gateway.s3.conditions import multipart_etag
+from gateway.s3.headers import multipart_etag
 from gateway.writeback.files.staged_file import StagedFile, Staging
 from gateway.writeback.flushing.early_parts import EarlyParts
 from gateway.writeback.flushing.flush import Tools

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 
 from gateway.objects import ObjectKey
-from gateway.s3.conditions import multipart_etag
+from gateway.s3.headers import multipart_etag
 from gateway.writeback.files.staged_file import ChunkChecksums, StagedFile
 from gateway.writeback.journal.records import Base, Fixed, Part, PendingObject, Upload
 from gateway.writeback.presence import place_of

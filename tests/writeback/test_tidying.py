@@ -20,12 +20,12 @@ def test_reads_pass_soon_after_the_flush(tmp_path: Path) -> None:
         await buffer.put(key("k"), b"x")
         buffer.start()
         await buffer.flushed()
-        await buffer.until(lambda: not buffer.may_be_pending(key("k")))
+        await buffer.until(lambda: not buffer.journal.presence.may_be(key("k")))
         await buffer.clock.advance(3 * TIDY_SECONDS)
         await buffer.kill()
         await buffer.put(key("other"), b"x")
         await buffer.journal.tidy()
-        assert buffer.may_be_pending(key("other"))
+        assert buffer.journal.presence.may_be(key("other"))
 
     with_buffer(tmp_path, scenario)
 
@@ -40,7 +40,7 @@ def test_what_goes_without_a_flush_is_passed_in_the_end(tmp_path: Path) -> None:
         kept = await buffer.put(key("k"), b"x")
         await buffer.journal.change(lambda book: book.drop(kept.sequence))
         await buffer.clock.advance(UNASKED_SECONDS)
-        await buffer.until(lambda: not buffer.may_be_pending(key("k")))
+        await buffer.until(lambda: not buffer.journal.presence.may_be(key("k")))
 
     with_buffer(tmp_path, scenario)
 

@@ -23,8 +23,16 @@ from pathlib import Path
 import lmdb
 
 from gateway.blocks import layout
-from gateway.blocks.index.capacity import Capacity, SlotUsage, WrittenBytes
-from gateway.blocks.index.eviction import Holdings, Step, make_room, shed_blocks, shrink
+from gateway.blocks.index.eviction import (
+    Capacity,
+    Holdings,
+    SlotUsage,
+    Step,
+    WrittenBytes,
+    make_room,
+    shed_blocks,
+    shrink,
+)
 from gateway.blocks.index.policies import Queue
 from gateway.blocks.index.transaction import SWEPT_MAX, IndexTransaction, Totals
 from gateway.blocks.layout import (

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import orjson
 
-from gateway.blocks.index.capacity import Capacity
+from gateway.blocks.index.eviction import Capacity
 from gateway.blocks.index.index import BlockIndex
 from gateway.blocks.index.policies import Queue
 from gateway.blocks.index.transaction import IndexTransaction

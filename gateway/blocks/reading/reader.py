@@ -3,23 +3,26 @@
 For every block: in the index and whole → its file; being fetched, in any process → join; else → fetch it. What goes
 wrong on the way is mended where the reader stands: a block that is missing or damaged is dropped and fetched again, and
 where the cache directory cannot be used the rest of the range comes straight from the origin, pinned to the same
-version. Only the origin's failures end a read."""
+version. Only the origin's failures end a read.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from gateway.blocks import layout
 from gateway.blocks.files.block_file import BlockLease
-from gateway.blocks.filling.origin_gets import PinnedGet, UnpinnedResponse
-from gateway.blocks.filling.single_flight import BlockPublished, MovedToFile
+from gateway.blocks.filling.origin_gets import PinnedGet, UnpinnedGets, UnpinnedResponse
+from gateway.blocks.filling.single_flight import BlockPublished, MovedToFile, SingleFlight
+from gateway.blocks.index.index import BlockIndex
 from gateway.blocks.layout import Block, Extent
-from gateway.blocks.reading.prefetch import Prefetcher
 from gateway.blocks.reading.sources import (
     BLOCKS_LOOKED_UP_MAX,
+    AheadMarks,
     BlockSource,
     FillSource,
     OriginSource,
@@ -27,11 +30,253 @@ from gateway.blocks.reading.sources import (
     ReadRequest,
     Source,
     WarmSpan,
+    hint_beginning,
 )
-from gateway.blocks.reading.sub_blocks import SubBlocks, are_used
 from gateway.errors import BlockDamaged, NotKept, OriginBusy, StoreUnavailable
 from gateway.objects import BodyPiece, BodyStream, BorrowedBuffer, ByteRange, FileSpan, ObjectVersion
 from gateway.origin.client import Purpose
+
+FIRST_WINDOW_BYTES = 32 * 1024 * 1024
+"""What whoever asks for a large object and goes away at once has cost at most."""
+
+GROWTH = 32
+"""By how many bytes the window grows for each byte read."""
+
+RUN_MIN_BLOCKS = 2
+"""One neighbour may be chance, and a range that is long is no sign of one that follows."""
+
+_SHARE_OF_SLOT = 4
+
+
+def window_blocks_max(readahead_bytes: int, block_size_bytes: int, obtainable_bytes: int) -> int:
+    """The longest window; at least one block, unless `readahead_bytes` is 0."""
+    if readahead_bytes == 0:
+        return 0
+    return max(1, min(readahead_bytes, obtainable_bytes // _SHARE_OF_SLOT) // block_size_bytes)
+
+
+@dataclass(slots=True)
+class Readahead:
+    """Of one reader. With `beyond` it goes on behind the range where there is a run.
+
+    What it fetches of the range goes to `fetched`, what it fetches behind it to `marks`.
+    """
+
+    index: BlockIndex
+    fetches: SingleFlight
+    unpinned_gets: UnpinnedGets
+    marks: AheadMarks
+    request: ReadRequest
+    window_max: int
+    fetched: set[bytes]
+    beyond: bool = False
+    _done: int = -1
+    _refused: int = -1
+    _run_before: int | None = None
+
+    def at(self, number: int, read_bytes: int) -> None:
+        """The reader, that has read so much by now, is in a block: keep the next ones on their way.
+
+        StoreUnavailable as the index raises it.
+        """
+        if number == self._refused:
+            return
+        self._done = max(self._done, number)
+        stop = self._stop_after(number, read_bytes)
+        while self._done + 1 < stop:
+            if not self._begin(self._done + 1):
+                self._refused = number
+                return
+            self._done += 1
+
+    def _begin(self, number: int) -> bool:
+        request, block = self.request, self.request.block(number)
+        if self.index.lookup(block.id) is not None:
+            return True
+        if self.unpinned_gets.pending(block.version.key, block.offset, request.headers):
+            return True
+        if not self.fetches.start_ahead(block, request.slot, request.headers, request):
+            return False
+        if number < request.numbers.stop:
+            self.fetched.add(block.id)
+        else:
+            self.marks.add(block.id)
+        return True
+
+    def _stop_after(self, number: int, read_bytes: int) -> int:
+        window = (FIRST_WINDOW_BYTES + GROWTH * read_bytes) // self.request.block_size_bytes
+        stop, end = number + 1 + min(max(1, window), self.window_max), self.request.numbers.stop
+        if stop <= end:
+            return stop
+        return max(end, min(self.request.blocks_of_object, number + 1 + self._window_beyond(number)))
+
+    def _window_beyond(self, number: int) -> int:
+        request = self.request
+        if not self.beyond or request.numbers.stop == request.blocks_of_object:
+            return 0
+        before = self._run_before_range()
+        return min(before + number - request.numbers.start, self.window_max) if before >= RUN_MIN_BLOCKS else 0
+
+    def _run_before_range(self) -> int:
+        """How many blocks in a row before the range are there or on their way, as far as that matters."""
+        if self._run_before is None:
+            first, length = self.request.numbers.start, 0
+            while length < min(first, self.window_max) and self._is_coming(first - length - 1):
+                length += 1
+            self._run_before = length
+        return self._run_before
+
+    def _is_coming(self, number: int) -> bool:
+        block, headers = self.request.block(number), self.request.headers
+        return self.index.lookup(block.id) is not None or self.fetches.is_anywhere(block, headers)
+
+
+class Prefetcher:
+    """Of one reader; what it fetches of the range goes to `fetched`."""
+
+    def __init__(self, tools: ReadDependencies, request: ReadRequest, fetched: set[bytes]) -> None:
+        self._tools = tools
+        self._request = request
+        self._fetched = fetched
+        self._readahead: Readahead | None = None
+        self._hinted_stop = 0
+
+    def go_on(self) -> None:
+        """The reader begins in a block that was fetched ahead: so shall be what follows it."""
+        with suppress(StoreUnavailable):
+            self.prefetch(self._request.range.first, beyond=True)
+
+    def prefetch(self, position: int, *, beyond: bool) -> None:
+        """Keep the next blocks on their way while the one at a position is read; from now on those `beyond` the range.
+
+        StoreUnavailable as the index raises it.
+        """
+        request = self._request
+        if request.too_large or not self._tools.isolation.writable:
+            return
+        if self._readahead is None:
+            self._readahead = self._begin()
+        if beyond and request.purpose is Purpose.LIVE:
+            self._readahead.beyond = True
+        self._readahead.at(position // request.block_size_bytes, position - request.range.first)
+
+    def hint_next_block(self, stop: int) -> None:
+        """The block that ends at `stop` is read from the device: have it go on with the next one, if that is here."""
+        tools, request = self._tools, self._request
+        if self._hinted_stop == stop or stop >= request.range.stop:
+            return
+        self._hinted_stop = stop
+        extent = tools.directory.index.lookup(request.block(stop // request.block_size_bytes).id)
+        if extent is not None:
+            tools.threads.hint(hint_beginning, tools.directory.store, extent)
+
+    def _begin(self) -> Readahead:
+        tools, request = self._tools, self._request
+        obtainable_bytes = tools.directory.capacity.obtainable_bytes(request.slot)
+        window_max = window_blocks_max(tools.settings.readahead_bytes, request.block_size_bytes, obtainable_bytes)
+        index, fills = tools.directory.index, tools.fetches
+        return Readahead(index, fills, tools.unpinned_gets, tools.ahead_marks, request, window_max, self._fetched)
+
+
+SUB_BLOCK_BYTES = 128 * 1024
+"""Two chunks: what a read of a few KiB costs the origin, and a 64 KiB read that lies across a boundary."""
+
+MUCH = 8
+"""Who wants an eighth of a block wants the block, unless he would wait for more than he wants before it."""
+
+MANY = 4
+"""A quarter of a block in sub-blocks is no random touch any more."""
+
+_RUN_SUB_BLOCKS = 2
+
+
+def are_used(block_size_bytes: int) -> bool:
+    """Whether blocks of this size are large enough to have sub-blocks."""
+    return block_size_bytes >= MUCH * SUB_BLOCK_BYTES and block_size_bytes % SUB_BLOCK_BYTES == 0
+
+
+def first_fetched(first: int, last: int | None, block_size_bytes: int) -> ByteRange:
+    """What a read of bytes `first` to `last` (None: the end) of an object begins with, if nothing is known of it."""
+    skipped, request = first % block_size_bytes, block_size_bytes if last is None else last - first + 1
+    whole = not are_used(block_size_bytes) or is_much(
+        skipped, min(request, block_size_bytes - skipped), block_size_bytes
+    )
+    size = block_size_bytes if whole else SUB_BLOCK_BYTES
+    return ByteRange(first // size * size, first // size * size + size - 1)
+
+
+def is_much(skipped_bytes: int, wanted_bytes: int, block_bytes: int) -> bool:
+    """Whether so many bytes of a block, behind so many that nobody asked for, are reason enough to fill it."""
+    return wanted_bytes * MUCH >= block_bytes and skipped_bytes <= wanted_bytes
+
+
+@dataclass(slots=True)
+class SubBlocks:
+    """Those of one reader's range, in blocks that `are_used` for. Those that it has fetched ahead go to `fetched`."""
+
+    index: BlockIndex
+    fetches: SingleFlight
+    request: ReadRequest
+    fetched: set[bytes]
+    _judged: bytes = b""
+    _whole: bool = False
+
+    def at(self, position: int, block: Block) -> Block | None:
+        """The sub-block to read from at a position of a block that is not here; None: the block is to be filled.
+
+        The range's other sub-blocks in the block are on their way then. StoreUnavailable as the index raises it.
+        """
+        sub_block = self._sub_block(position // SUB_BLOCK_BYTES)
+        if self._is_coming(sub_block):
+            return sub_block
+        if self._is_filled_whole(block):
+            return None
+        self._fetch_behind(sub_block, block)
+        return sub_block
+
+    def hold(self, block: Block) -> bool:
+        """Whether all that the range wants of a block is there in sub-blocks."""
+        asked = self.request.part_in(block)
+        return asked != block.range and all(self._present(layout.block_numbers(asked, SUB_BLOCK_BYTES)))
+
+    def _is_filled_whole(self, block: Block) -> bool:
+        if self._judged != block.id:
+            self._judged, self._whole = block.id, self._judge(block)
+        return self._whole
+
+    def _judge(self, block: Block) -> bool:
+        asked, answer = self.request.part_in(block), self.request.answer
+        if answer is not None and asked.first == self.request.range.first:
+            return answer.range.first == block.offset and answer.range.stop >= block.range.stop
+        skipped = asked.first - block.offset
+        if block.length <= 2 * SUB_BLOCK_BYTES or is_much(skipped, asked.length, block.length):
+            return True
+        numbers = layout.block_numbers(block.range, SUB_BLOCK_BYTES)
+        present = self._present(numbers)
+        at = skipped // SUB_BLOCK_BYTES
+        if at == 0 and block.offset and self._is_coming(self.request.block_before(block)):
+            return True
+        if at >= _RUN_SUB_BLOCKS and all(present[at - _RUN_SUB_BLOCKS : at]):
+            return True
+        return sum(present) * MANY >= len(present)
+
+    def _fetch_behind(self, sub_block: Block, block: Block) -> None:
+        """Have the sub-blocks behind this one on their way that the range wants too."""
+        for number in layout.block_numbers(self.request.part_in(block), SUB_BLOCK_BYTES):
+            other = self._sub_block(number)
+            if other.offset > sub_block.offset and self.index.lookup(other.id) is None:
+                self.fetched.add(other.id)
+                self.fetches.start_ahead(other, self.request.slot, self.request.headers, self.request)
+
+    def _present(self, numbers: range) -> list[bool]:
+        return self.index.present(self._sub_block(number).id for number in numbers)
+
+    def _is_coming(self, block: Block) -> bool:
+        return self.index.lookup(block.id) is not None or self.fetches.has(block, self.request.headers)
+
+    def _sub_block(self, number: int) -> Block:
+        return layout.block_at(self.request.version, number, SUB_BLOCK_BYTES, self.request.ids)
+
 
 REFILLS_MAX = 3
 """A block found damaged this often in one read is not tried again: the disk eats what it is given."""

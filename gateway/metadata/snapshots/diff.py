@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, TypeAlias
 
-from gateway.s3.conditions import quote
+from gateway.s3.headers import quote
 from gateway.s3.list_result import ListedEntry
 
 Entries: TypeAlias = AsyncGenerator[list[ListedEntry], None]

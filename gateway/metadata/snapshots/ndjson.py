@@ -15,7 +15,7 @@ import orjson
 from gateway.errors import ForebayError
 from gateway.metadata.snapshots.manifest import Manifest
 from gateway.policy.slots import Prefix
-from gateway.s3.conditions import format_iso_date, parse_iso_date
+from gateway.s3.headers import format_iso_date, parse_iso_date
 from gateway.s3.list_result import EntryTemplate, ListedEntry, checked_template
 
 VERSION = 1

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.s3.checksums import PREFIX, composite_checksum, full_object_checksum, upload_checksum_type
-from gateway.s3.conditions import multipart_etag, unquote
 from gateway.s3.error_codes import s3_error
+from gateway.s3.headers import multipart_etag, unquote
 from gateway.s3.xml import CompletedPart
 from gateway.writeback.journal.records import Part
 

@@ -20,8 +20,8 @@ from gateway.operations.absorbing.completion import Completion
 from gateway.operations.absorbing.eligible import is_condition
 from gateway.operations.absorbing.staging import unavailable
 from gateway.operations.context import RequestContext
-from gateway.s3.conditions import unquote
 from gateway.s3.error_codes import CODES, s3_error
+from gateway.s3.headers import unquote
 from gateway.writeback.flushing.asking import asking
 from gateway.writeback.flushing.flush_requests import FlushRequests
 from gateway.writeback.flushing.upload_state import (

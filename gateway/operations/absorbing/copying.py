@@ -17,9 +17,8 @@ from gateway.operations.absorbing.eligible import check_stored, fixed_headers, i
 from gateway.operations.absorbing.staging import leaves_to_the_origin, unavailable
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.payload import receive_payload
-from gateway.s3.conditions import check_copy_source, format_iso_date
 from gateway.s3.error_codes import s3_error
-from gateway.s3.headers import filter_request_headers
+from gateway.s3.headers import check_copy_source, filter_request_headers, format_iso_date
 from gateway.s3.requests import parse_copy_source
 from gateway.s3.xml_writer import document, element
 from gateway.writeback.journal.records import Base, Fixed, PendingObject, State

@@ -20,9 +20,8 @@ from gateway.operations.absorbing.upload_requests import number_of_part, upload_
 from gateway.operations.context import Answer, RequestContext, Response
 from gateway.origin.client import OriginRequest, Purpose
 from gateway.s3.checksums import ALGORITHMS
-from gateway.s3.conditions import is_md5_etag, unquote
 from gateway.s3.error_codes import s3_error
-from gateway.s3.headers import without
+from gateway.s3.headers import is_md5_etag, unquote, without
 from gateway.s3.requests import parse_copy_source
 from gateway.s3.xml import error_code_of, text_of
 from gateway.writeback.files.staged_file import StagedFile

@@ -15,9 +15,8 @@ from gateway.operations.passthrough import onward_request
 from gateway.operations.payload import Payload, announced_bytes, receive_payload
 from gateway.origin.client import OriginResponse, StreamedBody
 from gateway.s3.checksums import ALGORITHMS, PREFIX
-from gateway.s3.conditions import is_md5_etag, unquote
 from gateway.s3.error_codes import s3_error
-from gateway.s3.headers import filter_response_headers, without
+from gateway.s3.headers import filter_response_headers, is_md5_etag, unquote, without
 from gateway.s3.xml import error_code_of
 from gateway.writeback.bounds.bounds import Bound
 from gateway.writeback.files.staged_file import StagedFile

@@ -34,8 +34,8 @@ from gateway.operations.absorbing.upload_requests import (
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.payload import in_steps, receive_document
 from gateway.operations.visibility import changed_by, with_invalidation
-from gateway.s3.conditions import format_iso_date, unquote
 from gateway.s3.error_codes import s3_error
+from gateway.s3.headers import format_iso_date, unquote
 from gateway.s3.xml import COMPLETE_SIZE_BYTES_MAX, CompletedPart, parse_complete_multipart_upload
 from gateway.s3.xml_writer import document, element
 from gateway.writeback.journal.records import Ended, Part, PendingObject, Upload

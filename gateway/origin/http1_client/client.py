@@ -4,20 +4,402 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from aiohappyeyeballs import AddrInfoType, start_connection
+
 from gateway import cancellation
-from gateway.errors import ConfigError, OriginUnreachable
-from gateway.origin.addressing import DEFAULT_PORTS, Target
-from gateway.origin.http1_client.connection import Connection, Supervision
-from gateway.origin.http1_client.pool import Claim, Endpoint, Pool, Tunnel
+from gateway.errors import ConfigError, OriginBusy, OriginUnreachable
+from gateway.origin.http1_client.connection import RECEIVED_AT_ONCE_BYTES, Connection, Supervision
 from gateway.origin.http1_client.response_stream import ResponseBroken, ResponseStream
 from gateway.origin.request_body import SLICE_BYTES, StreamedContent
 from gateway.origin.settings import OriginSettings
+from gateway.origin.signing import DEFAULT_PORTS, Target
 from gateway.s3.headers import sendable
+
+KEPT_SECONDS = 10.0
+"""S3 gives other addresses all the time, so that its clients spread; many connections begin at once, though."""
+
+
+@dataclass(slots=True)
+class Resolver:
+    """Event loop only. The system's runs in a thread; who asks for a name that it looks up already waits with them."""
+
+    _found: dict[tuple[str, int], tuple[float, asyncio.Task[Sequence[AddrInfoType]]]] = field(default_factory=dict)
+
+    async def addresses(self, host: str, port: int) -> Sequence[AddrInfoType]:
+        """Where to connect to; OSError when the name is unknown."""
+        now, endpoint = asyncio.get_running_loop().time(), (host, port)
+        asked_at, looking = self._found.get(endpoint, (0.0, None))
+        if looking is None or now - asked_at > KEPT_SECONDS or _has_failed(looking):
+            self._found = {known: found for known, found in self._found.items() if now - found[0] <= KEPT_SECONDS}
+            looking = asyncio.create_task(_look_up(host, port), name="look up an origin")
+            self._found[endpoint] = now, looking
+        return await asyncio.shield(looking)
+
+
+def _has_failed(looking: asyncio.Task[Sequence[AddrInfoType]]) -> bool:
+    return looking.done() and (looking.cancelled() or looking.exception() is not None)
+
+
+async def _look_up(host: str, port: int) -> Sequence[AddrInfoType]:
+    return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+
+
+class Claim(NamedTuple):
+    """On whose account a connection is taken, and whether for as long as a client likes (a streamed upload)."""
+
+    account: str = ""
+    is_lasting: bool = False
+
+
+class FairShares:
+    """At most `total` claims are granted at a time. Event loop only.
+
+    Accounts take turns, and within an account who came first is first. Nobody waits who could be granted now.
+    """
+
+    def __init__(self, total: int, wait_seconds_max: float) -> None:
+        self._total = total
+        self._wait_seconds_max = wait_seconds_max
+        self._of_one_account_max = max(1, total - total // 4)
+        self._lasting_of_one_account_max = max(1, total // 2)
+        self._lasting_max = max(1, total * 3 // 4)
+        self._granted = 0
+        self._lasting = 0
+        self._of_account: dict[str, int] = {}
+        self._lasting_of_account: dict[str, int] = {}
+        self._waiting: OrderedDict[Claim, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @property
+    def granted(self) -> int:
+        """How many claims hold a connection now."""
+        return self._granted
+
+    def take_now(self, claim: Claim) -> bool:
+        """Have `claim` granted if it need not wait. Every grant ends with `give_back`."""
+        if not self._is_free(claim):
+            return False
+        self._count(claim, 1)
+        return True
+
+    async def take(self, claim: Claim) -> None:
+        """Wait until `claim` is granted; OriginBusy when that takes too long. Who is cancelled has none."""
+        if self.take_now(claim):
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(claim, deque()).append(turn)
+        try:
+            async with asyncio.timeout(self._wait_seconds_max):
+                await turn
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():
+                self.give_back(claim)
+            else:
+                self._forget(claim, turn)
+            if isinstance(error, TimeoutError):
+                raise OriginBusy(f"no connection to the origin was free for {self._wait_seconds_max:g} s") from None
+            raise
+
+    def give_back(self, claim: Claim) -> None:
+        """The connection is free again."""
+        self._count(claim, -1)
+        while (lucky := next(filter(self._is_free, self._waiting), None)) is not None:
+            self._grant(lucky)
+
+    def _grant(self, claim: Claim) -> None:
+        waiting = self._waiting[claim]
+        turn = waiting.popleft()
+        if waiting:
+            self._waiting.move_to_end(claim)
+        else:
+            del self._waiting[claim]
+        if not turn.done():
+            turn.set_result(None)
+            self._count(claim, 1)
+
+    def _count(self, claim: Claim, change: int) -> None:
+        self._granted += change
+        _add(self._of_account, claim.account, change)
+        if claim.is_lasting:
+            self._lasting += change
+            _add(self._lasting_of_account, claim.account, change)
+
+    def _is_free(self, claim: Claim) -> bool:
+        account = claim.account
+        if self._granted >= self._total or self._of_account.get(account, 0) >= self._of_one_account_max:
+            return False
+        if not claim.is_lasting:
+            return True
+        of_account = self._lasting_of_account.get(account, 0)
+        return of_account < self._lasting_of_one_account_max and self._lasting < self._lasting_max
+
+    def _forget(self, claim: Claim, turn: asyncio.Future[None]) -> None:
+        waiting = self._waiting.get(claim)
+        if waiting is not None and turn in waiting:
+            waiting.remove(turn)
+            if not waiting:
+                del self._waiting[claim]
+
+
+def _add(counts: dict[str, int], account: str, change: int) -> None:
+    count = counts.get(account, 0) + change
+    if count:
+        counts[account] = count
+    else:
+        del counts[account]
+
+
+IDLE_SECONDS_MAX = 15.0
+"""Origins close idle connections, some after 20 seconds, and a request that meets that has to be sent again."""
+
+CHECK_SECONDS = 0.025
+"""How often connections at work are looked at."""
+
+_NEXT_ADDRESS_AFTER_SECONDS = 0.25
+"""Source: RFC 8305, 8."""
+
+_PROXY_HEAD_BYTES_MAX = 64 * 1024
+_STOPPED_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Tunnel:
+    """A proxy that is asked for a connection (RFC 9110, 9.3.6); `request` is its CONNECT, which may hold a password."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Whom a connection is to; `tls` where it is encrypted, `tunnel` where a proxy makes it."""
+
+    host: str
+    port: int
+    tls: bool
+    tunnel: Tunnel | None = None
+
+
+class Pool:
+    """At most `connections_max` at work, and as many open. Event loop only.
+
+    `proxy_authorization` is what a tunnel's proxy is told.
+    """
+
+    def __init__(
+        self,
+        connections_max: int,
+        ssl_context: ssl.SSLContext,
+        *,
+        connect_seconds_max: float,
+        wait_seconds_max: float,
+        proxy_authorization: str | None = None,
+    ) -> None:
+        self._connections_max = connections_max
+        self._ssl_context = ssl_context
+        self._connect_seconds_max = connect_seconds_max
+        self._proxy_authorization = proxy_authorization
+        self._loop = asyncio.get_running_loop()
+        self._shares = FairShares(connections_max, wait_seconds_max)
+        self._resolver = Resolver()
+        self._buffer = bytearray(RECEIVED_AT_ONCE_BYTES)
+        self._open: dict[Connection, Endpoint] = {}
+        self._busy: dict[Connection, Claim | None] = {}
+        self._idle: dict[Endpoint, deque[Connection]] = {}
+        self._connecting: dict[asyncio.Timeout, Endpoint] = {}
+        self._stopped_at: dict[Endpoint, float] = {}
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._checking: asyncio.TimerHandle | None = None
+        self._check_due = 0.0
+        self._all_lost = asyncio.Event()
+        self._closing = False
+
+    async def take(self, endpoint: Endpoint, claim: Claim | None, *, unused: bool = False) -> Connection:
+        """A connection, in one's turn: the one used last, or a new one. OSError and TimeoutError when none is to be
+        had, OriginBusy when one's turn does not come. It comes back by itself, when an answer was complete, or is no
+        more.
+
+        `claim` None waits for no turn: what finds out whether an origin lives. `unused`: one that the origin cannot be
+        closing just now.
+        """
+        if claim is not None and not self._shares.take_now(claim):
+            await self._wait_for_turn(endpoint, claim)
+        try:
+            connection = None if unused else self._idle_one(endpoint)
+            connection = connection or await self._connect(endpoint)
+        except BaseException:
+            if claim is not None:
+                self._shares.give_back(claim)
+            raise
+        self._busy[connection] = claim
+        if self._checking is None:
+            self._check_later()
+        return connection
+
+    def stop_connecting(self, endpoint: Endpoint) -> None:
+        """It answers nobody: whoever waits for a new connection to it, or for a turn, has waited long enough."""
+        now = self._loop.time()
+        if len(self._stopped_at) >= _STOPPED_MAX:
+            self._stopped_at.clear()
+        self._stopped_at[endpoint] = now
+        for limit, whose in self._connecting.items():
+            if whose == endpoint and not limit.expired():
+                limit.reschedule(now)
+
+    async def _wait_for_turn(self, endpoint: Endpoint, claim: Claim) -> None:
+        began = self._loop.time()
+        await self._shares.take(claim)
+        if self._stopped_at.get(endpoint, began) > began:
+            self._shares.give_back(claim)
+            raise ConnectionAbortedError("the origin has not answered lately")
+
+    async def aclose(self) -> None:
+        """Close every connection, at work or not."""
+        self._closing = True
+        for timer in (self._sweeping, self._checking):
+            if timer is not None:
+                timer.cancel()
+        for connection in list(self._open):
+            connection.close()
+        while self._open:
+            self._all_lost.clear()
+            await self._all_lost.wait()
+
+    def _check(self) -> None:
+        self._checking = None
+        now = self._loop.time()
+        late_seconds = now - self._check_due
+        for connection in list(self._busy):
+            if late_seconds > CHECK_SECONDS:
+                connection.excuse(now, late_seconds)
+            connection.check(now)
+        if self._busy and not self._closing:
+            self._check_later()
+
+    def _check_later(self) -> None:
+        self._checking = self._loop.call_later(CHECK_SECONDS, self._check)
+        self._check_due = self._loop.time() + CHECK_SECONDS
+
+    def _idle_one(self, endpoint: Endpoint) -> Connection | None:
+        idle, now = self._idle.get(endpoint), self._loop.time()
+        while idle:
+            connection = idle.pop()
+            if connection.usable and now - connection.idle_since < IDLE_SECONDS_MAX:
+                return connection
+            connection.close()
+        return None
+
+    async def _connect(self, endpoint: Endpoint) -> Connection:
+        if len(self._open) >= self._connections_max:
+            self._close_one_idle()
+        async with asyncio.timeout(self._connect_seconds_max) as limit:
+            self._connecting[limit] = endpoint
+            try:
+                connection = await self._new_connection(endpoint)
+            finally:
+                del self._connecting[limit]
+        self._open[connection] = endpoint
+        if self._closing or not connection.usable:
+            connection.close()
+            raise ConnectionAbortedError("the connection is closed again")
+        return connection
+
+    async def _new_connection(self, endpoint: Endpoint) -> Connection:
+        wire = await self._connected(endpoint)
+        try:
+            _, connection = await self._loop.create_connection(
+                self._new,
+                sock=wire,
+                ssl=self._ssl_context if endpoint.tls else None,
+                server_hostname=endpoint.host if endpoint.tls else None,
+            )
+        except BaseException:
+            wire.close()
+            raise
+        return connection
+
+    async def _connected(self, endpoint: Endpoint) -> socket.socket:
+        hop = endpoint.tunnel or endpoint
+        addresses = await self._resolver.addresses(hop.host, hop.port)
+        wire = await start_connection(
+            addresses, happy_eyeballs_delay=_NEXT_ADDRESS_AFTER_SECONDS, interleave=1, loop=self._loop
+        )
+        if endpoint.tunnel is not None:
+            try:
+                await self._dig(wire, endpoint)
+            except BaseException:
+                wire.close()
+                raise
+        return wire
+
+    async def _dig(self, wire: socket.socket, endpoint: Endpoint) -> None:
+        """Have the proxy connect to the endpoint; ConnectionRefusedError when it does not."""
+        host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+        lines = [f"CONNECT {host}:{endpoint.port} HTTP/1.1", f"Host: {host}:{endpoint.port}"]
+        if self._proxy_authorization is not None:
+            lines.append(f"Proxy-Authorization: {self._proxy_authorization}")
+        await self._loop.sock_sendall(wire, "\r\n".join([*lines, "", ""]).encode())
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):  # the origin says nothing before we do
+            received = await self._loop.sock_recv(wire, 4096)
+            head += received
+            if not received or len(head) > _PROXY_HEAD_BYTES_MAX:
+                raise ConnectionRefusedError("the proxy closed the connection")
+        status = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ", 2)
+        if len(status) < 2 or not status[0].startswith("HTTP/1.") or not status[1].startswith("2"):
+            raise ConnectionRefusedError(f"the proxy refused the connection: {' '.join(status)[:100]!r}")
+
+    def _new(self) -> Connection:
+        return Connection(self._buffer, self._freed, self._lost)
+
+    def _freed(self, connection: Connection) -> None:
+        self._end_work(connection)
+        self._idle.setdefault(self._open[connection], deque()).append(connection)
+        if self._sweeping is None and not self._closing:
+            self._sweeping = self._loop.call_later(IDLE_SECONDS_MAX, self._sweep)
+
+    def _lost(self, connection: Connection) -> None:
+        endpoint = self._open.pop(connection, None)
+        if connection in self._busy:
+            self._end_work(connection)
+        elif endpoint is not None and endpoint in self._idle:
+            with suppress(ValueError):
+                self._idle[endpoint].remove(connection)
+        if not self._open:
+            self._all_lost.set()
+
+    def _end_work(self, connection: Connection) -> None:
+        claim = self._busy.pop(connection)
+        if claim is not None:
+            self._shares.give_back(claim)
+
+    def _close_one_idle(self) -> None:
+        """Other origins have connections that nobody uses now."""
+        for idle in self._idle.values():
+            if idle:
+                idle.popleft().close()
+                return
+
+    def _sweep(self) -> None:
+        self._sweeping = None
+        due = self._loop.time() - IDLE_SECONDS_MAX
+        for endpoint, idle in list(self._idle.items()):
+            while idle and idle[0].idle_since <= due:
+                idle.popleft().close()
+            if not idle:
+                del self._idle[endpoint]
+        if self._idle:
+            self._sweeping = self._loop.call_later(IDLE_SECONDS_MAX / 2, self._sweep)
+
 
 ENDPOINTS_MAX = 1024
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from gateway.clock import Clock
 from gateway.errors import BufferDamaged
-from gateway.s3.conditions import unquote
+from gateway.s3.headers import unquote
 from gateway.writeback.flushing.asking import asking
 from gateway.writeback.flushing.flush_requests import FlushRequests
 from gateway.writeback.flushing.upload_state import (

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from gateway.errors import BufferDamaged, OriginBodyError, OriginUnreachable
 from gateway.objects import ObjectKey
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose, StreamedBody
-from gateway.s3.conditions import parse_http_date, quote
+from gateway.s3.headers import parse_http_date, quote
 from gateway.s3.results import etag_of_result
 from gateway.s3.upload_list import UPLOADS_SIZE_BYTES_MAX, ListedUpload, UploadsPage, parse_uploads_page
 from gateway.s3.xml import complete_multipart_upload_document, error_code_of, text_of

@@ -16,7 +16,7 @@ import structlog
 
 from gateway.clock import Clock
 from gateway.errors import BufferDamaged, BufferUnavailable
-from gateway.s3.conditions import unquote
+from gateway.s3.headers import unquote
 from gateway.writeback.flushing.damaged_rows import DamagedRows
 from gateway.writeback.flushing.flush import Publication
 from gateway.writeback.flushing.flush_requests import FlushRequests

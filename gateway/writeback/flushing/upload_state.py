@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import TypeAlias
 
-from gateway.s3.conditions import unquote
+from gateway.s3.headers import unquote
 from gateway.writeback.journal.records import Part, PendingObject, State
 
 PARTS_AT_ONCE = 4

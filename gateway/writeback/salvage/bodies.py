@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gateway.errors import BufferDamaged
 from gateway.file_lease import FileLease, SharedFile
-from gateway.s3.conditions import multipart_etag, unquote
+from gateway.s3.headers import multipart_etag, unquote
 from gateway.writeback.files.staged_file import StagedFile, Staging, read_verified
 from gateway.writeback.journal.records import PendingObject
 

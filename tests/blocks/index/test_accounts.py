@@ -14,8 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.blocks import layout
 from gateway.blocks.directory import Evicted, FillFile
-from gateway.blocks.index.capacity import SlotUsage
-from gateway.blocks.index.eviction import VICTIMS_PER_TRANSACTION
+from gateway.blocks.index.eviction import VICTIMS_PER_TRANSACTION, SlotUsage
 from gateway.blocks.layout import Block, BlockSettings
 from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
 from gateway.errors import StartupError, StoreUnavailable

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.blocks.index.capacity import Capacity, Share
-from gateway.blocks.index.eviction import Holdings
+from gateway.blocks.index.eviction import Capacity, Holdings, Share
 from gateway.blocks.index.policies import Queue, SlotAccount
 
 

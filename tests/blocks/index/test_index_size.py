@@ -11,7 +11,7 @@ import pytest
 
 from gateway.blocks.filling.small_block_fetch import SegmentAppender
 from gateway.blocks.index import index as index_module
-from gateway.blocks.index.capacity import WrittenBytes
+from gateway.blocks.index.eviction import WrittenBytes
 from gateway.blocks.index.transaction import IndexTransaction
 from gateway.blocks.layout import BlockRecord, BlockSettings
 from gateway.blocks.maintenance.opening import OpenDirectory, open_directory

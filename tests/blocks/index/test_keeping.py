@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.index.capacity import WrittenBytes
+from gateway.blocks.index.eviction import WrittenBytes
 from gateway.blocks.index.policies import Queue
 from gateway.objects import ByteRange, ObjectVersion
 from gateway.origin.client import Purpose

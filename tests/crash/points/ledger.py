@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-from gateway.s3.conditions import multipart_etag
+from gateway.s3.headers import multipart_etag
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import zlib
 from pathlib import Path
 
 from gateway.policy.slots import Prefix, Slot, Slots
-from gateway.s3.conditions import format_http_date, parse_iso_date
+from gateway.s3.headers import format_http_date, parse_iso_date
 from gateway.writeback.journal.records import Base, Fixed, PendingObject, State
 from tests.origin.origins import xml
 from tests.support.absorbing import Client, with_client

@@ -7,8 +7,8 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
+from gateway.origin.http1_client.client import Claim, Endpoint, Pool
 from gateway.origin.http1_client.connection import Supervision
-from gateway.origin.http1_client.pool import Claim, Endpoint, Pool
 from gateway.origin.http1_client.response_stream import ResponseStream
 
 REQUEST = b"GET /bucket/key HTTP/1.1\r\nhost: origin\r\n\r\n"

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.origin.http1_client import response_stream as answers
+from gateway.origin.http1_client.client import Claim
 from gateway.origin.http1_client.connection import Connection, Supervision
-from gateway.origin.http1_client.pool import Claim
 from gateway.origin.http1_client.response_stream import HEAD_BYTES_MAX, ResponseBroken, ResponseHead, ResponseParser
 from tests.origin.http1_client.raw_origin import REQUEST, Exchange, client, pieces, saying
 from tests.support.blocks import until

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import pytest
 from aiohappyeyeballs import AddrInfoType
 
-from gateway.origin.http1_client import pool
-from gateway.origin.http1_client.pool import IDLE_SECONDS_MAX, KEPT_SECONDS, Claim, Endpoint, Pool, Resolver
+from gateway.origin.http1_client import client as client_module
+from gateway.origin.http1_client.client import IDLE_SECONDS_MAX, KEPT_SECONDS, Claim, Endpoint, Pool, Resolver
 from tests.origin.http1_client.raw_origin import Client, client, saying
 from tests.support.blocks import until
 
@@ -139,7 +139,7 @@ def test_names_are_looked_up_once_for_many_and_again_after_a_while(monkeypatch: 
             raise socket.gaierror("no such host")
         return found
 
-    monkeypatch.setattr(pool, "_look_up", look_up)
+    monkeypatch.setattr(client_module, "_look_up", look_up)
 
     async def scenario() -> None:
         one = Resolver()

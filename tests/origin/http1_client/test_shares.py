@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from gateway.errors import OriginBusy
-from gateway.origin.http1_client.pool import Claim, FairShares
+from gateway.origin.http1_client.client import Claim, FairShares
 
 
 async def _settled() -> None:

@@ -13,8 +13,8 @@ from itertools import count
 from gateway.clock import Clock
 from gateway.errors import OriginUnreachable, S3Error
 from gateway.origin.client import OriginRequest
-from gateway.s3.conditions import format_http_date
 from gateway.s3.error_codes import error_document, s3_error
+from gateway.s3.headers import format_http_date
 from gateway.s3.requests import Operation, classify
 from gateway.s3.xml_writer import document
 from tests.support.memory_origin import listing, multipart, objects

@@ -6,8 +6,8 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gateway.s3.conditions import format_http_date
 from gateway.s3.error_codes import s3_error
+from gateway.s3.headers import format_http_date
 from tests.support.memory_origin.content import Content
 
 _KEPT = frozenset(

@@ -10,7 +10,7 @@ from gateway.objects import ObjectKey
 from gateway.origin.client import Direction, OriginRequest, Purpose
 from gateway.origin.s3 import Attempt
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
-from gateway.s3.conditions import multipart_etag
+from gateway.s3.headers import multipart_etag
 from gateway.s3.requests import Operation
 from gateway.s3.xml import text_of
 from gateway.writeback.flushing.early_parts import PARTS_PER_SLOT, EarlyParts

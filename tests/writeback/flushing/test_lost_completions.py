@@ -14,7 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.origin.client import OriginRequest
-from gateway.s3.conditions import multipart_etag, unquote
+from gateway.s3.headers import multipart_etag, unquote
 from gateway.s3.requests import Operation
 from gateway.writeback.flushing.early_parts import EarlyParts
 from gateway.writeback.flushing.flush_requests import FlushRequests
