@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,14 +128,16 @@ def test_the_way_of_a_request_does_not_grow(tmp_path: Path) -> None:
 
     async def scenario() -> dict[str, int]:
         async with a_world(tmp_path) as world:
-            for number in range(3):
+            for number in range(5):
                 content = bytes(OBJECT_BYTES)
                 await asyncio.to_thread(world.origin.put_object, Bucket=BUCKET, Key=f"data/{number}", Body=content)
             for _ in range(3):
                 assert len(await world.read("data/0")) == OBJECT_BYTES
             await world.read("data/1", Range="bytes=10-1000000")  # what is imported at the first time
             warm = await world.visits(lambda: world.read("data/0"))
-            cold = await world.visits(lambda: world.read("data/2", Range="bytes=1000000-2000000"))
+            colds = [
+                await world.visits(partial(world.read, f"data/{n}", Range="bytes=1000000-2000000")) for n in (2, 3, 4)
+            ]
             await world.call("put_object", Key="back/first", Body=b"1")
             upload = (await world.call("create_multipart_upload", Key="back/large"))["UploadId"]
 
@@ -146,13 +149,13 @@ def test_the_way_of_a_request_does_not_grow(tmp_path: Path) -> None:
             await part(1)
             return {
                 "warm GET": len(warm.files),
-                "cold GET": len(cold.files),
+                "cold GET": min(len(cold.files) for cold in colds),  # what waits for a slow disk goes further,
                 "part upload": len((await world.visits(lambda: part(2))).files),
             }
 
     visited = asyncio.run(scenario())
-    assert visited["warm GET"] <= 30
-    assert visited["cold GET"] <= 62
+    assert visited["warm GET"] <= 25
+    assert visited["cold GET"] <= 45
     assert visited["part upload"] <= 35
 
 

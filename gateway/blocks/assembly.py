@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from gateway.blocks.directory import DiskThreads
 from gateway.blocks.files.block_file import OpenFiles
 from gateway.blocks.files.page_cache import Residency
-from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.files.watching import FileWatcher
 from gateway.blocks.filling.large_block_fetch import LargeBlockFetcher
 from gateway.blocks.filling.origin_gets import UnpinnedGets

@@ -15,7 +15,7 @@ import structlog
 
 from gateway.blocks import layout
 from gateway.blocks.assembly import Parts, assemble
-from gateway.blocks.files.threads import DiskThreads
+from gateway.blocks.directory import DiskThreads
 from gateway.blocks.filling.hard_link_ingest import OfferedFile, describe
 from gateway.blocks.filling.origin_gets import UnpinnedGet, UnpinnedResponse
 from gateway.blocks.index.index import Usage

@@ -65,7 +65,7 @@ class RequestBody:
         return isinstance(self.content, bytes) or not self.content.touched
 
 
-_NONE = RequestBody(EMPTY_SHA256, {}, {}, b"")
+NO_BODY = RequestBody(EMPTY_SHA256, {}, {}, b"")
 
 
 def request_body(request: OriginRequest) -> RequestBody:
@@ -80,7 +80,7 @@ def request_body(request: OriginRequest) -> RequestBody:
 
 def _in_memory(method: str, body: bytes) -> RequestBody:
     if not body and method not in _WITH_BODY:
-        return _NONE
+        return NO_BODY
     payload_hash = hashlib.sha256(body).hexdigest() if body else EMPTY_SHA256
     return RequestBody(payload_hash, {}, {"content-length": str(len(body))}, body)
 
@@ -132,12 +132,10 @@ class FirstPieceAwaited:
         return await anext(self._chunks)
 
 
-def with_first_piece(request: OriginRequest) -> tuple[OriginRequest, FirstPieceAwaited | None]:
+def with_first_piece(request: OriginRequest, body: StreamedBody) -> tuple[OriginRequest, FirstPieceAwaited]:
     """The same request, and what to wait for before a connection is taken for it."""
-    if not isinstance(request.body, StreamedBody):
-        return request, None
-    source = FirstPieceAwaited(request.body.chunks)
-    return replace(request, body=replace(request.body, chunks=source)), source
+    source = FirstPieceAwaited(body.chunks)
+    return replace(request, body=replace(body, chunks=source)), source
 
 
 class StreamedContent:

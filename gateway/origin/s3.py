@@ -17,12 +17,12 @@ import structlog
 from gateway import cancellation
 from gateway.clock import Clock
 from gateway.errors import OriginBodyError, OriginBusy, OriginUnreachable, OutcomeUnknown
-from gateway.origin.client import ACCOUNT, HedgeOutcome, Origin, OriginRequest, OriginResponse, Purpose
+from gateway.origin.client import ACCOUNT, HedgeOutcome, Origin, OriginRequest, OriginResponse, Purpose, StreamedBody
 from gateway.origin.hedging import HedgedRead, Hedging, OnSilence
 from gateway.origin.http1_client.client import Claim, Http1Client, OriginSilent
 from gateway.origin.http1_client.connection import Supervision
 from gateway.origin.http1_client.response_stream import HttpResponse, ResponseStream, error_code, wanted_region
-from gateway.origin.request_body import RequestBody, request_body, with_first_piece
+from gateway.origin.request_body import NO_BODY, RequestBody, request_body, with_first_piece
 from gateway.origin.retry import (
     CircuitBreaker,
     Failure,
@@ -133,7 +133,9 @@ class S3Origin:
     async def send(self, request: OriginRequest) -> OriginResponse:
         """As `Origin.send`. A redirect is an answer like any other: it is never followed, to no host."""
         target = self._addressing.target(request.bucket, request.key, request.query)
-        request, source = with_first_piece(request)
+        source = None
+        if isinstance(request.body, StreamedBody):
+            request, source = with_first_piece(request, request.body)
         claim = Claim(ACCOUNT.get(), is_lasting=source is not None)
         breaker, started = self._breaker(target.host), self._clock.monotonic()
         sending = _Sending(request, target, breaker, started, repetition(request), claim)
@@ -141,7 +143,7 @@ class S3Origin:
             with cancellation.turn():
                 await source.wait()
         while True:
-            body = request_body(request)
+            body = NO_BODY if sending.is_read and not request.body else request_body(request)
             try:
                 response = await self._attempt(sending, body)
             except OriginBusy:

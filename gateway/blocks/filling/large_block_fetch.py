@@ -13,10 +13,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from gateway.blocks import layout
-from gateway.blocks.directory import BlockDirectory, Evicted, FillFile
+from gateway.blocks.directory import BlockDirectory, DiskThreads, Evicted, FillFile
 from gateway.blocks.files.block_file import BlockLease, ChunkChecksums, OpenFiles, read_verified
 from gateway.blocks.files.page_cache import PAGE_BYTES, Residency
-from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.files.watching import FileWatcher
 from gateway.blocks.filling.fetch_locks import HOLDER_SECONDS_MAX, FetchLocks, LockKey
 from gateway.blocks.filling.origin_gets import PinnedGet

@@ -25,11 +25,10 @@ from functools import partial
 from itertools import takewhile
 
 from gateway.blocks import layout
-from gateway.blocks.directory import BlockDirectory, Evicted
+from gateway.blocks.directory import BlockDirectory, DiskThreads, Evicted
 from gateway.blocks.files import store
 from gateway.blocks.files.block_file import OpenFiles
 from gateway.blocks.files.store import RECORDS_MAX, SEGMENT_BYTES_MAX, Placed, SmallBlock
-from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.filling.fetch_locks import LockKey, lock_of_block
 from gateway.blocks.filling.origin_gets import BodyCheck, PinnedGet
 from gateway.blocks.filling.single_flight import InflightFetch

@@ -22,8 +22,7 @@ from pathlib import Path
 
 import structlog
 
-from gateway.blocks.directory import BlockDirectory, Evicted
-from gateway.blocks.files.threads import DiskThreads, Trouble, trouble_of
+from gateway.blocks.directory import BlockDirectory, DiskThreads, Evicted, Trouble, trouble_of
 from gateway.clock import Clock
 from gateway.counting import CacheMetrics
 from gateway.errors import BlockError, StoreUnavailable

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from gateway.blocks import layout
 from gateway.blocks.directory import BlockDirectory
 from gateway.blocks.files.store import ScannedFile
-from gateway.blocks.index.index import BlockIndex
-from gateway.blocks.index.pins import PinnedPrefixes
+from gateway.blocks.index.index import BlockIndex, PinnedPrefixes
 from gateway.blocks.index.policies import Queue
 from gateway.blocks.index.transaction import IndexTransaction
 from gateway.blocks.layout import BlockRecord, FileRecord, WorkerFile

@@ -25,8 +25,7 @@ from gateway.blocks.directory import BlockDirectory, Evicted
 from gateway.blocks.files.store import DIRECTORIES, DIRECTORY_MODE, BlockStore
 from gateway.blocks.filling.fetch_locks import FetchLocks
 from gateway.blocks.index.eviction import capacity_of, fingerprint_of
-from gateway.blocks.index.index import BlockIndex
-from gateway.blocks.index.pins import Pins
+from gateway.blocks.index.index import BlockIndex, Pins
 from gateway.blocks.layout import BlockSettings, WorkerFile
 from gateway.blocks.maintenance import index_rebuild
 from gateway.blocks.maintenance.worker_locks import WorkerLocks

@@ -15,10 +15,9 @@ from typing import Any
 
 import orjson
 
-from gateway.blocks.directory import BlockDirectory
+from gateway.blocks.directory import BlockDirectory, DiskThreads
 from gateway.blocks.files.block_file import read_verified
 from gateway.blocks.files.page_cache import Residency
-from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.layout import CHUNK_BYTES, BlockRecord
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.clock import Clock

@@ -20,11 +20,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway.blocks import layout
-from gateway.blocks.directory import BlockDirectory
+from gateway.blocks.directory import BlockDirectory, DiskThreads
 from gateway.blocks.files.block_file import BlockLease, OpenFiles, read_verified
 from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.files.store import BlockStore
-from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.filling.origin_gets import PinnedGet, UnpinnedGets, UnpinnedResponse
 from gateway.blocks.filling.single_flight import InflightFetch, MovedToFile, SingleFlight
 from gateway.blocks.index.index import AccessLog

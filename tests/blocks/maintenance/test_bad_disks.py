@@ -14,9 +14,8 @@ import lmdb
 import pytest
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.directory import BlockDirectory
+from gateway.blocks.directory import BlockDirectory, DiskThreads, Trouble
 from gateway.blocks.files.store import BlockStore
-from gateway.blocks.files.threads import DiskThreads, Trouble
 from gateway.blocks.filling.small_block_fetch import SegmentAppender
 from gateway.blocks.index.index import GROW_SECONDS, LOWERED_SECONDS
 from gateway.blocks.layout import BlockSettings

@@ -10,7 +10,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from gateway.blocks.files.threads import Trouble, trouble_of
+from gateway.blocks.directory import Trouble, trouble_of
 from gateway.blocks.maintenance.disk_health import (
     FAILURES_MAX,
     FAILURES_SECONDS,

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from gateway.blocks.directory import DiskThreads
 from gateway.blocks.files.block_file import BlockFile, BlockLease, ChunkChecksums, lease_of
 from gateway.blocks.files.page_cache import Residency
-from gateway.blocks.files.threads import DiskThreads
 from gateway.blocks.layout import CHUNK_BYTES, Extent
 from gateway.blocks.reading.sources import PieceVerifier
 from gateway.errors import BlockDamaged
