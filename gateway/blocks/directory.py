@@ -9,6 +9,9 @@ So a file without a block, or longer than it is counted, is named by a reservati
 worker's own directory of partial files; and a block without a file never begins to exist (somebody else may remove one:
 the reader then drops the block). A file that cannot be unlinked stays counted, and is tried again until it is gone. All
 of this blocks and belongs on the index thread.
+
+`DiskThreads` are where blocking work runs: one thread for the index, a few for files. `trouble_of` says what a refusal
+of the disk means.
 """
 
 from __future__ import annotations

@@ -7,6 +7,10 @@
 Unsynced while in use: a killed process loses nothing, an unclean boot may lose anything, so then everything is dropped
 (opening.py). What is here can always be asked of the origin again, so that trouble with the disk is a miss. Updates are
 gathered on the event loop and written by a thread, a few per transaction.
+
+`DiskThread` is for disk work that may hang: in LMDB and SQLite one process at a time writes, and that one may be
+stopped. Who waits there has a deadline, and goes on without the result; the work is carried out when it can be. The
+thread is a daemon: work that hangs keeps no process from ending.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a request may be sent again, when, and after how long: pure decisions, no I/O.
+"""When an origin fails: whether a request may be sent again, when, and whether it is worth asking at all.
 
 Exponential backoff with full jitter; a budget shared by everything that talks to one origin, as in the standard retry
 mode of AWS's SDKs: when most requests fail, retries stop, so that a struggling origin is not buried under them.
@@ -7,6 +7,10 @@ Where nobody knows whether the origin has carried a request out, it depends on t
 plain PUT of an object and a plain DELETE of one end the same however often they are carried out. A second
 CreateMultipartUpload leaves an upload that nobody knows, and a second conditional PUT is answered 412 because the first
 has been carried out: who writes a lock would believe that somebody else holds it.
+
+While an origin is dead or says nothing, requests fail at once and one at a time finds out whether it is back
+(`CircuitBreaker`). What one worker finds out, it tells the others in a page of memory that all of them map
+(`SilenceBoard`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""An S3 service as the origin: signs, sends, tries again where that can help, and reports a dead origin fast."""
+"""An S3 service as the origin: signs, sends, tries again where that can help, and reports a dead origin fast.
+
+Where the origin refuses the gateway's own key, clients are told that it is not theirs, and operators are told too
+(`OwnKeyOrigin`).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,14 @@
-"""Which headers travel on, from the client to the origin and back, and which are stored with an object.
+"""The headers of S3: which travel on between client and origin, which are stored with an object, and what they ask for.
 
 HeadObject says of an object what PutObject or CreateMultipartUpload has said of it (S3 API, pages of those names).
+
+Conditions ask whether the current version may be served, or need not be (RFC 9110, 13; S3 API, "GetObject"). Dates
+compare at one-second granularity; one format is written, and three are read. ETags are opaque, quoted in headers, and
+MD5s only sometimes. They compare as bytes, after quotes and a weak mark `W/` are taken off, because clients leave the
+quotes out.
+
+S3's grammar of `Range` is one range in one of three forms, `bytes=a-b`, `bytes=a-`, `bytes=-n`, and nothing else:
+whatever differs (several ranges, spaces, another unit, `10-5`) is ignored and the whole object served.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Making room: which slot gives up files when room is needed, until what is asked for fits.
+"""Room for blocks: how much there is, and which slot gives up files until what is asked for fits.
 
 A slot at its limit makes room by itself. Otherwise those that hold more than their guarantee have borrowed, and the one
 that has borrowed most gives back first, whoever asks: so a slot always gets what it is guaranteed, no scan pushes
@@ -8,6 +8,11 @@ files go, its policy says (policies.py).
 
 The index has a budget too: when it takes more, for each block that comes one goes at least, of the slot that brings it,
 or of the one with most blocks where that one has less than its part.
+
+`Share` and `SlotUsage` say what each slot may take of the cache directory, and what it has taken. A `Reserve` is room
+on the disk that others have a right to and have not taken yet: the cache grows no further than up to it. The write-back
+buffer is such another. Where other files on the disk leave less than that, fills evict for what they bring, and as much
+again, until it is there. `WrittenBytes` are what a thread has written that goes to a device.
 """
 
 from __future__ import annotations

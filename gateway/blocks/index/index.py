@@ -7,6 +7,11 @@ transaction is short. `layout.py` says what is kept.
 
 Usage plus reservations never exceed the capacity given to `reserve`. What belongs together changes in one transaction:
 a process killed between two of them leaves accounts that add up, and files that reservations and pending unlinks name.
+
+`Pins` are prefixes whose blocks stay: never evicted, whatever their slot's policy. The file PINS says which they are;
+it is replaced as a whole and synced, under the lock of a write transaction, and the index has a copy that fills look
+into. A file under a pin stands in a queue of its own, with the pin's number; numbers are never used twice, so what a
+removed pin has left is known and let go of in steps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Opening and closing the cache directory: its format, what crashes have left, and whether the index can be believed.
 
     FORMAT   "forebay blocks 6": any other content is refused, never misread; 1 to 5 become 6 when nobody has it open
-    PINS     the prefixes whose blocks stay (pins.py)
+    PINS     the prefixes whose blocks stay (index.py)
     BOOT     the kernel's boot id when the index was last opened or begun anew
     CLEAN    there while no process has the directory open and the index is synced to disk
 

@@ -1,9 +1,19 @@
-"""Reading one range: block by block, each from wherever it is now.
+"""Reading one range: block by block, each from wherever it is now; how far ahead, and how much of a block.
 
 For every block: in the index and whole → its file; being fetched, in any process → join; else → fetch it. What goes
 wrong on the way is mended where the reader stands: a block that is missing or damaged is dropped and fetched again, and
 where the cache directory cannot be used the rest of the range comes straight from the origin, pinned to the same
 version. Only the origin's failures end a read.
+
+Ahead of the reader, blocks are fetched all at once (`Prefetcher`). Inside its range a reader is known to go on: its
+window begins small and grows with every byte that it reads. Behind the range the window is as long as the run before
+it: the blocks in a row that are in the index or being filled, whoever read them. So clients that read an object in
+parts have the next ones on their way, and random reads, which have no run before them, cause none.
+
+Readers that touch an object here and there are given small parts of large blocks (`SubBlocks`). A sub-block is a block
+like any other, of a finer grid. A block is fetched as a whole when much of it is asked for at once and no more than
+that lies before it, when the reads before came just before, and when so many of its sub-blocks are there that the touches
+are no longer few. What sub-blocks have brought is then fetched once more: a quarter of a block at most.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""Requests and their answers over the pool: one exchange, no retry, no signature, nothing normalised."""
+"""Requests and their answers over the pool: one exchange, no retry, no signature, nothing normalised.
+
+Connections are used again as long as they last, and watched while they carry a request. One is held as long as its
+request lasts, and some last as long as their clients like. So whoever asks gets one in turn, with a bounded wait, and
+nobody gets all of them, however many requests wait (`FairShares`): a quarter is left to others. Of that share, streamed
+uploads get a part.
+"""
 
 from __future__ import annotations
 

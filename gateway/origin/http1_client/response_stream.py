@@ -1,5 +1,8 @@
 """The answer to one request, as it comes: its head (RFC 9112; httptools reads the lines, what is left to us is how the
 body ends), and its body, held in memory until it is taken, or received where it is to stay.
+
+`HttpResponse` is the same for the rest of the gateway: an `OriginResponse`, which goes on over another connection where
+this one breaks off, and tells what a refusal says (its S3 error code, the region it wants).
 """
 
 from __future__ import annotations
