@@ -5,8 +5,8 @@ identity, container, instance metadata; pairs that expire are refreshed by it. R
 are learned from what it answers.
 
 `Addressing` says where a request goes, path style or virtual-hosted style, and gives the exact bytes of its target.
-Keys reach the wire untouched but for percent-encoding: `..`, `//` and `%2F` are characters of a key like any other. Sources:
-S3 user guide, "Virtual hosting of buckets"; RFC 3986, 2.3.
+Keys reach the wire untouched but for percent-encoding: `..`, `//` and `%2F` are characters of a key like any other.
+Sources: S3 user guide, "Virtual hosting of buckets"; RFC 3986, 2.3.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ parts have the next ones on their way, and random reads, which have no run befor
 
 Readers that touch an object here and there are given small parts of large blocks (`SubBlocks`). A sub-block is a block
 like any other, of a finer grid. A block is fetched as a whole when much of it is asked for at once and no more than
-that lies before it, when the reads before came just before, and when so many of its sub-blocks are there that the touches
-are no longer few. What sub-blocks have brought is then fetched once more: a quarter of a block at most.
+that lies before it, when the reads before came just before, and when so many of its sub-blocks are there that the
+touches are no longer few. What sub-blocks have brought is then fetched once more: a quarter of a block at most.
 """
 
 from __future__ import annotations
