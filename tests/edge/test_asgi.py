@@ -22,6 +22,7 @@ from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call, signed_headers
+from tests.support.descriptors import open_descriptors
 from tests.support.gateway_app import gateway_app
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import CutBody, Unreachable, on
@@ -215,7 +216,7 @@ def test_a_client_that_leaves_gives_everything_back(tmp_path: Path, pieces: int)
             await call(app, "GET", "/bucket/k")
             await gateway.blocks.settle()
             await call(app, "GET", "/bucket/k")  # the segment that it lies in stays open for all who come
-            before = set(os.listdir("/proc/self/fd"))
+            before = open_descriptors()
             for target in ("/bucket/k", "/bucket/k?versionId=null"):
                 client = LeavingClient(pieces)
                 headers = signed_headers("GET", target, {}, b"")
@@ -229,7 +230,7 @@ def test_a_client_that_leaves_gives_everything_back(tmp_path: Path, pieces: int)
                 }
                 await app(scope, client.receive, client.send)
                 assert (observer.ends[-1][1], observer.flying) == (CLIENT_LEFT, 0)
-            assert set(os.listdir("/proc/self/fd")) == before
+            assert open_descriptors() == before
 
     asyncio.run(scenario())
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from gateway.origin.signing import StaticCredentials
 from gateway.policy.slots import EVERYTHING, Prefix, Slot
 from tests.origin.origins import STRICT_PAIR
 from tests.support.asgi import signed_headers
+from tests.support.descriptors import open_descriptors
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import Fault, Hold
@@ -108,7 +108,7 @@ class Scene:
     def left_behind(self) -> tuple[int, int, int]:
         """Tasks, descriptors and buffered bytes."""
         buffers = self.gateway.app.services.buffers
-        return len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd")), buffers.held_bytes
+        return len(asyncio.all_tasks()), len(open_descriptors()), buffers.held_bytes
 
     async def ask(self, asked: Asked) -> int:
         """The status of a request that is answered."""

@@ -20,6 +20,7 @@ from gateway.writeback.files.staged_file import Staging
 from gateway.writeback.journal.records import Base, Fixed, Part, PendingObject
 from gateway.writeback.reading import PIECE_BYTES, FileGone, PendingReader, part_range
 from gateway.writeback.threads import BufferThreads
+from tests.support.descriptors import open_descriptors
 from tests.support.writeback import key, md5
 
 
@@ -98,11 +99,11 @@ def test_a_reader_that_leaves_lets_go(area: Area) -> None:
     pending = area.stage([bytes(3 * PIECE_BYTES)])
 
     async def leave() -> int:
-        before = len(os.listdir("/proc/self/fd"))
+        before = len(open_descriptors())
         pieces = area.reader.pieces(pending, ByteRange(0, 3 * PIECE_BYTES - 1))
         await anext(pieces)
         await pieces.aclose()
-        return len(os.listdir("/proc/self/fd")) - before
+        return len(open_descriptors()) - before
 
     assert asyncio.run(leave()) == 0
 
@@ -137,8 +138,8 @@ def test_a_reader_that_leaves_has_nobody_elses_file_read(
         for other in others:
             os.close(other)
 
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(open_descriptors())
     asyncio.run(scenario())
     gc.collect()
     assert set(seen) <= {area.staging.path(pending.parts[0].file).stat().st_ino}
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(open_descriptors()) == before

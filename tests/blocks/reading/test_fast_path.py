@@ -13,6 +13,7 @@ from gateway.blocks.files import page_cache
 from gateway.errors import BlockDamaged
 from gateway.objects import ByteRange, ObjectVersion, PinnedFileSpan
 from tests.support.blocks import BLOCK, CountingObserver, content_of, make_origin, open_cache, read, stored, whole
+from tests.support.descriptors import open_descriptors
 
 SLOT = "default"
 
@@ -58,7 +59,7 @@ def test_bytes_that_were_read_a_moment_ago_are_given_at_once(tmp_path: Path, pac
         version = stored(origin, "k", BLOCK)
         async with open_cache(tmp_path / "c", origin, packed_bytes_max=packed_bytes_max, observer=observer) as cache:
             await warm_up(cache, version)
-            open_before, hits = set(os.listdir("/proc/self/fd")), observer.hits
+            open_before, hits = open_descriptors(), observer.hits
             for wanted in (whole(version), ByteRange(5, 9), ByteRange(BLOCK - 1, BLOCK - 1)):
                 held = span_of(cache, version, wanted)
                 assert held is not None
@@ -67,7 +68,7 @@ def test_bytes_that_were_read_a_moment_ago_are_given_at_once(tmp_path: Path, pac
                 held.close()
                 hits += wanted.length
                 assert observer.hits == hits
-            assert set(os.listdir("/proc/self/fd")) == open_before
+            assert open_descriptors() == open_before
 
     asyncio.run(scenario())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import aclosing
 from pathlib import Path
 
@@ -35,6 +34,7 @@ from tests.support.blocks import (
     until,
     whole,
 )
+from tests.support.descriptors import open_descriptors
 from tests.support.memory_origin.faults import Unreachable, on
 
 GET = on(Operation.GET_OBJECT)
@@ -200,7 +200,7 @@ def test_descriptors_go_back_however_a_reader_ends(tmp_path: Path) -> None:
         async with open_cache(tmp_path / "c", origin) as cache:
             await read(cache, version)
             await cache.settle()
-            before = len(os.listdir("/proc/self/fd"))
+            before = len(open_descriptors())
             await read(cache, version)
             await _read_one_piece(await cache.open_range(version, whole(version)))
             await (await cache.open_range(version, whole(version))).aclose()
@@ -211,7 +211,7 @@ def test_descriptors_go_back_however_a_reader_ends(tmp_path: Path) -> None:
             await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            assert len(os.listdir("/proc/self/fd")) == before
+            assert len(open_descriptors()) == before
 
     asyncio.run(scenario())
 

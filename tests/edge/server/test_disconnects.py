@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.s3_server import ASGIApp, Message, Receive, Scope, Send
 from gateway.errors import ClientDisconnected
 from tests.edge.server.apps import file_app, lending_app, respond, unread
+from tests.support.descriptors import open_descriptors
 from tests.support.manual_clock import ManualClock
 from tests.support.serving import Serving, Wire, request, serving
 
@@ -29,7 +29,7 @@ def large(tmp_path: Path) -> Path:
 
 
 def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return len(open_descriptors())
 
 
 async def narrow(port: Serving) -> Wire:

@@ -4,7 +4,6 @@ those whose bytes nobody reads, because a request before them is not answered, o
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
 
 import pytest
@@ -16,6 +15,7 @@ from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.s3_server import Message, Receive, Scope, Send, TlsFiles
 from tests.edge.server.apps import read_body, respond
 from tests.edge.server.test_tls import authority, tls, trusting  # noqa: F401 - fixtures
+from tests.support.descriptors import open_descriptors
 from tests.support.manual_clock import ManualClock
 from tests.support.serving import request, serving
 
@@ -97,7 +97,7 @@ def test_who_has_left_is_told_apart() -> None:
     async def scenario() -> None:
         app = Waiting()
         async with serving(app) as port:
-            before = len(os.listdir("/proc/self/fd"))
+            before = len(open_descriptors())
             for _ in range(20):
                 app.begun.clear()
                 wire = await port.connect()
@@ -106,7 +106,7 @@ def test_who_has_left_is_told_apart() -> None:
                 await wire.close()
                 await port.requests(0)
                 await port.connections(0)
-            assert len(os.listdir("/proc/self/fd")) == before
+            assert len(open_descriptors()) == before
 
     asyncio.run(scenario())
 
@@ -163,14 +163,14 @@ def test_who_leaves_is_noticed_where_nothing_is_read(
         options = {"ssl": trusting, "server_hostname": "localhost"} if encrypted else {}
         async with serving(app, limits=SMALL, tls=tls if encrypted else None) as port:
             for _ in range(3):
-                before = len(os.listdir("/proc/self/fd"))
+                before = len(open_descriptors())
                 wire = await port.connect(**options)
                 await wire.say(said)
                 await port.unread()
                 wire.abort()
                 await port.requests(0)
                 await port.connections(0)
-                assert len(os.listdir("/proc/self/fd")) == before
+                assert len(open_descriptors()) == before
 
     asyncio.run(scenario())
 
