@@ -1,0 +1,129 @@
+"""A disk that forgets, at a power cut, what was not synced: bytes of files, and names in directories.
+
+The files are real ones, below one directory, so that SQLite works on them; its own syncs are its own (a commit that has
+returned survives, one that has not may or may not). What is tracked are the staged files and small files beside them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from random import Random
+from typing import Any
+
+_CREATES = os.O_CREAT
+
+
+class SimulatedDisk:
+    """Of one node. `lies`: syncs promise what they do not keep."""
+
+    CALLS = ("open", "close", "pwrite", "write", "fsync", "unlink", "rename", "posix_fallocate")
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.lies = False
+        self.is_full = False
+        self._aside = root.with_name(root.name + ".removed")
+        self._aside.mkdir(exist_ok=True)
+        self._of_descriptor: dict[int, Path] = {}
+        self._synced_bytes: dict[Path, int] = {}
+        self._unsynced_names: set[Path] = set()
+        self._removed: dict[Path, Path] = {}
+        self._number = 0
+
+    # What the write-back calls in the place of `os`
+
+    def open(self, path: Any, flags: int, mode: int = 0o777, **more: Any) -> int:
+        found = Path(path)
+        is_new = bool(flags & _CREATES) and not found.exists()
+        if is_new and self.is_full:
+            raise OSError(28, "No space left on device")
+        descriptor = os.open(path, flags, mode, **more)
+        if flags & (_CREATES | os.O_DIRECTORY) and found.is_relative_to(self.root):
+            self._of_descriptor[descriptor] = found
+            if is_new and "staged" in found.parts:
+                self._unsynced_names.add(found)
+                self._synced_bytes[found] = 0
+        return descriptor
+
+    def close(self, descriptor: int) -> None:
+        self._of_descriptor.pop(descriptor, None)
+        os.close(descriptor)
+
+    def pwrite(self, descriptor: int, data: Any, offset: int) -> int:
+        if self.is_full:
+            raise OSError(28, "No space left on device")
+        return os.pwrite(descriptor, data, offset)
+
+    def write(self, descriptor: int, data: Any) -> int:
+        if self.is_full:
+            raise OSError(28, "No space left on device")
+        return os.write(descriptor, data)
+
+    def posix_fallocate(self, descriptor: int, offset: int, count: int) -> None:
+        os.ftruncate(descriptor, max(os.fstat(descriptor).st_size, offset + count))
+
+    def fsync(self, descriptor: int) -> None:
+        path = self._of_descriptor.get(descriptor)
+        if path is None or self.lies:
+            return
+        if path.is_dir():
+            for one in [name for name in self._unsynced_names if name.parent == path]:
+                self._unsynced_names.discard(one)
+            for one in [name for name in self._removed if name.parent == path]:
+                self._removed.pop(one).unlink(missing_ok=True)
+        elif path in self._synced_bytes:
+            self._synced_bytes[path] = os.fstat(descriptor).st_size
+
+    def unlink(self, path: Any, **more: Any) -> None:
+        found = Path(path)
+        if "staged" in found.parts and found.exists() and found not in self._unsynced_names:
+            self._number += 1
+            kept = self._aside / str(self._number)
+            os.link(found, kept)
+            self._removed[found] = kept
+        self._synced_bytes.pop(found, None)
+        self._unsynced_names.discard(found)
+        os.unlink(path, **more)
+
+    def rename(self, before: Any, after: Any) -> None:
+        os.rename(before, after)
+
+    # What happens to it
+
+    def cut_power(self, dice: Random) -> None:
+        """Everybody who has it open is dead. What was not synced is there, or partly, or not; removed names return."""
+        for path, kept in sorted(self._removed.items()):
+            if dice.random() < 0.5 and not path.exists():
+                shutil.copyfile(kept, path)
+            kept.unlink(missing_ok=True)
+        for path, synced in sorted(self._synced_bytes.items()):
+            if not path.exists():
+                continue
+            if path in self._unsynced_names and dice.random() < 0.5:
+                path.unlink()
+            elif (size := path.stat().st_size) > synced:
+                _tear(path, dice.randint(synced, size), size, dice)
+        wal = self.root / "journal-wal"
+        if wal.exists() and dice.random() < 0.3:  # a commit that was being written
+            with wal.open("ab") as file:
+                file.write(dice.randbytes(dice.randint(1, 5000)))
+        (self.root / "journal-shm").unlink(missing_ok=True)
+        self._removed.clear()
+        self._unsynced_names.clear()
+        self._synced_bytes = {path: path.stat().st_size for path in self._synced_bytes if path.exists()}
+
+    def all_dead(self) -> None:
+        """What killed processes had open for writing is closed."""
+        for descriptor in list(self._of_descriptor):
+            self.close(descriptor)
+
+
+def _tear(path: Path, kept: int, size: int, dice: Random) -> None:
+    """Up to `kept` it is as it was written; behind that nothing, or bytes that were never written."""
+    with path.open("r+b") as file:
+        file.truncate(kept)
+        if dice.random() < 0.5:
+            file.seek(kept)
+            file.write(bytes(min(size - kept, 4096)))

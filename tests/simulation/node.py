@@ -1,0 +1,204 @@
+"""One node: workers that serve S3, a background process that flushes, and what they share on its disk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from gateway.blocks.closed import ClosedCache
+from gateway.buffering import Flushing, Surroundings
+from gateway.counting import CacheMetrics, CatalogMetrics, RequestMetrics, SmallAnswerMetrics, WritebackMetrics
+from gateway.edge import asgi
+from gateway.edge.access import Authenticator, ConfiguredKeyring
+from gateway.errors import StoreUnavailable
+from gateway.metadata.bucket_metadata import BucketMetadataCache
+from gateway.metadata.catalog import Catalog
+from gateway.operations.context import AppContext
+from gateway.policy.slots import Slot, Slots
+from gateway.writeback.buffer import WritebackBuffer
+from gateway.writeback.desk.overview import Overview
+from gateway.writeback.flushing.telling import Teller
+from gateway.writeback.opening import Recovered, recover
+from tests.simulation.disk import SimulatedDisk
+from tests.simulation.origins import SimulatedOrigin
+from tests.simulation.processes import CURRENT, Killed, Process
+from tests.simulation.virtual_time import VirtualClock
+from tests.support.asgi import Answer, call
+
+BACKGROUND = -1
+
+
+class _NoBlocks(ClosedCache):
+    """No block cache: what is flushed is not kept."""
+
+    def keep_free(self, _: Callable[[], int]) -> None:
+        """Nothing is taken."""
+
+    async def adopt(self, *_: Any, **__: Any) -> bool:
+        raise StoreUnavailable("this node keeps no blocks")
+
+
+class _BodyThreads:
+    """In the place of the threads that take bodies: at once, as they come."""
+
+    async def run(self, stop: Callable[[], None], drain: Callable[[], None]) -> None:
+        drain()
+
+
+class Node:
+    """Its processes come and go; its disk stays."""
+
+    def __init__(
+        self, directory: Path, origin: SimulatedOrigin, slots: Sequence[Slot], clock: VirtualClock, dice: Random
+    ) -> None:
+        self.directory = directory / "writeback"
+        self.disk = SimulatedDisk(self.directory)
+        self.slots = Slots(slots)
+        self.clock = clock
+        self.recovered: Recovered | None = None
+        self._origin = origin
+        self._dice = dice
+        self._processes: dict[int, Process] = {}
+        self._apps: dict[int, asgi.S3App] = {}
+        self._buffers: dict[int, WritebackBuffer] = {}
+        self._tasks: dict[Process, set[asyncio.Task[Any]]] = {}
+        self._flushing: Flushing | None = None
+        self._bounded = [slot for slot in slots if slot.write == "back"]
+
+    # Processes
+
+    def install(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have the tasks of each process be known."""
+
+        def make(
+            running: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], *, context: Any = None, **more: Any
+        ) -> asyncio.Task[Any]:
+            task: asyncio.Task[Any] = asyncio.Task(coro, loop=running, context=context, **more)
+            process = CURRENT.get() if context is None else context.get(CURRENT)
+            if process is not None:
+                tasks = self._tasks.setdefault(process, set())
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+            return task
+
+        loop.set_task_factory(make)
+        loop.set_exception_handler(lambda _, __: None)  # of processes that were killed; what matters, invariants see
+
+    def alive(self, number: int) -> bool:
+        process = self._processes.get(number)
+        return process is not None and process.alive
+
+    async def start(self, workers: int) -> None:
+        """All of it, as after a boot."""
+        await self._as(Process("supervisor", lambda _: None), self._recover())
+        for number in range(workers):
+            await self.start_worker(number)
+        await self.start_background()
+
+    async def _recover(self) -> None:
+        self.recovered = recover(self.directory, self.clock.now())
+
+    async def start_worker(self, number: int) -> None:
+        process = self._new(number)
+
+        async def begin() -> None:
+            buffer = await WritebackBuffer.open(self.directory, number, self._bounded, clock=self.clock)
+            origin = self._origin.of(process)
+            catalog = Catalog.switched_off(origin, self.clock, CatalogMetrics())
+            answers = BucketMetadataCache(
+                self.directory.with_name("answers"), catalog.now_of_bucket, ttl_seconds=0, observer=SmallAnswerMetrics()
+            )
+            blocks = _NoBlocks(origin, self.clock, CacheMetrics())
+            services = AppContext(origin, catalog, answers, blocks, self.slots, self.clock, writeback=buffer)
+            authenticator = Authenticator(ConfiguredKeyring([]), self.clock, allow_unsigned=True)
+            self._apps[number] = asgi.S3App(services, authenticator, (), "feedfacefeedface", RequestMetrics())
+            self._buffers[number] = buffer
+
+        await self._as(process, begin())
+
+    async def start_background(self) -> None:
+        process = self._new(BACKGROUND)
+
+        async def begin() -> None:
+            buffer = await WritebackBuffer.open(self.directory, 99, self._bounded, clock=self.clock)
+            origin = self._origin.of(process)
+            around = Surroundings(
+                origin,
+                Catalog.switched_off(origin, self.clock, CatalogMetrics()),
+                _NoBlocks(origin, self.clock, CacheMetrics()),  # type: ignore[arg-type] - as far as a flush goes
+                self.slots,
+                self.clock,
+                Teller(WritebackMetrics(), self.clock.monotonic),
+                WritebackMetrics(),
+            )
+            self._flushing = Flushing(buffer, Overview(self.directory), around)
+            self._buffers[BACKGROUND] = buffer
+            asyncio.create_task(self._flushing.run())
+
+        await self._as(process, begin())
+
+    def kill(self, number: int) -> None:
+        self._processes[number].kill()
+
+    def kill_all(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+
+    async def bury(self) -> None:
+        """What the dead have left in this process's memory is gone."""
+        for process in [one for one in self._tasks if not one.alive]:
+            tasks = list(self._tasks.pop(process))
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks, timeout=1.0)
+
+    async def cut_power(self, workers: int) -> None:
+        self.kill_all()
+        await self.bury()
+        gc.collect()
+        self.disk.all_dead()
+        self.disk.cut_power(self._dice)
+        await self.start(workers)
+
+    # Requests
+
+    async def ask(
+        self, number: int, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> Answer | None:
+        """None: the worker was killed over it."""
+        process = self._processes[number]
+        try:
+            return await self._as(
+                process, call(self._apps[number], method, target, headers or {}, body, sign=False)
+            )
+        except (Killed, asyncio.CancelledError):
+            if process.alive:
+                raise
+            return None
+
+    def buffer(self) -> WritebackBuffer:
+        """Of any process that lives."""
+        return next(self._buffers[number] for number in sorted(self._buffers) if self.alive(number))
+
+    async def _as(self, process: Process, coro: Coroutine[Any, Any, Any]) -> Any:
+        context = contextvars.copy_context()
+        context.run(CURRENT.set, process)
+        return await asyncio.get_running_loop().create_task(coro, context=context)
+
+    def _new(self, number: int) -> Process:
+        name = "background" if number == BACKGROUND else f"worker{number}"
+        process = self._processes[number] = Process(name, lambda _: None)
+        return process
+
+    def dies_in(self, number: int, operations: int) -> None:
+        """Have a process be killed at one of its next operations."""
+        self._processes[number].dies_in = operations
+
+
+asgi._shared_threads = lambda: _BodyThreads()  # type: ignore[assignment,return-value]

@@ -1,0 +1,144 @@
+"""Simulated processes: each can be killed at any of its operations, and then does nothing more that anybody could see.
+
+What the write-back imports to touch the world (`os`, `sqlite3`, threads, dice, secrets) is replaced by what asks the
+process that runs whether it still lives, and by dice that a seed decides.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import random
+import secrets
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from random import Random
+from types import ModuleType
+from typing import Any
+
+from tests.simulation.disk import SimulatedDisk
+from tests.simulation.virtual_time import VirtualFuture, VirtualThreads
+
+SEEN_FROM = ("gateway.writeback", "gateway.operations", "gateway.durable", "gateway.edge.asgi")
+
+
+class Killed(BaseException):
+    """This process is dead: whatever it does from now on, nobody sees."""
+
+
+class Process:
+    """One process of the node. `dies_in` operations more and it is killed, where that is set."""
+
+    def __init__(self, name: str, on_death: Callable[[Process], None]) -> None:
+        self.name = name
+        self.alive = True
+        self.dies_in: int | None = None
+        self.connections: list[sqlite3.Connection] = []
+        self._on_death = on_death
+
+    def operation(self) -> None:
+        """About to do what others can see. Killed where it does not come to it."""
+        if self.alive and self.dies_in is not None:
+            self.dies_in -= 1
+            if self.dies_in < 0:
+                self.kill()
+        if not self.alive:
+            raise Killed(self.name)
+
+    def kill(self) -> None:
+        """From now on it does nothing; transactions that it has not committed are gone."""
+        if self.alive:
+            self.alive = False
+            for connection in self.connections:
+                connection.close()
+            self._on_death(self)
+
+
+CURRENT: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+
+def operation() -> None:
+    """Of whichever process runs."""
+    process = CURRENT.get()
+    if process is not None:
+        process.operation()
+
+
+class Connection(sqlite3.Connection):
+    """Of the process that has opened it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._process = CURRENT.get()
+        if self._process is not None:
+            self._process.connections.append(self)
+
+    def execute(self, *args: Any) -> sqlite3.Cursor:
+        self._ask()
+        return super().execute(*args)
+
+    def executemany(self, *args: Any) -> sqlite3.Cursor:
+        self._ask()
+        return super().executemany(*args)
+
+    def _ask(self) -> None:
+        if self._process is not None:
+            self._process.operation()
+
+
+class _Shim(ModuleType):
+    """A module, but for some names."""
+
+    def __init__(self, made: ModuleType, **replaced: Any) -> None:
+        super().__init__(made.__name__)
+        self.__dict__.update(made.__dict__)
+        self.__dict__.update(replaced)
+
+
+@contextmanager
+def simulated(dice: Random, disk: SimulatedDisk) -> Iterator[None]:
+    """As long as this lasts the write-back touches nothing but what is simulated."""
+    files = {name: _asking(getattr(disk, name)) for name in disk.CALLS}
+    shims: dict[Any, Any] = {
+        os: _Shim(os, **files),
+        sqlite3: _Shim(sqlite3, connect=_connect),
+        secrets: _Shim(
+            secrets,
+            token_hex=lambda count=16: dice.randbytes(count).hex(),
+            token_urlsafe=lambda count=32: dice.randbytes(count).hex(),
+        ),
+        random: _Shim(random, Random=lambda *seed: Random(*seed) if seed else Random(dice.getrandbits(32))),
+    }
+    undo: list[tuple[ModuleType, str, Any]] = []
+    for module in [one for name, one in sorted(sys.modules.items()) if name.startswith(SEEN_FROM)]:
+        for name, value in list(vars(module).items()):
+            made = shims.get(value) if isinstance(value, ModuleType) else None
+            if value is ThreadPoolExecutor:
+                made = VirtualThreads
+            elif value is Future:
+                made = VirtualFuture
+            if made is not None:
+                undo.append((module, name, value))
+                setattr(module, name, made)
+    VirtualThreads.dice = dice
+    try:
+        yield
+    finally:
+        for module, name, value in undo:
+            setattr(module, name, value)
+
+
+def _asking(call: Callable[..., Any]) -> Callable[..., Any]:
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        operation()
+        return call(*args, **kwargs)
+
+    return asked
+
+
+def _connect(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+    operation()
+    return sqlite3.connect(*args, factory=Connection, **kwargs)
