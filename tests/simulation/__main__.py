@@ -1,4 +1,4 @@
-"""`python -m tests.simulation --seed 1 --steps 20000`: many histories, one after the other; the first that fails is told."""
+"""Many histories, one after the other; the first that fails is told, and how to see it again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def main() -> int:
         steps, number = steps + world.steps, number + 1
         if world.judge.violations:
             first = world.judge.violations[0]
-            again = f"python -m tests.simulation --seed {seed} --dialect {dialect} --steps 1 --history {options.history}"
+            again = (
+                f"python -m tests.simulation --seed {seed} --dialect {dialect} --steps 1 --history {options.history}"
+            )
             if not options.survey:
                 sys.stdout.write("\n".join(world.said[-60:]) + f"\n{first}\nagain: {again}\n")
                 return 1

@@ -1,4 +1,4 @@
-"""What must hold whatever happens: told from what clients were answered and what the origin has, not from the inside."""
+"""What must hold whatever happens, judged by what clients were answered and by what the origin has."""
 
 from __future__ import annotations
 
@@ -111,8 +111,9 @@ class Judge:
         if any(one.ended is None or one.ended >= written for one in history.attempts):
             return
         _, longest = self.origin.dialect.latency_seconds
-        is_atomic = "honoured" == (self.origin.dialect.on_put if change.after is not None else self.origin.dialect.on_delete)
-        window = 0.0 if is_atomic else 2 * longest + 0.2
+        dialect = self.origin.dialect
+        policy = dialect.on_put if change.after is not None else dialect.on_delete
+        window = 0.0 if policy == "honoured" else 2 * longest + 0.2
         if change.at - written > window:
             what = "deletes" if change.after is None else "overwrites"
             self.violated(
@@ -175,8 +176,10 @@ class Judge:
                 continue
             if any(one.begun > last.begun for one in history.attempts):
                 continue
-            if now - max(since, last.ended or 0.0) > FLUSHED_WITHIN_SECONDS and self.origin.data(bucket, key) != last.value:
-                self.violated("all is flushed", f"{bucket}/{key} was acknowledged {now - (last.ended or 0.0):.0f} s ago")
+            acknowledged = last.ended or 0.0
+            is_late = now - max(since, acknowledged) > FLUSHED_WITHIN_SECONDS
+            if is_late and self.origin.data(bucket, key) != last.value:
+                self.violated("all is flushed", f"{bucket}/{key} was acknowledged {now - acknowledged:.0f} s ago")
                 return
 
     def check_end(self, conflicts: set[tuple[str, str]]) -> None:
@@ -186,7 +189,9 @@ class Judge:
             if value not in history.may_be(at_origin=True):
                 last = history.last_acknowledged()
                 said = _short(last.value) if last is not None else "never"
-                self.violated("nothing is lost", f"{bucket}/{key} is {_short(value)} at the origin, acknowledged: {said}")
+                self.violated(
+                    "nothing is lost", f"{bucket}/{key} is {_short(value)} at the origin, acknowledged: {said}"
+                )
             last = history.last_acknowledged()
             if (bucket, key) in conflicts and last is not None and not history.others:
                 self.violated("conflicts are with others", f"{bucket}/{key}")

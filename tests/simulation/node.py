@@ -8,7 +8,7 @@ import gc
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from gateway.blocks.closed import ClosedCache
 from gateway.buffering import Flushing, Surroundings
@@ -67,7 +67,7 @@ class Node:
         self._apps: dict[int, asgi.S3App] = {}
         self._buffers: dict[int, WritebackBuffer] = {}
         self._tasks: dict[Process, set[asyncio.Task[Any]]] = {}
-        self._flushing: Flushing | None = None
+        self._running: asyncio.Task[None] | None = None
         self._bounded = [slot for slot in slots if slot.write == "back"]
 
     # Processes
@@ -86,7 +86,7 @@ class Node:
                 task.add_done_callback(tasks.discard)
             return task
 
-        loop.set_task_factory(make)
+        loop.set_task_factory(cast(Any, make))
         loop.set_exception_handler(lambda _, __: None)  # of processes that were killed; what matters, invariants see
 
     def alive(self, number: int) -> bool:
@@ -130,15 +130,15 @@ class Node:
             around = Surroundings(
                 origin,
                 Catalog.switched_off(origin, self.clock, CatalogMetrics()),
-                _NoBlocks(origin, self.clock, CacheMetrics()),  # type: ignore[arg-type] - as far as a flush goes
+                cast(Any, _NoBlocks(origin, self.clock, CacheMetrics())),
                 self.slots,
                 self.clock,
                 Teller(WritebackMetrics(), self.clock.monotonic),
                 WritebackMetrics(),
             )
-            self._flushing = Flushing(buffer, Overview(self.directory), around)
+            flushing = Flushing(buffer, Overview(self.directory), around)
             self._buffers[BACKGROUND] = buffer
-            asyncio.create_task(self._flushing.run())
+            self._running = asyncio.create_task(flushing.run())
 
         await self._as(process, begin())
 
@@ -173,14 +173,14 @@ class Node:
     ) -> Answer | None:
         """None: the worker was killed over it."""
         process = self._processes[number]
+        asking = call(self._apps[number], method, target, headers or {}, body, sign=False)
         try:
-            return await self._as(
-                process, call(self._apps[number], method, target, headers or {}, body, sign=False)
-            )
+            answer: Answer = await self._as(process, asking)
         except (Killed, asyncio.CancelledError):
             if process.alive:
                 raise
             return None
+        return answer
 
     def buffer(self) -> WritebackBuffer:
         """Of any process that lives."""
@@ -201,4 +201,4 @@ class Node:
         self._processes[number].dies_in = operations
 
 
-asgi._shared_threads = lambda: _BodyThreads()  # type: ignore[assignment,return-value]
+asgi._shared_threads = lambda: _BodyThreads()  # type: ignore[assignment]

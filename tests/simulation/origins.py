@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,16 +13,16 @@ from typing import Literal
 from gateway.clock import Clock
 from gateway.errors import OriginUnreachable
 from gateway.origin.client import OriginRequest, StreamedBody
-from gateway.s3.requests import Operation
-from tests.simulation.processes import CURRENT, Killed, Process, operation
+from tests.simulation.processes import Killed, Process
 from tests.support.memory_origin.content import BytesContent
-from tests.support.memory_origin.faults import Answer, Call, Fault
+from tests.support.memory_origin.faults import Answer
 from tests.support.memory_origin.origin import MemoryOrigin
 from tests.support.memory_origin.response import MemoryResponse
 from tests.support.memory_origin.store import Bucket, StoredObject
 
 Conditions = Literal["honoured", "ignored", "refused"]
 _CONDITIONS = ("if-match", "if-none-match")
+_ERRORS = {"503": (503, "SlowDown"), "500": (500, "InternalError")}
 OTHERS = "others"
 """Who writes past the node."""
 
@@ -189,21 +190,24 @@ class SimulatedOrigin:
         return trouble.kind == "lost answers" and self.dice.random() < 0.5
 
     def _impossible(self, request: OriginRequest) -> MemoryResponse | None:
-        code = None
-        if self.trouble is not None and request.bucket in self.trouble.buckets and self.trouble.kind in ("503", "500"):
-            code = int(self.trouble.kind), {"503": "SlowDown", "500": "InternalError"}[self.trouble.kind]
-        elif request.bucket in self.refused:
-            code = 403, "AccessDenied"
-        elif not self.dialect.lists_uploads and _is_list_of_uploads(request):
-            code = 501, "NotImplemented"
-        elif _conditions_of(request) and self._policy(request) == "refused":
-            code = 501, "NotImplemented"
+        code = self._refusal_of(request)
         if code is None:
             return None
-        refusal = self.inner._refusal(Answer(*code))
+        refusal = self.inner.refusal(Answer(*code))
         refusal.headers = {**refusal.headers, "content-length": str(refusal.content.size_bytes)}
         refusal.with_body = request.method != "HEAD"
         return refusal
+
+    def _refusal_of(self, request: OriginRequest) -> tuple[int, str] | None:
+        trouble = self.trouble
+        if trouble is not None and request.bucket in trouble.buckets and trouble.kind in _ERRORS:
+            return _ERRORS[trouble.kind]
+        if request.bucket in self.refused:
+            return 403, "AccessDenied"
+        is_unknown = not self.dialect.lists_uploads and _is_list_of_uploads(request)
+        if is_unknown or (_conditions_of(request) and self._policy(request) == "refused"):
+            return 501, "NotImplemented"
+        return None
 
     def _as_understood(self, request: OriginRequest) -> OriginRequest:
         if self._policy(request) == "honoured" or not _conditions_of(request):
@@ -246,14 +250,13 @@ class SimulatedOrigin:
 
 
 def _conditions_of(request: OriginRequest) -> list[str]:
-    return [name for name in request.headers if name in _CONDITIONS] if request.method in ("PUT", "POST", "DELETE") else []
+    is_write = request.method in ("PUT", "POST", "DELETE")
+    return [name for name in request.headers if name in _CONDITIONS] if is_write else []
 
 
 def _is_list_of_uploads(request: OriginRequest) -> bool:
     return request.method == "GET" and request.key is None and any(name == "uploads" for name, _ in request.query)
 
-
-import contextvars  # noqa: E402
 
 SENDER: contextvars.ContextVar[str | None] = contextvars.ContextVar("sender", default=None)
 
@@ -298,6 +301,3 @@ class ProcessOrigin:
             error = carried.exception()
             if error is not None and not isinstance(error, (OriginUnreachable, Killed, Exception)):
                 raise error
-
-
-__all__ = ["CURRENT", "DIALECTS", "Call", "Change", "Dialect", "Fault", "Operation", "SimulatedOrigin", "Trouble", "operation"]

@@ -6,10 +6,13 @@ import asyncio
 import contextvars
 import selectors
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from itertools import count
 from random import Random
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple, Unpack
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 WALL_START = 1_767_225_600.0
 """2026-01-01 00:00:00 UTC."""
@@ -57,11 +60,13 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def _write_to_self(self) -> None:
         """Nobody sleeps."""
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        future: asyncio.Future[Any] = self.create_future()
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]
+    ) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:  # noqa: BLE001 - it is raised where the result is waited for
+        except Exception as error:
             future.set_exception(error)
         return future
 
@@ -117,7 +122,7 @@ class VirtualThreads:
             self._own.remove(number)
             try:
                 result = context.run(fn, *args, **kwargs)
-            except BaseException as error:  # noqa: BLE001 - as ThreadPoolExecutor does
+            except BaseException as error:
                 future.set_exception(error)
             else:
                 future.set_result(result)

@@ -93,7 +93,7 @@ class World:
         for bucket in BUCKETS:
             await self._put(bucket, "known", b"known")
         names, weights = list(ACTIONS), list(ACTIONS.values())
-        for self.steps in range(1, steps + 1):  # noqa: B020 - the number is told
+        for self.steps in range(1, steps + 1):
             [name] = self.dice.choices(names, weights)
             self.say(name)
             await getattr(self, f"_do_{name}")()
@@ -211,7 +211,7 @@ class World:
         self.judge.acknowledged(bucket, key, attempt)
         return True
 
-    async def _upload_of(self, bucket: str, key: str, *, ends: bool = True, **conditions: str) -> None:
+    async def _upload_of(self, bucket: str, key: str, *, ends: bool = True, if_none_match: str | None = None) -> None:
         created = await self._ask("POST", f"{bucket}/{key}?uploads")
         if created is None or created.status != 200:
             return
@@ -231,6 +231,7 @@ class World:
         )
         document = f"<CompleteMultipartUpload>{listed}</CompleteMultipartUpload>".encode()
         attempt = self.judge.of(bucket, key).begin(b"".join(bodies), self.clock.monotonic())
+        conditions = {"If_None_Match": if_none_match} if if_none_match else {}
         done = await self._ask("POST", f"{bucket}/{key}?uploadId={upload_id}", document, **conditions)
         self._ended(bucket, key, attempt, done)
 
@@ -252,8 +253,8 @@ class World:
 
     async def _do_upload(self) -> None:
         bucket, key = self._place()
-        conditions = {"If_None_Match": "*"} if self.dice.random() < 0.2 else {}
-        self._client(bucket, key, lambda: self._upload_of(bucket, key, **conditions))
+        condition = "*" if self.dice.random() < 0.2 else None
+        self._client(bucket, key, lambda: self._upload_of(bucket, key, if_none_match=condition))
 
     async def _do_abandon(self) -> None:
         bucket, key = self._place()
@@ -284,7 +285,7 @@ class World:
             attempts[0].acknowledged = True
 
     async def _do_save(self) -> None:
-        """A checkpoint as PyTorch's DCP saves it: the shards, then the manifest under a name that it is renamed from."""
+        """A checkpoint as PyTorch's DCP saves it: shards, then the manifest under a name that it is renamed from."""
         self._numbers += 1
         directory = f"step-{self._numbers}"
         self._client("bucket", directory, lambda: self._save(directory))

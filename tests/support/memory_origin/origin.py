@@ -126,7 +126,7 @@ class MemoryOrigin:
                 case Delay():
                     await self._clock.sleep(effect.seconds)
                 case Answer(late=False):
-                    return self._refusal(effect)
+                    return self.refusal(effect)
                 case Unreachable(late=False):
                     raise OriginUnreachable("no answer from the origin: injected")
         return None
@@ -135,7 +135,7 @@ class MemoryOrigin:
         for effect in effects:
             match effect:
                 case Answer(late=True):
-                    response = self._refusal(effect)
+                    response = self.refusal(effect)
                 case Unreachable(late=True):
                     raise OriginUnreachable("the answer of the origin was lost: injected")
                 case CutBody():
@@ -148,7 +148,8 @@ class MemoryOrigin:
                     response.headers = {**response.headers, "content-length": str(len(body))}
         return response
 
-    def _refusal(self, effect: Answer) -> MemoryResponse:
+    def refusal(self, effect: Answer) -> MemoryResponse:
+        """The answer that an injected one is."""
         if effect.body is not None:
             return MemoryResponse(effect.status, dict(effect.headers), BytesContent(effect.body))
         error = s3_error(effect.code, "injected", status=effect.status, headers=effect.headers)
