@@ -61,7 +61,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """Nobody sleeps."""
 
     def run_in_executor(
-        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
     ) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self.create_future()
         try:
