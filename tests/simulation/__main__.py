@@ -22,6 +22,7 @@ def main() -> int:
     parser.add_argument("--history", type=int, default=100, help="steps of one history")
     parser.add_argument("--dialect", action="append", choices=[*DIALECTS], help="all, by turns, where none is given")
     parser.add_argument("--only", action="append", default=[], help="a rule; all where none is given")
+    parser.add_argument("--skew", type=float, help="how far the node's clock is ahead, in seconds; else the dice say")
     parser.add_argument("--survey", action="store_true", help="go on behind what fails, and count it by rule")
     options = parser.parse_args()
     level = logging.INFO if os.environ.get("SIMULATION_LOG") else logging.CRITICAL
@@ -30,7 +31,7 @@ def main() -> int:
     begun, steps, number = time.monotonic(), 0, 0
     while steps < options.steps:
         seed, dialect = options.seed + number, dialects[number % len(dialects)]
-        world = play(seed, dialect, options.history, options.only)
+        world = play(seed, dialect, options.history, options.only, options.skew)
         steps, number = steps + world.steps, number + 1
         if world.judge.violations:
             first = world.judge.violations[0]

@@ -14,6 +14,13 @@ FLUSHED_WITHIN_SECONDS = 120.0
 """After its acknowledgement, or after its bucket takes writes again."""
 
 ACKNOWLEDGED_WITHIN_SECONDS = 1.5
+SMALL_FLUSHED_WITHIN_SECONDS = 10.0
+"""What is small, in a bucket that has been well for two minutes, whatever large things are on their way."""
+
+SMALL_BYTES = 1024
+TRIES_AT_REST_MAX = 200
+"""Of requests in the ten minutes at the end, when nothing is wrong any more but what a bucket refuses for ever."""
+
 MARKER = "/.metadata"
 
 
@@ -178,6 +185,15 @@ class Judge:
                 continue
             acknowledged = last.ended or 0.0
             is_late = now - max(since, acknowledged) > FLUSHED_WITHIN_SECONDS
+            is_small = last.value is None or len(last.value) <= SMALL_BYTES
+            late_small = is_small and now - acknowledged > SMALL_FLUSHED_WITHIN_SECONDS + self._patience()
+            if (
+                late_small
+                and acknowledged - since > FLUSHED_WITHIN_SECONDS
+                and self.origin.data(bucket, key) != last.value
+            ):
+                self.violated("small ones do not wait", f"{bucket}/{key} since {now - acknowledged:.0f} s")
+                return
             if is_late and self.origin.data(bucket, key) != last.value:
                 self.violated("all is flushed", f"{bucket}/{key} was acknowledged {now - acknowledged:.0f} s ago")
                 return
@@ -195,6 +211,24 @@ class Judge:
             last = history.last_acknowledged()
             if (bucket, key) in conflicts and last is not None and not history.others:
                 self.violated("conflicts are with others", f"{bucket}/{key}")
+
+    def _patience(self) -> float:
+        return 8 * self.origin.dialect.latency_seconds[1]
+
+    def taken(self, bucket: str, what: str, status: int, trouble: str | None) -> None:
+        """A write that could have been acknowledged was not."""
+        if status >= 500 and trouble in ("unreachable", "503", "silent") and not self.origin.dialect.opaque_etags:
+            self.violated("writes are taken while the bucket is away", f"{what} in {bucket}: {status} ({trouble})")
+
+    def check_tries(self, tries: int) -> None:
+        """What is refused for ever is not asked for ever."""
+        if tries > TRIES_AT_REST_MAX:
+            self.violated("tries grow rare", f"{tries} in the last ten minutes")
+
+    def check_sent(self, sent_bytes: int, written_bytes: int, kills: int) -> None:
+        """What the origin has is not sent again."""
+        if sent_bytes > 1.2 * written_bytes + 400_000 * (1 + kills):
+            self.violated("nothing is sent twice", f"{sent_bytes:,} bytes of {written_bytes:,} after {kills} kills")
 
     def check_rest(self, left: dict[str, int]) -> None:
         """Nothing is left of what is over."""

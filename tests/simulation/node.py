@@ -151,12 +151,15 @@ class Node:
 
     async def bury(self) -> None:
         """What the dead have left in this process's memory is gone."""
-        for process in [one for one in self._tasks if not one.alive]:
-            tasks = list(self._tasks.pop(process))
-            for task in tasks:
+        for _ in range(100):
+            dead = [task for process, tasks in self._tasks.items() if not process.alive for task in tasks]
+            if not dead:
+                break
+            for task in dead:
                 task.cancel()
-            if tasks:
-                await asyncio.wait(tasks, timeout=1.0)
+            await asyncio.wait(dead, timeout=0.001)
+        for process in [one for one in self._tasks if not one.alive]:
+            del self._tasks[process]
 
     async def cut_power(self, workers: int) -> None:
         self.kill_all()

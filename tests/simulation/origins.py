@@ -13,6 +13,7 @@ from typing import Literal
 from gateway.clock import Clock
 from gateway.errors import OriginUnreachable
 from gateway.origin.client import OriginRequest, StreamedBody
+from gateway.s3.headers import sendable
 from tests.simulation.processes import Killed, Process
 from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.faults import Answer
@@ -56,6 +57,9 @@ DIALECTS: Mapping[str, Dialect] = {
         Dialect("slow", latency_seconds=(1.0, 15.0)),
     )
 }
+
+BYTES_PER_SECOND = 200_000.0
+"""Of one connection, of what is large."""
 
 SILENT_SECONDS = 8.0
 """After so long a silent origin is taken for a dead one, as the gateway's own client does."""
@@ -114,6 +118,8 @@ class SimulatedOrigin:
     refused: set[str] = field(default_factory=set)
     """Buckets in which everything is 403."""
     requests: int = 0
+    sent_bytes: int = 0
+    tries: int = 0
 
     def __post_init__(self) -> None:
         self.inner = MemoryOrigin(self.clock)
@@ -162,6 +168,7 @@ class SimulatedOrigin:
 
     async def carry(self, request: OriginRequest) -> MemoryResponse:
         self.requests += 1
+        request = self._metered(request)
         await self._travel(request.bucket)
         lost = self._refuse_or_lose(request)
         response = self._impossible(request) or await self.inner.send(self._as_understood(request))
@@ -170,6 +177,19 @@ class SimulatedOrigin:
             raise OriginUnreachable("the origin's answer was lost")
         await self._travel(request.bucket)
         return response
+
+    def _metered(self, request: OriginRequest) -> OriginRequest:
+        """A body takes its time, and is counted as far as it was sent."""
+        if isinstance(request.body, StreamedBody):
+            return replace(request, body=replace(request.body, chunks=self._slowly(request.body.chunks)))
+        self.sent_bytes += len(request.body)
+        return request
+
+    async def _slowly(self, chunks: AsyncIterator[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
+        async for chunk in chunks:
+            await asyncio.sleep(len(chunk) / BYTES_PER_SECOND)
+            self.sent_bytes += len(chunk)
+            yield chunk
 
     async def _travel(self, bucket: str | None) -> None:
         trouble = self.trouble
@@ -270,6 +290,8 @@ class ProcessOrigin:
 
     async def send(self, request: OriginRequest) -> MemoryResponse:
         self._process.operation()
+        self._shared.tries += 1
+        request = replace(request, headers=dict(sendable(request.headers)))  # as the client of the gateway does
         if isinstance(request.body, StreamedBody):
             request = replace(request, body=replace(request.body, chunks=self._chunks(request.body.chunks)))
         context = contextvars.copy_context()

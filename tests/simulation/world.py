@@ -27,10 +27,7 @@ from tests.support.memory_origin import multipart
 
 WORKERS = 2
 BUCKETS = ("bucket", "other")
-SLOTS = (
-    Slot("ckpt", Prefix.parse("s3://bucket/"), write="back", buffer_bytes=1024 * 1024),
-    Slot("other", Prefix.parse("s3://other/"), write="back", buffer_bytes=1024 * 1024),
-)
+SLOTS = (Slot("all", Prefix.parse("s3://"), write="back", buffer_bytes=64 * 1024 * 1024),)
 QUIET_SECONDS = 600.0
 """At the end, without faults: by then all is at rest."""
 
@@ -57,19 +54,35 @@ ACTIONS: dict[str, int] = {
     "cut_power": 1,
     "pass_time": 8,
     "forget": 1,
+    "burst": 1,
+    "strange": 1,
+    "large": 1,
 }
+
+DAY_SECONDS = 26 * 3600.0
+LARGE_PART_BYTES = 300_000
 
 
 class World:
     """A history of `steps` steps, decided by `seed`."""
 
     def __init__(
-        self, seed: int, dialect: str, directory: Path, loop: VirtualTimeLoop, only: Iterable[str] = ()
+        self,
+        seed: int,
+        dialect: str,
+        directory: Path,
+        loop: VirtualTimeLoop,
+        only: Iterable[str] = (),
+        skew_seconds: float | None = None,
     ) -> None:
         self.seed = seed
         self.dice = Random(f"{seed} {dialect}")
         self.clock = VirtualClock(loop)
-        self.node_clock = VirtualClock(loop, self.dice.choice((0.0, 0.0, 0.0, 600.0, -600.0)))
+        skewed = self.dice.choice((0.0, 0.0, 0.0, 600.0, -600.0))
+        self.node_clock = VirtualClock(loop, skewed if skew_seconds is None else skew_seconds)
+        self._jump = loop.jump
+        self._kills = 0
+        self._written_bytes = 0
         self.origin = SimulatedOrigin(DIALECTS[dialect], self.clock, Random(self.dice.getrandbits(32)), self._changed)
         self.judge = Judge(self.origin, only)
         self.node = Node(directory, self.origin, SLOTS, self.node_clock, Random(self.dice.getrandbits(32)))
@@ -116,20 +129,36 @@ class World:
         self.say("end")
         self.origin.trouble = None
         self.origin.refused.clear()
-        while self._clients:
-            await asyncio.wait(self._clients)
+        await self._revive()
+        if self._clients:
+            _, left = await asyncio.wait(self._clients, timeout=QUIET_SECONDS)
+            if left:
+                self.judge.violated("requests end", "; ".join(sorted(f"{bucket}/{key}" for bucket, key in self._busy)))
         await self._revive()
         await self.origin.settle()
-        deadline = self.clock.monotonic() + QUIET_SECONDS
+        deadline, tries = self.clock.monotonic() + QUIET_SECONDS, self.origin.tries
         while self.clock.monotonic() < deadline:
             await asyncio.sleep(10.0)
             self._look()
             if self.judge.violations:
                 raise self.judge.violations[0]
         self.judge.check_end(self._conflicts())
+        self.judge.check_tries(self.origin.tries - tries)
+        self.judge.check_sent(self.origin.sent_bytes, self._written_bytes, self._kills)
         self.judge.check_rest(self._left())
+        await self._next_day()
         if self.judge.violations:
             raise self.judge.violations[0]
+
+    async def _next_day(self) -> None:
+        """Uploads that nobody has touched for a day are gone."""
+        self.node.kill_all()
+        await self.node.bury()
+        self._jump(DAY_SECONDS)
+        await self.node.start(WORKERS)
+        await asyncio.sleep(180.0)
+        left = self.node.buffer().look(lambda book: book.counts()[1])
+        self.judge.check_rest({"open uploads": left, "uploads at the origin": self.origin.open_uploads()})
 
     def _conflicts(self) -> set[tuple[str, str]]:
         waiting = self.node.buffer().look(lambda book: list(book.waiting(0, 10_000)))
@@ -189,6 +218,7 @@ class World:
 
     async def _put(self, bucket: str, key: str, value: bytes, **headers: str) -> bool:
         attempt = self.judge.of(bucket, key).begin(value, self.clock.monotonic())
+        self._written_bytes += len(value)
         answer = await self._ask("PUT", f"{bucket}/{key}", value, **headers)
         return self._ended(bucket, key, attempt, answer)
 
@@ -211,13 +241,30 @@ class World:
         self.judge.acknowledged(bucket, key, attempt)
         return True
 
-    async def _upload_of(self, bucket: str, key: str, *, ends: bool = True, if_none_match: str | None = None) -> None:
+    def _took(self, bucket: str, what: str, answer: Answer, trouble: Trouble | None) -> None:
+        is_same = trouble is self.origin.trouble and trouble is not None and bucket in trouble.buckets
+        self.judge.taken(bucket, what, answer.status, trouble.kind if is_same and trouble is not None else None)
+
+    async def _upload_of(
+        self,
+        bucket: str,
+        key: str,
+        *,
+        ends: bool = True,
+        if_none_match: str | None = None,
+        part_bytes: int = PART_BYTES,
+        parts: int | None = None,
+    ) -> None:
+        trouble = self.origin.trouble
         created = await self._ask("POST", f"{bucket}/{key}?uploads")
+        if created is not None:
+            self._took(bucket, "Create", created, trouble)
         if created is None or created.status != 200:
             return
         found = _UPLOAD_ID.search(created.body)
         upload_id = found[1].decode() if found else ""
-        bodies = [self._value().ljust(PART_BYTES) for _ in range(self.dice.randint(1, 3))]
+        bodies = [self._value().ljust(part_bytes) for _ in range(parts or self.dice.randint(1, 3))]
+        self._written_bytes += sum(map(len, bodies))
         etags = []
         for number, body in enumerate(bodies, 1):
             stored = await self._ask("PUT", f"{bucket}/{key}?partNumber={number}&uploadId={upload_id}", body)
@@ -345,13 +392,38 @@ class World:
         if self.origin.dialect.forgets_uploads:
             self.origin.forget_uploads()
 
+    async def _do_burst(self) -> None:
+        """More than flush at once, in a bucket that may refuse everything."""
+        self._client("other", "burst", self._burst)
+
+    async def _burst(self) -> None:
+        for number in range(80):
+            await self._put("other", f"burst/{number}", self._value())
+
+    async def _do_strange(self) -> None:
+        """Metadata that is no UTF-8, which S3 refuses."""
+        key = f"strange{self.dice.randrange(3)}"
+        value = self._value()
+        self._client("bucket", key, lambda: _nothing(self._put("bucket", key, value, x_amz_meta_name="caf\xe9")))
+
+    async def _do_large(self) -> None:
+        bucket, key = self._place()
+        self._client(
+            bucket,
+            f"large/{key}",
+            lambda: self._upload_of(bucket, f"large/{key}", part_bytes=LARGE_PART_BYTES, parts=8),
+        )
+
     async def _do_kill_worker(self) -> None:
+        self._kills += 1
         self.node.dies_in(self.dice.randrange(WORKERS), self.dice.randrange(40))
 
     async def _do_kill_background(self) -> None:
+        self._kills += 1
         self.node.dies_in(BACKGROUND, self.dice.randrange(60))
 
     async def _do_cut_power(self) -> None:
+        self._kills += 1
         await self.node.cut_power(WORKERS)
 
     async def _do_pass_time(self) -> None:
@@ -385,12 +457,12 @@ def _etag_of(answer: Answer) -> str | None:
     return found[1].decode().replace("&quot;", '"') if found else None
 
 
-def play(seed: int, dialect: str, steps: int, only: Iterable[str] = ()) -> World:
+def play(seed: int, dialect: str, steps: int, only: Iterable[str] = (), skew_seconds: float | None = None) -> World:
     """One history to its end; its world, whose judge says what was violated."""
     loop = VirtualTimeLoop()
     directory = Path(tempfile.mkdtemp(prefix="simulation-", dir="/dev/shm" if Path("/dev/shm").exists() else None))
     try:
-        world = World(seed, dialect, directory, loop, only)
+        world = World(seed, dialect, directory, loop, only, skew_seconds)
         world.node.install(loop)
         with ExitStack() as stack:
             stack.enter_context(simulated(Random(seed), world.node.disk))
