@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tests.simulation.origins import OTHERS, Change, SimulatedOrigin
@@ -85,6 +85,8 @@ class Judge:
         self.bad_since: dict[str, float | None] = {}
         self.healthy_since: dict[str, float] = {}
         self.differs_since: dict[str, float] = {}
+        self.conflicts: Callable[[], set[tuple[str, str]]] = set
+        """What the node keeps as a conflict, and tells so."""
 
     def of(self, bucket: str, key: str) -> KeyHistory:
         return self.keys.setdefault((bucket, key), KeyHistory())
@@ -186,23 +188,23 @@ class Judge:
             acknowledged = last.ended or 0.0
             is_late = now - max(since, acknowledged) > FLUSHED_WITHIN_SECONDS
             is_small = last.value is None or len(last.value) <= SMALL_BYTES
-            late_small = is_small and now - acknowledged > SMALL_FLUSHED_WITHIN_SECONDS + self._patience()
-            if (
-                late_small
-                and acknowledged - since > FLUSHED_WITHIN_SECONDS
-                and self.origin.data(bucket, key) != last.value
-            ):
-                self.violated("small ones do not wait", f"{bucket}/{key} since {now - acknowledged:.0f} s")
-                return
-            if is_late and self.origin.data(bucket, key) != last.value:
-                self.violated("all is flushed", f"{bucket}/{key} was acknowledged {now - acknowledged:.0f} s ago")
-                return
+            is_well = acknowledged - since > FLUSHED_WITHIN_SECONDS
+            waits = is_small and is_well and now - acknowledged > SMALL_FLUSHED_WITHIN_SECONDS + self._patience()
+            if not (is_late or waits) or self.origin.data(bucket, key) == last.value:
+                continue
+            if history.others and (bucket, key) in self.conflicts():
+                continue
+            rule = "all is flushed" if is_late else "small ones do not wait"
+            self.violated(rule, f"{bucket}/{key} was acknowledged {now - acknowledged:.0f} s ago")
+            return
 
-    def check_end(self, conflicts: set[tuple[str, str]]) -> None:
+    def check_end(self) -> None:
         """Faults are over, and time has passed."""
+        conflicts = self.conflicts()
         for (bucket, key), history in sorted(self.keys.items()):
             value = self.origin.data(bucket, key)
-            if value not in history.may_be(at_origin=True):
+            is_kept = (bucket, key) in conflicts and bool(history.others)
+            if not is_kept and value not in history.may_be(at_origin=True):
                 last = history.last_acknowledged()
                 said = _short(last.value) if last is not None else "never"
                 self.violated(

@@ -64,6 +64,8 @@ class Node:
         self._origin = origin
         self._dice = dice
         self._processes: dict[int, Process] = {}
+        """That serve; a new one when it has begun."""
+        self._all: list[Process] = []
         self._apps: dict[int, asgi.S3App] = {}
         self._buffers: dict[int, WritebackBuffer] = {}
         self._tasks: dict[Process, set[asyncio.Task[Any]]] = {}
@@ -120,6 +122,7 @@ class Node:
             self._buffers[number] = buffer
 
         await self._as(process, begin())
+        self._processes[number] = process
 
     async def start_background(self) -> None:
         process = self._new(BACKGROUND)
@@ -141,12 +144,13 @@ class Node:
             self._running = asyncio.create_task(flushing.run())
 
         await self._as(process, begin())
+        self._processes[BACKGROUND] = process
 
     def kill(self, number: int) -> None:
         self._processes[number].kill()
 
     def kill_all(self) -> None:
-        for process in self._processes.values():
+        for process in self._all:
             process.kill()
 
     async def bury(self) -> None:
@@ -196,7 +200,8 @@ class Node:
 
     def _new(self, number: int) -> Process:
         name = "background" if number == BACKGROUND else f"worker{number}"
-        process = self._processes[number] = Process(name, lambda _: None)
+        process = Process(name, lambda _: None)
+        self._all = [one for one in self._all if one.alive] + [process]
         return process
 
     def dies_in(self, number: int, operations: int) -> None:
