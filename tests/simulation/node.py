@@ -8,7 +8,7 @@ import gc
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from gateway.blocks.closed import ClosedCache
 from gateway.buffering import Flushing, Surroundings
@@ -23,12 +23,15 @@ from gateway.policy.slots import Slot, Slots
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.desk.overview import Overview
 from gateway.writeback.flushing.telling import Teller
+from gateway.writeback.journal.book import Book
 from gateway.writeback.opening import Recovered, recover
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.origins import SimulatedOrigin
 from tests.simulation.processes import CURRENT, Killed, Process
 from tests.simulation.virtual_time import VirtualClock
 from tests.support.asgi import Answer, call
+
+R = TypeVar("R")
 
 BACKGROUND = -1
 
@@ -189,9 +192,18 @@ class Node:
             return None
         return answer
 
-    def buffer(self) -> WritebackBuffer:
-        """Of any process that lives."""
-        return next(self._buffers[number] for number in sorted(self._buffers) if self.alive(number))
+    def look(self, at: Callable[[Book], R]) -> R:
+        """What the journal has, seen by nobody: no process dies of it."""
+        number = next(one for one in sorted(self._buffers) if self.alive(one))
+        process = self._processes[number]
+        dies_in, process.dies_in = process.dies_in, None
+        try:
+            return self._buffers[number].look(at)
+        finally:
+            process.dies_in = dies_in
+
+    def staged_files(self) -> int:
+        return sum(1 for _ in self.directory.glob("staged/*/*"))
 
     async def _as(self, process: Process, coro: Coroutine[Any, Any, Any]) -> Any:
         context = contextvars.copy_context()

@@ -164,22 +164,21 @@ class World:
         self._jump(DAY_SECONDS)
         await self.node.start(WORKERS)
         await asyncio.sleep(180.0)
-        left = self.node.buffer().look(lambda book: book.counts()[1])
+        left = self.node.look(lambda book: book.counts()[1])
         self.judge.check_rest({"open uploads": left, "uploads at the origin": self.origin.open_uploads()})
 
     def _conflicts(self) -> set[tuple[str, str]]:
-        waiting = self.node.buffer().look(lambda book: list(book.waiting(0, 10_000)))
+        waiting = self.node.look(lambda book: list(book.waiting(0, 10_000)))
         return {(one.key.bucket, one.key.key) for one in waiting if one.state is State.CONFLICT}
 
     def _left(self) -> dict[str, int]:
         """Of what is over: conflicts stay, and uploads that nobody has ended, for a day."""
-        buffer = self.node.buffer()
-        waiting = buffer.look(lambda book: list(book.waiting(0, 10_000)))
+        waiting = self.node.look(lambda book: list(book.waiting(0, 10_000)))
         conflicts = {(one.key.bucket, one.key.key) for one in waiting if one.state is State.CONFLICT}
         behind = [one for one in waiting if (one.key.bucket, one.key.key) not in conflicts]
-        orphans = buffer.look(lambda book: len(book.orphan_ids(100)) + len(book.suspected("", 100)))
-        open_uploads = buffer.look(lambda book: book.counts()[1])
-        files = 0 if conflicts or open_uploads else len(list(buffer.staging.names()))
+        orphans = self.node.look(lambda book: len(book.orphan_ids(100)) + len(book.suspected("", 100)))
+        open_uploads = self.node.look(lambda book: book.counts()[1])
+        files = 0 if conflicts or open_uploads else self.node.staged_files()
         return {"pending": len(behind), "in doubt": orphans, "files": files}
 
     # Clients
