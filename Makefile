@@ -5,13 +5,16 @@
 #   PIP_FLAGS     more options for pip, for example an index of CPU builds of torch
 #   PYTEST_FLAGS  more options for pytest, for example -k NAME -x
 #   FUZZ_SECONDS  how long `make fuzz` takes, over all targets    (240)
-#   SEED          seed of `make campaign`                        (a new one each time, printed)
+#   SEED          seed of `make campaign` and `make simulate`    (a new one each time, printed)
+#   STEPS         how many steps `make simulate` takes            (20000)
 
 VENV ?= .venv
 PYTHON ?=
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
 FUZZ_SECONDS ?= 240
+STEPS ?= 20000
+RULES ?=
 SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 
 # Taken once, not each time it is looked at.
@@ -28,7 +31,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-clients test-clients-back test-torch test-slow test-root load fuzz check campaign clean
+.PHONY: help demo test test-clients test-clients-back test-torch test-slow test-root load fuzz simulate check campaign clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +62,9 @@ load: $(STAMPS)/test  ## load tests, shortened: warm, cold, epochs, against ngin
 
 fuzz: $(STAMPS)/dev  ## coverage-guided fuzzing of every parser and of whole connections: make fuzz FUZZ_SECONDS=3600
 	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS)
+
+simulate: $(STAMPS)/dev  ## the write-back's life, simulated: make simulate SEED=1 STEPS=100000 RULES="--only 'nothing is lost'"
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation --seed $(SEED) --steps $(STEPS) $(RULES)
 
 check: $(STAMPS)/dev  ## linter, formatter, types
 	$(BIN)/python -m ruff check .

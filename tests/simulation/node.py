@@ -46,7 +46,7 @@ class _NoBlocks(ClosedCache):
         raise StoreUnavailable("this node keeps no blocks")
 
 
-class _BodyThreads:
+class BodyThreads:
     """In the place of the threads that take bodies: at once, as they come."""
 
     async def run(self, stop: Callable[[], None], drain: Callable[[], None]) -> None:
@@ -219,6 +219,3 @@ class Node:
     def dies_in(self, number: int, operations: int) -> None:
         """Have a process be killed at one of its next operations."""
         self._processes[number].dies_in = operations
-
-
-asgi._shared_threads = lambda: _BodyThreads()  # type: ignore[assignment]

@@ -13,12 +13,13 @@ from random import Random
 from typing import Any
 from unittest import mock
 
+from gateway.edge import asgi
 from gateway.operations.absorbing import completion
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback import news
 from gateway.writeback.journal.records import State
 from tests.simulation.invariants import Attempt, Judge, KeyHistory, Value, Violation
-from tests.simulation.node import BACKGROUND, Node
+from tests.simulation.node import BACKGROUND, BodyThreads, Node
 from tests.simulation.origins import DIALECTS, Change, SimulatedOrigin, Trouble
 from tests.simulation.processes import simulated
 from tests.simulation.virtual_time import VirtualClock, VirtualTimeLoop
@@ -476,6 +477,7 @@ def play(seed: int, dialect: str, steps: int, only: Iterable[str] = (), skew_sec
             stack.enter_context(mock.patch.object(completion, "PART_SIZE_BYTES_MIN", PART_BYTES))
             stack.enter_context(mock.patch.object(multipart, "PART_SIZE_BYTES_MIN", PART_BYTES))
             stack.enter_context(mock.patch.object(news, "QUIET_SECONDS", 1.0))
+            stack.enter_context(mock.patch.object(asgi, "_shared_threads", BodyThreads))
             asyncio.set_event_loop(loop)
             try:
                 loop.run_until_complete(world.run(steps))
