@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from tests.simulation.disk import SimulatedDisk
-from tests.simulation.virtual_time import VirtualFuture, VirtualThreads
+from tests.simulation.virtual_time import VirtualFuture, VirtualThreads, begin_anew
 
 SEEN_FROM = ("gateway.writeback", "gateway.operations", "gateway.durable", "gateway.edge.asgi")
 
@@ -123,7 +123,7 @@ def simulated(dice: Random, disk: SimulatedDisk) -> Iterator[None]:
             if made is not None:
                 undo.append((module, name, value))
                 setattr(module, name, made)
-    VirtualThreads.dice = dice
+    begin_anew(dice)
     try:
         yield
     finally:

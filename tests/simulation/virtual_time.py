@@ -146,6 +146,12 @@ class VirtualThreads:
             _pending.get(number, bool)()
 
 
+def begin_anew(dice: Random) -> None:
+    """Nothing is left of another simulation."""
+    _pending.clear()
+    VirtualThreads.dice = dice
+
+
 def _running_loop() -> asyncio.AbstractEventLoop | None:
     try:
         return asyncio.get_running_loop()

@@ -94,7 +94,7 @@ class World:
         self._numbers = 0
         self._busy: set[tuple[str, str]] = set()
         self._clients: set[asyncio.Task[None]] = set()
-        self._abandoned = 0
+        self._is_ending = False
         for bucket in BUCKETS:
             self.origin.create_bucket(bucket)
 
@@ -135,14 +135,16 @@ class World:
     async def _end(self) -> None:
         """Everything heals, clients end, and time passes."""
         self.say("end")
+        self._is_ending = True
         self.origin.trouble = None
         self.origin.refused.clear()
         await self._revive()
+        deadline = self.clock.monotonic() + QUIET_SECONDS
+        while self._clients and self.clock.monotonic() < deadline:
+            await asyncio.wait(self._clients, timeout=10.0)
+            await self._revive()
         if self._clients:
-            _, left = await asyncio.wait(self._clients, timeout=QUIET_SECONDS)
-            if left:
-                self.judge.violated("requests end", "; ".join(sorted(f"{bucket}/{key}" for bucket, key in self._busy)))
-        await self._revive()
+            self.judge.violated("requests end", "; ".join(sorted(f"{bucket}/{key}" for bucket, key in self._busy)))
         await self.origin.settle()
         deadline, tries = self.clock.monotonic() + QUIET_SECONDS, self.origin.tries
         while self.clock.monotonic() < deadline:
@@ -406,7 +408,8 @@ class World:
 
     async def _burst(self) -> None:
         for number in range(80):
-            await self._put("other", f"burst/{number}", self._value())
+            if not self._is_ending:
+                await self._put("other", f"burst/{number}", self._value())
 
     async def _do_strange(self) -> None:
         """Metadata that is no UTF-8, which S3 refuses."""
