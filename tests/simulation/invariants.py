@@ -157,7 +157,7 @@ class Judge:
     def acknowledged(self, bucket: str, key: str, attempt: Attempt) -> None:
         """A client has its 200."""
         seconds = (attempt.ended or 0.0) - attempt.begun
-        if attempt.absorbed and seconds > ACKNOWLEDGED_WITHIN_SECONDS:
+        if attempt.absorbed and attempt.value is not None and seconds > ACKNOWLEDGED_WITHIN_SECONDS:
             self.violated("acknowledged soon", f"{key} after {seconds:.1f} s")
         differs = self.differs_since.get(bucket)
         if attempt.absorbed and differs is not None and attempt.begun > differs + 60.0:

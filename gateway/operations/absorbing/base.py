@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
 
 
+ANSWER_SECONDS_MAX = 1.0
+"""So long an acknowledgement waits for the origin, once the body is on the disk: then what is there is unknown."""
+
+
 @asynccontextmanager
 async def base_asked(context: RequestContext) -> AsyncIterator[asyncio.Task[Base]]:
     """Asks while the body comes in. The task raises OriginAnswered where the origin refuses to say."""
@@ -26,7 +30,30 @@ async def base_asked(context: RequestContext) -> AsyncIterator[asyncio.Task[Base
         await asyncio.gather(asking, return_exceptions=True)
 
 
-async def base_now(context: RequestContext, buffer: WritebackBuffer, base: Base) -> Base:
+def deadline_from_now(context: RequestContext) -> float:
+    """By the monotonic clock: until then the origin may still say what it has."""
+    return context.services.clock.monotonic() + ANSWER_SECONDS_MAX
+
+
+async def told_in_time(context: RequestContext, asking: asyncio.Task[Base], began: float, deadline: float) -> Base:
+    """What the origin says until a deadline; nothing is known of the base where it refuses, or takes longer.
+
+    `began` is when the absorb did, by the wall clock.
+    """
+    clock = context.services.clock
+    waiting = asyncio.ensure_future(clock.sleep(max(0.0, deadline - clock.monotonic())))
+    try:
+        await asyncio.wait({asking, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+    unknown = Base(known=False, asked_at=began)
+    try:
+        return asking.result() if asking.done() else unknown
+    except OriginAnswered:
+        return unknown
+
+
+async def base_now(context: RequestContext, buffer: WritebackBuffer, base: Base, deadline: float | None = None) -> Base:
     """The base where this gateway has not changed the key past the buffer since; else what is there now.
 
     What went through the buffer the journal knows itself.
@@ -34,10 +61,9 @@ async def base_now(context: RequestContext, buffer: WritebackBuffer, base: Base)
     own = buffer.look(lambda book: book.own_doing(context.object_key))
     if own is None or own.known or own.at < base.asked_at:
         return base
-    try:
-        return await _ask(context)
-    except OriginAnswered:
-        return Base(known=False, asked_at=context.services.clock.now())
+    async with base_asked(context) as asking:
+        now = context.services.clock.now()
+        return await told_in_time(context, asking, now, deadline or deadline_from_now(context))
 
 
 async def _ask(context: RequestContext) -> Base:

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gateway.errors import BufferUnavailable, OriginAnswered
+from gateway.errors import BufferUnavailable
 from gateway.objects import ObjectKey
-from gateway.operations.absorbing.base import base_asked, base_now
+from gateway.operations.absorbing.base import base_asked, base_now, deadline_from_now, told_in_time
 from gateway.operations.absorbing.eligible import check_stored, fixed_headers, is_foreseen
 from gateway.operations.absorbing.staging import leaves_to_the_origin, unavailable
 from gateway.operations.context import RequestContext, Response
@@ -21,7 +21,7 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import check_copy_source, filter_request_headers, format_iso_date
 from gateway.s3.requests import parse_copy_source
 from gateway.s3.xml_writer import document, element
-from gateway.writeback.journal.records import Base, Fixed, PendingObject, State
+from gateway.writeback.journal.records import Fixed, PendingObject, State
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
@@ -56,11 +56,8 @@ async def absorb_copy(context: RequestContext, buffer: WritebackBuffer, source: 
     check_copy_source(headers, etag=source.etag, last_modified=source.acknowledged_at, now=now)
     fixed = Fixed(context.object_key, _fixed(headers, source, context.object_key), context.slot.name)
     async with base_asked(context) as asking:
-        try:
-            base = await asking
-        except OriginAnswered:
-            base = Base(known=False, asked_at=now)
-        base = await base_now(context, buffer, base)
+        deadline = deadline_from_now(context)
+        base = await base_now(context, buffer, await told_in_time(context, asking, now, deadline), deadline)
     parts = tuple(replace(part, origin_etag=None) for part in source.parts)
     copy = replace(
         source,

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 ANSWER_SIZE_BYTES_MAX = 64 * 1024
 
+_DOWN = frozenset({500, 502, 503, 504})
+"""What an origin answers that cannot do its work now (docs/semantics.md, clause 3.5)."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
@@ -87,23 +90,30 @@ async def _created_through(context: RequestContext, buffer: WritebackBuffer) -> 
 
 async def _created(context: RequestContext, profile: Profile | None, asked: Asking) -> Response:
     asked.sent()
+    may_go_on = profile is not None and may_begin_without_origin(context.request)
     try:
         answer = await _ask(context)
     except OriginUnreachable:
-        if profile is None or not may_begin_without_origin(context.request):
+        if not may_go_on:
             raise
-        upload = _upload(context, Base(known=False, asked_at=context.services.clock.now()), None)
-        await asked.leave_open(lambda book: book.open_upload(upload), context.services.clock.now())
-        return Response(200, [("content-type", "application/xml")], _initiated(upload), "absorbed")
+        return await _begun_here(context, asked)
     if answer.origin_upload_id is None:
         if not may_be_done(answer.status):
             asked.refused()
-        return answer.forwarded()
+        return await _begun_here(context, asked) if may_go_on and answer.status in _DOWN else answer.forwarded()
     upload = _upload(context, answer.base, answer.origin_upload_id)
     await asked.note(lambda book: _open(book, answer, upload))
     if not answer.profile.absorbs:
         return answer.forwarded()
     return Response(200, answer.headers, _initiated(upload), "absorbed")
+
+
+async def _begun_here(context: RequestContext, asked: Asking) -> Response:
+    """The origin is away, or says so."""
+    now = context.services.clock.now()
+    upload = _upload(context, Base(known=False, asked_at=now), None)
+    await asked.end(lambda book: book.open_upload(upload), now)
+    return Response(200, [("content-type", "application/xml")], _initiated(upload), "absorbed")
 
 
 def _open(book: Book, answer: _Answer, upload: Upload) -> None:

@@ -6,19 +6,18 @@ under the key → journal → 200
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, OriginAnswered
 from gateway.operations.absorbing.barrier import flushed
-from gateway.operations.absorbing.base import base_asked, base_now
+from gateway.operations.absorbing.base import base_asked, base_now, deadline_from_now, told_in_time
 from gateway.operations.absorbing.eligible import check_stored, fixed_headers, makes_md5_etags, may_be_absorbed
 from gateway.operations.absorbing.staging import paced, room_for_body, stage_body, tell_through, unavailable
 from gateway.operations.absorbing.through import written_through
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import forward_write
 from gateway.s3.headers import filter_request_headers
-from gateway.writeback.journal.records import Base, Fixed, PendingObject, Profile
+from gateway.writeback.journal.records import Fixed, PendingObject, Profile
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
@@ -53,11 +52,14 @@ def _is_old(context: RequestContext, profile: Profile) -> bool:
 
 
 async def _absorb(context: RequestContext, buffer: WritebackBuffer) -> Response:
+    began = context.services.clock.now()
     async with base_asked(context) as asking:
         staged = await stage_body(context, buffer, context.slot.name, 1)
         part = staged.part
         try:
-            base = await _base(context, buffer, asking)
+            deadline = deadline_from_now(context)
+            base = await told_in_time(context, asking, began, deadline)
+            base = await base_now(context, buffer, base, deadline)
         except BaseException:
             await buffer.give_up(part)
             raise
@@ -70,14 +72,6 @@ async def _absorb(context: RequestContext, buffer: WritebackBuffer) -> Response:
     except BufferUnavailable as error:
         raise unavailable(error) from error
     return Response(200, staged.answer_headers, b"", "absorbed")
-
-
-async def _base(context: RequestContext, buffer: WritebackBuffer, asking: asyncio.Task[Base]) -> Base:
-    try:
-        base = await asking
-    except OriginAnswered:
-        base = Base(known=False, asked_at=context.services.clock.now())
-    return await base_now(context, buffer, base)
 
 
 async def _through(context: RequestContext, buffer: WritebackBuffer) -> Response:

@@ -57,9 +57,10 @@ class Asking:
         """Carry out the change by which the upload is known of, or needs to be known of by nobody here."""
         return await self._end(step, lambda book: book.forget_intent(self._token))
 
-    async def leave_open(self, step: Callable[[Book], R], now: float) -> R:
-        """Carry out a change by which things go on without it: whether the origin has it is to be found out."""
-        return await self._end(step, lambda book: book.suspect(self._token, now))
+    async def end(self, step: Callable[[Book], R], now: float) -> R:
+        """Carry out a change by which things go on without it: whether the origin has it is to be found out, unless it
+        has refused."""
+        return await self._end(step, lambda book: self.leave(book, now))
 
     async def _end(self, step: Callable[[Book], R], end: Callable[[Book], None]) -> R:
         def both(book: Book) -> R:

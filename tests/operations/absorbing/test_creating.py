@@ -62,8 +62,9 @@ def test_it_costs_two_commits(tmp_path: Path) -> None:
     ("effect", "status", "suspects"),
     [
         (Answer(403, "AccessDenied"), 403, 0),
-        (Answer(503, "SlowDown"), 503, 0),
-        (Answer(500, "InternalError", late=True), 500, 1),
+        (Answer(501, "NotImplemented"), 501, 0),
+        (Answer(503, "SlowDown"), 200, 0),
+        (Answer(500, "InternalError", late=True), 200, 1),
         (Unreachable(late=True), 200, 1),
     ],
     ids=str,

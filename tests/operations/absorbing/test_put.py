@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from gateway.s3.headers import sendable
 from gateway.s3.requests import Operation
 from tests.support.absorbing import Client, with_client
 from tests.support.asgi import call, signed_headers
-from tests.support.memory_origin.faults import Answer, Effect, Unreachable, on
+from tests.support.memory_origin.faults import Answer, Effect, Hold, Unreachable, on
 
 
 def test_a_journal_that_cannot_be_read_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +97,27 @@ def test_what_could_never_be_sent_is_not_acknowledged(
         assert (refused.status, b"<Code>InvalidArgument</Code>" in refused.body) == (400, True)
         assert client.pending("back/k") is None
         assert list(client.buffer.staging.names()) == []
+
+    with_client(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("how", ["PUT", "copy"])
+def test_no_acknowledgement_waits_for_a_slow_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """4.1 What lies under the key is unknown then: what others write there afterwards is a conflict."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        held = asyncio.Event()
+        await client.ask("PUT", "back/source", b"y")
+        monkeypatch.setattr("gateway.operations.absorbing.base.ANSWER_SECONDS_MAX", 0.05)
+        client.origin.inject(on(Operation.HEAD_OBJECT, key="back/k"), Hold(held), times=None)
+        headers = {"x-amz-copy-source": "/bucket/back/source"} if how == "copy" else {}
+        answer = await client.ask("PUT", "back/k", b"" if how == "copy" else b"x", headers)
+        assert answer.headers["x-forebay-cache"] == "absorbed"
+        client.origin.put("bucket", "back/k", b"theirs")
+        held.set()
+        await client.flush_until_conflict("back/k")
+        assert client.origin.data("bucket", "back/k") == b"theirs"
 
     with_client(tmp_path, scenario)
 
