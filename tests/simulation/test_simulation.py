@@ -16,7 +16,13 @@ SEED = int(os.environ.get("FOREBAY_SIMULATION_SEED", "20261123"))
 HISTORIES = int(os.environ.get("FOREBAY_SIMULATION_HISTORIES", "10"))
 """Of each dialect."""
 
-KEPT = ("reads see the last write", "requests end", "clients")
+KEPT = (
+    "reads see the last write",
+    "acknowledged soon",
+    "writes are taken while the bucket is away",
+    "requests end",
+    "clients",
+)
 """The rules that hold, but for opaque ETags. Decision 28 says which do not yet."""
 
 
