@@ -16,14 +16,12 @@ _CREATES = os.O_CREAT
 
 
 class SimulatedDisk:
-    """Of one node. `lies`: syncs promise what they do not keep."""
+    """Of one node."""
 
     CALLS = ("open", "close", "pwrite", "write", "fsync", "unlink", "rename", "posix_fallocate")
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.lies = False
-        self.is_full = False
         self._aside = root.with_name(root.name + ".removed")
         self._aside.mkdir(exist_ok=True)
         self._of_descriptor: dict[int, Path] = {}
@@ -37,8 +35,6 @@ class SimulatedDisk:
     def open(self, path: Any, flags: int, mode: int = 0o777, **more: Any) -> int:
         found = Path(path)
         is_new = bool(flags & _CREATES) and not found.exists()
-        if is_new and self.is_full:
-            raise OSError(28, "No space left on device")
         descriptor = os.open(path, flags, mode, **more)
         if flags & (_CREATES | os.O_DIRECTORY) and found.is_relative_to(self.root):
             self._of_descriptor[descriptor] = found
@@ -51,22 +47,12 @@ class SimulatedDisk:
         self._of_descriptor.pop(descriptor, None)
         os.close(descriptor)
 
-    def pwrite(self, descriptor: int, data: Any, offset: int) -> int:
-        if self.is_full:
-            raise OSError(28, "No space left on device")
-        return os.pwrite(descriptor, data, offset)
-
-    def write(self, descriptor: int, data: Any) -> int:
-        if self.is_full:
-            raise OSError(28, "No space left on device")
-        return os.write(descriptor, data)
-
     def posix_fallocate(self, descriptor: int, offset: int, count: int) -> None:
         os.ftruncate(descriptor, max(os.fstat(descriptor).st_size, offset + count))
 
     def fsync(self, descriptor: int) -> None:
         path = self._of_descriptor.get(descriptor)
-        if path is None or self.lies:
+        if path is None:
             return
         if path.is_dir():
             for one in [name for name in self._unsynced_names if name.parent == path]:
@@ -86,9 +72,6 @@ class SimulatedDisk:
         self._synced_bytes.pop(found, None)
         self._unsynced_names.discard(found)
         os.unlink(path, **more)
-
-    def rename(self, before: Any, after: Any) -> None:
-        os.rename(before, after)
 
     # What happens to it
 

@@ -19,7 +19,7 @@ SMALL_FLUSHED_WITHIN_SECONDS = 10.0
 
 SMALL_BYTES = 1024
 TRIES_AT_REST_MAX = 200
-"""Of requests in the ten minutes at the end, when nothing is wrong any more but what a bucket refuses for ever."""
+"""Of requests in five minutes, when nothing has been wrong for as long, and all that could be flushed is."""
 
 MARKER = "/.metadata"
 
@@ -59,7 +59,7 @@ class KeyHistory:
     def last_acknowledged(self) -> Attempt | None:
         return next((one for one in reversed(self.attempts) if one.acknowledged), None)
 
-    def may_be(self, *, at_origin: bool) -> set[Value]:
+    def may_be(self) -> set[Value]:
         """What may be read: the last acknowledged, whatever was tried since, what others have written meanwhile."""
         last = self.last_acknowledged()
         since = last.begun if last is not None else -1.0
@@ -82,7 +82,6 @@ class Judge:
         self.only = frozenset(only)
         self.keys: dict[tuple[str, str], KeyHistory] = {}
         self.violations: list[Violation] = []
-        self.bad_since: dict[str, float | None] = {}
         self.healthy_since: dict[str, float] = {}
         self.differs_since: dict[str, float] = {}
         self.conflicts: Callable[[], set[tuple[str, str]]] = set
@@ -119,8 +118,8 @@ class Judge:
             return
         if any(one.ended is None or one.ended >= written for one in history.attempts):
             return
-        _, longest = self.origin.dialect.latency_seconds
         dialect = self.origin.dialect
+        _, longest = dialect.latency_seconds
         policy = dialect.on_put if change.after is not None else dialect.on_delete
         window = 0.0 if policy == "honoured" else 2 * longest + 0.2
         if change.at - written > window:
@@ -165,7 +164,7 @@ class Judge:
 
     def read(self, bucket: str, key: str, value: Value, possible: set[Value]) -> None:
         """A client of the node has read this. `possible`: what might be read at any moment of the request."""
-        if value not in possible and value not in self.of(bucket, key).may_be(at_origin=False):
+        if value not in possible and value not in self.of(bucket, key).may_be():
             self.violated("reads see the last write", f"{key} reads {_short(value)}")
 
     # From time to time
@@ -175,6 +174,10 @@ class Judge:
             self.healthy_since.pop(bucket, None)
         else:
             self.healthy_since.setdefault(bucket, now)
+
+    def restarted(self) -> None:
+        """The process that flushes was dead for a while: nothing is late yet."""
+        self.healthy_since.clear()
 
     def check_liveness(self, now: float) -> None:
         """Whatever else fails: what the origin would take is there."""
@@ -204,7 +207,7 @@ class Judge:
         for (bucket, key), history in sorted(self.keys.items()):
             value = self.origin.data(bucket, key)
             is_kept = (bucket, key) in conflicts and bool(history.others)
-            if not is_kept and value not in history.may_be(at_origin=True):
+            if not is_kept and value not in history.may_be():
                 last = history.last_acknowledged()
                 said = _short(last.value) if last is not None else "never"
                 self.violated(
@@ -225,7 +228,7 @@ class Judge:
     def check_tries(self, tries: int) -> None:
         """What is refused for ever is not asked for ever."""
         if tries > TRIES_AT_REST_MAX:
-            self.violated("tries grow rare", f"{tries} in the last ten minutes")
+            self.violated("tries grow rare", f"{tries} in the last five minutes")
 
     def check_sent(self, sent_bytes: int, written_bytes: int, kills: int) -> None:
         """What the origin has is not sent again."""

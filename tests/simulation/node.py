@@ -24,7 +24,7 @@ from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.desk.overview import Overview
 from gateway.writeback.flushing.telling import Teller
 from gateway.writeback.journal.book import Book
-from gateway.writeback.opening import Recovered, recover
+from gateway.writeback.opening import recover
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.origins import SimulatedOrigin
 from tests.simulation.processes import CURRENT, Killed, Process
@@ -63,7 +63,6 @@ class Node:
         self.disk = SimulatedDisk(self.directory)
         self.slots = Slots(slots)
         self.clock = clock
-        self.recovered: Recovered | None = None
         self._origin = origin
         self._dice = dice
         self._processes: dict[int, Process] = {}
@@ -100,13 +99,13 @@ class Node:
 
     async def start(self, workers: int) -> None:
         """All of it, as after a boot."""
-        await self._as(Process("supervisor", lambda _: None), self._recover())
+        await self._as(Process("supervisor"), self._recover())
         for number in range(workers):
             await self.start_worker(number)
         await self.start_background()
 
     async def _recover(self) -> None:
-        self.recovered = recover(self.directory, self.clock.now())
+        recover(self.directory, self.clock.now())
 
     async def start_worker(self, number: int) -> None:
         process = self._new(number)
@@ -212,7 +211,7 @@ class Node:
 
     def _new(self, number: int) -> Process:
         name = "background" if number == BACKGROUND else f"worker{number}"
-        process = Process(name, lambda _: None)
+        process = Process(name)
         self._all = [one for one in self._all if one.alive] + [process]
         return process
 

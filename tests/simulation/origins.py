@@ -40,7 +40,6 @@ class Dialect:
     lists_uploads: bool = True
     forgets_uploads: bool = False
     latency_seconds: tuple[float, float] = (0.001, 0.05)
-    refused_headers: tuple[str, ...] = ()
     outages: tuple[str, ...] = ("unreachable", "503", "silent", "500", "lost answers")
 
 
@@ -117,7 +116,6 @@ class SimulatedOrigin:
     trouble: Trouble | None = None
     refused: set[str] = field(default_factory=set)
     """Buckets in which everything is 403."""
-    requests: int = 0
     sent_bytes: int = 0
     tries: int = 0
 
@@ -167,7 +165,6 @@ class SimulatedOrigin:
     # A request on its way
 
     async def carry(self, request: OriginRequest) -> MemoryResponse:
-        self.requests += 1
         request = self._metered(request)
         await self._travel(request.bucket)
         lost = self._refuse_or_lose(request)
@@ -321,5 +318,5 @@ class ProcessOrigin:
         self._shared._late.discard(carried)
         if not carried.cancelled():
             error = carried.exception()
-            if error is not None and not isinstance(error, (OriginUnreachable, Killed, Exception)):
+            if error is not None and not isinstance(error, (Killed, Exception)):
                 raise error

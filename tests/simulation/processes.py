@@ -32,12 +32,11 @@ class Killed(BaseException):
 class Process:
     """One process of the node. `dies_in` operations more and it is killed, where that is set."""
 
-    def __init__(self, name: str, on_death: Callable[[Process], None]) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
         self.alive = True
         self.dies_in: int | None = None
         self.connections: list[sqlite3.Connection] = []
-        self._on_death = on_death
 
     def operation(self) -> None:
         """About to do what others can see. Killed where it does not come to it."""
@@ -54,7 +53,6 @@ class Process:
             self.alive = False
             for connection in self.connections:
                 connection.close()
-            self._on_death(self)
 
 
 CURRENT: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
@@ -101,7 +99,7 @@ class _Shim(ModuleType):
 @contextmanager
 def simulated(dice: Random, disk: SimulatedDisk) -> Iterator[None]:
     """As long as this lasts the write-back touches nothing but what is simulated."""
-    files = {name: _asking(getattr(disk, name)) for name in disk.CALLS}
+    files = {name: _asking(getattr(disk, name, getattr(os, name))) for name in disk.CALLS}
     shims: dict[Any, Any] = {
         os: _Shim(os, **files),
         sqlite3: _Shim(sqlite3, connect=_connect),

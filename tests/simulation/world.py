@@ -146,9 +146,12 @@ class World:
         if self._clients:
             self.judge.violated("requests end", "; ".join(sorted(f"{bucket}/{key}" for bucket, key in self._busy)))
         await self.origin.settle()
-        deadline, tries = self.clock.monotonic() + QUIET_SECONDS, self.origin.tries
+        at_rest, tries = self.clock.monotonic() + QUIET_SECONDS / 2, 0
+        deadline = at_rest + QUIET_SECONDS / 2
         while self.clock.monotonic() < deadline:
             await asyncio.sleep(10.0)
+            if self.clock.monotonic() < at_rest:
+                tries = self.origin.tries
             self._look()
             if self.judge.violations:
                 raise self.judge.violations[0]
@@ -324,12 +327,12 @@ class World:
         self._client(bucket, key, lambda: self._copy(bucket, source, key))
 
     async def _copy(self, bucket: str, source: str, key: str) -> None:
-        possible = self.judge.of(bucket, source).may_be(at_origin=False)
+        possible = self.judge.of(bucket, source).may_be()
         attempts = [
             self.judge.of(bucket, key).begin(value, self.clock.monotonic()) for value in possible if value is not None
         ]
         answer = await self._ask("PUT", f"{bucket}/{key}", x_amz_copy_source=f"/{bucket}/{source}")
-        possible |= self.judge.of(bucket, source).may_be(at_origin=False)
+        possible |= self.judge.of(bucket, source).may_be()
         for attempt in attempts:
             attempt.ended = self.clock.monotonic()
         if answer is None or answer.status >= 500:
@@ -366,7 +369,7 @@ class World:
 
     async def _read(self, bucket: str, key: str) -> None:
         history: KeyHistory = self.judge.of(bucket, key)
-        possible = history.may_be(at_origin=False)
+        possible = history.may_be()
         answer = await self._ask("GET", f"{bucket}/{key}")
         if answer is None or answer.status not in (200, 404) or not answer.complete:
             return
@@ -455,6 +458,7 @@ class World:
         if not self.node.alive(BACKGROUND):
             self.say("    the background process was killed, and starts again")
             await self.node.start_background()
+            self.judge.restarted()
 
 
 async def _nothing(work: Coroutine[Any, Any, Any]) -> None:

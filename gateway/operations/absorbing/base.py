@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
@@ -30,40 +30,41 @@ async def base_asked(context: RequestContext) -> AsyncIterator[asyncio.Task[Base
         await asyncio.gather(asking, return_exceptions=True)
 
 
-def deadline_from_now(context: RequestContext) -> float:
-    """By the monotonic clock: until then the origin may still say what it has."""
-    return context.services.clock.monotonic() + ANSWER_SECONDS_MAX
-
-
-async def told_in_time(context: RequestContext, asking: asyncio.Task[Base], began: float, deadline: float) -> Base:
-    """What the origin says until a deadline; nothing is known of the base where it refuses, or takes longer.
-
-    `began` is when the absorb did, by the wall clock.
-    """
-    clock = context.services.clock
-    waiting = asyncio.ensure_future(clock.sleep(max(0.0, deadline - clock.monotonic())))
-    try:
-        await asyncio.wait({asking, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        waiting.cancel()
-    unknown = Base(known=False, asked_at=began)
-    try:
-        return asking.result() if asking.done() else unknown
-    except OriginAnswered:
-        return unknown
+async def base_told(context: RequestContext, buffer: WritebackBuffer, asking: asyncio.Task[Base], began: float) -> Base:
+    """What the origin has under the key, as far as it says so within a second from now. `began`: when it was asked."""
+    deadline = context.services.clock.monotonic() + ANSWER_SECONDS_MAX
+    return await base_now(context, buffer, await _told(context, asking, began, deadline), deadline)
 
 
 async def base_now(context: RequestContext, buffer: WritebackBuffer, base: Base, deadline: float | None = None) -> Base:
     """The base where this gateway has not changed the key past the buffer since; else what is there now.
 
-    What went through the buffer the journal knows itself.
+    What went through the buffer the journal knows itself. `deadline` is monotonic; None: a second from now.
     """
     own = buffer.look(lambda book: book.own_doing(context.object_key))
     if own is None or own.known or own.at < base.asked_at:
         return base
+    clock = context.services.clock
+    now, deadline = clock.now(), clock.monotonic() + ANSWER_SECONDS_MAX if deadline is None else deadline
+    if clock.monotonic() >= deadline:
+        return Base(known=False, asked_at=now)
     async with base_asked(context) as asking:
-        now = context.services.clock.now()
-        return await told_in_time(context, asking, now, deadline or deadline_from_now(context))
+        return await _told(context, asking, now, deadline)
+
+
+async def _told(context: RequestContext, asking: asyncio.Task[Base], began: float, deadline: float) -> Base:
+    """Nothing is known of the base where the origin refuses to say, or takes longer."""
+    clock = context.services.clock
+    if not asking.done():
+        waiting = asyncio.ensure_future(clock.sleep(max(0.0, deadline - clock.monotonic())))
+        try:
+            await asyncio.wait({asking, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+    if asking.done():
+        with suppress(OriginAnswered):
+            return asking.result()
+    return Base(known=False, asked_at=began)
 
 
 async def _ask(context: RequestContext) -> Base:

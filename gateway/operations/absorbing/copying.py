@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable
 from gateway.objects import ObjectKey
-from gateway.operations.absorbing.base import base_asked, base_now, deadline_from_now, told_in_time
+from gateway.operations.absorbing.base import base_asked, base_told
 from gateway.operations.absorbing.eligible import check_stored, fixed_headers, is_foreseen
 from gateway.operations.absorbing.staging import leaves_to_the_origin, unavailable
 from gateway.operations.context import RequestContext, Response
@@ -56,8 +56,7 @@ async def absorb_copy(context: RequestContext, buffer: WritebackBuffer, source: 
     check_copy_source(headers, etag=source.etag, last_modified=source.acknowledged_at, now=now)
     fixed = Fixed(context.object_key, _fixed(headers, source, context.object_key), context.slot.name)
     async with base_asked(context) as asking:
-        deadline = deadline_from_now(context)
-        base = await base_now(context, buffer, await told_in_time(context, asking, now, deadline), deadline)
+        base = await base_told(context, buffer, asking, now)
     parts = tuple(replace(part, origin_etag=None) for part in source.parts)
     copy = replace(
         source,

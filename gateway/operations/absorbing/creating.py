@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 ANSWER_SIZE_BYTES_MAX = 64 * 1024
 
 _DOWN = frozenset({500, 502, 503, 504})
-"""What an origin answers that cannot do its work now (docs/semantics.md, clause 3.5)."""
+"""What an origin answers that cannot do its work now (docs/semantics.md, clause 4.8). A 501 is a refusal."""
 
 
 @dataclass(frozen=True, slots=True)

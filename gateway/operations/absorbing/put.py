@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, OriginAnswered
 from gateway.operations.absorbing.barrier import flushed
-from gateway.operations.absorbing.base import base_asked, base_now, deadline_from_now, told_in_time
+from gateway.operations.absorbing.base import base_asked, base_told
 from gateway.operations.absorbing.eligible import check_stored, fixed_headers, makes_md5_etags, may_be_absorbed
 from gateway.operations.absorbing.staging import paced, room_for_body, stage_body, tell_through, unavailable
 from gateway.operations.absorbing.through import written_through
@@ -57,9 +57,7 @@ async def _absorb(context: RequestContext, buffer: WritebackBuffer) -> Response:
         staged = await stage_body(context, buffer, context.slot.name, 1)
         part = staged.part
         try:
-            deadline = deadline_from_now(context)
-            base = await told_in_time(context, asking, began, deadline)
-            base = await base_now(context, buffer, base, deadline)
+            base = await base_told(context, buffer, asking, began)
         except BaseException:
             await buffer.give_up(part)
             raise

@@ -28,7 +28,7 @@ def test_a_journal_that_cannot_be_read_leaves_no_file(tmp_path: Path, monkeypatc
         async def fails(*_: object) -> None:
             raise BufferUnavailable("disk I/O error")
 
-        monkeypatch.setattr("gateway.operations.absorbing.put.base_now", fails)
+        monkeypatch.setattr("gateway.operations.absorbing.put.base_told", fails)
         assert (await call(client.gateway.app, "PUT", "/bucket/back/k", None, b"body")).status == 503
         assert list(client.buffer.staging.names()) == []
         assert client.pending("back/k") is None
