@@ -8,6 +8,7 @@
 #   SEED          seed of `make campaign` and `make simulate`    (a new one each time, printed)
 #   STEPS         how many steps `make simulate` takes            (20000)
 #   RULES         more options for it, for example --only 'nothing is lost'
+#   PROCESSES     how many it takes                               (2)
 
 VENV ?= .venv
 PYTHON ?=
@@ -16,6 +17,7 @@ PYTEST_FLAGS ?=
 FUZZ_SECONDS ?= 240
 STEPS ?= 20000
 RULES ?=
+PROCESSES ?= 2
 SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 
 # Taken once, not each time it is looked at.
@@ -65,19 +67,20 @@ fuzz: $(STAMPS)/dev  ## coverage-guided fuzzing of every parser and of whole con
 	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS)
 
 simulate: $(STAMPS)/dev  ## the write-back's life, simulated: make simulate SEED=1 STEPS=100000
-	$(BIN)/python -m tests.simulation --seed $(SEED) --steps $(STEPS) $(RULES)
+	$(BIN)/python -m tests.simulation --seed $(SEED) --steps $(STEPS) --processes $(PROCESSES) $(RULES)
 
 check: $(STAMPS)/dev  ## linter, formatter, types
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 
-campaign: $(STAMPS)/dev  ## long: generated tests, 100,000 pages of listings, staleness, then races, kills, stops, harms, leavers with a new seed: make campaign SEED=1 repeats one
+campaign: $(STAMPS)/dev  ## long: generated tests, 1,000,000 simulated steps, 100,000 pages of listings, staleness, then races, kills, stops, harms, leavers with a new seed: make campaign SEED=1 repeats one
 	@echo "campaign: SEED=$(SEED), done so far: $$(ls $(DONE) 2>/dev/null | tr '\n' ' ')"
 	@mkdir -p $(DONE)
 	$(call part,generated,,-m "not clients and not torch" --hypothesis-seed=$(SEED))
 	$(call part,growth,FOREBAY_GROWTH_EXAMPLES=100,--timeout=3600 --hypothesis-seed=$(SEED) tests/test_growth.py)
 	@[ -e $(DONE)/fuzz ] || { $(BIN)/python -m tests.fuzz.run --seconds 14400 --seed $(SEED) && touch $(DONE)/fuzz; }
+	@[ -e $(DONE)/simulation ] || { $(BIN)/python -m tests.simulation --seed $(SEED) --steps 1000000 --processes $(PROCESSES) --held --record $(DONE).simulation && touch $(DONE)/simulation; }
 	$(call part,listing,FOREBAY_LISTING_EXAMPLES=16000,--timeout=7200 --hypothesis-seed=$(SEED) tests/scenarios/test_listing.py)
 	$(call part,listing-staleness,FOREBAY_LISTING_EXAMPLES=3000,--timeout=3600 --hypothesis-seed=$(SEED) tests/semantics/test_listing_staleness.py)
 	$(call part,listing-moto,FOREBAY_LISTING_EXAMPLES=1500 FOREBAY_LISTING_ORIGIN=moto,--timeout=3600 --hypothesis-seed=$(SEED) tests/scenarios/test_listing.py -k every_page)
@@ -97,7 +100,7 @@ campaign: $(STAMPS)/dev  ## long: generated tests, 100,000 pages of listings, st
 	$(call part,strict-disk,FOREBAY_STRICT_CUTS=10000 FOREBAY_KILL_SEED=$(SEED),--timeout=7200 tests/crash/test_strict_disk.py)
 	$(call part,gateway-power-cuts,FOREBAY_GATEWAY_POWER_CUTS=300 FOREBAY_KILL_SEED=$(SEED),tests/crash/test_gateway_power_cuts.py)
 	$(call part,buffer-power-cuts,FOREBAY_POWER_CUTS=3000 FOREBAY_KILL_SEED=$(SEED),--timeout=7200 tests/crash/test_buffer_power_cuts.py)
-	@rm -rf $(DONE) $(DONE).kill-points && echo "campaign: all parts passed"
+	@rm -rf $(DONE) $(DONE).kill-points $(DONE).simulation && echo "campaign: all parts passed"
 
 # A part that has passed with this seed is not run again; one that fails says how to go on from it.
 define part

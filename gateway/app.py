@@ -362,6 +362,9 @@ def _slots(settings: Settings) -> Slots:
             slot.buffer_full,
             slot.exposure_bytes_max,
             slot.exposure_age_seconds_max,
+            slot.order,
+            tuple(slot.markers),
+            slot.upload_expiry_seconds,
         )
         for slot in settings.slots
     )

@@ -22,16 +22,11 @@ from gateway.writeback import DIRECTORY
 from gateway.writeback.bounds.bounds import BoundsObserver
 from gateway.writeback.bounds.exposure import Exposure
 from gateway.writeback.buffer import WritebackBuffer
-from gateway.writeback.desk.alarms import Alarms
 from gateway.writeback.desk.deciding import Decider
 from gateway.writeback.desk.desk import WritebackDesk
 from gateway.writeback.desk.overview import Overview
-from gateway.writeback.flushing.early_parts import EarlyParts
-from gateway.writeback.flushing.flush import FlushObserver, Tools
-from gateway.writeback.flushing.flush_requests import FlushRequests
-from gateway.writeback.flushing.flusher import Flusher
-from gateway.writeback.flushing.lost_completions import LostCompletions
-from gateway.writeback.flushing.lost_uploads import LostUploads
+from gateway.writeback.flushing.reconciler import FlushObserver, Reconciler, SlotOrder, Tools
+from gateway.writeback.flushing.requests import Requests
 
 BALLAST_SECONDS = 10.0
 """How often room is set aside again that was given up."""
@@ -99,28 +94,21 @@ class Flushing:
 
     def __init__(self, buffer: WritebackBuffer, overview: Overview, around: Surroundings) -> None:
         publisher = Publisher(around.catalog, around.blocks, around.slots, buffer.staging)
-        requests = FlushRequests(around.origin, buffer.staging, buffer.threads)
-        alarms = Alarms(around.observer, around.clock)
-        tools = Tools(buffer.journal, requests, publisher, alarms)
+        requests = Requests(around.origin, buffer.staging, buffer.threads, around.clock)
+        orders = {slot.name: SlotOrder(slot.prefix.key_prefix, slot.upload_expiry_seconds) for slot in around.slots}
+        tools = Tools(buffer.journal, requests, publisher, around.observer, around.clock, orders)
         self.buffer = buffer
         self._clock = around.clock
-        self.flusher = Flusher(tools, around.clock)
-        self._early_parts = EarlyParts(tools, around.clock)
-        self._lost_uploads = LostUploads(buffer.journal, requests, around.clock)
-        self._lost_completions = LostCompletions(buffer.journal, requests, publisher, around.clock)
+        self.reconciler = Reconciler(tools)
         self._exposure = Exposure(buffer.bounds, around.clock, around.counters)
-        decider = Decider(tools, alarms, around.clock)
         buffers = {slot.name: slot.buffer_bytes or 0 for slot in around.slots if slot.write == "back"}
-        self.desk = WritebackDesk(overview, alarms, self.flusher, decider, buffers, around.clock)
+        self.desk = WritebackDesk(overview, buffer.journal, self.reconciler, Decider(tools), buffers, around.clock)
         self._gauge = around.counters.not_flushed
 
     async def run(self) -> None:
         """For ever. What is under way when this is cancelled is found out by the next one."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.flusher.run())
-            group.create_task(self._early_parts.run())
-            group.create_task(self._lost_uploads.run())
-            group.create_task(self._lost_completions.run())
+            group.create_task(self.reconciler.run())
             group.create_task(self._exposure.run())
             group.create_task(self._keep_ballast())
             group.create_task(self.desk.watch(self._gauge))

@@ -12,15 +12,18 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from gateway.errors import ClientDisconnected
 
 Task = asyncio.Task[Any]
+
+R = TypeVar("R")
 
 
 @dataclass(slots=True)
@@ -103,3 +106,22 @@ def _current() -> Task:
 
 def _nobody_waits() -> ClientDisconnected:
     return ClientDisconnected("nobody waits for this any more")
+
+
+async def to_its_end(work: Future[R], stop: Callable[[], None]) -> R:
+    """The outcome of work on a thread. A cancelled caller learns of it only when no thread is at the work any more."""
+    outcome = asyncio.wrap_future(work)
+    try:
+        return await asyncio.shield(outcome)
+    except asyncio.CancelledError:
+        if outcome.done() or work.cancel():
+            raise
+        stop()
+        while not outcome.done():
+            try:
+                await asyncio.wait((outcome,))
+            except asyncio.CancelledError:  # once more: the answer is the same
+                continue
+        if not outcome.cancelled():
+            outcome.exception()  # looked at: nobody is left to be told
+        raise

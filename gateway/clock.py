@@ -4,7 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Protocol
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Protocol, Self
+
+
+@cache
+def boot_id() -> str:
+    """Which boot of the machine this is: monotonic times can be compared within one. Empty: unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A time that can be compared later, also by another process and after the wall clock was set: seconds since 1970,
+    and by the monotonic clock of one boot of the machine."""
+
+    at: float
+    monotonic: float = 0.0
+    boot_id: str = ""
+
+    @classmethod
+    def at_wall(cls, now: float | Moment) -> Moment:
+        """A time of the wall clock alone; a moment as it is."""
+        return now if isinstance(now, Moment) else Moment(now)
+
+    @classmethod
+    def of(cls, clock: Clock) -> Self:
+        """Now."""
+        return cls(clock.now(), clock.monotonic(), boot_id())
+
+    def since(self, before: Moment) -> tuple[float, bool]:
+        """Seconds since another one; whether that is certain: the wall clock alone may have been set meanwhile."""
+        if before.boot_id and before.boot_id == self.boot_id:
+            return self.monotonic - before.monotonic, True
+        return self.at - before.at, False
 
 
 class Clock(Protocol):

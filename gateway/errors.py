@@ -19,6 +19,7 @@ ForebayError
 ├── WritebackError
 │   ├── NothingPending         nothing of that name is pending
 │   ├── NotToBeDecided         what is pending is on its way, so that nobody is to decide about it
+│   ├── InConflict             what is pending is a conflict, which a person is to end first
 │   ├── BufferUnavailable      the write-back buffer cannot take or give bytes now: nothing was acknowledged
 │   │   └── BufferRefused          … nor written down: what lies there for it may go
 │   └── BufferDamaged          what lies in the write-back buffer is not what was acknowledged: kept, never sent on
@@ -135,6 +136,10 @@ class NothingPending(WritebackError):
 
 class NotToBeDecided(WritebackError):
     """What is pending under a key is on its way to the origin, or in another state than the decision is about."""
+
+
+class InConflict(WritebackError):
+    """What is pending under a key is a conflict with what others have written: a person is to end it first."""
 
 
 class BufferUnavailable(WritebackError):

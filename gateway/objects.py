@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
+
+MARKERS = (
+    ".metadata",
+    "*.index.json",
+    "latest*",
+    "_SUCCESS",
+    "checkpoint",
+    "manifest*",
+    "*.manifest",
+    "*manifest.json",
+)
+"""The names by which PyTorch DCP, safetensors, DeepSpeed, Megatron, Spark, TensorFlow and table formats tell readers
+that other objects are complete."""
 
 
 class ObjectKey(NamedTuple):
@@ -64,6 +78,13 @@ class SpanFile(Protocol):
         """
 
 
+READ_SIZE_BYTES = 1024**2
+"""How much of a file is read into memory at once."""
+
+READS_MAX = 3
+"""Each is lost to a file whose bytes leave memory while they are read."""
+
+
 @dataclass(slots=True)
 class FileSpan:
     """`count` bytes at `offset` of an open, immutable file: what `sendfile` takes.
@@ -77,6 +98,25 @@ class FileSpan:
     offset: int
     count: int
     file: SpanFile | None = None
+
+    async def read(self) -> AsyncGenerator[bytes | memoryview, None]:
+        """Its bytes in memory, in order, as they were checked. OSError when they cannot be read, and as `restore`."""
+        offset, stop = self.offset, self.offset + self.count
+        while offset < stop:
+            data = await self._read_at(offset, min(READ_SIZE_BYTES, stop - offset))
+            offset += len(data)
+            yield data
+
+    async def _read_at(self, offset: int, count: int) -> bytes | memoryview:
+        for _ in range(READS_MAX):
+            if self.file is None or self.file.intact(offset, count):
+                data = os.pread(self.descriptor, count, offset)
+                if len(data) == count and (self.file is None or self.file.intact(offset, count)):
+                    return data
+            restored = await self.file.restore(offset, count) if self.file is not None else None
+            if restored is not None:
+                return restored
+        raise OSError(f"{count} bytes at {offset} of a block file cannot be read")
 
 
 class PinnedFileSpan:

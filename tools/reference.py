@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -50,6 +51,8 @@ def _default(field: FieldInfo) -> str:
         return "omitted"
     if default is None:
         return "none"
+    if isinstance(default, list) and default:
+        return f"`{json.dumps(default)}`"
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"
     return f'`"{default}"`' if isinstance(default, str) else f"`{default}`"

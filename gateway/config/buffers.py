@@ -11,7 +11,15 @@ from gateway.config.settings import Settings
 from gateway.config.units import format_size
 from gateway.errors import ConfigError
 
-_OF_WRITE_BACK = ("buffer_bytes", "buffer_full", "exposure_bytes_max", "exposure_age_seconds_max")
+_OF_WRITE_BACK = (
+    "buffer_bytes",
+    "buffer_full",
+    "exposure_bytes_max",
+    "exposure_age_seconds_max",
+    "order",
+    "markers",
+    "upload_expiry_seconds",
+)
 
 
 def buffer_problems(settings: Settings) -> Iterator[ConfigError]:

@@ -18,6 +18,7 @@ from gateway.config.fields import (
     power_of_two,
     setting,
 )
+from gateway.objects import MARKERS
 
 BUFFER_BYTES_MIN = 8 * 2**20
 """One part of the usual size."""
@@ -224,6 +225,27 @@ class SlotSettings(Section):
         allowed="1s to 365d; only with write = back",
         toml="exposure_age",
         ge=1,
+        le=365 * 86400,
+    )
+    order: Literal["markers", "strict"] = setting(
+        "markers",
+        "In which order writes reach the origin. `markers`: the oldest first, many at once, but markers wait "
+        "until what was acknowledged before them under their directory is there. `strict`: one by one, as they "
+        "were acknowledged; nothing that was overwritten is left out.",
+        allowed="markers or strict; only with write = back",
+    )
+    markers: list[str] = setting(
+        list(MARKERS),
+        "Names (the last part of a key's path) of objects by which readers know that others are complete, such as a "
+        "checkpoint's manifest.",
+        allowed='a list of names, with * and ?, such as ["*.index.json"]; only with write = back',
+    )
+    upload_expiry_seconds: DurationSeconds = setting(
+        "1d",
+        "A multipart upload of which no part has come for so long is ended, here and at the origin.",
+        allowed="10m to 365d; only with write = back",
+        toml="upload_expiry",
+        ge=600,
         le=365 * 86400,
     )
     keep_last: int | None = setting(

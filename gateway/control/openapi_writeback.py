@@ -26,9 +26,27 @@ _SLOT = {
         "reason": {"type": ["string", "null"], "description": "why the last of its flushes failed that do"},
     },
 }
+_HONOURED = {"enum": ["yes", "ignored", "refused", "unknown"]}
+_BUCKET = {
+    "type": "object",
+    "properties": {
+        "bucket": {"type": "string"},
+        "md5_etags": {"type": "boolean", "description": "otherwise nothing is absorbed"},
+        "conditions": {
+            "type": "object",
+            "properties": {"put": _HONOURED, "complete": _HONOURED, "delete": _HONOURED},
+            "description": "what the bucket makes of a condition on such a request",
+        },
+    },
+}
 SUMMARY = {
     "type": ["object", "null"],
-    "properties": {**_SUMS, "staged_bytes": _STAGED, "slots": {"type": "array", "items": _SLOT}},
+    "properties": {
+        **_SUMS,
+        "staged_bytes": _STAGED,
+        "slots": {"type": "array", "items": _SLOT},
+        "buckets": {"type": "array", "items": _BUCKET},
+    },
 }
 _OBJECT = {
     "type": "object",
@@ -47,6 +65,7 @@ _OBJECT = {
         "bytes_sent": {"type": "integer", "description": "of the parts that the origin has"},
         "failures": {"type": "integer", "description": "in a row"},
         "failing_since": _TIME,
+        "waits_for": {"type": ["integer", "null"], "description": "the sequence of what must be there before"},
         "reason": {"type": ["string", "null"], "description": "of the last failure, or what is damaged"},
     },
 }
@@ -58,8 +77,11 @@ _UPLOAD = {
         "upload_id": {"type": "string"},
         "slot": {"type": "string"},
         "initiated_at": _TIME,
+        "touched_at": _TIME,
         "parts": {"type": "integer"},
+        "parts_sent": {"type": "integer"},
         "bytes": {"type": "integer", "description": "what they take here"},
+        "reason": {"type": ["string", "null"], "description": "of the last failure"},
     },
 }
 _NEXT = {"type": ["string", "null"], "description": "`after` of the next page; null: this is the last"}

@@ -16,6 +16,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol, get_args
 
@@ -32,12 +33,22 @@ from gateway.edge.server.request_body import RECEIVE_INTO, BodyDrain, ReceiveThr
 from gateway.edge.server.response import EncodedResponse
 from gateway.errors import ClientDisconnected, S3Error
 from gateway.objects import BodyStream, BorrowedBuffer, FileSpan, PinnedFileSpan
-from gateway.operations.context import Answer, AppContext, CacheLabel, RequestBody, RequestContext, Response, Sink
+from gateway.operations.context import (
+    NO_BODY,
+    Answer,
+    AppContext,
+    CacheLabel,
+    RequestBody,
+    RequestContext,
+    Response,
+    Sink,
+)
 from gateway.operations.passthrough import READ_METHODS
 from gateway.operations.router import perform
 from gateway.origin.client import ACCOUNT
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
+from gateway.s3.headers import without
 from gateway.s3.requests import S3Request, another_service, parse_request
 
 CLIENT_LEFT = "client-left"
@@ -69,6 +80,7 @@ class RequestRecord:
     __slots__ = (
         "body",
         "cache",
+        "context",
         "operation",
         "raw_path",
         "request_id",
@@ -90,6 +102,7 @@ class RequestRecord:
         self.started = time.perf_counter()
         self.sent_bytes = 0
         self.cache: str | None = None
+        self.context: RequestContext | None = None
 
     @property
     def path(self) -> str:
@@ -108,23 +121,6 @@ def _next_request_id() -> str:
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 ReceiveInto = Callable[[Sink], Awaitable[None]]
-
-
-class NoBody:
-    """The body of a request that is known to have none."""
-
-    length_bytes = 0
-    complete = True
-    received_bytes = 0
-
-    async def read(self) -> bytes:
-        return b""
-
-    async def receive(self, sink: Sink) -> None:
-        return
-
-
-NO_BODY = NoBody()
 
 
 def request_body(headers: Mapping[str, str], receive: Receive, receive_into: ReceiveInto | None) -> CountedBody:
@@ -198,12 +194,6 @@ def _shared_threads() -> ReceiveThreads:
 
 COPIED_BYTES = 64 * 1024
 """What is sent at once of lent bytes where `LENT` is not to be had: a client that reads slowly keeps a copy of it."""
-
-READ_SIZE_BYTES = 1024**2
-"""How much of a file is read at once where zero-copy sending is not to be had (TLS, other servers)."""
-
-READS_MAX = 3
-"""Each is lost to a file whose bytes leave memory while they are read."""
 
 _SERVER = (b"server", b"Forebay")
 _IDENTITY = b"server: Forebay\r\nx-amz-request-id: %b\r\nx-amz-id-2: forebay/%b\r\n"
@@ -340,31 +330,17 @@ async def _send_span(span: FileSpan, send: Send, *, more_body: bool) -> None:
 
 
 async def _send_span_through_memory(span: FileSpan, send: Send) -> None:
-    offset, stop = span.offset, span.offset + span.count
-    while offset < stop:
-        data = await _in_memory(span, offset, min(READ_SIZE_BYTES, stop - offset))
-        offset += len(data)
-        await send({"type": "http.response.body", "body": data, "more_body": True})
-
-
-async def _in_memory(span: FileSpan, offset: int, count: int) -> bytes | memoryview:
-    """The first bytes of a part of a span, as they were checked."""
-    file = span.file
-    for _ in range(READS_MAX):
-        if file is None or file.intact(offset, count):
-            data = os.pread(span.descriptor, count, offset)
-            if len(data) == count and (file is None or file.intact(offset, count)):
-                return data
-        restored = await file.restore(offset, count) if file is not None else None
-        if restored is not None:
-            return restored
-    raise OSError(f"{count} bytes at {offset} of a block file cannot be read")
+    """Where zero-copy sending is not to be had: TLS, other servers."""
+    async with aclosing(span.read()) as pieces:
+        async for data in pieces:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 HOP_HEADER = "x-forebay-hop"
+NOT_ABSORBED_HEADER = "x-forebay-not-absorbed"
 
 
 def _bound_log() -> FilteringBoundLogger:
@@ -460,13 +436,17 @@ class S3App:
     async def _awaited(self, record: RequestRecord, answer: Coroutine[Any, Any, Response], scope: Scope) -> Response:
         try:
             await self._wait(record, scope)
-            return await answer
+            reply = await answer
         except ClientDisconnected:
             raise
         except Exception as error:  # noqa: BLE001 - whatever happened, the client gets an answer and the log a line
-            return reply_to(error, record.request_id, record.path)
+            reply = reply_to(error, record.request_id, record.path)
         finally:
             answer.close()
+        if record.context is not None and record.context.not_absorbed is not None:
+            headers = without(reply.headers, NOT_ABSORBED_HEADER)  # another gateway's, behind this one
+            reply.headers = [*headers, (NOT_ABSORBED_HEADER, record.context.not_absorbed)]
+        return reply
 
     async def _told(self, record: RequestRecord, reply: Response, error: Exception, scope: Scope, send: Send) -> bool:
         """Answer with what has gone wrong, where nothing of the answer is out yet; False where some is."""
@@ -502,9 +482,10 @@ class S3App:
         slot = self._slot(request)
         record.slot = slot.name
         credential = caller.access_key_id
-        return perform(
-            RequestContext(self.services, request, body, caller.grant, caller.seed, slot, caller.anonymous, credential)
+        context = record.context = RequestContext(
+            self.services, request, body, caller.grant, caller.seed, slot, caller.anonymous, credential
         )
+        return perform(context)
 
     def _caller(self, request: S3Request) -> Caller | Response:
         """Who sent the request, or what to answer to one that was meant for another service than S3."""

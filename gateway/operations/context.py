@@ -58,6 +58,22 @@ class RequestBody(Protocol):
         """
 
 
+class NoBody:
+    """The body of a request that is known to have none."""
+
+    length_bytes = 0
+    complete = True
+    received_bytes = 0
+
+    async def read(self) -> bytes:
+        return b""
+
+    async def receive(self, sink: Sink) -> None:
+        return
+
+
+NO_BODY = NoBody()
+
 CacheLabel: TypeAlias = Literal["hit", "partial", "miss", "bypass", "forwarded", "absorbed"]
 """Where an answer came from; `absorbed`: from the write-back buffer, or it acknowledges what lies there now."""
 
@@ -273,7 +289,8 @@ class RequestContext:
     `seed` is the signature that signed chunks of the body build on; None for unsigned and SigV2 requests. `anonymous`
     requests carried no signature at all (and were let in by configuration). `slot` is the one that the request's key
     belongs to, or its bucket where it names no key, or the prefix that it lists. `credential` is the access key id, by
-    which what is scarce is shared out.
+    which what is scarce is shared out. `not_absorbed` is why a write goes through where the slot writes back: it
+    becomes the `x-forebay-not-absorbed` header of whatever is answered.
     """
 
     services: AppContext
@@ -284,6 +301,7 @@ class RequestContext:
     slot: Slot
     anonymous: bool = False
     credential: str = "anonymous"
+    not_absorbed: str | None = None
 
     @property
     def object_key(self) -> ObjectKey:

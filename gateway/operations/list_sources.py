@@ -37,7 +37,7 @@ from gateway.s3.list_result import (
     parse_listed_page,
 )
 from gateway.s3.xml_writer import element
-from gateway.writeback.journal.records import PendingObject
+from gateway.writeback.journal.records import Write
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
@@ -449,7 +449,7 @@ def pending_rows(book: Book, bucket: str, wanted: ListRequest, count: int) -> Ob
     return Rows(rows, place)
 
 
-def _pending_row(pending: PendingObject) -> ObjectRow:
+def _pending_row(pending: Write) -> ObjectRow:
     if pending.deleted:
         return Row(_name(pending), Kind.TOMBSTONE)
     entry = pending_entry(pending)
@@ -464,11 +464,11 @@ def _kind_of_prefix(book: Book, bucket: str, common: bytes, place: bytes) -> Kin
     return Kind.DOUBTFUL_PREFIX
 
 
-def _name(pending: PendingObject) -> bytes:
+def _name(pending: Write) -> bytes:
     return pending.key.key.encode()
 
 
-def pending_entry(pending: PendingObject) -> ListedEntry:
+def pending_entry(pending: Write) -> ListedEntry:
     """A pending object as the origin will list it, but for the date, which is that of the acknowledgement.
 
     S3 writes dates in milliseconds and means whole seconds, as HEAD does.
@@ -479,7 +479,7 @@ def pending_entry(pending: PendingObject) -> ListedEntry:
     return ListedEntry(pending.key.key.encode(), modified, pending.etag, pending.size_bytes, template)
 
 
-def _checksum(pending: PendingObject) -> str:
+def _checksum(pending: Write) -> str:
     """Algorithm and type where Create or PutObject has declared one; what S3 computes by itself is not foretold."""
     declared = pending.fixed.headers.get("x-amz-checksum-algorithm") if pending.multipart else None
     if declared is not None:

@@ -35,7 +35,7 @@ from gateway.s3.xml_writer import element
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
     from gateway.writeback.journal.book import Book
-    from gateway.writeback.journal.records import Upload
+    from gateway.writeback.journal.records import Write
 
 _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 _PAGES_MAX = 100
@@ -79,7 +79,7 @@ def may_concern_uploads(context: RequestContext, buffer: WritebackBuffer) -> boo
 
 def _is_busy(book: Book, bucket: str) -> bool:
     """Whether the origin may have uploads that are behind ours."""
-    if book.newest() or book.orphan_ids(1):
+    if book.newest() or book.are_any_aborting():
         return True
     return next(iter(book.uploads(bucket)), None) is not None
 
@@ -87,7 +87,7 @@ def _is_busy(book: Book, bucket: str) -> bool:
 def _place_in(book: Book, query: UploadsQuery) -> UploadPlace | None:
     """Where the marker is: clients may also come back with the id of an upload that they have seen listed."""
     marked = book.upload(query.id_marker) if query.place is not None else None
-    return query.place if marked is None else UploadPlace(ours=(marked.initiated_at, marked.upload_id))
+    return query.place if marked is None else UploadPlace(ours=(marked.began_at, marked.upload_id or ""))
 
 
 def _following(query: UploadsQuery, rows: Sequence[_Row]) -> tuple[str, str]:
@@ -170,13 +170,13 @@ def _in_order(rows: list[_Row]) -> list[_Row]:
     return sorted(rows, key=lambda row: (row.name, row.rank))
 
 
-def _listed(upload: Upload) -> ListedUpload:
+def _listed(upload: Write) -> ListedUpload:
     storage_class = upload.fixed.headers.get("x-amz-storage-class", "STANDARD")
-    initiated = format_iso_date(upload.initiated_at).removesuffix("Z") + ".000Z"
+    initiated = format_iso_date(upload.began_at).removesuffix("Z") + ".000Z"
     rest = element("StorageClass", storage_class) + element("Initiated", initiated)
     algorithm = upload.fixed.headers.get("x-amz-checksum-algorithm")
     rest += "" if algorithm is None else element("ChecksumAlgorithm", algorithm.upper())
-    return ListedUpload(upload.fixed.key.key, upload.upload_id, upload.initiated_at, rest)
+    return ListedUpload(upload.fixed.key.key, upload.upload_id or "", upload.began_at, rest)
 
 
 class _OriginUploads:
@@ -234,7 +234,7 @@ class _OriginUploads:
     def _foreign_in(self, book: Book, listed: Sequence[ListedUpload]) -> list[ListedUpload]:
         bucket = self._listing.bucket
         ours = {key: book.origin_upload_ids(ObjectKey(bucket, key)) for key in {one.key for one in listed}}
-        return [one for one in listed if one.upload_id not in ours[one.key] and not book.is_orphan(one.upload_id)]
+        return [one for one in listed if one.upload_id not in ours[one.key]]
 
     async def _ask(self, wanted: ListRequest, markers: tuple[str, str]) -> UploadsPage:
         context = self._listing.context

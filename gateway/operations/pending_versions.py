@@ -22,7 +22,7 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import format_http_date, stored_headers
 from gateway.s3.requests import S3Request
 from gateway.s3.xml import part_number
-from gateway.writeback.journal.records import PendingObject
+from gateway.writeback.journal.records import Write
 from gateway.writeback.reading import FileGone, part_range
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def is_answered_here(request: S3Request) -> bool:
 class PendingVersions(CurrentVersions):
     """A pending object, which is what is current, from its staged files; 404 for a tombstone."""
 
-    def __init__(self, context: RequestContext, buffer: WritebackBuffer, pending: PendingObject) -> None:
+    def __init__(self, context: RequestContext, buffer: WritebackBuffer, pending: Write) -> None:
         super().__init__(context)
         self._buffer = buffer
         self._pending = pending
@@ -56,7 +56,7 @@ class PendingVersions(CurrentVersions):
             raise s3_error("InvalidRequest", "Cannot specify both Range header and partNumber query parameter.")
         part = _part(pending, number) if number is not None else None
         if number is not None and pending.multipart:
-            headers["x-amz-mp-parts-count"] = str(len(pending.parts))
+            headers["x-amz-mp-parts-count"] = str(sum(run.length for run in pending.runs))
         version = ObjectVersion(pending.key, pending.etag, pending.size_bytes)
         return ObjectHead(version, headers, pending.acknowledged_at, part)
 
@@ -70,11 +70,11 @@ class PendingVersions(CurrentVersions):
         return False
 
 
-def _headers(pending: PendingObject, *, with_checksums: bool) -> dict[str, str]:
+def _headers(pending: Write, *, with_checksums: bool) -> dict[str, str]:
     headers = stored_headers(pending.fixed.headers)
     headers |= {"etag": pending.etag, "last-modified": format_http_date(pending.acknowledged_at)}
     if with_checksums:
-        checksums: Mapping[str, str] = pending.checksums if pending.multipart else pending.parts[0].checksums
+        checksums: Mapping[str, str] = pending.checksums
         headers |= {PREFIX + algorithm: value for algorithm, value in checksums.items()}
         if checksums:
             composite = any("-" in value for value in checksums.values())
@@ -82,7 +82,7 @@ def _headers(pending: PendingObject, *, with_checksums: bool) -> dict[str, str]:
     return headers
 
 
-def _part(pending: PendingObject, text: str) -> ByteRange | None:
+def _part(pending: Write, text: str) -> ByteRange | None:
     number = part_number("partNumber", text)
     try:
         return part_range(pending, number)
@@ -96,7 +96,7 @@ class _StagedReader:
 
     context: RequestContext
     buffer: WritebackBuffer
-    pending: PendingObject
+    pending: Write
     version: ObjectVersion
     range: ByteRange
 

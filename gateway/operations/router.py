@@ -12,15 +12,14 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gateway.objects import ObjectKey
-from gateway.operations.absorbing.barrier import flushed, flushed_under
-from gateway.operations.absorbing.copying import absorb_copy, copied_here
+from gateway.operations.absorbing.barrier import flushed, flushed_under, in_its_turn
+from gateway.operations.absorbing.copies import absorb_copy, absorb_part_copy, copied_here
 from gateway.operations.absorbing.creating import absorb_create
 from gateway.operations.absorbing.deleting import delete_pending
-from gateway.operations.absorbing.eligible import may_be_deleted_here
-from gateway.operations.absorbing.part_copy import absorb_part_copy
-from gateway.operations.absorbing.put import absorb_put
-from gateway.operations.absorbing.through import CHANGES_NO_OBJECT, written_through
-from gateway.operations.absorbing.uploads import absorb_abort, absorb_complete, absorb_part, absorbed_parts, is_known
+from gateway.operations.absorbing.objects import absorb_put, check_condition, may_be_deleted_here
+from gateway.operations.absorbing.parts import absorb_part
+from gateway.operations.absorbing.through import CHANGES_NO_OBJECT, Reason, goes_through, written_through
+from gateway.operations.absorbing.uploads import absorb_abort, absorb_complete, absorbed_parts, is_known
 from gateway.operations.bucket_answers import bucket_answer
 from gateway.operations.context import Answer, RequestContext, Response
 from gateway.operations.delete_objects import delete_objects
@@ -35,6 +34,7 @@ from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.presigned import strip_signature_parameters
 from gateway.s3.requests import Operation, parse_copy_source
+from gateway.writeback.bounds.bounds import Bound
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
@@ -165,6 +165,12 @@ _BUFFERED: Mapping[Operation, _Buffered] = {
 }
 
 
+_JUDGED = frozenset({Operation.PUT_OBJECT, Operation.COPY_OBJECT, Operation.COMPLETE_MULTIPART_UPLOAD})
+"""Whose condition what is pending may fail."""
+
+_OF_UPLOADS = frozenset({Operation.UPLOAD_PART, Operation.UPLOAD_PART_COPY, Operation.COMPLETE_MULTIPART_UPLOAD})
+
+
 def _by_buffer(context: RequestContext, buffer: WritebackBuffer) -> Answer | None:
     """The answer to a request that concerns what is pending, or is to be; None: it does not."""
     request, operation = context.request, context.request.operation
@@ -178,6 +184,8 @@ def _by_buffer(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
         if is_answered_here(request):
             return _READS[operation](PendingVersions(context, buffer, pending))
         return _when_flushed(context, buffer, [context.object_key])
+    if operation in _JUDGED:
+        check_condition(context, buffer)
     if "x-amz-rename-source" in request.headers:  # names a key in a way that origins read differently
         return _when_all_flushed(context, buffer)
     if request.parameter("uploadId") and is_known(context, buffer):
@@ -189,6 +197,8 @@ def _by_buffer(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
             return delete_pending(context, buffer)
     elif operation in _BUFFERED and context.slot.write == "back":
         return _BUFFERED[operation](context, buffer)
+    elif operation in _OF_UPLOADS and context.slot.write == "back":
+        goes_through(context, Reason.UPLOAD)
     elif operation is Operation.COPY_OBJECT:
         source = copied_here(context, buffer)
         if source is not None:
@@ -206,7 +216,7 @@ def _of_upload(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
         # The origin knows the upload by another id: it would deny that there is one.
         raise s3_error("NotImplemented", "A parameter of this request is not known for an upload that is open here.")
     if operation is Operation.UPLOAD_PART_COPY:
-        return absorb_part_copy(context, buffer, _past_the_buffer)
+        return absorb_part_copy(context, buffer, perform, _past_the_buffer)
     return _OF_OPEN_UPLOADS[operation](context, buffer) if operation in _OF_OPEN_UPLOADS else None
 
 
@@ -236,7 +246,7 @@ def _is_about_all_objects(context: RequestContext) -> bool:
 
 def _pending_keys(context: RequestContext, buffer: WritebackBuffer) -> list[ObjectKey]:
     """The keys that the request names under which something is pending: its own, and the source of a copy."""
-    keys = [context.object_key]
+    keys = [] if context.request.operation in CHANGES_NO_OBJECT else [context.object_key]
     source = context.request.headers.get("x-amz-copy-source")
     if source is not None:
         keys.append(parse_copy_source(source).key)
@@ -257,8 +267,10 @@ async def _when_all_flushed(context: RequestContext, buffer: WritebackBuffer) ->
 
 async def _when_flushed(context: RequestContext, buffer: WritebackBuffer, keys: Sequence[ObjectKey]) -> Response:
     await flushed(context, buffer, keys)
-    answer = _awaited(_past_the_buffer(context))
-    return await (written_through(context, buffer, answer) if _is_write_past_the_buffer(context) else answer)
+    if not _is_write_past_the_buffer(context):
+        return await _awaited(_past_the_buffer(context))
+    await in_its_turn(context, buffer)
+    return await written_through(context, buffer, _awaited(_past_the_buffer(context)))
 
 
 async def _awaited(answer: Answer) -> Response:
@@ -273,6 +285,8 @@ def _check_without_buffer(context: RequestContext) -> None:
     and is deleted at the origin alone, would come back with its flush.
     """
     operation = context.request.operation
+    if (operation in _BUFFERED or operation in _JUDGED or operation in _OF_UPLOADS) and context.slot.write == "back":
+        goes_through(context, Bound.DISK)
     if operation is Operation.DELETE_OBJECT:
         slots = [context.slot]
     elif operation is Operation.DELETE_OBJECTS:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
+from gateway.objects import MARKERS
+
 T = TypeVar("T")
 
 _SCHEME = "s3://"
@@ -124,7 +126,9 @@ class Slot:
     `write` says when a write is acknowledged: `through`, when the origin has it; `back`, when this node's disk has.
     Then writes take at most `buffer_bytes` of the disk until the origin has them (None: what there is); `buffer_full`
     says what becomes of those for which there is no room. While this node alone has more than `exposure_bytes_max`, or
-    something for longer than `exposure_age_seconds_max`, writes go through.
+    something for longer than `exposure_age_seconds_max`, writes go through. Objects whose name is like one of `markers`
+    reach the origin after all that was acknowledged before them under their directory, and with the `order` `strict`
+    every write does so after all before it. An upload of which no part has come for `upload_expiry_seconds` is ended.
     """
 
     name: str
@@ -145,6 +149,9 @@ class Slot:
     buffer_full: Literal["through", "slow-down"] = "through"
     exposure_bytes_max: int | None = None
     exposure_age_seconds_max: float | None = None
+    order: Literal["markers", "strict"] = "markers"
+    markers: tuple[str, ...] = MARKERS
+    upload_expiry_seconds: float = 86_400.0
 
 
 DEFAULT_SLOT = Slot("default", Prefix(""))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 
 import structlog
 
+from gateway.clock import Moment, SystemClock
 from gateway.config import Settings
 from gateway.errors import BufferUnavailable
 from gateway.serve.claim import report_closed
@@ -37,7 +37,7 @@ def _recover(directory: Path, endpoint_url: str, *, wanted: bool) -> None:
     from gateway.writeback.opening import recover  # the supervisor stays small where there is no buffer
     from gateway.writeback.origin_name import keep_to_origin
 
-    found = recover(directory, time.time())
+    found = recover(directory, Moment.of(SystemClock()))
     keep_to_origin(directory, endpoint_url, found)
     if found.pending or found.uploads or found.orphans:
         _log.info(

@@ -5,7 +5,7 @@
     <directory>/presence    where anything is pending (presence.py)
     <directory>/ballast     room for the journal on a full disk (ballast.py)
     <directory>/arriving    what bodies that are arriving will take (bounds/bounds.py)
-    <directory>/staged/     the bytes (staging.py)
+    <directory>/staged/     the bytes, and their checksums (files/staged_file.py)
 
 A write is acknowledged in this order: the bytes are verified, its file is synced, the file's directory is synced, the
 journal is committed. Nothing before the last step is visible to anybody, and what is left of it after a kill goes.
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
 
-from gateway.clock import Clock, SystemClock
+from gateway.clock import Clock, Moment, SystemClock
 from gateway.errors import BufferRefused, BufferUnavailable
 from gateway.objects import ByteRange, ObjectKey
 from gateway.policy.slots import Slot
@@ -29,10 +29,10 @@ from gateway.writeback.bounds.bounds import Bounds, BoundsObserver, DiskRoom, Re
 from gateway.writeback.files.staged_file import StagedFile, StagedWriter, Staging
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.records import Ended, OwnDoing, Part, PendingObject
+from gateway.writeback.journal.records import OwnDoing, Part, Write
 from gateway.writeback.opening import ARRIVING, prepare
+from gateway.writeback.order import placed
 from gateway.writeback.reading import PendingReader
-from gateway.writeback.recent_parts import RecentParts
 from gateway.writeback.threads import BufferThreads
 
 THREADS = 8
@@ -43,17 +43,19 @@ R = TypeVar("R")
 class WritebackBuffer:
     """Of one process. What changes something is durable when it returns; BufferUnavailable when it may not be."""
 
-    def __init__(self, files: _Files, threads: BufferThreads, bounds: Bounds) -> None:
+    def __init__(self, files: _Files, threads: BufferThreads, bounds: Bounds, clock: Clock) -> None:
         self.journal = files.journal
         self.may_be_pending = files.journal.presence.may_be
         """Whether something may be pending under a key: False is certain, and costs next to nothing."""
+        self.node_id, _ = files.journal.read(lambda book: book.node())
+        """Of this node among all: every upload id begins with it."""
         self.staging = files.staging
         self.threads = threads
         self.bounds = bounds
         self._reservations = files.reservations
         self._ballast = files.ballast
-        self._reader = PendingReader(self.staging, threads)
-        self._recent_parts = RecentParts()
+        self._reader = PendingReader(self.journal, self.staging, threads)
+        self._clock = clock
 
     @classmethod
     async def open(
@@ -73,13 +75,14 @@ class WritebackBuffer:
         bounded = [slot for slot in slots if slot.write == "back"]
         threads = BufferThreads(THREADS)
         try:
-            now = (clock or SystemClock()).now()
+            now = Moment.of(clock or SystemClock())
             files = await threads.run(_open, directory, worker, [slot.name for slot in bounded], now)
         except BaseException:
             threads.shut_down()
             raise
-        shared = Shared(files.journal, files.reservations, DiskRoom(directory), clock or SystemClock())
-        return cls(files, threads, Bounds(bounded, shared, observer or SilentBoundsObserver()))
+        clock = clock or SystemClock()
+        shared = Shared(files.journal, files.reservations, DiskRoom(directory), clock)
+        return cls(files, threads, Bounds(bounded, shared, observer or SilentBoundsObserver()), clock)
 
     async def keep_ballast(self) -> None:
         """Have this process write down what leaves the buffer even on a full disk. Again from time to time."""
@@ -94,24 +97,19 @@ class WritebackBuffer:
 
     # What is pending
 
-    def pending(self, key: ObjectKey) -> PendingObject | None:
-        """The object or tombstone that was acknowledged last under a key and has not reached the origin.
-
-        Next to nothing for a key under which nothing is; else some microseconds, but for the first look at an object of
-        many parts. What the origin has of these may have changed since. Event loop only, as `look`.
+    def pending(self, key: ObjectKey) -> Write | None:
+        """The object or tombstone that was acknowledged last under a key and has not reached the origin; without its
+        parts. Next to nothing for a key under which nothing is. Event loop only, as `look`.
         """
         if not self.may_be_pending(key):
             return None
-        return self.journal.read(lambda book: self._latest(book, key))
-
-    def _latest(self, book: Book, key: ObjectKey) -> PendingObject | None:
-        return book.latest(key, lambda sequence: self._recent_parts.of(sequence, lambda: book.pieces(sequence)))
+        return self.journal.read(lambda book: book.latest(key))
 
     def look(self, at: Callable[[Book], R]) -> R:
         """What a look at the journal as it is now finds."""
         return self.journal.read(at)
 
-    def pieces(self, pending: PendingObject, byte_range: ByteRange) -> AsyncGenerator[memoryview, None]:
+    def pieces(self, pending: Write, byte_range: ByteRange) -> AsyncGenerator[memoryview, None]:
         """The bytes of a pending object (reading.py)."""
         return self._reader.pieces(pending, byte_range)
 
@@ -137,46 +135,50 @@ class WritebackBuffer:
     # Acknowledged by these. After BufferUnavailable it may be so all the same: nothing may be thrown away, but what
     # BufferRefused was raised for.
 
-    async def acknowledge(self, pending: PendingObject) -> PendingObject:
-        """An object, or a tombstone, is the key's last state now."""
-        async with self._or_refused(pending.parts):
-            return await self.journal.change(lambda book: book.put(pending))
+    async def acknowledge(self, write: Write) -> Write:
+        """An object is the key's last state now."""
+        placed_write = self._placed(write)
+        async with self._or_refused(write.parts):
+            return await self.journal.change(lambda book: book.acknowledge(placed_write))
 
-    async def acknowledge_sharing(self, pending: PendingObject) -> bool:
+    async def acknowledge_sharing(self, write: Write) -> bool:
         """The same for an object made of files of others; False when one of them has gone meanwhile."""
+        placed_write = self._placed(write)
 
         def put(book: Book) -> bool:
-            if not all(book.knows_file(part.file.name) for part in pending.parts):
+            if not all(book.knows_file(part.file.name) for part in write.parts):
                 return False
-            book.put(pending)
+            book.acknowledge(placed_write)
             return True
 
         return await self.journal.change(put)
 
+    async def bury(self, tombstone: Write) -> Write | None:
+        """Delete what is pending under a key, here at once; the tombstone, None: nobody need wait for the origin.
+
+        InConflict where a person is to decide first.
+        """
+        placed_write = self._placed(tombstone)
+        return await self.journal.change(lambda book: book.bury(placed_write))
+
     async def put_part(self, upload_id: str, part: Part) -> bool:
         """UploadPart; False when there is no such upload: then its file is gone."""
+        now = self._clock.now()
         async with self._or_refused([part]):
-            stored = await self.journal.change(lambda book: book.put_part(upload_id, part))
+            stored = await self.journal.change(lambda book: book.put_part(upload_id, part, now))
         if not stored:
             await self._remove([part])
         return stored
 
-    async def complete(self, pending: PendingObject, ended: Ended) -> PendingObject | None:
+    async def complete(self, made: Write) -> Write | None:
         """CompleteMultipartUpload with the chosen parts; None when one was replaced, or the upload ended, meanwhile."""
+        placed_write = self._placed(made)
+        return await self.journal.change(lambda book: book.complete(placed_write))
 
-        def put(book: Book) -> PendingObject | None:
-            known = all(book.knows_file(part.file.name) for part in pending.parts)
-            return book.complete(pending, ended) if known else None
-
-        return await self.journal.change(put)
-
-    async def completed_at_origin(self, ended: Ended) -> None:
-        """CompleteMultipartUpload that the origin has carried out."""
-        await self.journal.change(lambda book: book.completed_at_origin(ended))
-
-    async def sent(self, upload_id: str, part: Part) -> None:
-        """The origin has a part of an open upload."""
-        await self.journal.change(lambda book: book.sent(upload_id, part))
+    async def complete_at_origin(self, made: Write) -> bool:
+        """Have the origin be asked for it (`Book.complete_at_origin`)."""
+        placed_write = self._placed(made)
+        return await self.journal.change(lambda book: book.complete_at_origin(placed_write))
 
     async def did(self, key: ObjectKey, own: OwnDoing) -> None:
         """This gateway has changed a key at the origin, past the buffer."""
@@ -185,11 +187,17 @@ class WritebackBuffer:
 
     async def hurry(self, key: ObjectKey) -> None:
         """Somebody waits until the origin has what is pending under a key."""
-        await self.journal.change(lambda book: book.hurry(key))
+        now = self._clock.now()
+        await self.journal.change(lambda book: book.hurry(key, now))
 
-    async def abort(self, ended: Ended) -> bool:
+    async def abort(self, upload_id: str) -> bool:
         """AbortMultipartUpload; False when the upload has ended meanwhile."""
-        return await self.journal.change(lambda book: book.abort(ended))
+        now = self._clock.now()
+        return await self.journal.change(lambda book: book.abort(upload_id, now))
+
+    def _placed(self, write: Write) -> Write:
+        bounds = self.bounds.of(write.fixed.slot)
+        return placed(write, bounds.slot if bounds is not None else None)
 
     @contextmanager
     def _watching_the_disk(self) -> Iterator[None]:
@@ -231,7 +239,7 @@ class _Files:
     ballast: Ballast
 
 
-def _open(directory: Path, worker: int, slots: Sequence[str], now: float) -> _Files:
+def _open(directory: Path, worker: int, slots: Sequence[str], now: Moment) -> _Files:
     prepare(directory)
     staging = Staging(directory, worker)
     staging.prepare()

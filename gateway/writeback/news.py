@@ -7,6 +7,7 @@ microsecond and asks the journal nothing; it is done often while there is much n
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -31,10 +32,15 @@ class Awaited:
         self._stamp = stamp
         self._clock = clock
         self._event = asyncio.Event()
+        self._tell_at = math.inf
 
     def tell(self) -> None:
         """There is some, in this process."""
         self._event.set()
+
+    def tell_at(self, monotonic: float) -> None:
+        """There will be some at a time of the monotonic clock."""
+        self._tell_at = min(self._tell_at, monotonic)
 
     async def wait(self) -> None:
         """Until there is some that was not waited for before, or some time is over."""
@@ -58,7 +64,9 @@ class Awaited:
             stamp, now = self._stamp(), self._clock.monotonic()
             if stamp != seen:
                 quiet_from = now + _QUIET_AFTER_SECONDS
-            if stamp != seen or now >= told_at + LOOK_SECONDS:
+            if stamp != seen or now >= min(self._tell_at, told_at + LOOK_SECONDS):
                 seen, told_at = stamp, now
+                if now >= self._tell_at:
+                    self._tell_at = math.inf
                 self.tell()
             await self._clock.sleep(QUICK_SECONDS if now < quiet_from else QUIET_SECONDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.clock import Moment
 from gateway.durable import sync_directory, write_durably
 from gateway.errors import BufferDamaged, BufferUnavailable, StartupError
 from gateway.writeback.files.staged_file import DIRECTORY_MODE, Staging
@@ -45,10 +46,11 @@ def prepare(directory: Path) -> None:
         )
 
 
-def recover(directory: Path, now: float) -> Recovered:
+def recover(directory: Path, now: Moment | float) -> Recovered:
     """Put a buffer in order that no process has open: what was acknowledged stays, the rest goes.
 
-    `now` is in seconds since 1970. StartupError where acknowledged writes would be lost by it: nothing is touched then.
+    A plain number is of the wall clock. StartupError where acknowledged writes would be lost by it: then nothing is
+    touched.
     """
     prepare(directory)
     try:
@@ -64,7 +66,7 @@ def recover(directory: Path, now: float) -> Recovered:
         _forget_arriving(directory)
         removed = Staging(directory, 0).sweep(journal.knows_file)
         pending, uploads = journal.recover(now)
-        orphans = journal.read(lambda book: len(book.orphan_ids(1)) + len(book.suspected("", 1)))
+        orphans = journal.read(lambda book: book.aborting_count())
     finally:
         journal.close()
     return Recovered(pending, uploads, orphans, removed)

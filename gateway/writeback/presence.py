@@ -35,12 +35,10 @@ def place_of(key: ObjectKey) -> int:
 
 
 class News(IntEnum):
-    """What there may be more of in the journal, for whoever flushes."""
+    """What there may be more of in the journal, for the reconciler."""
 
-    OBJECTS = 0
-    """That are pending, or orphans."""
-    PARTS = 1
-    """Of uploads that are open."""
+    WRITES = 0
+    """That are due."""
 
 
 class Presence:

@@ -7,10 +7,14 @@ from dataclasses import dataclass
 
 from gateway.objects import ByteRange
 from gateway.writeback.files.staged_file import StagedFile, Staging, read_verified
-from gateway.writeback.journal.records import Part, PendingObject
+from gateway.writeback.journal.journal import Journal
+from gateway.writeback.journal.records import Part, Run, Write
 from gateway.writeback.threads import BufferThreads
 
 PIECE_BYTES = 1024 * 1024
+
+PARTS_AT_ONCE = 16
+"""Looked up on the event loop."""
 
 
 class FileGone(Exception):
@@ -36,41 +40,61 @@ class _Span:
 class PendingReader:
     """Reads pending objects of one buffer."""
 
-    def __init__(self, staging: Staging, threads: BufferThreads) -> None:
+    def __init__(self, journal: Journal, staging: Staging, threads: BufferThreads) -> None:
+        self._journal = journal
         self._staging = staging
         self._threads = threads
 
-    async def pieces(self, pending: PendingObject, byte_range: ByteRange) -> AsyncGenerator[memoryview, None]:
+    async def pieces(self, pending: Write, byte_range: ByteRange) -> AsyncGenerator[memoryview, None]:
         """The bytes of a range, in order, each piece verified. FileGone, BufferDamaged, OSError as the disk says it."""
         read_bytes = 0
-        for span in _spans(pending.parts, byte_range):
-            try:
-                opened = await self._threads.open(self._staging.open, span.file)
-            except FileNotFoundError:
-                raise FileGone(read_bytes) from None
-            with opened:
-                for position in range(span.position, span.position + span.count, PIECE_BYTES):
-                    count = min(PIECE_BYTES, span.position + span.count - position)
-                    yield await self._threads.run_holding(opened, read_verified, span.file, position, count)
-                    read_bytes += count
+        for first, last, start in _numbers(pending.runs, byte_range):
+            parts = self._journal.read(lambda book: list(book.parts(pending.id, first - 1, last)))  # noqa: B023
+            if len(parts) != last - first + 1:
+                raise FileGone(read_bytes)
+            for span in _spans(parts, start, byte_range):
+                try:
+                    opened = await self._threads.open(self._staging.open, span.file)
+                except FileNotFoundError:
+                    raise FileGone(read_bytes) from None
+                with opened:
+                    for position in range(span.position, span.position + span.count, PIECE_BYTES):
+                        count = min(PIECE_BYTES, span.position + span.count - position)
+                        yield await self._threads.run_holding(opened, read_verified, span.file, position, count)
+                        read_bytes += count
 
 
-def part_range(pending: PendingObject, number: int) -> ByteRange | None:
+def part_range(pending: Write, number: int) -> ByteRange | None:
     """Where the `number`th part lies in the object, counted from 1 as GetObject does; None: it has no bytes.
 
     IndexError when there is no such part.
     """
-    sizes = [part.file.size_bytes for part in pending.parts]
-    size_bytes = sizes[number - 1]
-    first = sum(sizes[: number - 1])
-    return ByteRange(first, first + size_bytes - 1) if size_bytes else None
+    left, start = number - 1, 0
+    for run in pending.runs:
+        if left < run.length:
+            first = start + left * run.size_bytes
+            return ByteRange(first, first + run.size_bytes - 1) if run.size_bytes else None
+        left -= run.length
+        start += run.length * run.size_bytes
+    raise IndexError(f"{pending.key} has no part {number}")
 
 
-def _spans(parts: Sequence[Part], byte_range: ByteRange) -> Iterator[_Span]:
+def _numbers(runs: Sequence[Run], byte_range: ByteRange) -> Iterator[tuple[int, int, int]]:
+    """The parts in which a range lies, some at a time: numbers of first and last, and where the first begins."""
     start = 0
+    for run in runs:
+        stop = start + run.length * run.size_bytes
+        if run.size_bytes and start < byte_range.stop and byte_range.first < stop:
+            first = max(0, byte_range.first - start) // run.size_bytes
+            last = min(run.length - 1, (byte_range.last - start) // run.size_bytes)
+            for begin in range(first, last + 1, PARTS_AT_ONCE):
+                end = min(begin + PARTS_AT_ONCE - 1, last)
+                yield run.first + begin, run.first + end, start + begin * run.size_bytes
+        start = stop
+
+
+def _spans(parts: Sequence[Part], start: int, byte_range: ByteRange) -> Iterator[_Span]:
     for part in parts:
-        if start >= byte_range.stop:
-            return
         stop = start + part.file.size_bytes
         first, last = max(start, byte_range.first), min(stop, byte_range.stop)
         if first < last:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from gateway.cancellation import to_its_end
 from gateway.file_lease import FileLease, SharedFile, close_opened, with_lease
 
 P = ParamSpec("P")
@@ -22,6 +23,10 @@ class BufferThreads:
     async def run(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
         """Run it to its end, even when the caller is cancelled once it has begun."""
         return await asyncio.wrap_future(self._threads.submit(function, *arguments, **keywords))
+
+    async def finish(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
+        """Run it; a cancelled caller learns of that only when no thread is at it any more."""
+        return await to_its_end(self._threads.submit(function, *arguments, **keywords), lambda: None)
 
     async def open(
         self, function: Callable[P, FileLease[SharedFile]], *arguments: P.args, **keywords: P.kwargs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 
-from gateway.clock import Clock
+from gateway.clock import Clock, Moment
 from gateway.errors import BufferUnavailable
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.journal import Journal
@@ -51,5 +51,5 @@ class Tidying:
         return self._clock.monotonic() - began
 
     async def _forget(self) -> None:
-        while await self._journal.change(partial(Book.forget_ended, now=self._clock.now())):
+        while await self._journal.change(partial(Book.forget_ended, now=Moment.of(self._clock))):
             pass

@@ -25,7 +25,7 @@ from tests.support.gateway_process import GatewayProcess
 
 FLUSHED_SECONDS = 30.0
 
-_LEFT = "SELECT (SELECT count(*) FROM objects) + (SELECT count(*) FROM orphans)"
+_LEFT = "SELECT count(*) FROM writes WHERE pending = 1 OR state = 4"
 """What the origin is still to be told."""
 
 _numbers = itertools.count(1)

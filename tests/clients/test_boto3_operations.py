@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from tests.clients.boto import described, read
 from tests.clients.conftest import WRITTEN_BACK
@@ -95,6 +96,33 @@ def test_copying_parts(through: Any, direct: Any, bucket: str) -> None:
         parts.append({"PartNumber": number, "ETag": answer["CopyPartResult"]["ETag"]})
     through.complete_multipart_upload(Bucket=bucket, Key="object", UploadId=upload, MultipartUpload={"Parts": parts})
     assert read(direct, bucket, "object") == source == read(through, bucket, "object")
+
+
+def test_copying_parts_of_what_was_just_written(through: Any, direct: Any, bucket: str) -> None:
+    """Pending or not: a range, and a condition that holds, are of what was acknowledged last."""
+    through.put_object(Bucket=bucket, Key="source", Body=b"before")
+    source = random_bytes(6 * MIB)
+    etag = through.put_object(Bucket=bucket, Key="source", Body=source)["ETag"]
+    upload = through.create_multipart_upload(Bucket=bucket, Key="object")["UploadId"]
+    named = {"Bucket": bucket, "Key": "object", "UploadId": upload, "CopySource": {"Bucket": bucket, "Key": "source"}}
+    parts = []
+    for number, asked in ((1, {"CopySourceIfMatch": etag}), (2, {"CopySourceRange": "bytes=5-104"})):
+        answer = through.upload_part_copy(**named, PartNumber=number, **asked)["CopyPartResult"]
+        parts.append({"PartNumber": number, "ETag": answer["ETag"]})
+    through.complete_multipart_upload(Bucket=bucket, Key="object", UploadId=upload, MultipartUpload={"Parts": parts})
+    assert read(through, bucket, "object") == source + source[5:105] == read(direct, bucket, "object")
+
+
+def test_an_object_that_was_just_written_is_not_written_again(through: Any, direct: Any, bucket: str) -> None:
+    """`If-None-Match: *`, `If-Match`: 412, whoever judges it, also for bodies that wait for `100 Continue`."""
+    for body in (b"before", b"there"):
+        etag = through.put_object(Bucket=bucket, Key="object", Body=body)["ETag"]
+    for condition in ({"IfNoneMatch": "*"}, {"IfMatch": '"0123456789abcdef0123456789abcdef"'}):
+        with pytest.raises(ClientError, match="PreconditionFailed"):
+            through.put_object(Bucket=bucket, Key="object", Body=random_bytes(6 * MIB), **condition)
+    assert read(through, bucket, "object") == b"there" == read(direct, bucket, "object")
+    through.put_object(Bucket=bucket, Key="object", Body=b"after", IfMatch=etag)
+    assert read(direct, bucket, "object") == b"after"
 
 
 def test_delete_objects_removes_exactly_the_named_ones(through: Any, direct: Any, bucket: str) -> None:

@@ -109,8 +109,8 @@ class World:
         self.waiting: dict[str, int] = {}
         for name, is_put in writes.items():
             if not is_frozen(slots, name):
-                stored = book.put(pending(key(name), name) if is_put else pending(key(name), deleted=True))
-                self.waiting[name] = stored.sequence
+                stored = book.acknowledge(pending(key(name), name) if is_put else pending(key(name), deleted=True))
+                self.waiting[name] = stored.id
         services = SimpleNamespace(
             catalog=SimpleNamespace(joined_calls=JoinedCalls(ManualClock())),
             origin=self.origin,
@@ -138,13 +138,13 @@ class World:
         return found
 
     def _flush(self, name: str) -> None:
-        stored = self._book.object(self.waiting.pop(name))
+        stored = self._book.write(self.waiting.pop(name))
         assert stored is not None
         if stored.deleted:
             self.origin.buckets[BUCKET].remove(name)
         else:
             self.origin.put(BUCKET, name, b"flushed")
-        self._book.settle(stored.sequence, None if stored.deleted else stored.etag, 0.0)
+        self._book.settle(stored.id, None if stored.deleted else stored.etag, 0.0)
 
     def page(self, wanted: ListRequest) -> tuple[Page, list[EntryTemplate]]:
         """The page as the gateway makes it."""
@@ -263,8 +263,8 @@ def test_common_prefixes_are_skipped_and_not_read() -> None:
     """Thousands of pending keys below a common prefix cost as much as one."""
     with a_book() as book:
         for number in range(3000):
-            book.put(pending(key(f"{number % 3}/{number}"), deleted=number % 3 == 1))
-        book.put(pending(key("z"), "z"))
+            book.acknowledge(pending(key(f"{number % 3}/{number}"), deleted=number % 3 == 1))
+        book.acknowledge(pending(key("z"), "z"))
         unpacked: list[int] = []
         listing = book.listing
 
@@ -291,7 +291,7 @@ def test_nothing_outside_of_the_range_is_read() -> None:
     prepare(connection)
     book = Book(connection, PlainPresence())
     for number in range(2000):
-        book.put(pending(key(f"b/{number}"), deleted=True))
+        book.acknowledge(pending(key(f"b/{number}"), deleted=True))
     steps: list[None] = []
     connection.set_progress_handler(lambda: steps.append(None), 10)
     assert list(book.listing(BUCKET, b"a/", b"a0", 1000)) == []

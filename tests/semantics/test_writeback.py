@@ -1,25 +1,47 @@
-"""`write = "back"`: clauses 2.4, 4.5 to 4.8, 5.6 to 5.8, 6.2 to 6.4, 7.8, 8.4, 8.5, 9.4, 9.5 of docs/semantics.md."""
+"""`write = "back"`: clauses 2.4, 4.3, 4.5-4.8, 5.6-5.8, 6.2-6.4, 7.8, 8.4, 8.5, 9.1, 9.4, 9.5 of docs/semantics.md."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
+import zlib
+from dataclasses import replace
 from hashlib import md5
 from pathlib import Path
 
 import pytest
 
-from gateway.errors import BufferDamaged
+from gateway.clock import SystemClock
 from gateway.s3.requests import Operation
+from gateway.writeback.journal.book import Book
+from gateway.writeback.journal.records import Conditions, Honoured, Profile, State
 from tests.support.absorbing import PART_BYTES, SLOTS, Client, eventually, with_client
 from tests.support.asgi import call
 from tests.support.gateway_app import gateway_app
+from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Fault, Unreachable, on
+
+
+class SetClock(SystemClock):
+    """One whose wall time is set."""
+
+    def __init__(self, ahead_seconds: float = 0.0) -> None:
+        self.ahead_seconds = ahead_seconds
+
+    def now(self) -> float:
+        return super().now() + self.ahead_seconds
 
 
 def away(client: Client) -> Fault:
     """The origin does not answer, until `times` of this is 0."""
     return client.origin.inject(lambda _: True, Unreachable(), times=None)
+
+
+def is_set_aside(book: Book) -> bool:
+    """Whether the first of what is pending turned out not to be what was acknowledged."""
+    turn = book.turn(book.waiting(0, 1)[0].id)
+    return turn is not None and turn.damaged
 
 
 async def absorbed_upload(client: Client, name: str, parts: list[bytes]) -> str:
@@ -65,6 +87,53 @@ def test_2_4_a_read_meets_the_flush(tmp_path: Path) -> None:
             while client.buffer.look(lambda book: book.counts()[0]):
                 for number in range(20):
                     assert (await client.ask("GET", f"back/{number}")).body == b"%d" % number
+
+    with_client(tmp_path, scenario)
+
+
+def test_2_4_parts_are_copied_of_what_was_acknowledged(tmp_path: Path) -> None:
+    """2.4 By a range and on a condition, before the origin has the source; byte-equal when it has both."""
+    source = os.urandom(1000)
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        there = await client.ask("PUT", "back/source", source)
+        upload_id = await client.create("back/m")
+        target = f"back/m?partNumber=1&uploadId={upload_id}"
+        copy = {"x-amz-copy-source": "/bucket/back/source", "x-amz-copy-source-range": "bytes=10-19"}
+        for condition, status in (("if-none-match", 412), ("if-match", 200)):
+            headers = {**copy, f"x-amz-copy-source-{condition}": there.headers["etag"]}
+            answer = await client.ask("PUT", target, headers=headers, status=status)
+        assert answer.headers["x-forebay-cache"] == "absorbed"
+        await client.complete("back/m", upload_id, {1: f'"{md5(source[10:20]).hexdigest()}"'})
+        await client.flush()
+        assert client.origin.data("bucket", "back/m") == source[10:20]
+
+    with_client(tmp_path, scenario)
+
+
+def test_4_3_what_is_pending_fails_a_condition_at_once(tmp_path: Path) -> None:
+    """4.3 412, 404 where it is deleted; what it does not fail is judged by the origin, which has it then."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        there = (await client.ask("PUT", "back/k", b"x")).headers["etag"]
+        outage = away(client)
+        for headers in ({"If-None-Match": "*"}, {"If-Match": '"another"'}):
+            refused = await client.ask("PUT", "back/k", b"y", headers, 412)
+            assert b"<Code>PreconditionFailed</Code>" in refused.body
+        outage.times = 0
+        async with client.flushing():
+            await client.ask("PUT", "back/k", b"y", {"If-Match": there})
+        assert client.origin.data("bucket", "back/k") == b"y"
+        await client.ask("PUT", "back/k", b"z")
+        outage.times = None
+        deleting = asyncio.create_task(call(client.gateway.app, "DELETE", "/bucket/back/k"))
+        await eventually(lambda: (last := client.pending("back/k")) is not None and last.deleted)
+        refused = await client.ask("PUT", "back/k", b"y", {"If-Match": there}, 404)
+        assert b"<Code>NoSuchKey</Code>" in refused.body
+        deleting.cancel()
+        await asyncio.gather(deleting, return_exceptions=True)
 
     with_client(tmp_path, scenario)
 
@@ -127,6 +196,26 @@ def test_4_7_what_only_the_origin_can_judge_goes_through(tmp_path: Path, headers
     with_client(tmp_path, scenario)
 
 
+def test_4_7_an_upload_that_only_this_node_has_takes_copies_here(tmp_path: Path) -> None:
+    """4.7 Begun while the origin was away; the source is the origin's."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        client.origin.put("bucket", "source", b"theirs")
+        outage = away(client)
+        upload_id = await client.create("back/m")
+        outage.times = 0
+        target = f"back/m?partNumber=1&uploadId={upload_id}"
+        copied = await client.ask("PUT", target, headers={"x-amz-copy-source": "/bucket/source"})
+        assert copied.headers["x-forebay-cache"] == "absorbed"
+        done = await client.complete("back/m", upload_id, {1: f'"{md5(b"theirs").hexdigest()}"'})
+        assert done.headers["x-forebay-cache"] == "absorbed"
+        await client.flush()
+        assert client.origin.data("bucket", "back/m") == b"theirs"
+
+    with_client(tmp_path, scenario)
+
+
 def test_4_7_other_etags_than_were_answered_end_the_absorbing(tmp_path: Path) -> None:
     """4.7 When the flush finds that the bucket's default encryption was changed, the next write asks what holds now."""
 
@@ -170,6 +259,67 @@ def test_4_8_a_repeated_complete_is_answered_as_the_first(tmp_path: Path) -> Non
         assert (await client.complete("back/m", upload_id, etags)).body == first.body
         await client.flush()
         assert (await client.complete("back/m", upload_id, etags)).body == first.body
+
+    with_client(tmp_path, scenario)
+
+
+def test_4_8_a_complete_is_remembered_for_a_day(tmp_path: Path) -> None:
+    """4.8 With the checksums of the first answer, whether the origin has the object or not."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        upload_id = await client.create("back/m", {"x-amz-checksum-algorithm": "CRC32"})
+        assert upload_id.startswith(client.buffer.node_id)
+        value = base64.b64encode(zlib.crc32(b"x").to_bytes(4, "big")).decode()
+        etags = {1: await client.part("back/m", upload_id, 1, b"x", x_amz_checksum_crc32=value)}
+        first = await client.complete("back/m", upload_id, etags)
+        assert b"<ChecksumCRC32>" in first.body
+        assert (await client.complete("back/m", upload_id, etags)).body == first.body
+        await client.flush()
+        now = client.gateway.app.services.clock.now()
+        await client.buffer.journal.change(lambda book: book.forget_ended(now + 86_300))
+        assert (await client.complete("back/m", upload_id, etags)).body == first.body
+        await client.complete("back/m", upload_id, {1: '"another"'}, status=404)
+        await client.buffer.journal.change(lambda book: book.forget_ended(now + 86_500))
+        await client.complete("back/m", upload_id, etags, status=404)
+
+    with_client(tmp_path, scenario)
+
+
+def test_4_8_an_upload_expires(tmp_path: Path) -> None:
+    """4.8 When no part of it has come for `upload_expiry`: nothing of it is left, here or at the origin."""
+    slots = [replace(SLOTS[0], upload_expiry_seconds=3600.0)]
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        upload_id = await client.create("back/m")
+        await client.part("back/m", upload_id, 1, b"x")
+        async with client.flushing(ahead_seconds=3500.0):
+            await eventually(lambda: client.origin.count(Operation.LIST_PARTS) == 1)  # whether the bucket has ended it
+        await client.ask("GET", f"back/m?uploadId={upload_id}")
+        async with client.flushing(expiries=True, ahead_seconds=8000.0):
+            await eventually(lambda: not client.origin.buckets["bucket"].uploads)
+        await client.ask("GET", f"back/m?uploadId={upload_id}", status=404)
+        assert list(client.buffer.staging.names()) == []
+
+    with_client(tmp_path, scenario, slots)
+
+
+def test_4_8_an_upload_that_the_bucket_has_ended_is_ended(tmp_path: Path) -> None:
+    """4.8 By rules of its own, when the client does nothing about it any more; before, it is begun anew."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        uploads = client.origin.buckets["bucket"].uploads
+        upload_id = await client.create("back/m")
+        uploads.clear()
+        await client.part("back/m", upload_id, 1, b"x")
+        async with client.flushing():
+            await eventually(lambda: any(upload.parts for upload in uploads.values()))
+        uploads.clear()
+        async with client.flushing(expiries=True, ahead_seconds=700.0):
+            await eventually(lambda: client.buffer.look(lambda book: book.upload(upload_id)) is None)
+        assert list(client.buffer.staging.names()) == []
 
     with_client(tmp_path, scenario)
 
@@ -237,11 +387,11 @@ def test_5_8_damaged_bytes_are_neither_read_nor_sent(tmp_path: Path) -> None:
         await client.ask("PUT", "back/k", b"as it was acknowledged")
         [name] = client.buffer.staging.names()
         path = tmp_path / "writeback" / "staged" / name
-        path.write_bytes(b"as it was acknowledgeD")
+        path.write_bytes(path.read_bytes().replace(b"acknowledged", b"acknowledgeD"))
         answer = await call(client.gateway.app, "GET", "/bucket/back/k")
         assert not answer.complete or answer.status >= 500
-        with pytest.raises(BufferDamaged):
-            await client.flush_one(client.buffer.look(lambda book: book.waiting(0, 1))[0].key)
+        async with client.flushing(damages=True):
+            await eventually(lambda: client.buffer.look(is_set_aside))
         assert "back/k" not in client.origin.buckets["bucket"].objects
         assert path.exists()
 
@@ -318,6 +468,54 @@ def test_6_2_what_this_gateway_has_put_there_is_expected_though_nobody_could_loo
     with_client(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("ahead_seconds", [600.0, -600.0])
+def test_6_2_a_wrong_clock_overwrites_nothing_of_others(tmp_path: Path, ahead_seconds: float) -> None:
+    """6.2 A node whose wall clock is ten minutes off, and a write that was absorbed while the origin was away: what is
+    older is expected, what came after is a conflict."""
+    of_the_origin = SetClock()
+    origin = MemoryOrigin(of_the_origin)
+    origin.create_bucket("bucket")
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        of_the_origin.ahead_seconds = -60.0
+        origin.put("bucket", "back/old", b"older")
+        of_the_origin.ahead_seconds = 0.0
+        gone = away(client)
+        for name in ("back/old", "back/k"):
+            await client.ask("PUT", name, b"ours")
+        gone.times = 0
+        origin.put("bucket", "back/k", b"theirs")
+        await client.flush_until_conflict("back/k")
+        async with client.flushing(conflicts=True):
+            await eventually(lambda: client.pending("back/old") is None)
+        assert origin.data("bucket", "back/k") == b"theirs"
+        assert origin.data("bucket", "back/old") == b"ours"
+
+    with_client(tmp_path, scenario, origin=origin, clock=SetClock(ahead_seconds))
+
+
+def test_6_2_a_clock_that_is_set_meanwhile_overwrites_nothing_of_others(tmp_path: Path) -> None:
+    """6.2 Whichever way: how long ago the write was, the monotonic clock tells."""
+    clock = SetClock()
+    origin = MemoryOrigin(SystemClock())
+    origin.create_bucket("bucket")
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        for number, ahead_seconds in enumerate((600.0, -600.0)):
+            clock.ahead_seconds = 0.0
+            gone = away(client)
+            await client.ask("PUT", f"back/{number}", b"ours")
+            gone.times = 0
+            origin.put("bucket", f"back/{number}", b"theirs")
+            clock.ahead_seconds = ahead_seconds
+            await client.flush_until_conflict(f"back/{number}")
+            assert origin.data("bucket", f"back/{number}") == b"theirs"
+
+    with_client(tmp_path, scenario, origin=origin, clock=clock)
+
+
 def test_6_3_an_origin_without_conditions_is_asked_before(tmp_path: Path) -> None:
     """6.3 501 to a condition: the object is sent without one, if the key is as expected a moment before."""
 
@@ -349,6 +547,84 @@ def test_6_4_no_late_flush_brings_back_what_was_deleted(tmp_path: Path) -> None:
         async with client.flushing():
             await deleting
         assert "back/first" not in client.origin.buckets["bucket"].objects
+
+    with_client(tmp_path, scenario)
+
+
+def test_6_4_of_what_the_origin_never_had_a_deletion_is_done_at_once(tmp_path: Path) -> None:
+    """6.4 Also with the origin away; neither the object nor a deletion is sent."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", "back/k", b"x")
+        upload_id = await client.create("back/m")
+        await client.complete("back/m", upload_id, {1: await client.part("back/m", upload_id, 1, b"x")})
+        gone = away(client)
+        asked = len(client.origin.calls)
+        for name in ("back/k", "back/m"):
+            answer = await client.ask("DELETE", name, status=204)
+            assert answer.headers["x-forebay-cache"] == "absorbed"
+        assert len(client.origin.calls) == asked
+        gone.times = 0
+        await client.flush()
+        sent = {call.operation for call in client.origin.calls[asked:]}
+        assert sent <= {Operation.ABORT_MULTIPART_UPLOAD, Operation.HEAD_OBJECT, Operation.HEAD_BUCKET}
+        for name in ("back/k", "back/m"):
+            await client.ask("GET", name, status=404)
+
+    with_client(tmp_path, scenario)
+
+
+def test_6_4_what_others_wrote_where_nothing_was_stays(tmp_path: Path) -> None:
+    """6.4 The deletion was answered at once; what they have written since is a conflict, and nobody deletes it."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", "back/k", b"ours")
+        client.origin.put("bucket", "back/k", b"theirs")
+        await client.ask("DELETE", "back/k", status=204)
+        await client.flush_until_conflict("back/k")
+        assert client.origin.data("bucket", "back/k") == b"theirs"
+
+    with_client(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("honoured", [Honoured.YES, Honoured.IGNORED, Honoured.REFUSED])
+def test_6_4_a_deletion_deletes_nothing_of_others(tmp_path: Path, honoured: Honoured) -> None:
+    """6.4 What they have written meanwhile stays; the client is told that somebody must decide."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        known = Profile(
+            True, True, 0.0, Conditions(honoured, honoured, honoured, client.gateway.app.services.clock.now())
+        )
+        await client.buffer.journal.change(lambda book: book.learn("bucket", known))
+        await client.ask("PUT", "back/first", b"ours")
+        client.origin.put("bucket", "back/first", b"theirs")
+        async with client.flushing(conflicts=True):
+            refused = await client.ask("DELETE", "back/first", status=409)
+        assert b"<Code>OperationAborted</Code>" in refused.body
+        assert client.origin.data("bucket", "back/first") == b"theirs"
+        left = client.buffer.look(lambda book: book.waiting(0, 10))
+        assert [one.state for one in left] == [State.CONFLICT]
+
+    with_client(tmp_path, scenario)
+
+
+def test_6_4_the_deletion_of_a_conflict_changes_nothing(tmp_path: Path) -> None:
+    """6.4 409: what is there stays there, what is here stays here, and readable."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", "back/k", b"ours")
+        client.origin.put("bucket", "back/k", b"theirs")
+        await client.flush_until_conflict("back/k")
+        async with client.flushing(conflicts=True):
+            refused = await client.ask("DELETE", "back/k", status=409)
+        assert b"<Code>OperationAborted</Code>" in refused.body
+        assert client.origin.count(Operation.DELETE_OBJECT, key="back/k") == 0
+        assert client.origin.data("bucket", "back/k") == b"theirs"
+        assert (await client.ask("GET", "back/k")).body == b"ours"
 
     with_client(tmp_path, scenario)
 
@@ -401,6 +677,28 @@ def test_8_5_nothing_is_deleted_while_the_buffer_cannot_be_used(tmp_path: Path) 
             assert gateway.origin.data("bucket", "back/k") == b"x"
 
     asyncio.run(scenario())
+
+
+def test_9_1_a_write_that_goes_through_says_why(tmp_path: Path) -> None:
+    """9.1 Also where it fails; what is absorbed says nothing."""
+
+    async def scenario(client: Client) -> None:
+        outage = away(client)
+        failed = await client.ask("PUT", "back/k", b"x", status=503)
+        assert failed.headers["x-forebay-not-absorbed"] == "bucket-unknown"
+        outage.times = 0
+        for headers, reason in (
+            ({}, "bucket-unknown"),
+            ({"If-None-Match": "*"}, "condition"),
+            ({"x-amz-tagging": "a=b"}, "header"),
+            ({"x-amz-copy-source": "/bucket/back/0"}, "source-of-the-origin"),
+        ):
+            number = len(client.origin.buckets["bucket"].objects)
+            answer = await client.ask("PUT", f"back/{number}", b"", headers)
+            assert answer.headers["x-forebay-not-absorbed"] == reason
+        assert "x-forebay-not-absorbed" not in (await client.ask("PUT", "back/k", b"x")).headers
+
+    with_client(tmp_path, scenario)
 
 
 def test_9_4_what_is_pending_has_no_version(tmp_path: Path) -> None:

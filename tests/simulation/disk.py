@@ -1,11 +1,14 @@
 """A disk that forgets, at a power cut, what was not synced: bytes of files, and names in directories.
 
+It may be full for a while. It may lie, for a whole history: then a sync of files and directories does nothing.
+
 The files are real ones, below one directory, so that SQLite works on them; its own syncs are its own (a commit that has
 returned survives, one that has not may or may not). What is tracked are the staged files and small files beside them.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -13,15 +16,21 @@ from random import Random
 from typing import Any
 
 _CREATES = os.O_CREAT
+_FREE_BYTES = 100 * 1024**3
 
 
 class SimulatedDisk:
     """Of one node."""
 
-    CALLS = ("open", "close", "pwrite", "write", "fsync", "unlink", "rename", "posix_fallocate")
+    CALLS = ("open", "close", "pwrite", "write", "fsync", "unlink", "rename", "posix_fallocate", "statvfs")
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, lies: bool = False) -> None:
         self.root = root
+        self.lies = lies
+        self.is_full = False
+        self.journal_is_full = False
+        """The journal cannot grow either; it can when the ballast is given up."""
+
         self._aside = root.with_name(root.name + ".removed")
         self._aside.mkdir(exist_ok=True)
         self._of_descriptor: dict[int, Path] = {}
@@ -47,12 +56,28 @@ class SimulatedDisk:
         self._of_descriptor.pop(descriptor, None)
         os.close(descriptor)
 
+    def pwrite(self, descriptor: int, data: Any, offset: int) -> int:
+        self._take()
+        return os.pwrite(descriptor, data, offset)
+
+    def write(self, descriptor: int, data: Any) -> int:
+        self._take()
+        return os.write(descriptor, data)
+
     def posix_fallocate(self, descriptor: int, offset: int, count: int) -> None:
-        os.ftruncate(descriptor, max(os.fstat(descriptor).st_size, offset + count))
+        size_bytes = os.fstat(descriptor).st_size
+        if offset + count > size_bytes:
+            self._take()
+            os.ftruncate(descriptor, offset + count)
+
+    def statvfs(self, path: Any) -> os.statvfs_result:
+        facts = list(os.statvfs(path))
+        facts[3] = facts[4] = 0 if self.is_full else _FREE_BYTES // facts[1]
+        return os.statvfs_result(facts)
 
     def fsync(self, descriptor: int) -> None:
         path = self._of_descriptor.get(descriptor)
-        if path is None:
+        if path is None or self.lies:
             return
         if path.is_dir():
             for one in [name for name in self._unsynced_names if name.parent == path]:
@@ -64,6 +89,8 @@ class SimulatedDisk:
 
     def unlink(self, path: Any, **more: Any) -> None:
         found = Path(path)
+        if found.name == "ballast":
+            self.journal_is_full = False
         if "staged" in found.parts and found.exists() and found not in self._unsynced_names:
             self._number += 1
             kept = self._aside / str(self._number)
@@ -74,6 +101,17 @@ class SimulatedDisk:
         os.unlink(path, **more)
 
     # What happens to it
+
+    def fill(self, *, journal: bool) -> None:
+        """Somebody else takes all the room that there is."""
+        self.is_full, self.journal_is_full = True, journal
+
+    def make_room(self) -> None:
+        self.is_full = self.journal_is_full = False
+
+    def _take(self) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def cut_power(self, dice: Random) -> None:
         """Everybody who has it open is dead. What was not synced is there, or partly, or not; removed names return."""

@@ -2,26 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 
-from tests.simulation.origins import OTHERS, Change, SimulatedOrigin
+from tests.simulation.histories import Attempt, KeyHistory, Value
+from tests.simulation.markers import is_marker, missing
+from tests.simulation.node import NOTHING_KEPT, Kept
+from tests.simulation.origins import DENIED, OTHERS, PROBES, Change, SimulatedOrigin
 
-Value = bytes | None
-"""Of a key; None: no object."""
+RULES = (
+    "nothing is lost",
+    "reads see the last write",
+    "others are kept",
+    "conflicts are with others",
+    "conflicts are decided by people",
+    "markers come last",
+    "all is flushed",
+    "small ones do not wait",
+    "acknowledged soon",
+    "writes are taken while the bucket is away",
+    "ETags are the origin's",
+    "nothing is sent twice",
+    "what is gone is not sent",
+    "a kill costs little",
+    "tries grow rare",
+    "parts are counted while they go",
+    "nothing is left",
+    "uploads expire",
+    "requests end",
+    "requests do not fail inside",
+    "clients",
+)
 
 FLUSHED_WITHIN_SECONDS = 120.0
 """After its acknowledgement, or after its bucket takes writes again."""
+
+HELD = (
+    "reads see the last write",
+    "acknowledged soon",
+    "writes are taken while the bucket is away",
+    "requests end",
+    "requests do not fail inside",
+    "clients",
+)
+"""The rules that hold, in the dialects in which they do (dialects.py). Decision 28 says of the others what fails."""
 
 ACKNOWLEDGED_WITHIN_SECONDS = 1.5
 SMALL_FLUSHED_WITHIN_SECONDS = 10.0
 """What is small, in a bucket that has been well for two minutes, whatever large things are on their way."""
 
 SMALL_BYTES = 1024
-TRIES_AT_REST_MAX = 200
-"""Of requests in five minutes, when nothing has been wrong for as long, and all that could be flushed is."""
+ONCE = "crowd"
+"""Keys that begin so are written once."""
 
-MARKER = "/.metadata"
+FULL_SECONDS = 60.0
+"""So long behind a full disk a node may still go past it."""
 
 
 class Violation(AssertionError):
@@ -30,48 +64,7 @@ class Violation(AssertionError):
     def __init__(self, rule: str, text: str) -> None:
         super().__init__(f"{rule}: {text}")
         self.rule = rule
-
-
-@dataclass
-class Attempt:
-    """A write that a client of the node has asked for. `ended` None: it still is."""
-
-    value: Value
-    begun: float
-    ended: float | None = None
-    acknowledged: bool = False
-    etag: str | None = None
-    absorbed: bool = False
-
-
-@dataclass
-class KeyHistory:
-    """What has become of one key, as clients and others know it."""
-
-    attempts: list[Attempt] = field(default_factory=list)
-    others: list[tuple[float, Value]] = field(default_factory=list)
-
-    def begin(self, value: Value, now: float) -> Attempt:
-        attempt = Attempt(value, now)
-        self.attempts.append(attempt)
-        return attempt
-
-    def last_acknowledged(self) -> Attempt | None:
-        return next((one for one in reversed(self.attempts) if one.acknowledged), None)
-
-    def may_be(self) -> set[Value]:
-        """What may be read: the last acknowledged, whatever was tried since, what others have written meanwhile."""
-        last = self.last_acknowledged()
-        since = last.begun if last is not None else -1.0
-        tried = self.attempts[self.attempts.index(last) :] if last is not None else self.attempts
-        found: set[Value] = {one.value for one in tried} | {value for at, value in self.others if at >= since}
-        if last is None:
-            before = [value for at, value in self.others if at < since]
-            found.add(before[-1] if before else None)
-        return found
-
-    def written_by_others_since(self, moment: float) -> bool:
-        return any(at >= moment for at, _ in self.others)
+        self.text = text
 
 
 class Judge:
@@ -83,9 +76,20 @@ class Judge:
         self.keys: dict[tuple[str, str], KeyHistory] = {}
         self.violations: list[Violation] = []
         self.healthy_since: dict[str, float] = {}
+        self.told_upload_ids: set[str] = set()
+        """Of uploads that clients have begun, as they were told."""
         self.differs_since: dict[str, float] = {}
-        self.conflicts: Callable[[], set[tuple[str, str]]] = set
-        """What the node keeps as a conflict, and tells so."""
+        self.kept: Callable[[], Kept] = lambda: NOTHING_KEPT
+        """What the node says that it keeps."""
+
+        self.disk_was_full_at = -FULL_SECONDS
+        origin.traffic.is_gone = lambda bucket, key, moment: self.of(bucket, key).is_gone(moment)
+        origin.traffic.had_no_room = self._had_no_room
+
+    @staticmethod
+    def is_written_once(key: str) -> bool:
+        """Whether no two uploads have this key."""
+        return key.startswith(ONCE)
 
     def of(self, bucket: str, key: str) -> KeyHistory:
         return self.keys.setdefault((bucket, key), KeyHistory())
@@ -98,14 +102,17 @@ class Judge:
 
     def changed(self, bucket: str, change: Change) -> None:
         """The origin has changed a key."""
+        if change.key.startswith(PROBES):
+            return
         history = self.of(bucket, change.key)
         value = None if change.after is None else change.after.content.read(0, change.after.size_bytes)
         if change.by == OTHERS:
             history.others.append((change.at, value))
             return
         self._check_others_are_kept(bucket, change, history)
-        if change.key.endswith(MARKER) and value is not None:
-            self._check_marker(bucket, change, history)
+        history.arrived.append((change.at, value))
+        if is_marker(change.key) and value is not None:
+            self._check_marker(bucket, change.key, value)
         if value is not None:
             self._note_difference(bucket, change, history, value)
 
@@ -120,7 +127,8 @@ class Judge:
             return
         dialect = self.origin.dialect
         _, longest = dialect.latency_seconds
-        policy = dialect.on_put if change.after is not None else dialect.on_delete
+        written_by = dialect.on_complete if change.after is not None and change.after.part_sizes else dialect.on_put
+        policy = dialect.on_delete if change.after is None else written_by
         window = 0.0 if policy == "honoured" else 2 * longest + 0.2
         if change.at - written > window:
             what = "deletes" if change.after is None else "overwrites"
@@ -130,22 +138,11 @@ class Judge:
                 "the last write of this node's clients had ended",
             )
 
-    def _check_marker(self, bucket: str, change: Change, history: KeyHistory) -> None:
-        directory = change.key[: -len(MARKER)] + "/"
-        marker = next((one for one in reversed(history.attempts) if one.value is not None), None)
-        if marker is None:
-            return
-        for (in_bucket, key), data in self.keys.items():
-            if in_bucket != bucket or key == change.key or not key.startswith(directory) or key.endswith(".tmp"):
-                continue
-            last = data.last_acknowledged()
-            if last is None or last.value is None or (last.ended or 0.0) > marker.begun:
-                continue
-            if data.written_by_others_since(last.begun) or any(one.begun > last.begun for one in data.attempts):
-                continue
-            if self.origin.data(bucket, key) != last.value:
-                self.violated("markers come last", f"{change.key} is at the origin, and {key} is not")
-                return
+    def _check_marker(self, bucket: str, marker: str, value: bytes) -> None:
+        of_bucket = ((key, history) for (name, key), history in self.keys.items() if name == bucket)
+        key = missing(marker, value, of_bucket)
+        if key is not None:
+            self.violated("markers come last", f"{marker} is at the origin, and {key} is not")
 
     def _note_difference(self, bucket: str, change: Change, history: KeyHistory, value: bytes) -> None:
         ours = next((one for one in history.attempts if one.value == value and one.etag), None)
@@ -156,7 +153,8 @@ class Judge:
     def acknowledged(self, bucket: str, key: str, attempt: Attempt) -> None:
         """A client has its 200."""
         seconds = (attempt.ended or 0.0) - attempt.begun
-        if attempt.absorbed and attempt.value is not None and seconds > ACKNOWLEDGED_WITHIN_SECONDS:
+        is_slow = seconds > ACKNOWLEDGED_WITHIN_SECONDS and not self._had_no_room(attempt.begun)
+        if attempt.absorbed and attempt.value is not None and is_slow:
             self.violated("acknowledged soon", f"{key} after {seconds:.1f} s")
         differs = self.differs_since.get(bucket)
         if attempt.absorbed and differs is not None and attempt.begun > differs + 60.0:
@@ -167,6 +165,24 @@ class Judge:
         if value not in possible and value not in self.of(bucket, key).may_be():
             self.violated("reads see the last write", f"{key} reads {_short(value)}")
 
+    def deleted_conflict(self, bucket: str, key: str, status: int) -> None:
+        """A DELETE of what was a conflict before, and is one now, has been answered."""
+        if status != 409 and not self._had_no_room(self.origin.clock.monotonic()):
+            self.violated("conflicts are decided by people", f"a DELETE of {bucket}/{key} was answered {status}")
+
+    def conflict_read(self, bucket: str, key: str, status: int) -> None:
+        """What is in conflict was read after its DELETE had been refused."""
+        if status == 404:
+            self.violated("conflicts are decided by people", f"a DELETE of {bucket}/{key} was refused, and it is gone")
+
+    def answered(self, what: str, status: int, begun: float) -> None:
+        """Any request, to anybody."""
+        if status == 500 and self.origin.failed_inside_at < begun:
+            self.violated("requests do not fail inside", what)
+
+    def _had_no_room(self, begun: float) -> bool:
+        return begun < self.disk_was_full_at + FULL_SECONDS
+
     # From time to time
 
     def health(self, bucket: str, *, good: bool, now: float) -> None:
@@ -176,7 +192,7 @@ class Judge:
             self.healthy_since.setdefault(bucket, now)
 
     def restarted(self) -> None:
-        """The process that flushes was dead for a while: nothing is late yet."""
+        """The process that flushes was dead for a while, or the origin was away: nothing is late yet."""
         self.healthy_since.clear()
 
     def check_liveness(self, now: float) -> None:
@@ -184,18 +200,25 @@ class Judge:
         for (bucket, key), history in self.keys.items():
             since = self.healthy_since.get(bucket)
             last = history.last_acknowledged()
-            if since is None or last is None or history.written_by_others_since(last.begun):
+            if since is None or last is None or key.startswith(DENIED):
                 continue
-            if any(one.begun > last.begun for one in history.attempts):
+            if history.attempts[-1] is not last or history.written_by_others_since(last.begun):
                 continue
+            if history.arrived and history.arrived[-1][1] == last.value and not history.others:
+                continue  # it is there: nobody else writes this key
             acknowledged = last.ended or 0.0
             is_late = now - max(since, acknowledged) > FLUSHED_WITHIN_SECONDS
-            is_small = last.value is None or len(last.value) <= SMALL_BYTES
+            is_small = (last.value is None or len(last.value) <= SMALL_BYTES) and not is_marker(key)
             is_well = acknowledged - since > FLUSHED_WITHIN_SECONDS
             waits = is_small and is_well and now - acknowledged > SMALL_FLUSHED_WITHIN_SECONDS + self._patience()
             if not (is_late or waits) or self.origin.data(bucket, key) == last.value:
                 continue
-            if history.others and (bucket, key) in self.conflicts():
+            if history.others and (bucket, key) in self.kept().conflicts:
+                continue
+            if (bucket, key) in self.kept().conflicts:
+                self.violated("conflicts are with others", f"{bucket}/{key}")
+                continue
+            if _waits_for_a_person(key, self.kept().conflicts):
                 continue
             rule = "all is flushed" if is_late else "small ones do not wait"
             self.violated(rule, f"{bucket}/{key} was acknowledged {now - acknowledged:.0f} s ago")
@@ -203,43 +226,79 @@ class Judge:
 
     def check_end(self) -> None:
         """Faults are over, and time has passed."""
-        conflicts = self.conflicts()
+        kept = self.kept()
         for (bucket, key), history in sorted(self.keys.items()):
+            last = history.last_acknowledged()
+            said = _short(last.value) if last is not None else "never"
+            if key.startswith(DENIED):
+                if last is not None and (bucket, key) not in kept.pending:
+                    self.violated("nothing is lost", f"{bucket}/{key} is pending no more, acknowledged: {said}")
+                continue
             value = self.origin.data(bucket, key)
-            is_kept = (bucket, key) in conflicts and bool(history.others)
+            if (bucket, key) in kept.pending and _waits_for_a_person(key, kept.conflicts):
+                continue
+            is_kept = (bucket, key) in kept.conflicts and bool(history.others)
             if not is_kept and value not in history.may_be():
-                last = history.last_acknowledged()
-                said = _short(last.value) if last is not None else "never"
                 self.violated(
                     "nothing is lost", f"{bucket}/{key} is {_short(value)} at the origin, acknowledged: {said}"
                 )
-            last = history.last_acknowledged()
-            if (bucket, key) in conflicts and last is not None and not history.others:
+            if (bucket, key) in kept.conflicts and last is not None and not history.others:
                 self.violated("conflicts are with others", f"{bucket}/{key}")
+        held = sum(
+            1
+            for _, key in kept.pending - kept.conflicts
+            if not key.startswith(DENIED) and not _waits_for_a_person(key, kept.conflicts)
+        )
+        files = 0 if kept.pending or kept.open_uploads else kept.files
+        left = {"pending": held, "in doubt": kept.in_doubt, "files": files, "probes": self.origin.probes()}
+        self._check_left("nothing is left", left)
+
+    def check_next_day(self) -> None:
+        """Nobody has touched anything for a day."""
+        left = {"open uploads": self.kept().open_uploads, "uploads at the origin": self._uploads_left()}
+        self._check_left("uploads expire", left)
+
+    def _uploads_left(self) -> int:
+        """Those behind conflicts stay, and those that a client has begun at the origin itself are the client's,
+        and not to be told apart from others of the key."""
+        if not self.origin.dialect.lists_uploads:
+            return 0  # one whose beginning nobody has heard of cannot be found
+        uploads = self.origin.uploads()
+        unclear = {(bucket, key) for bucket, key, _, is_the_clients in uploads if is_the_clients}
+        return sum(
+            (bucket, key) not in self.kept().conflicts | unclear and upload_id not in self.told_upload_ids
+            for bucket, key, upload_id, _ in uploads
+        )
+
+    def check_sight(self, shown: Mapping[tuple[str, str], int], before: float) -> None:
+        """`shown`: how many parts of what is pending the origin has, as the node tells people."""
+        for (bucket, key), sent in shown.items():
+            if not self.is_written_once(key):
+                continue
+            delivered = self.origin.traffic.parts_delivered(bucket, key, before)
+            if sent < delivered:
+                told = f"{sent} of {bucket}/{key} are told, and {delivered} are at the origin"
+                self.violated("parts are counted while they go", told)
 
     def _patience(self) -> float:
         return 8 * self.origin.dialect.latency_seconds[1]
 
     def taken(self, bucket: str, what: str, status: int, trouble: str | None) -> None:
         """A write that could have been acknowledged was not."""
-        if status >= 500 and trouble in ("unreachable", "503", "silent") and not self.origin.dialect.opaque_etags:
+        away = status >= 500 and trouble in ("unreachable", "503", "silent")
+        if away and not self.origin.dialect.may_be_opaque and not self._had_no_room(self.origin.clock.monotonic()):
             self.violated("writes are taken while the bucket is away", f"{what} in {bucket}: {status} ({trouble})")
 
-    def check_tries(self, tries: int) -> None:
-        """What is refused for ever is not asked for ever."""
-        if tries > TRIES_AT_REST_MAX:
-            self.violated("tries grow rare", f"{tries} in the last five minutes")
-
-    def check_sent(self, sent_bytes: int, written_bytes: int, kills: int) -> None:
-        """What the origin has is not sent again."""
-        if sent_bytes > 1.2 * written_bytes + 400_000 * (1 + kills):
-            self.violated("nothing is sent twice", f"{sent_bytes:,} bytes of {written_bytes:,} after {kills} kills")
-
-    def check_rest(self, left: dict[str, int]) -> None:
-        """Nothing is left of what is over."""
+    def _check_left(self, rule: str, left: Mapping[str, int]) -> None:
         if any(left.values()):
-            self.violated("nothing is left", str({name: count for name, count in left.items() if count}))
+            self.violated(rule, str({name: count for name, count in left.items() if count}))
 
 
 def _short(value: Value) -> str:
     return "nothing" if value is None else repr(value[:24])
+
+
+def _waits_for_a_person(key: str, conflicts: Iterable[tuple[str, str]]) -> bool:
+    """Whether it is a marker, and something that it speaks for is in conflict."""
+    directory = key.rpartition("/")[0] + "/"
+    return is_marker(key) and any(one.startswith(directory) for _, one in conflicts)

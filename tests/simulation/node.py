@@ -6,12 +6,13 @@ import asyncio
 import contextvars
 import gc
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from random import Random
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from gateway.blocks.closed import ClosedCache
 from gateway.buffering import Flushing, Surroundings
+from gateway.clock import Moment
 from gateway.counting import CacheMetrics, CatalogMetrics, RequestMetrics, SmallAnswerMetrics, WritebackMetrics
 from gateway.edge import asgi
 from gateway.edge.access import Authenticator, ConfiguredKeyring
@@ -19,21 +20,36 @@ from gateway.errors import StoreUnavailable
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
 from gateway.operations.context import AppContext
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.desk.overview import Overview
 from gateway.writeback.flushing.telling import Teller
 from gateway.writeback.journal.book import Book
+from gateway.writeback.journal.records import State
 from gateway.writeback.opening import recover
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.origins import SimulatedOrigin
 from tests.simulation.processes import CURRENT, Killed, Process
-from tests.simulation.virtual_time import VirtualClock
+from tests.simulation.virtual_time import NumberedTask, VirtualClock
 from tests.support.asgi import Answer, call
 
-R = TypeVar("R")
-
 BACKGROUND = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a node has of writes that are not over, by bucket and key; its open uploads, those in doubt, its files."""
+
+    pending: frozenset[tuple[str, str]] = frozenset()
+    conflicts: frozenset[tuple[str, str]] = frozenset()
+    open_uploads: int = 0
+    in_doubt: int = 0
+    files: int = 0
+
+
+NOTHING_KEPT = Kept()
+_EVERYWHERE = Prefix.parse("s3://")
+_MANY = 10_000
 
 
 class _NoBlocks(ClosedCache):
@@ -57,10 +73,10 @@ class Node:
     """Its processes come and go; its disk stays."""
 
     def __init__(
-        self, directory: Path, origin: SimulatedOrigin, slots: Sequence[Slot], clock: VirtualClock, dice: Random
+        self, disk: SimulatedDisk, origin: SimulatedOrigin, slots: Sequence[Slot], clock: VirtualClock, dice: Random
     ) -> None:
-        self.directory = directory / "writeback"
-        self.disk = SimulatedDisk(self.directory)
+        self.directory = disk.root
+        self.disk = disk
         self.slots = Slots(slots)
         self.clock = clock
         self._origin = origin
@@ -82,7 +98,7 @@ class Node:
         def make(
             running: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], *, context: Any = None, **more: Any
         ) -> asyncio.Task[Any]:
-            task: asyncio.Task[Any] = asyncio.Task(coro, loop=running, context=context, **more)
+            task = NumberedTask(coro, loop=running, context=context, **more)
             process = CURRENT.get() if context is None else context.get(CURRENT)
             if process is not None:
                 tasks = self._tasks.setdefault(process, set())
@@ -105,7 +121,7 @@ class Node:
         await self.start_background()
 
     async def _recover(self) -> None:
-        recover(self.directory, self.clock.now())
+        recover(self.directory, Moment.of(self.clock))
 
     async def start_worker(self, number: int) -> None:
         process = self._new(number)
@@ -189,20 +205,37 @@ class Node:
             if process.alive:
                 raise
             return None
-        return answer
+        return answer if process.alive else None  # what the dead have on their lips nobody hears
 
-    def look(self, at: Callable[[Book], R]) -> R:
-        """What the journal has, seen by nobody: no process dies of it."""
+    # What it keeps, seen by nobody: no process dies of it
+
+    def kept(self) -> Kept:
+        def look(book: Book) -> Kept:
+            waiting = book.waiting(0, _MANY)
+            return Kept(
+                frozenset((one.key.bucket, one.key.key) for one in waiting),
+                frozenset((one.key.bucket, one.key.key) for one in waiting if one.state is State.CONFLICT),
+                book.counts()[1],
+                len(book.aborting()),
+                sum(1 for _ in self.directory.glob("staged/*/*")),
+            )
+
         number = next(one for one in sorted(self._buffers) if self.alive(one))
         process = self._processes[number]
         dies_in, process.dies_in = process.dies_in, None
         try:
-            return self._buffers[number].look(at)
+            return self._buffers[number].look(look)
         finally:
             process.dies_in = dies_in
 
-    def staged_files(self) -> int:
-        return sum(1 for _ in self.directory.glob("staged/*/*"))
+    async def shown(self) -> Mapping[tuple[str, str], int]:
+        """How many parts of what is pending the origin has, as people are told."""
+        overview = Overview(self.directory)
+        try:
+            page = await overview.page(_EVERYWHERE, ("", "", 0), _MANY)
+        finally:
+            overview.close()
+        return {(one.key.bucket, one.key.key): one.sent_parts for one in page if one.parts > 1}
 
     async def _as(self, process: Process, coro: Coroutine[Any, Any, Any]) -> Any:
         context = contextvars.copy_context()
@@ -212,6 +245,7 @@ class Node:
     def _new(self, number: int) -> Process:
         name = "background" if number == BACKGROUND else f"worker{number}"
         process = Process(name)
+        process.on_kill = lambda dead: self._origin.traffic.killed(dead, self.clock.monotonic())
         self._all = [one for one in self._all if one.alive] + [process]
         return process
 

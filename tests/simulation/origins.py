@@ -1,67 +1,50 @@
-"""Origins that a node may meet: dialects of S3, and what goes wrong with them for a while."""
+"""One origin, as a node and others use it: how it understands requests, and what goes wrong with it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 import hashlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Literal
 
 from gateway.clock import Clock
 from gateway.errors import OriginUnreachable
 from gateway.origin.client import OriginRequest, StreamedBody
-from gateway.s3.headers import sendable
+from gateway.s3.headers import format_http_date, sendable
+from tests.simulation.dialects import Conditions, Dialect
 from tests.simulation.processes import Killed, Process
+from tests.simulation.traffic import Sent, Traffic
 from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.faults import Answer
+from tests.support.memory_origin.objects import parameter
 from tests.support.memory_origin.origin import MemoryOrigin
 from tests.support.memory_origin.response import MemoryResponse
 from tests.support.memory_origin.store import Bucket, StoredObject
 
-Conditions = Literal["honoured", "ignored", "refused"]
 _CONDITIONS = ("if-match", "if-none-match")
 _ERRORS = {"503": (503, "SlowDown"), "500": (500, "InternalError")}
+_ERROR_DOCUMENT = b"<Error><Code>InternalError</Code><Message>We encountered an internal error.</Message></Error>"
+
 OTHERS = "others"
 """Who writes past the node."""
 
+DENIED = "denied/"
+"""Under this prefix everything but a look is refused, for ever: a policy that nobody mends."""
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """What kind of S3 the origin is. Latencies in seconds, one way."""
+PROBES = ".forebay/"
+"""Under this prefix a node may try what its bucket is like, and leaves nothing."""
 
-    name: str
-    on_put: Conditions = "honoured"
-    on_complete: Conditions = "honoured"
-    on_delete: Conditions = "honoured"
-    opaque_etags: bool = False
-    lists_uploads: bool = True
-    forgets_uploads: bool = False
-    latency_seconds: tuple[float, float] = (0.001, 0.05)
-    outages: tuple[str, ...] = ("unreachable", "503", "silent", "500", "lost answers")
+BYTES_PER_SECOND = 1_000_000.0
+"""Of all connections of the node together, which share it piece by piece."""
 
-
-DIALECTS: Mapping[str, Dialect] = {
-    one.name: one
-    for one in (
-        Dialect("aws"),
-        Dialect("rgw", on_complete="ignored", on_delete="ignored"),
-        Dialect("no-conditions", on_put="refused", on_complete="refused", on_delete="refused"),
-        Dialect("ignored-conditions", on_put="ignored", on_complete="ignored", on_delete="ignored"),
-        Dialect("opaque-etags", opaque_etags=True),
-        Dialect("no-upload-lists", lists_uploads=False),
-        Dialect("forgetful", forgets_uploads=True),
-        Dialect("slow", latency_seconds=(1.0, 15.0)),
-    )
-}
-
-BYTES_PER_SECOND = 200_000.0
-"""Of one connection, of what is large."""
+PIECE_BYTES = 32 * 1024
 
 SILENT_SECONDS = 8.0
 """After so long a silent origin is taken for a dead one, as the gateway's own client does."""
+
+CORRUPTED_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +58,20 @@ class Change:
     by: str
 
 
+OF_A_CLIENT: contextvars.ContextVar[bool] = contextvars.ContextVar("of_a_client", default=False)
+"""Whether an upload that is begun is the client's own, of which the node keeps nothing."""
+
+
 class _WatchedBucket(Bucket):
     """Tells of each change of an object, when it is made."""
 
-    __slots__ = ("on_change", "opaque")
+    __slots__ = ("made", "on_change")
 
     on_change: Callable[[str, StoredObject | None, StoredObject | None], None]
-    opaque: Callable[[StoredObject], StoredObject]
+    made: Callable[[StoredObject], StoredObject]
 
     def put(self, stored: StoredObject) -> None:
-        stored = self.opaque(stored)
+        stored = self.made(stored)
         before = self.objects.get(stored.key)
         Bucket.put(self, stored)
         self.on_change(stored.key, before, stored)
@@ -105,29 +92,48 @@ class Trouble:
     since: float
 
 
+class _Line:
+    """What all bodies go over, in turns."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._free_at = 0.0
+
+    async def send(self, size_bytes: int) -> None:
+        self._free_at = max(self._clock.monotonic(), self._free_at) + size_bytes / BYTES_PER_SECOND
+        await asyncio.sleep(self._free_at - self._clock.monotonic())
+
+
 @dataclass
 class SimulatedOrigin:
-    """One S3, which all processes of the node and others use."""
+    """One S3. `clock` is its own, and right."""
 
     dialect: Dialect
     clock: Clock
     dice: Random
     on_change: Callable[[str, Change], None]
+    traffic: Traffic
     trouble: Trouble | None = None
     refused: set[str] = field(default_factory=set)
     """Buckets in which everything is 403."""
-    sent_bytes: int = 0
-    tries: int = 0
+
+    is_opaque: bool = False
+    failed_inside_at: float = -1.0
+    """When it has answered InternalError the last time."""
 
     def __post_init__(self) -> None:
         self.inner = MemoryOrigin(self.clock)
+        self.is_opaque = self.dialect.opaque_etags
         self._late: set[asyncio.Task[MemoryResponse]] = set()
+        self._line = _Line(self.clock)
         self._numbers = 0
+        self._corrupted = 0
+        self._of_clients: set[str] = set()
 
     def create_bucket(self, name: str) -> None:
         bucket = _WatchedBucket(name, self.clock.now())
         bucket.on_change = lambda key, before, after: self._changed(name, key, before, after)
-        bucket.opaque = self._opaque
+        bucket.made = self._made
         self.inner.buckets[name] = bucket
 
     def current(self, bucket: str, key: str) -> StoredObject | None:
@@ -147,11 +153,29 @@ class SimulatedOrigin:
 
     def forget_uploads(self) -> None:
         """As a lifecycle rule for incomplete uploads does, or an operator."""
+        self.traffic.uploads_forgotten()
         for bucket in self.inner.buckets.values():
             bucket.uploads.clear()
 
-    def open_uploads(self) -> int:
-        return sum(len(bucket.uploads) for bucket in self.inner.buckets.values())
+    def has_upload(self, bucket: str, upload_id: str) -> bool:
+        return upload_id in self.inner.buckets[bucket].uploads
+
+    def uploads(self) -> list[tuple[str, str, str, bool]]:
+        """Bucket, key and id of those that are open; whether a client has begun it, of which the node keeps nothing."""
+        buckets = self.inner.buckets.items()
+        return [
+            (bucket, one.key, name, name in self._of_clients)
+            for bucket, of in buckets
+            for name, one in of.uploads.items()
+        ]
+
+    def probes(self) -> int:
+        """What is left of a node's trials."""
+        buckets = self.inner.buckets.values()
+        keys = [key for bucket in buckets for key in bucket.objects]
+        if self.dialect.lists_uploads:  # else one whose beginning nobody has heard of cannot be found
+            keys += [key for _, key, _, _ in self.uploads()]
+        return sum(key.startswith(PROBES) for key in keys)
 
     def of(self, process: Process) -> ProcessOrigin:
         """As one process reaches it."""
@@ -164,29 +188,34 @@ class SimulatedOrigin:
 
     # A request on its way
 
-    async def carry(self, request: OriginRequest) -> MemoryResponse:
-        request = self._metered(request)
+    async def carry(self, request: OriginRequest, sent: Sent) -> MemoryResponse:
+        request = self._metered(request, sent)
         await self._travel(request.bucket)
-        lost = self._refuse_or_lose(request)
+        is_lost = self._refuse_or_lose(request)
+        before = {name for *_, name, _ in self.uploads()}
         response = self._impossible(request) or await self.inner.send(self._as_understood(request))
         response = self._told(request, response)
-        if lost:
+        if OF_A_CLIENT.get():
+            self._of_clients |= {name for *_, name, _ in self.uploads()} - before
+        if is_lost:
             raise OriginUnreachable("the origin's answer was lost")
         await self._travel(request.bucket)
         return response
 
-    def _metered(self, request: OriginRequest) -> OriginRequest:
+    def _metered(self, request: OriginRequest, sent: Sent) -> OriginRequest:
         """A body takes its time, and is counted as far as it was sent."""
         if isinstance(request.body, StreamedBody):
-            return replace(request, body=replace(request.body, chunks=self._slowly(request.body.chunks)))
-        self.sent_bytes += len(request.body)
+            return replace(request, body=replace(request.body, chunks=self._slowly(request.body.chunks, sent)))
+        sent.sent_bytes = len(request.body)
         return request
 
-    async def _slowly(self, chunks: AsyncIterator[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
+    async def _slowly(self, chunks: AsyncIterator[bytes | memoryview], sent: Sent) -> AsyncIterator[bytes | memoryview]:
         async for chunk in chunks:
-            await asyncio.sleep(len(chunk) / BYTES_PER_SECOND)
-            self.sent_bytes += len(chunk)
-            yield chunk
+            for position in range(0, len(chunk), PIECE_BYTES):
+                piece = chunk[position : position + PIECE_BYTES]
+                await self._line.send(len(piece))
+                self.traffic.piece(sent, len(piece), self.clock.monotonic())
+                yield piece
 
     async def _travel(self, bucket: str | None) -> None:
         trouble = self.trouble
@@ -208,18 +237,24 @@ class SimulatedOrigin:
 
     def _impossible(self, request: OriginRequest) -> MemoryResponse | None:
         code = self._refusal_of(request)
-        if code is None:
-            return None
-        refusal = self.inner.refusal(Answer(*code))
-        refusal.headers = {**refusal.headers, "content-length": str(refusal.content.size_bytes)}
+        return None if code is None else self._refusal(request, *code)
+
+    def _refusal(self, request: OriginRequest, status: int, code: str, body: bytes | None = None) -> MemoryResponse:
+        refusal = self.inner.refusal(Answer(status, code, body=body))
+        size_bytes = refusal.content.size_bytes
+        told = {"content-length": str(size_bytes), "date": format_http_date(self.clock.now())}
+        refusal.headers = {**refusal.headers, **told}
         refusal.with_body = request.method != "HEAD"
         return refusal
 
     def _refusal_of(self, request: OriginRequest) -> tuple[int, str] | None:
         trouble = self.trouble
         if trouble is not None and request.bucket in trouble.buckets and trouble.kind in _ERRORS:
+            if trouble.kind == "500":
+                self.failed_inside_at = self.clock.monotonic()
             return _ERRORS[trouble.kind]
-        if request.bucket in self.refused:
+        is_denied = (request.key or "").startswith(DENIED) and request.method not in ("GET", "HEAD")
+        if request.bucket in self.refused or is_denied:
             return 403, "AccessDenied"
         is_unknown = not self.dialect.lists_uploads and _is_list_of_uploads(request)
         if is_unknown or (_conditions_of(request) and self._policy(request) == "refused"):
@@ -238,24 +273,38 @@ class SimulatedOrigin:
         return self.dialect.on_complete if request.method == "POST" else self.dialect.on_delete
 
     def _told(self, request: OriginRequest, response: MemoryResponse) -> MemoryResponse:
-        """What it has made has the ETag that it has."""
-        if not self.dialect.opaque_etags or response.status != 200 or request.key is None:
+        """What it has made has the ETag that it has. A Complete may be carried out, and a failure told behind a 200."""
+        if response.status != 200 or request.key is None:
             return response
+        is_complete = request.method == "POST" and parameter(request, "uploadId") is not None
+        trouble = self.trouble
+        if is_complete and trouble is not None and trouble.kind == "errors in 200" and self.dice.random() < 0.7:
+            self.failed_inside_at = self.clock.monotonic()
+            return self._refusal(request, 200, "InternalError", _ERROR_DOCUMENT)
         stored = self.current(request.bucket or "", request.key)
         if stored is None:
             return response
         if request.method == "PUT" and "etag" in response.headers and not request.query:
             response.headers = {**response.headers, "etag": stored.etag}
-        elif request.method == "POST" and any(name == "uploadId" for name, _ in request.query):
+        elif is_complete:
             body = response.content.read(0, response.content.size_bytes).decode()
-            before, _, rest = body.partition("<ETag>")
-            body = before + "<ETag>" + stored.etag + rest[rest.index("</ETag>") :]
+            before, found, rest = body.partition("<ETag>")
+            if found:
+                body = before + "<ETag>" + stored.etag.replace('"', "&quot;") + rest[rest.index("</ETag>") :]
             response.content = BytesContent(body.encode())
             response.headers = {**response.headers, "content-length": str(len(body))}
         return response
 
-    def _opaque(self, stored: StoredObject) -> StoredObject:
-        if not self.dialect.opaque_etags:
+    def _made(self, stored: StoredObject) -> StoredObject:
+        """What becomes of an object on its way to the origin's disks."""
+        may_rot = self.dialect.corrupts and SENDER.get() and stored.size_bytes and self._corrupted < CORRUPTED_MAX
+        if may_rot and self.dice.random() < 0.03:
+            self._corrupted += 1
+            data = bytearray(stored.content.read(0, stored.size_bytes))
+            data[len(data) // 2] ^= 1
+            etag = f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
+            stored = replace(stored, content=BytesContent(bytes(data)), etag=etag)
+        if not self.is_opaque:
             return stored
         self._numbers += 1
         return replace(stored, etag=f'"{self._numbers:032x}"')
@@ -272,7 +321,7 @@ def _conditions_of(request: OriginRequest) -> list[str]:
 
 
 def _is_list_of_uploads(request: OriginRequest) -> bool:
-    return request.method == "GET" and request.key is None and any(name == "uploads" for name, _ in request.query)
+    return request.method == "GET" and request.key is None and parameter(request, "uploads") is not None
 
 
 SENDER: contextvars.ContextVar[str | None] = contextvars.ContextVar("sender", default=None)
@@ -287,22 +336,25 @@ class ProcessOrigin:
 
     async def send(self, request: OriginRequest) -> MemoryResponse:
         self._process.operation()
-        self._shared.tries += 1
         request = replace(request, headers=dict(sendable(request.headers)))  # as the client of the gateway does
+        sent = self._shared.traffic.begin(_sent(request, self._process, self._shared.clock.monotonic()))
         if isinstance(request.body, StreamedBody):
             request = replace(request, body=replace(request.body, chunks=self._chunks(request.body.chunks)))
         context = contextvars.copy_context()
         context.run(SENDER.set, self._process.name)
-        carried = asyncio.get_running_loop().create_task(self._shared.carry(request), context=context)
+        carried = asyncio.get_running_loop().create_task(self._shared.carry(request, sent), context=context)
         self._shared._late.add(carried)
         carried.add_done_callback(self._done)
         try:
             response = await asyncio.shield(carried)
         except asyncio.CancelledError:
-            if self._shared.dice.random() < 0.5:
+            if self._shared.dice.random() < 0.5 or isinstance(request.body, StreamedBody):  # whose bytes stay away
                 carried.cancel()
             raise
+        finally:
+            self._shared.traffic.over(sent)
         self._process.operation()
+        self._shared.traffic.answered(sent, response.status, self._shared.clock.monotonic())
         return response
 
     async def aclose(self) -> None:
@@ -320,3 +372,17 @@ class ProcessOrigin:
             error = carried.exception()
             if error is not None and not isinstance(error, (Killed, Exception)):
                 raise error
+
+
+def _sent(request: OriginRequest, process: Process, now: float) -> Sent:
+    size_bytes = request.body.length_bytes or 0 if isinstance(request.body, StreamedBody) else len(request.body)
+    return Sent(
+        process,
+        request.method,
+        request.bucket or "",
+        request.key or "",
+        now,
+        size_bytes,
+        request.headers.get("content-md5"),
+        parameter(request, "uploadId"),
+    )

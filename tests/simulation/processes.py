@@ -37,6 +37,7 @@ class Process:
         self.alive = True
         self.dies_in: int | None = None
         self.connections: list[sqlite3.Connection] = []
+        self.on_kill: Callable[[Process], None] = lambda _: None
 
     def operation(self) -> None:
         """About to do what others can see. Killed where it does not come to it."""
@@ -53,6 +54,7 @@ class Process:
             self.alive = False
             for connection in self.connections:
                 connection.close()
+            self.on_kill(self)
 
 
 CURRENT: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
@@ -70,12 +72,18 @@ class Connection(sqlite3.Connection):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._changes_before = 0
         self._process = CURRENT.get()
         if self._process is not None:
             self._process.connections.append(self)
 
     def execute(self, *args: Any) -> sqlite3.Cursor:
         self._ask()
+        if args[0] == "BEGIN IMMEDIATE":
+            self._changes_before = self.total_changes
+        is_written = args[0] == "COMMIT" and self.total_changes != self._changes_before
+        if is_written and _Disks.current is not None and _Disks.current.journal_is_full:
+            raise _full()
         return super().execute(*args)
 
     def executemany(self, *args: Any) -> sqlite3.Cursor:
@@ -85,6 +93,18 @@ class Connection(sqlite3.Connection):
     def _ask(self) -> None:
         if self._process is not None:
             self._process.operation()
+
+
+def _full() -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return error
+
+
+class _Disks:
+    """The one that is simulated."""
+
+    current: SimulatedDisk | None = None
 
 
 class _Shim(ModuleType):
@@ -122,9 +142,11 @@ def simulated(dice: Random, disk: SimulatedDisk) -> Iterator[None]:
                 undo.append((module, name, value))
                 setattr(module, name, made)
     begin_anew(dice)
+    _Disks.current = disk
     try:
         yield
     finally:
+        _Disks.current = None
         for module, name, value in undo:
             setattr(module, name, value)
 

@@ -75,6 +75,19 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return future
 
 
+class NumberedTask(asyncio.Task[Any]):
+    """Sets of tasks are gone through in the same order in every replay: by numbers, not by addresses."""
+
+    _numbers = count()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._number = next(self._numbers)
+        super().__init__(*args, **kwargs)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class VirtualClock:
     """`Clock` of a node whose wall clock may be wrong by `skew_seconds`."""
 
@@ -150,6 +163,7 @@ def begin_anew(dice: Random) -> None:
     """Nothing is left of another simulation."""
     _pending.clear()
     VirtualThreads.dice = dice
+    NumberedTask._numbers = count()
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -3,98 +3,127 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import shutil
 import tempfile
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
+from uuid import UUID
 
 from gateway.edge import asgi
-from gateway.operations.absorbing import completion
+from gateway.operations.absorbing import completion, creating
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback import news
-from gateway.writeback.journal.records import State
-from tests.simulation.invariants import Attempt, Judge, KeyHistory, Value, Violation
+from gateway.writeback.bounds import exposure
+from tests.simulation.clients import PART_BYTES, WORKERS, Clients, Work
+from tests.simulation.dialects import DIALECTS
+from tests.simulation.disk import SimulatedDisk
+from tests.simulation.invariants import Judge, Violation
 from tests.simulation.node import BACKGROUND, BodyThreads, Node
-from tests.simulation.origins import DIALECTS, Change, SimulatedOrigin, Trouble
+from tests.simulation.origins import DENIED, OF_A_CLIENT, Change, SimulatedOrigin, Trouble
 from tests.simulation.processes import simulated
+from tests.simulation.traffic import NOTICED_SECONDS, Traffic
 from tests.simulation.virtual_time import VirtualClock, VirtualTimeLoop
-from tests.support.asgi import Answer
 from tests.support.memory_origin import multipart
 
-WORKERS = 2
 BUCKETS = ("bucket", "other")
-SLOTS = (Slot("all", Prefix.parse("s3://"), write="back", buffer_bytes=64 * 1024 * 1024),)
-QUIET_SECONDS = 600.0
+SLOTS = (Slot("all", Prefix.parse("s3://"), write="back", buffer_bytes=256 * 1024 * 1024),)
+SETTLES_SECONDS = 300.0
 """At the end, without faults: by then all is at rest."""
 
-PART_BYTES = 64
+AT_REST_SECONDS = 150.0
 
-_UPLOAD_ID = re.compile(rb"<UploadId>([^<]+)</UploadId>")
-
-ACTIONS: dict[str, int] = {
+ACTIONS: Mapping[str, int] = {
     "put": 14,
     "delete": 5,
     "read": 10,
     "upload": 6,
     "abandon": 1,
     "save": 4,
+    "save_run": 2,
+    "save_table": 1,
     "conditional": 2,
     "copy": 2,
     "others_write": 4,
+    "others_write_pending": 1,
     "others_delete": 2,
+    "delete_conflict": 2,
     "trouble": 3,
     "heal": 4,
+    "away": 1,
+    "delete_away": 1,
     "refuse": 1,
+    "denied": 1,
+    "full": 1,
+    "jump_clock": 1,
     "kill_worker": 2,
     "kill_background": 2,
     "cut_power": 1,
     "pass_time": 8,
     "forget": 1,
+    "encrypt": 1,
     "burst": 1,
     "strange": 1,
-    "large": 1,
+    "rename": 1,
+    "crowd": 1,
 }
 
 ALWAYS = frozenset({"put", "heal", "pass_time"})
+RARE = frozenset({"rename", "crowd", "burst"})
+"""They cost as much as hundreds of others."""
+
 DAY_SECONDS = 26 * 3600.0
-LARGE_PART_BYTES = 300_000
+CROWD = 10
+JUMPS_SECONDS = (-3600.0, -600.0, -30.0, 30.0, 600.0, 3600.0)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a history is like. `often` weighs actions in the place of the dice: those that it does not name never come.
+
+    `skew_seconds`: how far the node's clock is ahead, and stays; None: as the dice say. `lies`: the disk's syncs do.
+    """
+
+    seed: int
+    dialect: str
+    steps: int = 100
+    only: Iterable[str] = field(default_factory=tuple)
+    skew_seconds: float | None = None
+    lies: bool = False
+    often: Mapping[str, float] | None = None
 
 
 class World:
-    """A history of `steps` steps, decided by `seed`."""
+    """A history as its setting says."""
 
-    def __init__(
-        self,
-        seed: int,
-        dialect: str,
-        directory: Path,
-        loop: VirtualTimeLoop,
-        only: Iterable[str] = (),
-        skew_seconds: float | None = None,
-    ) -> None:
-        self.seed = seed
-        self.dice = Random(f"{seed} {dialect}")
+    def __init__(self, setting: Setting, directory: Path, loop: VirtualTimeLoop) -> None:
+        self._setting = setting
+        self.dice = Random(f"{setting.seed} {setting.dialect}")
         self.clock = VirtualClock(loop)
         skewed = self.dice.choice((0.0, 0.0, 0.0, 600.0, -600.0))
-        self.node_clock = VirtualClock(loop, skewed if skew_seconds is None else skew_seconds)
+        self.node_clock = VirtualClock(loop, skewed if setting.skew_seconds is None else setting.skew_seconds)
         self._jump = loop.jump
-        self._kills = 0
-        self._written_bytes = 0
-        self.origin = SimulatedOrigin(DIALECTS[dialect], self.clock, Random(self.dice.getrandbits(32)), self._changed)
-        self.judge = Judge(self.origin, only)
-        self.judge.conflicts = self._conflicts
-        self.node = Node(directory, self.origin, SLOTS, self.node_clock, Random(self.dice.getrandbits(32)))
+        dialect = DIALECTS[setting.dialect].drawn_by(self.dice)
+        origin_dice, node_dice = Random(self.dice.getrandbits(32)), Random(self.dice.getrandbits(32))
+        traffic = Traffic(lambda rule, text: self.judge.violated(rule, text))
+        self.origin = SimulatedOrigin(dialect, self.clock, origin_dice, self._changed, traffic)
+        traffic.has_upload = self.origin.has_upload
+        self.judge = Judge(self.origin, setting.only)
+        self.node = Node(
+            SimulatedDisk(directory / "writeback", lies=setting.lies), self.origin, SLOTS, self.node_clock, node_dice
+        )
+        self.judge.kept = self.node.kept
+        self.clients = Clients(self.node, self.origin, self.judge, self.clock, self.dice, self.say)
         self.said: list[str] = []
         self.steps = 0
-        self._numbers = 0
-        self._busy: set[tuple[str, str]] = set()
-        self._clients: set[asyncio.Task[None]] = set()
         self._is_ending = False
+        self._full_until = 0.0
         for bucket in BUCKETS:
             self.origin.create_bucket(bucket)
 
@@ -104,33 +133,47 @@ class World:
     def say(self, text: str) -> None:
         self.said.append(f"{self.clock.monotonic():10.3f} {text}")
 
-    async def run(self, steps: int) -> None:
+    async def run(self) -> None:
         await self.node.start(WORKERS)
         for bucket in BUCKETS:
-            await self._put(bucket, "known", b"known")
+            await self.clients.put(bucket, "known", b"known")
         names = list(ACTIONS)
         weights = [self._often(name) for name in names]
-        for self.steps in range(1, steps + 1):
+        for number in range(1, self._setting.steps + 1):
+            self.steps = number
             [name] = self.dice.choices(names, weights)
             self.say(name)
             await getattr(self, f"_do_{name}")()
             await asyncio.sleep(self.dice.random() ** 4 * 0.5)
-            await self._revive()
-            self._look()
-            if self.judge.violations:
-                raise self.judge.violations[0]
+            await self._look()
         await self._end()
 
     def _often(self, name: str) -> float:
         """Each history has much of something and nothing of something else: what all do together hides things."""
+        if self._setting.often is not None:
+            return self._setting.often.get(name, 0.0)
+        if name in RARE:
+            return ACTIONS[name] * self.dice.choice((0.0, 0.0, 0.0, 0.0, 1.0))
         return ACTIONS[name] * (1.0 if name in ALWAYS else self.dice.choice((0.0, 0.3, 1.0, 4.0)))
 
-    def _look(self) -> None:
+    async def _look(self) -> None:
+        await self._revive()
         now, trouble = self.clock.monotonic(), self.origin.trouble
+        if self.node.disk.is_full:
+            self.judge.disk_was_full_at = now
+            if now >= self._full_until:
+                self.node.disk.make_room()
         for bucket in BUCKETS:
             bad = bucket in self.origin.refused or (trouble is not None and bucket in trouble.buckets)
             self.judge.health(bucket, good=not bad and self.node.alive(BACKGROUND), now=now)
         self.judge.check_liveness(now)
+        if any(self.judge.is_written_once(key) for _, key in self.judge.keys):
+            self.judge.check_sight(await self.node.shown(), now - NOTICED_SECONDS)
+        self._raise()
+
+    def _raise(self) -> None:
+        if self.judge.violations:
+            raise self.judge.violations[0]
 
     async def _end(self) -> None:
         """Everything heals, clients end, and time passes."""
@@ -138,30 +181,24 @@ class World:
         self._is_ending = True
         self.origin.trouble = None
         self.origin.refused.clear()
+        self.node.disk.make_room()
         await self._revive()
-        deadline = self.clock.monotonic() + QUIET_SECONDS
-        while self._clients and self.clock.monotonic() < deadline:
-            await asyncio.wait(self._clients, timeout=10.0)
+        deadline = self.clock.monotonic() + 2 * SETTLES_SECONDS
+        while self.clients.tasks and self.clock.monotonic() < deadline:
+            await asyncio.wait(self.clients.tasks, timeout=10.0)
             await self._revive()
-        if self._clients:
-            self.judge.violated("requests end", "; ".join(sorted(f"{bucket}/{key}" for bucket, key in self._busy)))
+        if self.clients.tasks:
+            self.judge.violated("requests end", "; ".join(sorted(f"{one}/{key}" for one, key in self.clients.busy)))
         await self.origin.settle()
-        at_rest, tries = self.clock.monotonic() + QUIET_SECONDS / 2, 0
-        deadline = at_rest + QUIET_SECONDS / 2
-        while self.clock.monotonic() < deadline:
+        at_rest = self.clock.monotonic() + SETTLES_SECONDS
+        while self.clock.monotonic() < at_rest + AT_REST_SECONDS:
             await asyncio.sleep(10.0)
-            if self.clock.monotonic() < at_rest:
-                tries = self.origin.tries
-            self._look()
-            if self.judge.violations:
-                raise self.judge.violations[0]
+            await self._look()
         self.judge.check_end()
-        self.judge.check_tries(self.origin.tries - tries)
-        self.judge.check_sent(self.origin.sent_bytes, self._written_bytes, self._kills)
-        self.judge.check_rest(self._left())
+        self.origin.traffic.check_rest(at_rest)
+        self._raise()
         await self._next_day()
-        if self.judge.violations:
-            raise self.judge.violations[0]
+        self._raise()
 
     async def _next_day(self) -> None:
         """Uploads that nobody has touched for a day are gone."""
@@ -170,222 +207,119 @@ class World:
         self._jump(DAY_SECONDS)
         await self.node.start(WORKERS)
         await asyncio.sleep(180.0)
-        left = self.node.look(lambda book: book.counts()[1])
-        self.judge.check_rest({"open uploads": left, "uploads at the origin": self.origin.open_uploads()})
-
-    def _conflicts(self) -> set[tuple[str, str]]:
-        waiting = self.node.look(lambda book: list(book.waiting(0, 10_000)))
-        return {(one.key.bucket, one.key.key) for one in waiting if one.state is State.CONFLICT}
-
-    def _left(self) -> dict[str, int]:
-        """Of what is over: conflicts stay, and uploads that nobody has ended, for a day."""
-        waiting = self.node.look(lambda book: list(book.waiting(0, 10_000)))
-        conflicts = {(one.key.bucket, one.key.key) for one in waiting if one.state is State.CONFLICT}
-        behind = [one for one in waiting if (one.key.bucket, one.key.key) not in conflicts]
-        orphans = self.node.look(lambda book: len(book.orphan_ids(100)) + len(book.suspected("", 100)))
-        open_uploads = self.node.look(lambda book: book.counts()[1])
-        files = 0 if conflicts or open_uploads else self.node.staged_files()
-        return {"pending": len(behind), "in doubt": orphans, "files": files}
-
-    # Clients
-
-    def _client(self, bucket: str, key: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Does something with a key, unless another one is about it."""
-        if (bucket, key) in self._busy or len(self._clients) > 8:
-            return
-        self._busy.add((bucket, key))
-
-        async def do() -> None:
-            try:
-                await work()
-            finally:
-                self._busy.discard((bucket, key))
-
-        task = asyncio.get_running_loop().create_task(do())
-        self._clients.add(task)
-        task.add_done_callback(self._client_done)
-
-    def _client_done(self, task: asyncio.Task[None]) -> None:
-        self._clients.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            error = task.exception()
-            self.judge.violations.append(error if isinstance(error, Violation) else Violation("clients", repr(error)))
-
-    async def _ask(self, method: str, target: str, body: bytes = b"", **headers: str) -> Answer | None:
-        number = self.dice.choice([one for one in range(WORKERS) if self.node.alive(one)] or [0])
-        if not self.node.alive(number):
-            return None
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        answer = await self.node.ask(number, method, f"/{target}", body, named)
-        self.say(f"    {method} {target} → {answer.status if answer else 'killed'}")
-        return answer
-
-    def _value(self) -> bytes:
-        self._numbers += 1
-        return b"%d of %d" % (self._numbers, self.seed)
+        self.judge.check_next_day()
 
     def _place(self) -> tuple[str, str]:
         bucket = "other" if self.dice.random() < 0.25 else "bucket"
         return bucket, f"k{self.dice.randrange(6)}"
 
-    async def _put(self, bucket: str, key: str, value: bytes, **headers: str) -> bool:
-        attempt = self.judge.of(bucket, key).begin(value, self.clock.monotonic())
-        self._written_bytes += len(value)
-        answer = await self._ask("PUT", f"{bucket}/{key}", value, **headers)
-        return self._ended(bucket, key, attempt, answer)
-
-    async def _delete(self, bucket: str, key: str) -> bool:
-        attempt = self.judge.of(bucket, key).begin(None, self.clock.monotonic())
-        return self._ended(bucket, key, attempt, await self._ask("DELETE", f"{bucket}/{key}"))
-
-    def _ended(self, bucket: str, key: str, attempt: Attempt, answer: Answer | None) -> bool:
-        attempt.ended = self.clock.monotonic()
-        if answer is None:
-            return False
-        if 400 <= answer.status < 500:
-            self.judge.of(bucket, key).attempts.remove(attempt)
-            return False
-        if answer.status >= 300 or b"<Error>" in answer.body:
-            return False
-        attempt.acknowledged = True
-        attempt.etag = _etag_of(answer)
-        attempt.absorbed = answer.headers.get("x-forebay-cache") == "absorbed"
-        self.judge.acknowledged(bucket, key, attempt)
-        return True
-
-    def _took(self, bucket: str, what: str, answer: Answer, trouble: Trouble | None) -> None:
-        is_same = trouble is self.origin.trouble and trouble is not None and bucket in trouble.buckets
-        self.judge.taken(bucket, what, answer.status, trouble.kind if is_same and trouble is not None else None)
-
-    async def _upload_of(
-        self,
-        bucket: str,
-        key: str,
-        *,
-        ends: bool = True,
-        if_none_match: str | None = None,
-        part_bytes: int = PART_BYTES,
-        parts: int | None = None,
-    ) -> None:
-        trouble = self.origin.trouble
-        created = await self._ask("POST", f"{bucket}/{key}?uploads")
-        if created is not None:
-            self._took(bucket, "Create", created, trouble)
-        if created is None or created.status != 200:
-            return
-        found = _UPLOAD_ID.search(created.body)
-        upload_id = found[1].decode() if found else ""
-        bodies = [self._value().ljust(part_bytes) for _ in range(parts or self.dice.randint(1, 3))]
-        self._written_bytes += sum(map(len, bodies))
-        etags = []
-        for number, body in enumerate(bodies, 1):
-            stored = await self._ask("PUT", f"{bucket}/{key}?partNumber={number}&uploadId={upload_id}", body)
-            if stored is None or stored.status != 200:
-                return
-            etags.append(stored.headers["etag"])
-        if not ends:
-            return
-        listed = "".join(
-            f"<Part><PartNumber>{n}</PartNumber><ETag>{etag}</ETag></Part>" for n, etag in enumerate(etags, 1)
-        )
-        document = f"<CompleteMultipartUpload>{listed}</CompleteMultipartUpload>".encode()
-        attempt = self.judge.of(bucket, key).begin(b"".join(bodies), self.clock.monotonic())
-        conditions = {"If_None_Match": if_none_match} if if_none_match else {}
-        done = await self._ask("POST", f"{bucket}/{key}?uploadId={upload_id}", document, **conditions)
-        self._ended(bucket, key, attempt, done)
-
-    # What happens
+    # What clients do
 
     async def _do_put(self) -> None:
         bucket, key = self._place()
-        value = self._value()
-        self._client(bucket, key, lambda: _nothing(self._put(bucket, key, value)))
+        value = self.clients.value()
+        self.clients.begin(bucket, key, lambda: self.clients.put(bucket, key, value))
 
     async def _do_delete(self) -> None:
         bucket, key = self._place()
-        self._client(bucket, key, lambda: _nothing(self._delete(bucket, key)))
+        self.clients.begin(bucket, key, lambda: self.clients.delete(bucket, key))
+
+    async def _do_delete_conflict(self) -> None:
+        found = sorted(self.node.kept().conflicts)
+        if found:
+            bucket, key = self.dice.choice(found)
+            self.clients.begin(bucket, key, lambda: self.clients.delete(bucket, key))
+
+    async def _do_read(self) -> None:
+        bucket, key = self._place()
+        self.clients.begin(bucket, key, lambda: self.clients.read(bucket, key))
 
     async def _do_conditional(self) -> None:
         bucket, key = self._place()
-        value = self._value()
-        self._client(bucket, key, lambda: _nothing(self._put(bucket, key, value, If_None_Match="*")))
+        value = self.clients.value()
+        self.clients.begin(bucket, key, lambda: self.clients.put(bucket, key, value, If_None_Match="*"))
 
     async def _do_upload(self) -> None:
         bucket, key = self._place()
         condition = "*" if self.dice.random() < 0.2 else None
-        self._client(bucket, key, lambda: self._upload_of(bucket, key, if_none_match=condition))
+        self.clients.begin(bucket, key, lambda: self.clients.upload(bucket, key, if_none_match=condition))
 
     async def _do_abandon(self) -> None:
         bucket, key = self._place()
-        self._client(bucket, key, lambda: self._upload_of(bucket, key, ends=False))
+        self.clients.begin(bucket, key, lambda: self.clients.upload(bucket, key, ends=False))
 
     async def _do_copy(self) -> None:
         bucket, key = self._place()
         source = f"k{self.dice.randrange(6)}"
-        if source == key or (bucket, source) in self._busy:
-            return
-        self._client(bucket, key, lambda: self._copy(bucket, source, key))
-
-    async def _copy(self, bucket: str, source: str, key: str) -> None:
-        possible = self.judge.of(bucket, source).may_be()
-        attempts = [
-            self.judge.of(bucket, key).begin(value, self.clock.monotonic()) for value in possible if value is not None
-        ]
-        answer = await self._ask("PUT", f"{bucket}/{key}", x_amz_copy_source=f"/{bucket}/{source}")
-        possible |= self.judge.of(bucket, source).may_be()
-        for attempt in attempts:
-            attempt.ended = self.clock.monotonic()
-        if answer is None or answer.status >= 500:
-            return
-        history = self.judge.of(bucket, key)
-        if answer.status >= 300 or b"<Error>" in answer.body:
-            history.attempts[:] = [one for one in history.attempts if one not in attempts]
-        elif len(attempts) == 1 and len(possible - {None}) == 1:
-            attempts[0].acknowledged = True
+        if source != key and (bucket, source) not in self.clients.busy:
+            self.clients.begin(bucket, key, lambda: self.clients.copy(bucket, source, key))
 
     async def _do_save(self) -> None:
-        """A checkpoint as PyTorch's DCP saves it: shards, then the manifest under a name that it is renamed from."""
-        self._numbers += 1
-        directory = f"step-{self._numbers}"
-        self._client("bucket", directory, lambda: self._save(directory))
+        directory = f"step-{self.clients.number()}"
+        self.clients.begin("bucket", directory, lambda: self.clients.save(directory))
 
-    async def _save(self, directory: str) -> None:
-        shards = [f"{directory}/__{rank}_0.distcp" for rank in range(self.dice.randint(1, 4))]
-        for shard in shards:
-            if not await self._put("bucket", shard, self._value()):
-                return
-        value = self._value()
-        temporary, manifest = f"{directory}/.metadata.tmp", f"{directory}/.metadata"
-        if not await self._put("bucket", temporary, value):
-            return
-        attempt = self.judge.of("bucket", manifest).begin(value, self.clock.monotonic())
-        answer = await self._ask("PUT", f"bucket/{manifest}", x_amz_copy_source=f"/bucket/{temporary}")
-        if self._ended("bucket", manifest, attempt, answer):
-            await self._delete("bucket", temporary)
+    async def _do_save_run(self) -> None:
+        run = f"run-{self.dice.randrange(2)}"
+        self.clients.begin("bucket", run, lambda: self.clients.save_run(run))
 
-    async def _do_read(self) -> None:
-        bucket, key = self._place()
-        self._client(bucket, key, lambda: self._read(bucket, key))
+    async def _do_save_table(self) -> None:
+        table = f"table-{self.dice.randrange(2)}"
+        self.clients.begin("bucket", table, lambda: self.clients.save_table(table))
 
-    async def _read(self, bucket: str, key: str) -> None:
-        history: KeyHistory = self.judge.of(bucket, key)
-        possible = history.may_be()
-        answer = await self._ask("GET", f"{bucket}/{key}")
-        if answer is None or answer.status not in (200, 404) or not answer.complete:
-            return
-        value: Value = answer.body if answer.status == 200 else None
-        self.judge.read(bucket, key, value, possible)
+    async def _do_burst(self) -> None:
+        """More than flush at once, in a bucket that may refuse everything."""
+        self.clients.begin("other", "burst", self._burst)
+
+    async def _burst(self) -> None:
+        for number in range(80):
+            if not self._is_ending:
+                await self.clients.put("other", f"burst/{number}", self.clients.value())
+
+    async def _do_denied(self) -> None:
+        """What is acknowledged, and refused for ever."""
+        key = f"{DENIED}k{self.dice.randrange(3)}"
+        value = self.clients.value()
+        self.clients.begin("bucket", key, lambda: self.clients.put("bucket", key, value))
+
+    async def _do_strange(self) -> None:
+        """Metadata that is no UTF-8, which S3 refuses."""
+        key = f"strange{self.dice.randrange(3)}"
+        value = self.clients.value()
+        self.clients.begin("bucket", key, lambda: self.clients.put("bucket", key, value, x_amz_meta_name="caf\xe9"))
+
+    async def _do_rename(self) -> None:
+        number = self.clients.number()
+        bucket, _ = self._place()
+        self.clients.begin(bucket, f"large/{number}", lambda: self.clients.rename(bucket, number))
+
+    async def _do_crowd(self) -> None:
+        number, count = self.clients.number(), self.dice.randint(2, CROWD)
+        bucket, _ = self._place()
+        self.clients.begin(bucket, f"crowd-{number}", lambda: self.clients.crowd(bucket, number, count))
+
+    # What others do
 
     async def _do_others_write(self) -> None:
         bucket, key = self._place()
-        self.origin.write_as_others(bucket, key, b"theirs, " + self._value())
+        self._others_write(bucket, key)
+
+    def _others_write(self, bucket: str, key: str) -> None:
+        self.origin.write_as_others(bucket, key, b"theirs, " + self.clients.value())
         self.say(f"    others write {bucket}/{key}")
+
+    async def _do_others_write_pending(self) -> None:
+        """Another job has been given the same directory, say."""
+        found = sorted(one for one in self.node.kept().pending if not one[1].startswith(DENIED))
+        if found:
+            self._others_write(*self.dice.choice(found))
 
     async def _do_others_delete(self) -> None:
         bucket, key = self._place()
         if self.origin.current(bucket, key) is not None:
             self.origin.write_as_others(bucket, key, None)
             self.say(f"    others delete {bucket}/{key}")
+
+    # What happens to the origin
 
     async def _do_trouble(self) -> None:
         kind = self.dice.choice(self.origin.dialect.outages)
@@ -398,6 +332,34 @@ class World:
         if self.dice.random() < 0.2:  # rights are mended more seldom than networks
             self.origin.refused.clear()
 
+    async def _do_away(self) -> None:
+        """A key is written here while the origin cannot be asked, and then by others, who reach it."""
+        bucket, key = self._place()
+        await self._away(bucket, key, [partial(self.clients.put, bucket, key, self.clients.value())])
+
+    async def _do_delete_away(self) -> None:
+        """The same of a key that is deleted: the client is told to try again, and does not."""
+        bucket, key = self._place()
+        put = partial(self.clients.put, bucket, key, self.clients.value())
+        await self._away(bucket, key, [put, partial(self.clients.delete, bucket, key)])
+
+    async def _away(self, bucket: str, key: str, works: Sequence[Work]) -> None:
+        kind = self.dice.choice(("unreachable", "503", "silent"))
+        self.origin.trouble = Trouble(kind, frozenset(BUCKETS), self.clock.monotonic())
+        await asyncio.sleep(self.dice.choice((0.0, 10.0)))
+        for work in works:
+            await self._wait_for(bucket, key, work)
+        await self._pass_time(self.dice.choice((1.0, 20.0, 70.0, 300.0)))
+        self._others_write(bucket, key)
+        await self._pass_time(self.dice.choice((0.0, 5.0, 60.0)))
+        self.origin.trouble = None
+        self.judge.restarted()
+
+    async def _wait_for(self, bucket: str, key: str, work: Work) -> None:
+        self.clients.begin(bucket, key, work)
+        if self.clients.tasks:
+            await asyncio.wait(self.clients.tasks, timeout=90.0)
+
     async def _do_refuse(self) -> None:
         self.origin.refused.add("other")
 
@@ -405,47 +367,40 @@ class World:
         if self.origin.dialect.forgets_uploads:
             self.origin.forget_uploads()
 
-    async def _do_burst(self) -> None:
-        """More than flush at once, in a bucket that may refuse everything."""
-        self._client("other", "burst", self._burst)
+    async def _do_encrypt(self) -> None:
+        if self.origin.dialect.encrypted_later:
+            self.origin.is_opaque = True
 
-    async def _burst(self) -> None:
-        for number in range(80):
-            if not self._is_ending:
-                await self._put("other", f"burst/{number}", self._value())
+    # What happens to the node
 
-    async def _do_strange(self) -> None:
-        """Metadata that is no UTF-8, which S3 refuses."""
-        key = f"strange{self.dice.randrange(3)}"
-        value = self._value()
-        self._client("bucket", key, lambda: _nothing(self._put("bucket", key, value, x_amz_meta_name="caf\xe9")))
+    async def _do_full(self) -> None:
+        self.node.disk.fill(journal=self.dice.random() < 0.5)
+        self._full_until = self.clock.monotonic() + self.dice.choice((0.5, 10.0, 100.0))
+        self.judge.disk_was_full_at = self.clock.monotonic()
 
-    async def _do_large(self) -> None:
-        bucket, key = self._place()
-        self._client(
-            bucket,
-            f"large/{key}",
-            lambda: self._upload_of(bucket, f"large/{key}", part_bytes=LARGE_PART_BYTES, parts=8),
-        )
+    async def _do_jump_clock(self) -> None:
+        """Somebody sets it, or NTP does."""
+        seconds = self.dice.choice(JUMPS_SECONDS)
+        if self._setting.skew_seconds is None:
+            self.node_clock.skew_seconds += seconds
 
     async def _do_kill_worker(self) -> None:
-        self._kills += 1
         self.node.dies_in(self.dice.randrange(WORKERS), self.dice.randrange(40))
 
     async def _do_kill_background(self) -> None:
-        self._kills += 1
         self.node.dies_in(BACKGROUND, self.dice.randrange(60))
 
     async def _do_cut_power(self) -> None:
-        self._kills += 1
+        self.node.disk.make_room()
         await self.node.cut_power(WORKERS)
 
     async def _do_pass_time(self) -> None:
-        seconds = self.dice.choice((0.1, 1.0, 5.0, 30.0, 150.0))
+        await self._pass_time(self.dice.choice((0.1, 1.0, 5.0, 30.0, 150.0)))
+
+    async def _pass_time(self, seconds: float) -> None:
         for _ in range(int(seconds // 10)):
             await asyncio.sleep(10.0)
-            await self._revive()
-            self._look()
+            await self._look()
         await asyncio.sleep(seconds % 10)
 
     async def _revive(self) -> None:
@@ -461,33 +416,27 @@ class World:
             self.judge.restarted()
 
 
-async def _nothing(work: Coroutine[Any, Any, Any]) -> None:
-    await work
-
-
-def _etag_of(answer: Answer) -> str | None:
-    if "etag" in answer.headers:
-        return answer.headers["etag"]
-    found = re.search(rb"<ETag>([^<]+)</ETag>", answer.body)
-    return found[1].decode().replace("&quot;", '"') if found else None
-
-
-def play(seed: int, dialect: str, steps: int, only: Iterable[str] = (), skew_seconds: float | None = None) -> World:
+def play(setting: Setting) -> World:
     """One history to its end; its world, whose judge says what was violated."""
     loop = VirtualTimeLoop()
     directory = Path(tempfile.mkdtemp(prefix="simulation-", dir="/dev/shm" if Path("/dev/shm").exists() else None))
     try:
-        world = World(seed, dialect, directory, loop, only, skew_seconds)
+        world = World(setting, directory, loop)
         world.node.install(loop)
         with ExitStack() as stack:
-            stack.enter_context(simulated(Random(seed), world.node.disk))
+            stack.enter_context(simulated(Random(setting.seed), world.node.disk))
             stack.enter_context(mock.patch.object(completion, "PART_SIZE_BYTES_MIN", PART_BYTES))
             stack.enter_context(mock.patch.object(multipart, "PART_SIZE_BYTES_MIN", PART_BYTES))
+            ids = Random(setting.seed)
+            numbered = SimpleNamespace(uuid4=lambda: UUID(int=ids.getrandbits(128)))
+            stack.enter_context(mock.patch.object(multipart, "uuid", numbered))
+            stack.enter_context(mock.patch.object(creating, "_created_through", _marked(creating._created_through)))
             stack.enter_context(mock.patch.object(news, "QUIET_SECONDS", 1.0))
+            stack.enter_context(mock.patch.object(exposure, "LOOK_SECONDS", 10.0))
             stack.enter_context(mock.patch.object(asgi, "_shared_threads", BodyThreads))
             asyncio.set_event_loop(loop)
             try:
-                loop.run_until_complete(world.run(steps))
+                loop.run_until_complete(world.run())
             except Violation as violation:
                 if violation not in world.judge.violations:
                     world.judge.violations.append(violation)
@@ -502,3 +451,13 @@ def play(seed: int, dialect: str, steps: int, only: Iterable[str] = (), skew_sec
         asyncio.set_event_loop(None)
         loop.close()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _marked(create: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """A CreateMultipartUpload that is forwarded: the origin knows that the node keeps nothing of it."""
+
+    async def marked(*arguments: Any) -> Any:
+        OF_A_CLIENT.set(True)
+        return await create(*arguments)
+
+    return marked

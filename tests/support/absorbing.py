@@ -6,20 +6,19 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gateway.clock import SystemClock
+from gateway.clock import Clock, SystemClock
 from gateway.objects import ObjectKey
 from gateway.operations.absorbing.publishing import Publisher
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.xml import text_of
-from gateway.writeback.flushing.flush import OneFlush, Tools
-from gateway.writeback.flushing.flush_requests import FlushRequests
-from gateway.writeback.flushing.flusher import Flusher
-from gateway.writeback.flushing.lost_completions import FIRST_LOOK_SECONDS, LostCompletions
-from gateway.writeback.journal.book import Book
-from gateway.writeback.journal.records import PendingObject, State, Waiting
+from gateway.writeback.flushing.reconciler import Reconciler, SlotOrder, Tools
+from gateway.writeback.flushing.requests import Requests
+from gateway.writeback.journal.book import Book, Due
+from gateway.writeback.journal.records import Conditions, Honoured, Priority, State, Write
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
@@ -29,33 +28,72 @@ SLOTS = [Slot("back", Prefix.parse("s3://bucket/back/"), write="back")]
 PART_BYTES = 5 * 1024 * 1024
 
 
-class _SomeSecondsLater(SystemClock):
-    """When it is looked for what nobody has heard of."""
+class _Ahead(SystemClock):
+    """Some time later, when it is looked for what nobody has heard of."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.seconds = 0.0
 
     def now(self) -> float:
-        return super().now() + FIRST_LOOK_SECONDS
+        return self._clock.now() + self.seconds
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic() + self.seconds
+
+    async def sleep(self, seconds: float) -> None:
+        await self._clock.sleep(seconds)
+
+
+class _Gated(Reconciler):
+    """That carries out what clients wait for, and the rest when it is told to."""
+
+    flushes = False
+
+    def _start_due(
+        self, book: Book, name: tuple[str, str], lane: Any, priority: Priority, now: float, room: int
+    ) -> None:
+        if self.flushes or any(_is_waited_for(book, one) for one in book.due(name, priority, now, 1000)):
+            super()._start_due(book, name, lane, priority, now, room)
+
+    async def _take_up(self, slot: str, lane: Any, priority: Priority, due: Due) -> None:
+        if not self.flushes and not self._journal.read(lambda book: _is_waited_for(book, due)):
+            await self._clock.sleep(0.01)
+            lane.under_way[priority].discard(due.id)
+            self._tasks.pop(due.id, None)
+            return
+        await super()._take_up(slot, lane, priority, due)
+
+
+def _is_waited_for(book: Book, due: Due) -> bool:
+    write = book.write(due.id, with_parts=False)
+    return write is not None and write.is_completed_at_origin and write.answer is None
 
 
 class Silent:
-    """A flush that nobody watches, but for conflicts, where none is expected, and damages: there must be none."""
+    """A flush that nobody watches, but for what must not be where it is not expected."""
 
-    def __init__(self, *, conflicts: bool = False) -> None:
-        self._conflicts = conflicts
+    conflicts = False
+    damages = False
+    expiries = False
 
-    def settled(self, pending: PendingObject) -> None:
+    def settled(self, pending: Write) -> None:
         """As it should be."""
 
-    def failing(self, pending: PendingObject, failures: int, reason: str) -> None:
+    def failing(self, pending: Write, failures: int, reason: str) -> None:
         print(f"{pending.key}: {reason}")
 
-    def goes_on(self, pending: PendingObject) -> None:
+    def goes_on(self, pending: Write) -> None:
         """Nothing to be done."""
 
-    def conflict(self, pending: PendingObject) -> None:
-        assert self._conflicts, f"{pending.key} is a conflict"
+    def conflict(self, pending: Write, reason: str) -> None:
+        assert self.conflicts, f"{pending.key} is a conflict"
 
-    def damaged(self, pending: PendingObject, reason: str) -> None:
-        raise AssertionError(reason)
+    def damaged(self, write_id: int, name: str, slot: str, reason: str) -> None:
+        assert self.damages, reason
+
+    def expired(self, pending: Write, reason: str) -> None:
+        assert self.expiries, f"{pending.key}: {reason}"
 
 
 class Client:
@@ -64,6 +102,26 @@ class Client:
     def __init__(self, gateway: GatewayApp) -> None:
         assert gateway.buffer is not None
         self.gateway, self.origin, self.buffer = gateway, gateway.origin, gateway.buffer
+        slots = gateway.app.services.slots
+        self._clock = _Ahead(gateway.app.services.clock)
+        self._observer = Silent()
+        requests = Requests(self.origin, self.buffer.staging, self.buffer.threads, self._clock)
+        publisher = Publisher(gateway.catalog, gateway.blocks, slots, self.buffer.staging)
+        orders = {slot.name: SlotOrder(slot.prefix.key_prefix, slot.upload_expiry_seconds) for slot in slots}
+        tools = Tools(self.buffer.journal, requests, publisher, self._observer, self._clock, orders)
+        self.reconciler = _Gated(tools, random.Random(1))
+        self._running: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """With the other process, which carries out what clients wait for."""
+        self._running = asyncio.create_task(self.reconciler.run())
+        try:
+            yield
+            assert not self._running.done()
+        finally:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
 
     async def ask(
         self, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None, status: int = 200
@@ -75,6 +133,11 @@ class Client:
     async def learn(self) -> None:
         """Make the bucket known: the first write to it goes through."""
         await self.ask("PUT", "back/first", b"x")
+        honoured = Conditions(Honoured.YES, Honoured.YES, Honoured.YES, self.gateway.app.services.clock.now())
+        profile = self.buffer.look(lambda book: book.profile("bucket"))
+        if profile is not None:
+            known = replace(profile, conditions=honoured)
+            await self.buffer.journal.change(lambda book: book.learn("bucket", known))
 
     async def create(self, name: str, headers: Mapping[str, str] | None = None) -> str:
         answer = await self.ask("POST", f"{name}?uploads", headers=headers)
@@ -97,49 +160,39 @@ class Client:
         body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
         return await self.ask("POST", f"{name}?uploadId={upload_id}", body, headers, status)
 
-    def pending(self, name: str) -> PendingObject | None:
+    def pending(self, name: str) -> Write | None:
         return self.buffer.pending(key(name))
 
     @asynccontextmanager
-    async def flushing(self, *, conflicts: bool = False) -> AsyncIterator[None]:
-        """With the other process that flushes."""
-        flusher = Flusher(self._tools(conflicts=conflicts), self.gateway.app.services.clock)
-        running = asyncio.create_task(flusher.run())
+    async def flushing(
+        self, *, conflicts: bool = False, damages: bool = False, expiries: bool = False, ahead_seconds: float = 0.0
+    ) -> AsyncIterator[None]:
+        """With the other process flushing."""
+        self._observer.conflicts, self._observer.damages, self._observer.expiries = conflicts, damages, expiries
+        self._clock.seconds, self.reconciler.flushes = ahead_seconds, True
+        self.reconciler.hurry(Prefix(""))
         try:
             yield
-            assert not running.done()
         finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            self.reconciler.flushes = False
+            await self.reconciler.drain()
+            self._observer.conflicts = self._observer.damages = self._observer.expiries = False
+            self._clock.seconds = 0.0
 
     async def flush_one(self, at: ObjectKey) -> None:
         """Until the origin has what is pending under a key."""
-        while (first := self.buffer.look(lambda book: book.earliest(at))) is not None:
-            await OneFlush(self._tools(), self.gateway.app.services.clock, random.Random(1), lambda: None).run(
-                first.sequence
-            )
+        async with self.flushing():
+            await eventually(lambda: self.buffer.look(lambda book: book.earliest(at)) is None)
 
     async def flush_until_conflict(self, name: str) -> None:
         """Until it is known that somebody else has written the key."""
-        while (first := self.buffer.look(lambda book: book.earliest(key(name)))) is not None:
-            if first.state is State.CONFLICT:
-                return
-            flush = OneFlush(
-                self._tools(conflicts=True), self.gateway.app.services.clock, random.Random(1), lambda: None
-            )
-            await flush.run(first.sequence)
-        raise AssertionError(f"{name} is no conflict")
+        async with self.flushing(conflicts=True):
+            await eventually(lambda: self.buffer.look(lambda book: _is_conflict(book, name)))
 
     async def find_lost_completions(self) -> None:
         """What the process that flushes finds out some seconds later."""
-        tools = self._tools()
-        await LostCompletions(tools.journal, tools.requests, tools.publication, _SomeSecondsLater()).look()
-
-    def _tools(self, *, conflicts: bool = False) -> Tools:
-        requests = FlushRequests(self.origin, self.buffer.staging, self.buffer.threads)
-        slots = self.gateway.app.services.slots
-        publisher = Publisher(self.gateway.catalog, self.gateway.blocks, slots, self.buffer.staging)
-        return Tools(self.buffer.journal, requests, publisher, Silent(conflicts=conflicts))
+        async with self.flushing(ahead_seconds=10.0):
+            await eventually(lambda: not self.buffer.look(lambda book: _are_due(book, self._clock.now())))
 
     async def flush(self) -> None:
         """Until the origin has everything, and this node nothing."""
@@ -154,17 +207,29 @@ class Client:
     async def flush_startable(self) -> None:
         """Until all that is left are conflicts, and uploads."""
         async with self.flushing(conflicts=True):
-            await eventually(lambda: not self.buffer.look(_startable))
+            await eventually(lambda: not self.buffer.look(_are_due))
 
     def _is_empty(self) -> bool:
-        left = self.buffer.look(lambda book: (*book.counts(), len(book.orphan_ids(1))))
+        left = self.buffer.look(
+            lambda book: (*book.counts(), sum(one.origin_upload_id is not None for one in book.aborting()))
+        )
         return left == (0, 0, 0) and not list(self.buffer.staging.names())
 
 
-def _startable(book: Book) -> list[Waiting]:
-    """What waits neither for a person nor for something that does."""
-    found = [one for slot in book.slots() for one in (*book.urgent(slot, 0, 1000), *book.startable(slot, 0, 1000))]
-    return [one for one in found if book.first_sequence(one.key) == one.sequence]
+def _is_conflict(book: Book, name: str) -> bool:
+    first = book.earliest(key(name))
+    assert first is not None, f"{name} is no conflict"
+    return first.state is State.CONFLICT
+
+
+def _are_due(book: Book, until: float = 2.0**40) -> bool:
+    """Whether anything is to be done that waits neither for a person nor for something that does."""
+    return any(
+        book.due(lane, priority, until, 1)
+        for lane in book.lanes()
+        for priority in Priority
+        if priority not in (Priority.UPLOAD, Priority.ABORT)
+    )
 
 
 def with_client(
@@ -175,7 +240,9 @@ def with_client(
 ) -> None:
     async def run() -> None:
         async with gateway_app(path, slots=slots, writeback=True, **options) as gateway:
-            await scenario(Client(gateway))
+            client = Client(gateway)
+            async with client.running():
+                await scenario(client)
 
     asyncio.run(run())
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from gateway.objects import ByteRange, ObjectKey
 from gateway.writeback.buffer import WritebackBuffer
-from gateway.writeback.journal.records import Ended, Part, PendingObject
+from gateway.writeback.journal.records import Part, Write
 from tests.support.buffer_worker import content
 
 _ROOT = Path(__file__).parents[2]
@@ -185,9 +185,7 @@ async def _found(buffer: WritebackBuffer, keys: str, uploads: str) -> object:
         pending = buffer.pending(ObjectKey("bucket", one.key.key))
         assert pending is not None
         objects[one.key.key] = None if pending.deleted else await _read(buffer, pending)
-    opened = buffer.look(
-        lambda book: {one.upload_id: list(book.parts(one.upload_id)) for one in book.uploads("bucket")}
-    )
+    opened = buffer.look(lambda book: {one.upload_id or "": list(book.parts(one.id)) for one in book.uploads("bucket")})
     found = {}
     for name, parts in opened.items():
         if name.startswith(uploads):
@@ -195,7 +193,7 @@ async def _found(buffer: WritebackBuffer, keys: str, uploads: str) -> object:
     return objects, found
 
 
-async def _read(buffer: WritebackBuffer, pending: PendingObject) -> bytes:
+async def _read(buffer: WritebackBuffer, pending: Write) -> bytes:
     if not pending.size_bytes:
         return b""
     pieces = buffer.pieces(pending, ByteRange(0, pending.size_bytes - 1))
@@ -209,10 +207,11 @@ async def _read_part(buffer: WritebackBuffer, part: Part) -> bytes:
 
 async def _end_uploads(buffer: WritebackBuffer, uploads: str) -> list[str]:
     """A new process knows nothing of the uploads of the one before."""
-    opened = buffer.look(lambda book: [one for one in book.uploads("bucket") if one.upload_id.startswith(uploads)])
-    for one in opened:
-        await buffer.abort(Ended(one.upload_id, one.fixed.key, 1.0, None))
-    return [one.upload_id for one in opened]
+    opened = buffer.look(lambda book: [one.upload_id or "" for one in book.uploads("bucket")])
+    ours = [one for one in opened if one.startswith(uploads)]
+    for one in ours:
+        await buffer.abort(one)
+    return ours
 
 
 def _abort_all(of: Expected, names: list[str]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,10 @@ from gateway.objects import ObjectKey
 from gateway.origin.client import Origin
 from gateway.s3.headers import multipart_etag
 from gateway.writeback.files.staged_file import StagedFile, Staging
-from gateway.writeback.flushing.early_parts import EarlyParts
-from gateway.writeback.flushing.flush import Tools
-from gateway.writeback.flushing.flush_requests import FlushRequests
-from gateway.writeback.flushing.flusher import Flusher
+from gateway.writeback.flushing.reconciler import Reconciler, SlotOrder, Tools
+from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.records import Base, Ended, Fixed, Part, PendingObject, Upload
+from gateway.writeback.journal.records import Base, Conditions, Fixed, Honoured, Part, Profile, Write
 from gateway.writeback.threads import BufferThreads
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.origin import MemoryOrigin
@@ -35,24 +35,28 @@ class Observer:
         self.failures: list[str] = []
         self.conflicts: list[str] = []
         self.damages: list[str] = []
+        self.expiries: list[str] = []
 
-    async def publish(self, pending: PendingObject, etag: str | None) -> None:
-        self.published.append((pending.key.key, etag))
+    async def publish(self, write: Write, etag: str | None) -> None:
+        self.published.append((write.key.key, etag))
 
-    def settled(self, pending: PendingObject) -> None:
+    def settled(self, write: Write) -> None:
         """As it should be."""
 
-    def failing(self, pending: PendingObject, failures: int, reason: str) -> None:
+    def failing(self, write: Write, failures: int, reason: str) -> None:
         self.failures.append(reason)
 
-    def goes_on(self, pending: PendingObject) -> None:
+    def goes_on(self, write: Write) -> None:
         """Nothing to be done."""
 
-    def conflict(self, pending: PendingObject) -> None:
-        self.conflicts.append(pending.key.key)
+    def conflict(self, write: Write, reason: str) -> None:
+        self.conflicts.append(write.key.key)
 
-    def damaged(self, pending: PendingObject, reason: str) -> None:
-        self.damages.append(pending.key.key)
+    def damaged(self, write_id: int, name: str, slot: str, reason: str) -> None:
+        self.damages.append(name.rpartition("/")[2])
+
+    def expired(self, write: Write, reason: str) -> None:
+        self.expiries.append(write.key.key)
 
 
 class Buffer:
@@ -67,6 +71,7 @@ class Buffer:
         self.journal = Journal(directory, self._remove)
         self.threads = BufferThreads(2)
         self.observer = Observer()
+        self.slots: dict[str, SlotOrder] = {}
         self._flushing: asyncio.Task[None] | None = None
 
     def _remove(self, names: list[str]) -> None:
@@ -75,16 +80,19 @@ class Buffer:
 
     def tools(self, origin: Origin | None = None) -> Tools:
         """What flushes need; `origin` stands before the one in memory."""
-        requests = FlushRequests(origin or self.origin, self.staging, self.threads)
-        return Tools(self.journal, requests, self.observer, self.observer)
+        requests = Requests(origin or self.origin, self.staging, self.threads, self.clock)
+        return Tools(self.journal, requests, self.observer, self.observer, self.clock, self.slots)
 
-    def start(self) -> None:
+    async def learn(self, honoured: Honoured = Honoured.YES) -> None:
+        """What the bucket is like is known: it is not probed."""
+        known = Conditions(honoured, honoured, honoured, self.clock.now())
+        profile = Profile(True, True, self.clock.now(), known)
+        await self.journal.change(lambda book: book.learn("bucket", profile))
+
+    def start(self, origin: Origin | None = None) -> None:
         """Flush what is pending."""
-        self._flushing = asyncio.create_task(Flusher(self.tools(), self.clock).run())
-
-    def start_early(self) -> None:
-        """Send parts of open uploads, and nothing else."""
-        self._flushing = asyncio.create_task(EarlyParts(self.tools(), self.clock).run())
+        self.reconciler = Reconciler(self.tools(origin), random.Random(1))
+        self._flushing = asyncio.create_task(self.reconciler.run())
 
     async def kill(self) -> None:
         """The flushing process is gone, in the middle of whatever it did."""
@@ -103,38 +111,42 @@ class Buffer:
         writer.write(memoryview(content))
         return self.staging.seal(writer, md5(content))
 
-    async def put(self, at: ObjectKey, content: bytes, **changed: Any) -> PendingObject:
+    async def put(self, at: ObjectKey, content: bytes, **changed: Any) -> Write:
         file = self.stage(content)
-        new = PendingObject(
-            0,
+        new = Write(
             changed.get("fixed", Fixed(at, HEADERS, "slot")),
             changed.get("base", Base(absent=True)),
             1.0,
-            file.etag,
-            file.size_bytes,
-            (Part(1, file, 1.0, changed.get("checksums", {})),),
+            etag=file.etag,
+            size_bytes=file.size_bytes,
+            parts=(Part(1, file, 1.0, changed.get("checksums", {})),),
+            acknowledged_at=1.0,
+            behind=changed.get("behind"),
         )
-        return await self.journal.change(lambda book: book.put(new))
+        return await self.journal.change(lambda book: book.acknowledge(new))
 
-    async def upload(self, at: ObjectKey, sizes: list[int], origin_upload_id: str | None = None) -> PendingObject:
-        fixed, files = Fixed(at, HEADERS, "slot"), [self.stage(os.urandom(size)) for size in sizes]
+    async def upload(
+        self, at: ObjectKey, sizes: list[int], origin_upload_id: str | None = None, upload_id: str = "u"
+    ) -> Write:
+        opened = Write(
+            Fixed(at, HEADERS, "slot"), Base(absent=True), 1.0, upload_id=upload_id, origin_upload_id=origin_upload_id
+        )
+        files = [self.stage(os.urandom(size)) for size in sizes]
         parts = tuple(Part(2 * number, file, 1.0) for number, file in enumerate(files, 1))
-        await self.journal.change(
-            lambda book: book.open_upload(Upload("u", fixed, Base(absent=True), 1.0, origin_upload_id))
-        )
+        await self.journal.change(lambda book: book.open_upload(opened))
+        for part in parts:
+            await self.journal.change(lambda book: book.put_part(upload_id, part, 1.0))  # noqa: B023
         etag = multipart_etag([file.etag for file in files]) or ""
-        new = PendingObject(
-            0, fixed, Base(absent=True), 1.0, etag, sum(sizes), parts, True, False, "u", origin_upload_id
-        )
-        completed = await self.journal.change(lambda book: book.complete(new, Ended("u", at, 1.0, etag)))
+        made = replace(opened, etag=etag, size_bytes=sum(sizes), parts=parts, acknowledged_at=1.0)
+        completed = await self.journal.change(lambda book: book.complete(made))
         assert completed is not None
         return completed
 
     async def delete(self, at: ObjectKey) -> None:
-        gone = PendingObject(0, Fixed(at, {}, "slot"), Base(absent=True), 1.0, "", 0, deleted=True)
-        await self.journal.change(lambda book: book.put(gone))
+        gone = Write(Fixed(at, {}, "slot"), Base(absent=True), 1.0, deleted=True, acknowledged_at=1.0)
+        await self.journal.change(lambda book: book.acknowledge(gone))
 
-    def left(self) -> list[PendingObject]:
+    def left(self) -> list[Write]:
         return list(self.journal.read(lambda book: book.waiting(0, 10_000)))
 
     async def until(self, reached: Callable[[], bool]) -> None:
@@ -152,6 +164,22 @@ class Buffer:
             while not reached():  # noqa: ASYNC110 - what is waited for has no event
                 await asyncio.sleep(0.0005)
 
+    async def still(self) -> None:
+        """What follows from what has happened is done, as far as it waits for disks and threads, and for no clock."""
+        for _ in range(12):  # so often at most does anything wait for one of them in a row
+            await self.journal.change(lambda book: None)
+            await self.threads.run(lambda: None)
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+    async def passes(self, seconds: float, reached: Callable[[], bool] = lambda: False, step: float = 0.25) -> bool:
+        """Let time pass in steps, each of which is over before the next, at most until it is so; whether it is."""
+        until = self.clock.monotonic() + seconds
+        while not reached() and self.clock.monotonic() < until:
+            await self.clock.advance(step)
+            await self.still()
+        return reached()
+
     async def flushed(self) -> None:
         await self.until(lambda: not self.left() and not list(self.staging.names()))
 
@@ -159,9 +187,11 @@ class Buffer:
         return self.bucket.object(at.key).headers
 
 
-def with_buffer(path: Path, scenario: Callable[[Buffer], Coroutine[Any, Any, None]]) -> None:
+def with_buffer(
+    path: Path, scenario: Callable[[Buffer], Coroutine[Any, Any, None]], made: type[Buffer] = Buffer
+) -> None:
     async def run() -> None:
-        buffer = Buffer(path)
+        buffer = made(path)
         try:
             await scenario(buffer)
         finally:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from gateway.objects import ObjectKey
 from gateway.s3.headers import multipart_etag
-from gateway.writeback.files.staged_file import ChunkChecksums, StagedFile
-from gateway.writeback.journal.records import Base, Fixed, Part, PendingObject, Upload
+from gateway.writeback.files.staged_file import StagedFile
+from gateway.writeback.files.trailer import FOOTER_BYTES, unpack_footer
+from gateway.writeback.journal.records import Base, Fixed, Part, State, Write
 from gateway.writeback.presence import place_of
+
+
+def body_bytes(directory: Path) -> int:
+    """Of all staged files below a directory, as they say themselves."""
+    files = [path.read_bytes() for path in directory.rglob("w*/*")]
+    return sum(footer.size_bytes for one in files if (footer := unpack_footer(one[-FOOTER_BYTES:])) is not None)
 
 
 class PlainPresence:
@@ -45,17 +53,23 @@ def md5(content: bytes) -> bytes:
 
 def staged(name: str) -> StagedFile:
     """A file whose bytes are its name."""
-    content, checksums = name.encode(), ChunkChecksums()
-    checksums.update(memoryview(content))
-    return StagedFile(name, len(content), md5(content), checksums.digest())
+    return StagedFile(name, len(name.encode()), md5(name.encode()))
 
 
 def part(number: int, name: str) -> Part:
     return Part(number, staged(name), 12.5, {"crc32": "AAAAAA=="})
 
 
-def upload(upload_id: str, at: ObjectKey) -> Upload:
-    return Upload(upload_id, fixed(at), Base(('"old"',)), 3.25)
+def upload(upload_id: str, at: ObjectKey, origin_upload_id: str | None = None) -> Write:
+    return Write(
+        fixed(at),
+        Base(('"old"',)),
+        3.25,
+        State.OPEN,
+        multipart=True,
+        upload_id=upload_id,
+        origin_upload_id=origin_upload_id,
+    )
 
 
 def pending(
@@ -66,22 +80,21 @@ def pending(
     multipart: bool = False,
     deleted: bool = False,
     origin_upload_id: str | None = None,
-) -> PendingObject:
+) -> Write:
     """Of one part that is called `name`, or of the given ones; not yet in any journal."""
     parts = (part(1, name),) if name is not None else tuple(parts)
     etags = [one.file.etag for one in parts]
     etag = (multipart_etag(etags) if multipart else etags[0]) if etags else ""
-    size_bytes = sum(one.file.size_bytes for one in parts)
-    return PendingObject(
-        0,
+    return Write(
         fixed(at),
         Base(absent=True),
         99.5,
-        etag or "",
-        size_bytes,
-        parts,
-        multipart,
-        deleted,
-        "u" if multipart else None,
-        origin_upload_id,
+        etag=etag or "",
+        size_bytes=sum(one.file.size_bytes for one in parts),
+        parts=parts,
+        multipart=multipart,
+        deleted=deleted,
+        upload_id="u" if multipart else None,
+        origin_upload_id=origin_upload_id,
+        acknowledged_at=99.5,
     )

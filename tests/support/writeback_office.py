@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+import random
 from pathlib import Path
 from typing import Any
 
 from gateway.policy.slots import Prefix
-from gateway.writeback.desk.alarms import Alarms
 from gateway.writeback.desk.deciding import Decider
 from gateway.writeback.desk.desk import WritebackDesk
 from gateway.writeback.desk.overview import Overview
-from gateway.writeback.flushing.flusher import Flusher
-from gateway.writeback.journal.records import Base, Upload
+from gateway.writeback.flushing.reconciler import Reconciler
 from tests.support.flushing import Buffer
-from tests.support.writeback import fixed, key
+from tests.support.writeback import key, upload
 
 _EVERYTHING = Prefix("")
 
@@ -26,17 +24,16 @@ class Office:
     def __init__(self, directory: Path) -> None:
         self.buffer = Buffer(directory)
         self.overview = Overview(directory)
-        self.alarms = Alarms(self.buffer.observer, self.buffer.clock)
-        tools = replace(self.buffer.tools(), observer=self.alarms)
-        self.flusher = Flusher(tools, self.buffer.clock)
-        self.decider = Decider(tools, self.alarms, self.buffer.clock)
+        tools = self.buffer.tools()
+        self.reconciler = Reconciler(tools, random.Random(1))
+        self.decider = Decider(tools)
         self.desk = WritebackDesk(
-            self.overview, self.alarms, self.flusher, self.decider, {"slot": 1000}, self.buffer.clock
+            self.overview, self.buffer.journal, self.reconciler, self.decider, {"slot": 1000}, self.buffer.clock
         )
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._running = asyncio.create_task(self.flusher.run())
+        self._running = asyncio.create_task(self.reconciler.run())
 
     async def stop(self) -> None:
         if self._running is not None:
@@ -58,8 +55,7 @@ class Office:
 
     async def open_upload(self, name: str, upload_id: str) -> None:
         """A client has begun one."""
-        new = Upload(upload_id, fixed(key(name)), Base(absent=True), 7.0)
-        await self.buffer.journal.change(lambda book: book.open_upload(new))
+        await self.buffer.journal.change(lambda book: book.open_upload(upload(upload_id, key(name))))
 
     async def progress(self, prefix: Prefix = _EVERYTHING, through: int = 2**60) -> dict[str, Any]:
         return await self.desk.progress(prefix, through)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from gateway.writeback.journal.book import ENDED_KEPT_SECONDS, FORGOTTEN_AT_ONCE, Book
-from gateway.writeback.journal.records import Ended
 from gateway.writeback.tidying import FORGET_SECONDS, TIDY_SECONDS, UNASKED_SECONDS
 from tests.support.flushing import Buffer, with_buffer
-from tests.support.writeback import key
+from tests.support.writeback import key, upload
 
 
 def test_reads_pass_soon_after_the_flush(tmp_path: Path) -> None:
@@ -38,7 +36,7 @@ def test_what_goes_without_a_flush_is_passed_in_the_end(tmp_path: Path) -> None:
         await buffer.clock.advance(0.0)  # it has begun
         await buffer.clock.advance(TIDY_SECONDS)
         kept = await buffer.put(key("k"), b"x")
-        await buffer.journal.change(lambda book: book.drop(kept.sequence))
+        await buffer.journal.change(lambda book: book.discard(kept.id, 2.0, only_conflict=False))
         await buffer.clock.advance(UNASKED_SECONDS)
         await buffer.until(lambda: not buffer.journal.presence.may_be(key("k")))
 
@@ -50,11 +48,11 @@ def test_what_nobody_repeats_is_forgotten(tmp_path: Path) -> None:
 
     async def scenario(buffer: Buffer) -> None:
         now = buffer.clock.now()
-        of = Ended("", key("k"), now, "e")
 
         def end(book: Book, at: float, name: str, count: int) -> None:
             for number in range(count):
-                book.completed_at_origin(replace(of, upload_id=f"{name}{number}", ended_at=at))
+                book.open_upload(upload(f"{name}{number}", key("k")))
+                assert book.abort(f"{name}{number}", at)
 
         await buffer.journal.change(partial(end, at=now, name="early", count=FORGOTTEN_AT_ONCE + 1))
         await buffer.journal.change(partial(end, at=now + 2 * FORGET_SECONDS, name="late", count=1))

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from awscrt import checksums
+from awscrt import checksums as crt
 
 from gateway.blocks import layout
 from gateway.blocks.directory import Adoption
@@ -24,57 +24,70 @@ from gateway.objects import ByteRange, ObjectVersion
 
 @dataclass(frozen=True, slots=True)
 class OfferedFile:
-    """A file that holds the bytes of `version` from `offset` to the file's end, and will never be written again.
+    """A file that begins with `size_bytes` bytes of `version`, those at `offset`, and will never be written again.
 
-    `checksums` holds the CRC32C of each of its 64 KiB chunks, 4 bytes little-endian each, where they are known: they
-    serve for blocks that begin on one of these chunks, the others are read once.
+    `checksums` gives the CRC32C of each 64 KiB chunk of these, 4 bytes little-endian each, where they are known: they
+    serve for blocks that begin on one of these chunks, the others are read once. It may block, and may raise.
     """
 
     path: Path
     version: ObjectVersion
     offset: int
-    checksums: bytes | None = None
+    size_bytes: int
+    checksums: Callable[[], bytes] | None = None
 
 
 def describe(offered: OfferedFile, slot: str, block_size_bytes: int) -> Adoption | None:
     """What has to be entered for a file on a slot's account; None where no block lies wholly in it.
 
-    StoreUnavailable when it cannot be read. Reads what has no checksums yet.
+    StoreUnavailable when it cannot be read. Reads what has no checksums yet. All of the file takes room, also what lies
+    behind the bytes.
     """
     try:
         records = list(_records(offered, block_size_bytes))
-        size_bytes = offered.path.stat().st_size
+        disk_bytes = offered.path.stat().st_size
     except OSError as error:
         raise StoreUnavailable(f"a file to be adopted cannot be read: {error}") from error
     if not records:
         return None
     file = layout.file_name(records[0].block_id, secrets.token_hex(8))
     placed = [replace(record, extent=record.extent._replace(file=file)) for record in records]
-    return Adoption(offered.path, Reservation(file, slot, layout.in_pages(size_bytes), to_write=False), placed)
+    return Adoption(offered.path, Reservation(file, slot, layout.in_pages(disk_bytes), to_write=False), placed)
 
 
 def _records(offered: OfferedFile, block_size_bytes: int) -> Iterator[BlockRecord]:
-    object_id = layout.object_id(offered.version.key)
+    whole = list(_whole_blocks(offered, block_size_bytes))
+    if not whole:
+        return
+    object_id, known = layout.object_id(offered.version.key), offered.checksums() if offered.checksums else b""
     descriptor = os.open(offered.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        stop = min(offered.offset + os.fstat(descriptor).st_size, offered.version.size_bytes)
-        if stop <= offered.offset:
-            return
-        held = ByteRange(offered.offset, stop - 1)
-        for block in layout.blocks_of(offered.version, held, block_size_bytes):
-            if held.first <= block.offset and block.range.last <= held.last:
-                start = block.offset - offered.offset
-                packed = _known(offered, start, block) or _computed(descriptor, start, block)
-                yield BlockRecord(block.id, object_id, Extent("", start, block.length, packed))
+        if os.fstat(descriptor).st_size < offered.size_bytes:
+            raise StoreUnavailable("a file to be adopted is shorter than it was")
+        for block in whole:
+            start = block.offset - offered.offset
+            packed = _known(known, start, block) or _computed(descriptor, start, block)
+            yield BlockRecord(block.id, object_id, Extent("", start, block.length, packed))
     finally:
         os.close(descriptor)
 
 
-def _known(offered: OfferedFile, start: int, block: Block) -> bytes | None:
-    if offered.checksums is None or start % CHUNK_BYTES:
+def _whole_blocks(offered: OfferedFile, block_size_bytes: int) -> Iterator[Block]:
+    """Those that lie in it as a whole."""
+    stop = min(offered.offset + offered.size_bytes, offered.version.size_bytes)
+    if stop <= offered.offset:
+        return
+    held = ByteRange(offered.offset, stop - 1)
+    for block in layout.blocks_of(offered.version, held, block_size_bytes):
+        if held.first <= block.offset and block.range.last <= held.last:
+            yield block
+
+
+def _known(checksums: bytes, start: int, block: Block) -> bytes | None:
+    if start % CHUNK_BYTES:
         return None
     first = start // CHUNK_BYTES * CHECKSUM_BYTES
-    packed = offered.checksums[first : first + layout.chunk_count(block.length) * CHECKSUM_BYTES]
+    packed = checksums[first : first + layout.chunk_count(block.length) * CHECKSUM_BYTES]
     return packed if len(packed) == layout.chunk_count(block.length) * CHECKSUM_BYTES else None
 
 
@@ -85,5 +98,5 @@ def _computed(descriptor: int, start: int, block: Block) -> bytes:
         chunk = os.pread(descriptor, size, start + position)
         if len(chunk) < size:
             raise StoreUnavailable("a file to be adopted is shorter than it was")
-        packed += checksums.crc32c(chunk).to_bytes(CHECKSUM_BYTES, "little")
+        packed += crt.crc32c(chunk).to_bytes(CHECKSUM_BYTES, "little")
     return bytes(packed)

@@ -20,10 +20,11 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum, auto
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from gateway.cancellation import to_its_end
 from gateway.edge.server.request_head import MAX_BODY_BYTES, bad_request
 from gateway.errors import ClientDisconnected, S3Error
 from gateway.operations.context import Sink
@@ -275,25 +276,6 @@ class ReceiveThreads:
     def shut_down(self) -> None:
         """Let the threads go once they are idle."""
         self._pool.shutdown(wait=False)
-
-
-async def to_its_end(work: Future[R], stop: Callable[[], None]) -> R:
-    """The outcome of work on a thread. A cancelled caller learns of it only when no thread is at the work any more."""
-    outcome = asyncio.wrap_future(work)
-    try:
-        return await asyncio.shield(outcome)
-    except asyncio.CancelledError:
-        if outcome.done() or work.cancel():
-            raise
-        stop()
-        while not outcome.done():
-            try:
-                await asyncio.wait((outcome,))
-            except asyncio.CancelledError:  # once more: the answer is the same
-                continue
-        if not outcome.cancelled():
-            outcome.exception()  # looked at: nobody is left to be told
-        raise
 
 
 def readable(descriptor: int) -> bool:

@@ -13,6 +13,7 @@ from gateway.objects import ObjectKey
 from gateway.operations.context import RequestContext
 from gateway.s3.error_codes import s3_error
 from gateway.writeback.journal.records import State
+from gateway.writeback.order import key_prefix_before
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
@@ -37,6 +38,16 @@ async def flushed(context: RequestContext, buffer: WritebackBuffer, keys: Iterab
         await settled(context, buffer, key, sequence, deadline)
 
 
+async def in_its_turn(context: RequestContext, buffer: WritebackBuffer) -> None:
+    """Return when a write of the request's key may go past the buffer: what is pending under the key is at the origin,
+    and, of a marker, all that is pending under its directory (writeback/order.py). Raises as `flushed`."""
+    key, slot = context.object_key, context.slot
+    prefix = key_prefix_before(key.key, slot)
+    if slot.write == "back" and prefix is not None and context.request.method != "DELETE":
+        await flushed_under(context, buffer, key.bucket, prefix)
+    await flushed(context, buffer, [key])
+
+
 async def flushed_under(context: RequestContext, buffer: WritebackBuffer, bucket: str, prefix: str = "") -> None:
     """The same of all that is pending by now in a bucket under a prefix."""
     deadline = context.services.clock.monotonic() + PATIENCE_SECONDS
@@ -59,7 +70,7 @@ async def settled(
     clock, looks = context.services.clock, 0
     while (first := buffer.look(lambda book: book.earliest(key))) is not None and first.sequence <= sequence:
         if first.state is State.CONFLICT:
-            raise _conflict(key)
+            raise conflict(key)
         if clock.monotonic() >= deadline:
             raise s3_error("ServiceUnavailable", f"{key} is not at the origin yet: try again.")
         if looks == _PATIENT_LOOKS:
@@ -74,7 +85,8 @@ async def _hurry(buffer: WritebackBuffer, key: ObjectKey) -> None:
         await buffer.hurry(key)
 
 
-def _conflict(key: ObjectKey) -> S3Error:
+def conflict(key: ObjectKey) -> S3Error:
+    """409: somebody must decide first."""
     return s3_error(
         "OperationAborted",
         f"{key} was changed at the origin while a write of this node was on its way: somebody must decide which is to "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
 from gateway.operations.context import RequestContext
 from gateway.writeback.journal.records import Base
+from gateway.writeback.journal.rows import OWN_DOING_KEPT_SECONDS
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
@@ -30,8 +31,10 @@ async def base_asked(context: RequestContext) -> AsyncIterator[asyncio.Task[Base
         await asyncio.gather(asking, return_exceptions=True)
 
 
-async def base_told(context: RequestContext, buffer: WritebackBuffer, asking: asyncio.Task[Base], began: float) -> Base:
-    """What the origin has under the key, as far as it says so within a second from now. `began`: when it was asked."""
+async def base_told(context: RequestContext, buffer: WritebackBuffer, asking: asyncio.Task[Base], began: Base) -> Base:
+    """What the origin has under the key, as far as it says so within a second from now; else what was known when it was
+    asked (`Base.unknown`).
+    """
     deadline = context.services.clock.monotonic() + ANSWER_SECONDS_MAX
     return await base_now(context, buffer, await _told(context, asking, began, deadline), deadline)
 
@@ -42,17 +45,20 @@ async def base_now(context: RequestContext, buffer: WritebackBuffer, base: Base,
     What went through the buffer the journal knows itself. `deadline` is monotonic; None: a second from now.
     """
     own = buffer.look(lambda book: book.own_doing(context.object_key))
-    if own is None or own.known or own.at < base.asked_at:
-        return base
     clock = context.services.clock
-    now, deadline = clock.now(), clock.monotonic() + ANSWER_SECONDS_MAX if deadline is None else deadline
+    nothing = Base.unknown(clock)
+    is_old = not 0 <= nothing.asked_then.since(base.asked_then)[0] < OWN_DOING_KEPT_SECONDS / 2
+    if not is_old and (own is None or own.known or own.seconds_after(base.asked_then) < 0):
+        return base
+    deadline = clock.monotonic() + ANSWER_SECONDS_MAX if deadline is None else deadline
     if clock.monotonic() >= deadline:
-        return Base(known=False, asked_at=now)
+        return nothing if not is_old else base
     async with base_asked(context) as asking:
-        return await _told(context, asking, now, deadline)
+        now = await _told(context, asking, nothing, deadline)
+    return base if is_old and not now.known else now
 
 
-async def _told(context: RequestContext, asking: asyncio.Task[Base], began: float, deadline: float) -> Base:
+async def _told(context: RequestContext, asking: asyncio.Task[Base], nothing: Base, deadline: float) -> Base:
     """Nothing is known of the base where the origin refuses to say, or takes longer."""
     clock = context.services.clock
     if not asking.done():
@@ -64,19 +70,19 @@ async def _told(context: RequestContext, asking: asyncio.Task[Base], began: floa
     if asking.done():
         with suppress(OriginAnswered):
             return asking.result()
-    return Base(known=False, asked_at=began)
+    return nothing
 
 
 async def _ask(context: RequestContext) -> Base:
-    services, asked_at = context.services, context.services.clock.now()
+    services, nothing = context.services, Base.unknown(context.services.clock)
     try:
         head = await services.catalog.ask(context.object_key, context.slot, headers={})
     except OriginAnswered as answer:
         if answer.status == 404:
-            return Base(absent=True, asked_at=asked_at)
+            return Base(absent=True, asked_at=nothing.asked_at, asked=nothing.asked)
         if answer.status >= 500:
-            return Base(known=False, asked_at=asked_at)
+            return nothing
         raise
     except (OriginUnreachable, OriginBodyError):
-        return Base(known=False, asked_at=asked_at)
-    return Base((head.version.etag,), asked_at=asked_at)
+        return nothing
+    return Base((head.version.etag,), asked_at=nothing.asked_at, asked=nothing.asked)

@@ -1,158 +1,76 @@
 """CompleteMultipartUpload that is the origin's to carry out: with a condition, or of parts that only the origin has.
 
-So its 200 comes after the origin's.
-
-    what is pending under the key is flushed → parts that the origin lacks are sent → Complete with the condition
-
-Parts that were absorbed are at the origin then; when the condition does not hold, the upload stays open, as at S3.
+So its 200 comes after the origin's. The reconciler does it (writeback/flushing), behind what is pending under the key:
+parts that the origin lacks are sent, then Complete with the condition. When that does not hold, the upload stays open,
+as at S3.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
+import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gateway import cancellation
 from gateway.errors import BufferUnavailable, S3Error
 from gateway.operations.absorbing.barrier import flushed
-from gateway.operations.absorbing.completion import Completion
-from gateway.operations.absorbing.eligible import is_condition
-from gateway.operations.absorbing.staging import unavailable
+from gateway.operations.absorbing.bodies import unavailable
+from gateway.operations.absorbing.objects import is_condition
+from gateway.operations.absorbing.parts import no_such_upload
 from gateway.operations.context import RequestContext
 from gateway.s3.error_codes import CODES, s3_error
-from gateway.s3.headers import unquote
-from gateway.writeback.flushing.asking import asking
-from gateway.writeback.flushing.flush_requests import FlushRequests
-from gateway.writeback.flushing.upload_state import (
-    PARTS_AT_ONCE,
-    Begun,
-    Event,
-    Finished,
-    Headed,
-    Lost,
-    PartSent,
-    Refused,
-    SendPart,
-)
-from gateway.writeback.journal.records import Ended, Part, PendingObject, Upload
+from gateway.writeback.journal.book import Book
+from gateway.writeback.journal.records import Ended, Write
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
 
+PATIENCE_SECONDS = 1800.0
+"""An origin may work for minutes at a large object, and parts may have to be sent first."""
 
-async def complete_at_origin(
-    context: RequestContext, buffer: WritebackBuffer, upload: Upload, made: Completion, ended: Ended
-) -> None:
-    """Return when the origin has made the object; S3Error with its code when it has not."""
+_LOOK_SECONDS = 0.02
+
+
+async def complete_at_origin(context: RequestContext, buffer: WritebackBuffer, made: Write) -> Ended:
+    """How it has ended, when the origin has made the object; S3Error with its code when it has not."""
     await flushed(context, buffer, [context.object_key])
-    completing = _Completing(context, buffer, upload, made, ended)
+    clock, token, upload_id = context.services.clock, secrets.token_hex(8), made.upload_id or ""
+    conditions = {name: value for name, value in context.request.headers.items() if is_condition(name)}
+    asked = replace(made, conditions=conditions, asked_as=token, touched_at=clock.now())
     try:
-        await completing.run()
-        await buffer.completed_at_origin(replace(ended, ended_at=context.services.clock.now()))
+        if not await buffer.complete_at_origin(asked):
+            raise s3_error(
+                "ServiceUnavailable",
+                "A part has just been replaced, or the upload has ended, or is just being completed: try again.",
+            )
+        deadline = clock.monotonic() + PATIENCE_SECONDS
+        while clock.monotonic() < deadline:
+            ended = buffer.look(lambda book: _outcome(book, upload_id, token))
+            if ended is not None:
+                return ended
+            with cancellation.turn():
+                await clock.sleep(_LOOK_SECONDS)
     except BufferUnavailable as error:
         raise unavailable(error) from error
+    raise s3_error("ServiceUnavailable", "The origin has not done it in time: try again.")
 
 
-class _Completing:
-    """One such Complete under way."""
-
-    def __init__(
-        self, context: RequestContext, buffer: WritebackBuffer, upload: Upload, made: Completion, ended: Ended
-    ) -> None:
-        self._requests = FlushRequests(context.services.origin, buffer.staging, buffer.threads)
-        self._buffer = buffer
-        self._clock = context.services.clock
-        self._upload_id = upload.upload_id
-        self._ended = ended
-        self._conditions = _conditions(context.request.headers)
-        self._object = PendingObject(
-            0,
-            upload.fixed,
-            upload.base,
-            0.0,
-            made.etag,
-            made.size_bytes,
-            made.parts,
-            multipart=True,
-            upload_id=upload.upload_id,
-            origin_upload_id=upload.origin_upload_id,
-        )
-
-    async def run(self) -> None:
-        if self._object.origin_upload_id is None:
-            await self._begin()
-        event = await self._complete()
-        if event == Refused("InvalidPart") and self._forget_sent():
-            event = await self._complete()
-        if not isinstance(event, Finished) and not await self._was_done_before(event):
-            raise _error(event)
-
-    async def _complete(self) -> Event:
-        """Written down before it is asked for: it may be done, and nobody hear of it (lost_completions.py)."""
-        self._object = replace(self._object, parts=await self._all_sent())
-        asked = replace(self._ended, ended_at=self._clock.now())
-        was_asked = await self._buffer.journal.change(lambda book: book.begin_completing(asked))
-        event = await self._requests.complete(self._object, self._conditions)
-        if isinstance(event, Refused) and event.code != "NoSuchUpload" and not was_asked:
-            await self._buffer.journal.change(lambda book: book.end_completing(asked.upload_id, asked.ended_at))
-        return event
-
-    def _forget_sent(self) -> bool:
-        """Two versions of a part have crossed on their way: what is here is sent again. Whether anything is."""
-        parts = [replace(part, origin_etag=None) if part.file.is_here else part for part in self._object.parts]
-        self._object = replace(self._object, parts=parts)
-        return any(part.file.is_here for part in parts)
-
-    async def _begin(self) -> None:
-        async with asking(self._buffer.journal, self._object.key, self._clock) as upload:
-            upload.sent()
-            event = await self._requests.begin(self._object)
-            if isinstance(event, Refused):
-                upload.refused()
-            if not isinstance(event, Begun):
-                raise _error(event)
-            key, begun = self._object.key, event.origin_upload_id
-            counts = await upload.note(lambda book: book.begun_at_origin(self._upload_id, key, begun))
-        if counts is None:
-            raise s3_error("NoSuchUpload", UploadId=self._upload_id)
-        self._object = replace(self._object, origin_upload_id=counts)
-
-    async def _all_sent(self) -> list[Part]:
-        limit = asyncio.Semaphore(PARTS_AT_ONCE)
-        sending = [asyncio.create_task(self._send(part, limit)) for part in self._object.parts]
-        try:
-            return await asyncio.gather(*sending)
-        finally:
-            for task in sending:
-                task.cancel()
-            await asyncio.gather(*sending, return_exceptions=True)
-
-    async def _send(self, part: Part, limit: asyncio.Semaphore) -> Part:
-        if part.origin_etag is not None:
-            return part
-        async with limit:
-            event = await self._requests.send_part(self._object, SendPart(self._object.origin_upload_id or "", part))
-        if not isinstance(event, PartSent):
-            raise _error(event)
-        sent = replace(part, origin_etag=event.etag)
-        await self._buffer.sent(self._upload_id, sent)
-        return sent
-
-    async def _was_done_before(self, event: Event) -> bool:
-        """An answer was lost, this one or one before: the ETag decides."""
-        if not isinstance(event, Lost) and event != Refused("NoSuchUpload"):
-            return False
-        found = await self._requests.head(self._object)
-        return isinstance(found, Headed) and unquote(found.etag or "") == unquote(self._object.etag)
+def _outcome(book: Book, upload_id: str, token: str) -> Ended | None:
+    """None: there is none yet."""
+    upload = book.upload(upload_id)
+    if upload is None:
+        ended = book.ended(upload_id)
+        if ended is None or ended.etag is None:
+            raise no_such_upload(upload_id)
+        return ended
+    if upload.asked_as != token:
+        raise s3_error("ServiceUnavailable", "The upload is being completed in another way: try again.")
+    if upload.answer is not None:
+        raise _error(upload.answer)
+    return None
 
 
-def _conditions(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if is_condition(name)}
-
-
-def _error(event: Event) -> S3Error:
-    code = getattr(event, "code", None)
-    if isinstance(code, str) and code in CODES:
+def _error(code: str) -> S3Error:
+    if code in CODES:
         return s3_error(code)
-    return s3_error("ServiceUnavailable", f"The origin has not done it: {event}")
+    return s3_error("ServiceUnavailable", f"The origin has not done it: {code}")

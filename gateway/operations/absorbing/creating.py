@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, OriginAnswered, OriginUnreachable
 from gateway.operations.absorbing.base import base_asked
-from gateway.operations.absorbing.eligible import (
+from gateway.operations.absorbing.bodies import leaves_to_the_origin, unavailable
+from gateway.operations.absorbing.objects import (
     check_stored,
     created_headers,
     makes_md5_etags,
     may_begin_without_origin,
     names_encryption,
+    why_of_bucket,
 )
-from gateway.operations.absorbing.staging import leaves_to_the_origin, unavailable
+from gateway.operations.absorbing.through import goes_through
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import onward_request
 from gateway.operations.payload import receive_payload
@@ -30,8 +32,8 @@ from gateway.origin.retry import may_be_done
 from gateway.s3.headers import filter_request_headers, filter_response_headers, without
 from gateway.s3.xml import text_of
 from gateway.s3.xml_writer import document, element
-from gateway.writeback.flushing.asking import Asking, asking
-from gateway.writeback.journal.records import Base, Fixed, Profile, Upload
+from gateway.writeback.flushing.asking import Question, asking
+from gateway.writeback.journal.records import Base, Fixed, Profile, Write
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
@@ -71,12 +73,15 @@ async def absorb_create(context: RequestContext, buffer: WritebackBuffer) -> Res
     """Begin an upload at the origin, and here."""
     check_stored(context.request.headers)
     profile = buffer.look(lambda book: book.profile(context.object_key.bucket))
-    is_ours = profile is None or profile.absorbs
     try:
-        if not is_ours or leaves_to_the_origin(buffer, context.slot.name, takes_room=True):
+        reason = why_of_bucket(profile)
+        if profile is not None and reason is not None:
+            goes_through(context, reason)
             return await _created_through(context, buffer)
-        async with asking(buffer.journal, context.object_key, context.services.clock) as upload:
-            return await _created(context, profile, upload)
+        if leaves_to_the_origin(context, buffer, takes_room=True):
+            return await _created_through(context, buffer)
+        async with asking(buffer.journal, context.object_key, context.slot.name, context.services.clock) as question:
+            return await _created(context, buffer, profile, question)
     except BufferUnavailable as error:
         raise unavailable(error) from error
 
@@ -84,42 +89,47 @@ async def absorb_create(context: RequestContext, buffer: WritebackBuffer) -> Res
 async def _created_through(context: RequestContext, buffer: WritebackBuffer) -> Response:
     """Where writes are not absorbed the upload is the client's own: nobody here may look for it. Perhaps the next."""
     answer = await _ask(context)
-    await buffer.journal.change(lambda book: answer.learn(book, context.object_key.bucket))
+    with suppress(BufferUnavailable):  # the origin has begun it: then the next write tells of the bucket
+        await buffer.journal.change(lambda book: answer.learn(book, context.object_key.bucket))
     return answer.forwarded()
 
 
-async def _created(context: RequestContext, profile: Profile | None, asked: Asking) -> Response:
-    asked.sent()
+async def _created(
+    context: RequestContext, buffer: WritebackBuffer, profile: Profile | None, question: Question
+) -> Response:
     may_go_on = profile is not None and may_begin_without_origin(context.request)
     try:
         answer = await _ask(context)
     except OriginUnreachable:
         if not may_go_on:
             raise
-        return await _begun_here(context, asked)
+        return await _begun_here(context, buffer)
     if answer.origin_upload_id is None:
-        if not may_be_done(answer.status):
-            asked.refused()
-        return await _begun_here(context, asked) if may_go_on and answer.status in _DOWN else answer.forwarded()
-    upload = _upload(context, answer.base, answer.origin_upload_id)
-    await asked.note(lambda book: _open(book, answer, upload))
-    if not answer.profile.absorbs:
+        question.is_refused = not may_be_done(answer.status)
+        return await _begun_here(context, buffer) if may_go_on and answer.status in _DOWN else answer.forwarded()
+    upload = _upload(context, buffer, answer.base, answer.origin_upload_id)
+    await buffer.journal.change(lambda book: _open(book, answer, upload, question))
+    question.is_over = True
+    reason = why_of_bucket(answer.profile)
+    if reason is not None:
+        goes_through(context, reason)
         return answer.forwarded()
     return Response(200, answer.headers, _initiated(upload), "absorbed")
 
 
-async def _begun_here(context: RequestContext, asked: Asking) -> Response:
-    """The origin is away, or says so."""
-    now = context.services.clock.now()
-    upload = _upload(context, Base(known=False, asked_at=now), None)
-    await asked.end(lambda book: book.open_upload(upload), now)
+async def _begun_here(context: RequestContext, buffer: WritebackBuffer) -> Response:
+    """The origin is away, or says so. Whether it has begun one all the same is found out."""
+    upload = _upload(context, buffer, Base.unknown(context.services.clock), None)
+    await buffer.journal.change(lambda book: book.open_upload(upload))
     return Response(200, [("content-type", "application/xml")], _initiated(upload), "absorbed")
 
 
-def _open(book: Book, answer: _Answer, upload: Upload) -> None:
-    answer.learn(book, upload.fixed.key.bucket)
+def _open(book: Book, answer: _Answer, upload: Write, question: Question) -> None:
+    answer.learn(book, upload.key.bucket)
     if answer.profile.absorbs:
-        book.open_upload(upload)
+        book.open_upload(upload, question.id)
+    else:
+        book.forget(question.id)
 
 
 async def _ask(context: RequestContext) -> _Answer:
@@ -140,14 +150,20 @@ async def _ask(context: RequestContext) -> _Answer:
     return _Answer(response.status, headers, body, origin_upload_id, profile, not names_encryption(asked), base)
 
 
-def _upload(context: RequestContext, base: Base, origin_upload_id: str | None) -> Upload:
+def _upload(context: RequestContext, buffer: WritebackBuffer, base: Base, origin_upload_id: str | None) -> Write:
     fixed = Fixed(
         context.object_key, created_headers(filter_request_headers(context.request.headers)), context.slot.name
     )
-    return Upload(secrets.token_urlsafe(32), fixed, base, context.services.clock.now(), origin_upload_id)
+    return Write(
+        fixed,
+        base,
+        context.services.clock.now(),
+        upload_id=f"{buffer.node_id}-{secrets.token_urlsafe(32)}",
+        origin_upload_id=origin_upload_id,
+    )
 
 
-def _initiated(upload: Upload) -> bytes:
+def _initiated(upload: Write) -> bytes:
     key = upload.fixed.key
-    fields = element("Bucket", key.bucket) + element("Key", key.key) + element("UploadId", upload.upload_id)
+    fields = element("Bucket", key.bucket) + element("Key", key.key) + element("UploadId", upload.upload_id or "")
     return document("InitiateMultipartUploadResult", fields)

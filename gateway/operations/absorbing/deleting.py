@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from types import NoneType
 from typing import TYPE_CHECKING, NamedTuple
 
-from gateway.errors import BufferUnavailable, S3Error
+from gateway.errors import BufferUnavailable, InConflict, S3Error
 from gateway.objects import ObjectKey
-from gateway.operations.absorbing.barrier import PATIENCE_SECONDS, flushed, settled
-from gateway.operations.absorbing.eligible import may_be_deleted_here
-from gateway.operations.absorbing.staging import unavailable
+from gateway.operations.absorbing.barrier import PATIENCE_SECONDS, conflict, settled
+from gateway.operations.absorbing.bodies import unavailable
+from gateway.operations.absorbing.objects import may_be_deleted_here
 from gateway.operations.context import RequestContext, Response
 from gateway.s3.xml import DeleteEntry, DeleteError
-from gateway.writeback.journal.records import Base, Fixed, PendingObject
+from gateway.writeback.journal.records import Base, Fixed, Write
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
@@ -32,9 +33,10 @@ async def delete_pending(context: RequestContext, buffer: WritebackBuffer) -> Re
 
 async def bury(context: RequestContext, buffer: WritebackBuffer, keys: Sequence[ObjectKey]) -> None:
     """Have these keys, under which something is pending, deleted here at once, and at the origin when this returns."""
-    for key in keys:
-        await _acknowledge(context, buffer, key)
-    await flushed(context, buffer, keys)
+    deadline = context.services.clock.monotonic() + PATIENCE_SECONDS
+    for key, tombstone in [(key, await _acknowledge(context, buffer, key)) for key in keys]:
+        if tombstone is not None:
+            await settled(context, buffer, key, tombstone.sequence, deadline)
 
 
 class Buried(NamedTuple):
@@ -58,8 +60,8 @@ async def bury_pending(context: RequestContext, buffer: WritebackBuffer, entries
     left, deleted, errors = list[DeleteEntry](), list[str](), list[DeleteError]()
     for entry in entries:
         key = ObjectKey(bucket, entry.key)
-        tombstone = tombstones.get(key) if _is_plain(entry) else None
-        last = tombstone or buffer.pending(key)
+        is_buried = _is_plain(entry) and key in tombstones
+        last = tombstones[key] if is_buried else buffer.pending(key)
         try:
             if isinstance(last, S3Error):
                 raise last
@@ -68,7 +70,7 @@ async def bury_pending(context: RequestContext, buffer: WritebackBuffer, entries
         except S3Error as error:
             errors.append(DeleteError(entry.key, entry.version_id, error.code, error.message))
         else:
-            (left.append(entry) if tombstone is None else deleted.append(entry.key))
+            (deleted.append(entry.key) if is_buried else left.append(entry))
     return Buried(left, deleted, errors)
 
 
@@ -79,25 +81,28 @@ def _is_plain(entry: DeleteEntry) -> bool:
 
 async def _tombstones(
     context: RequestContext, buffer: WritebackBuffer, keys: Iterable[ObjectKey]
-) -> dict[ObjectKey, PendingObject | S3Error]:
+) -> dict[ObjectKey, Write | S3Error | None]:
     """Those of the keys under which something is pending, deleted here; or why not."""
     pending = list(dict.fromkeys(key for key in keys if buffer.pending(key) is not None))
     buried = await asyncio.gather(*(_acknowledge(context, buffer, key) for key in pending), return_exceptions=True)
-    found: dict[ObjectKey, PendingObject | S3Error] = {}
+    found: dict[ObjectKey, Write | S3Error | None] = {}
     for key, tombstone in zip(pending, buried, strict=True):
-        if not isinstance(tombstone, (PendingObject, S3Error)):
+        if not isinstance(tombstone, (Write, S3Error, NoneType)):
             raise tombstone
         found[key] = tombstone
     return found
 
 
-async def _acknowledge(context: RequestContext, buffer: WritebackBuffer, key: ObjectKey) -> PendingObject:
-    """A tombstone in place of what is pending; S3Error ServiceUnavailable where the disk does not take it."""
+async def _acknowledge(context: RequestContext, buffer: WritebackBuffer, key: ObjectKey) -> Write | None:
+    """A tombstone in place of what is pending, None: the origin has nothing of it; S3Error ServiceUnavailable where the
+    disk does not take it, OperationAborted where a person is to decide first.
+    """
     fixed = Fixed(key, {}, context.services.slots.find(key.bucket, key.key).name)
     now = context.services.clock.now()
+    tombstone = Write(fixed, Base.unknown(context.services.clock), now, deleted=True, acknowledged_at=now)
     try:
-        return await buffer.acknowledge(
-            PendingObject(0, fixed, Base(known=False, asked_at=now), now, "", 0, deleted=True)
-        )
+        return await buffer.bury(tombstone)
+    except InConflict as error:
+        raise conflict(key) from error
     except BufferUnavailable as error:
         raise unavailable(error) from error

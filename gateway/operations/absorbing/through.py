@@ -2,25 +2,69 @@
 
 Otherwise an upload that was begun before them takes what they have written for somebody else's: a conflict, which is
 kept and told. That is what comes of it where the journal cannot be written now (the buffer tells): the origin has taken
-the write, so it is acknowledged all the same.
+the write, so it is acknowledged all the same. What a CopyObject or CompleteMultipartUpload has made its answer's
+document says, which may come long after its head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
-from contextlib import suppress
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Awaitable, Coroutine, Iterable
+from contextlib import aclosing, suppress
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
 
-from gateway.errors import BufferUnavailable
-from gateway.objects import ObjectKey
-from gateway.operations.absorbing.outcome import Outcome, told_by_document
-from gateway.operations.context import RequestContext, Response
+from gateway.clock import Clock, Moment
+from gateway.errors import BufferUnavailable, ForebayError, S3Error
+from gateway.objects import BodyStream, ObjectKey, PinnedFileSpan
+from gateway.operations.context import CacheLabel, Closable, RequestContext, Response
+from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.requests import Operation
+from gateway.s3.results import RESULT_SIZE_BYTES_MAX, etag_of_result, says_nothing_yet
+from gateway.s3.xml_writer import PROLOG
 from gateway.writeback.journal.records import OwnDoing
 
 if TYPE_CHECKING:
+    from gateway.writeback.bounds.bounds import Bound
     from gateway.writeback.buffer import WritebackBuffer
     from gateway.writeback.journal.book import Book
+
+
+class Reason(StrEnum):
+    """Why a write is not absorbed, besides the bounds of the buffer (`Bound`)."""
+
+    CONDITION = "condition"
+    """The origin must judge what it has under the key."""
+
+    HEADER = "header"
+    """The origin must judge something that the request says."""
+
+    BUCKET_UNKNOWN = "bucket-unknown"
+    """Nothing was written to the bucket yet: the answer tells what its ETags are."""
+
+    BUCKET_ETAGS = "bucket-etags"
+    """Its ETags are no MD5s, so they cannot be foretold."""
+
+    BUCKET_UNREADABLE = "bucket-unreadable"
+    """The gateway may not look at its objects: it could not tell what a flush overwrites."""
+
+    SOURCE = "source-of-the-origin"
+    """What is to be copied is not pending here."""
+
+    UPLOAD = "upload-of-the-origin"
+    """The upload was begun there, and is not known here."""
+
+    PART = "part-of-the-origin"
+    """Only the origin has some of the upload's parts."""
+
+
+def goes_through(context: RequestContext, reason: Reason | Bound) -> None:
+    """Have the answer to a write that is not absorbed say why, and count it."""
+    context.not_absorbed = reason.value
+    buffer = context.services.writeback
+    if buffer is not None:
+        buffer.bounds.observer.went_through(context.slot.name, reason.value)
+
 
 CHANGES_NO_OBJECT = frozenset(
     {
@@ -63,7 +107,7 @@ async def deleted_through(
         return await delete
     finally:
         bucket, slots = context.request.bucket or "", context.services.slots
-        own = OwnDoing(context.services.clock.now(), known=False)
+        own = OwnDoing.now(Moment.of(context.services.clock), known=False)
         changed = [ObjectKey(bucket, key) for key in keys if slots.find(bucket, key).write == "back"]
 
         def note(book: Book) -> None:
@@ -73,3 +117,139 @@ async def deleted_through(
         if changed:
             with suppress(BufferUnavailable):
                 await buffer.journal.change(note)
+
+
+# What the origin has under the key behind it: written down before the client knows of it
+
+
+class Outcome:
+    """Of one write. Where the journal cannot be written, nobody is told."""
+
+    def __init__(self, key: ObjectKey, buffer: WritebackBuffer, clock: Clock) -> None:
+        self._key = key
+        self._buffer = buffer
+        self._clock = clock
+        self.is_noted = False
+
+    async def note(self, etag: str | None) -> None:
+        """This version is there now; None: who knows."""
+        await self._note(OwnDoing.now(Moment.of(self._clock), etag, known=etag is not None))
+
+    async def note_deletion(self) -> None:
+        """No object is there now."""
+        await self._note(OwnDoing.now(Moment.of(self._clock)))
+
+    async def _note(self, own: OwnDoing) -> None:
+        self.is_noted = True
+        with suppress(BufferUnavailable):
+            await self._buffer.did(self._key, own)
+
+
+async def told_by_document(reply: Response, outcome: Outcome) -> Response:
+    """An answer whose document says what was made: noted before the client has all of it, or closes the answer."""
+    body = reply.body
+    if isinstance(body, (bytes, memoryview, PinnedFileSpan)):
+        await outcome.note(etag_of_result(body) if isinstance(body, bytes) else None)
+        return reply
+    reply.body = _noted(body, outcome)
+    reply.resource = _NotedAtTheEnd(outcome, reply.resource)
+    return reply
+
+
+async def _noted(body: BodyStream, outcome: Outcome) -> BodyStream:
+    """Pass on what keeps the client waiting; the document when it is whole, and noted what it says.
+
+    Nothing longer than a result may be is held back, or looked at.
+    """
+    document = b""
+    async with aclosing(body):
+        async for piece in body:
+            if outcome.is_noted or not isinstance(piece, (bytes, memoryview)):
+                yield piece
+                continue
+            document += piece
+            if len(document) > RESULT_SIZE_BYTES_MAX:
+                await outcome.note(None)
+            if outcome.is_noted or says_nothing_yet(document):
+                yield document
+                document = b""
+    if not outcome.is_noted:
+        await outcome.note(etag_of_result(document))
+        yield document
+
+
+class _NotedAtTheEnd:
+    """The answer is closed, sent or not: what nobody has read to its end has made who knows what."""
+
+    def __init__(self, outcome: Outcome, resource: Closable | None) -> None:
+        self._outcome = outcome
+        self._resource = resource
+
+    async def aclose(self) -> None:
+        try:
+            if self._resource is not None:
+                await self._resource.aclose()
+        finally:
+            if not self._outcome.is_noted:
+                await self._outcome.note(None)
+
+
+# An answer that may take longer than clients wait without a byte: head and white space first, the outcome when known
+
+QUIET_SECONDS = 10.0
+
+_PROLOG = PROLOG.encode()
+
+
+async def with_retries(
+    answering: Coroutine[Any, Any, Response], clock: Clock, cache: CacheLabel = "forwarded"
+) -> Response:
+    """The answer, whose body is an XML document in memory. Who does not want it any more ends what makes it.
+
+    So does S3 with CompleteMultipartUpload (S3 API, "CompleteMultipartUpload"): a 200 whose document may be an
+    `<Error>`, which SDKs treat as one.
+    """
+    wait = _Wait(asyncio.create_task(answering), clock)
+    try:
+        if await wait.is_over():
+            return await wait.answering
+    except BaseException:
+        await wait.aclose()
+        raise
+    return Response(200, [("content-type", "application/xml")], wait.body(), cache, wait)
+
+
+class _Wait:
+    """For one answer."""
+
+    def __init__(self, answering: asyncio.Task[Response], clock: Clock) -> None:
+        self.answering = answering
+        self._clock = clock
+
+    async def is_over(self) -> bool:
+        """Whether the answer is known, after some time at most."""
+        pause = asyncio.ensure_future(self._clock.sleep(QUIET_SECONDS))
+        try:
+            await asyncio.wait({self.answering, pause}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            pause.cancel()
+        return self.answering.done()
+
+    async def body(self) -> BodyStream:
+        yield _PROLOG
+        while not await self.is_over():
+            yield b" "
+        yield (await self._document()).removeprefix(_PROLOG)
+
+    async def aclose(self) -> None:
+        self.answering.cancel()
+        await asyncio.gather(self.answering, return_exceptions=True)
+
+    async def _document(self) -> bytes:
+        try:
+            reply = await self.answering
+        except ForebayError as error:
+            said = error if isinstance(error, S3Error) else s3_error("ServiceUnavailable", str(error))
+            return error_document(said, resource="", request_id="", host_id="")
+        assert isinstance(reply.body, bytes)  # noqa: S101 - as `with_retries` says
+        return reply.body

@@ -1,7 +1,7 @@
 """Multipart uploads in a slot with `write = "back"`.
 
     Create → creating.py
-    UploadPart → verified, staged, synced, journaled; or sent to the origin's upload, where there is no room (bounds)
+    UploadPart, UploadPartCopy → parts.py, copies.py
     Complete → the parts are an object from the moment of one commit; or at the origin, where only it has some of them
     Abort, ListParts → from the journal
 
@@ -17,20 +17,12 @@ from typing import TYPE_CHECKING
 from gateway.errors import BufferUnavailable
 from gateway.objects import ObjectKey
 from gateway.operations.absorbing.base import base_now
+from gateway.operations.absorbing.bodies import unavailable
 from gateway.operations.absorbing.completion import Completion, complete
 from gateway.operations.absorbing.conditional import complete_at_origin
-from gateway.operations.absorbing.eligible import has_conditions
-from gateway.operations.absorbing.part_through import PartThrough, send_part_through
-from gateway.operations.absorbing.patient import with_retries
-from gateway.operations.absorbing.staging import paced, room_for_body, stage_body, store_part, unavailable
-from gateway.operations.absorbing.upload_requests import (
-    check_algorithm,
-    check_owner,
-    no_such_upload,
-    number_of,
-    number_of_part,
-    upload_of,
-)
+from gateway.operations.absorbing.objects import has_conditions
+from gateway.operations.absorbing.parts import check_owner, no_such_upload, number_of, upload_of
+from gateway.operations.absorbing.through import Reason, goes_through, with_retries
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.payload import in_steps, receive_document
 from gateway.operations.visibility import changed_by, with_invalidation
@@ -38,7 +30,8 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import format_iso_date, unquote
 from gateway.s3.xml import COMPLETE_SIZE_BYTES_MAX, CompletedPart, parse_complete_multipart_upload
 from gateway.s3.xml_writer import document, element
-from gateway.writeback.journal.records import Ended, Part, PendingObject, Upload
+from gateway.writeback.journal.codec import parts_digest
+from gateway.writeback.journal.records import Part, Write
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
@@ -46,31 +39,6 @@ if TYPE_CHECKING:
 LISTED_PARTS_MAX = 1000
 
 _XML = ("content-type", "application/xml")
-
-
-async def absorb_part(context: RequestContext, buffer: WritebackBuffer) -> Response:
-    """Keep a part on this node's disk; where there is no room for it, only its place in the journal."""
-    found = upload_of(context, buffer)
-    number = number_of_part(context)
-    check_algorithm(context, found)
-    await check_owner(context, found)
-    slot = found.fixed.slot
-    async with room_for_body(context, buffer, slot) as bound:
-        if bound is None:
-            staged = await stage_body(context, buffer, slot, number)
-            await store_part(buffer, found, staged.part)
-    if bound is not None:
-        return await _part_through(context, buffer, PartThrough(found, number, bound))
-    await paced(context, buffer, slot)
-    return Response(200, staged.answer_headers, b"", "absorbed")
-
-
-async def _part_through(context: RequestContext, buffer: WritebackBuffer, sending: PartThrough) -> Response:
-    sent = await send_part_through(context, buffer, sending)
-    if isinstance(sent, Response):
-        return sent
-    await store_part(buffer, sending.upload, sent.part)
-    return Response(200, sent.answer_headers, b"", "forwarded")
 
 
 async def absorb_complete(context: RequestContext, buffer: WritebackBuffer) -> Response:
@@ -82,16 +50,17 @@ async def absorb_complete(context: RequestContext, buffer: WritebackBuffer) -> R
     if upload is None or upload.fixed.key != context.object_key:
         return _completed_before(context, buffer, upload_id, listed)
     await check_owner(context, upload)
-    stored = buffer.look(lambda book: {part.number: part for part in book.parts(upload_id)})
+    write_id = upload.id
+    stored = buffer.look(lambda book: {part.number: part for part in book.parts(write_id)})
     made = complete(upload_id, upload.fixed.headers, context.request.headers, stored, listed)
-    now = context.services.clock.now()
-    ended = Ended(upload_id, context.object_key, now, made.etag, [(one.number, unquote(one.etag)) for one in listed])
+    completed_of = parts_digest([(one.number, unquote(one.etag)) for one in listed])
     if has_conditions(context.request.headers) or not all(part.file.is_here for part in made.parts):
-        completing = _completed_at_origin(context, buffer, upload, made, ended)
+        goes_through(context, Reason.CONDITION if has_conditions(context.request.headers) else Reason.PART)
+        completing = _completed_at_origin(context, buffer, _as_write(upload, made, completed_of, 0.0), made)
         return await with_retries(with_invalidation(changed_by(context), completing), context.services.clock)
     upload = replace(upload, base=await base_now(context, buffer, upload.base))
     try:
-        completed = await buffer.complete(_pending(upload, made, now), ended)
+        completed = await buffer.complete(_as_write(upload, made, completed_of, context.services.clock.now()))
     except BufferUnavailable as error:
         raise unavailable(error) from error
     if completed is None and buffer.look(lambda book: book.upload(upload_id)) is None:
@@ -102,26 +71,23 @@ async def absorb_complete(context: RequestContext, buffer: WritebackBuffer) -> R
 
 
 async def _completed_at_origin(
-    context: RequestContext, buffer: WritebackBuffer, upload: Upload, made: Completion, ended: Ended
+    context: RequestContext, buffer: WritebackBuffer, upload: Write, made: Completion
 ) -> Response:
-    await complete_at_origin(context, buffer, upload, made, ended)
+    ended = await complete_at_origin(context, buffer, upload)
     await context.services.blocks.invalidate(context.object_key)
+    made = replace(made, etag=ended.etag or made.etag)
     return Response(200, [_XML], _result(context.object_key, made), "forwarded")
 
 
-def _pending(upload: Upload, made: Completion, now: float) -> PendingObject:
-    return PendingObject(
-        0,
-        upload.fixed,
-        upload.base,
-        now,
-        made.etag,
-        made.size_bytes,
-        made.parts,
-        multipart=True,
-        upload_id=upload.upload_id,
-        origin_upload_id=upload.origin_upload_id,
+def _as_write(upload: Write, made: Completion, completed_of: str, acknowledged_at: float) -> Write:
+    return replace(
+        upload,
+        etag=made.etag,
+        size_bytes=made.size_bytes,
+        parts=made.parts,
         checksums=made.checksums,
+        acknowledged_at=acknowledged_at,
+        completed_of=completed_of,
     )
 
 
@@ -129,10 +95,13 @@ def _completed_before(
     context: RequestContext, buffer: WritebackBuffer, upload_id: str, listed: list[CompletedPart]
 ) -> Response:
     ended = buffer.look(lambda book: book.ended(upload_id))
-    asked = [(one.number, unquote(one.etag)) for one in listed]
-    if ended is None or ended.etag is None or ended.key != context.object_key or list(ended.parts) != asked:
+    asked = parts_digest([(one.number, unquote(one.etag)) for one in listed])
+    if ended is None or ended.etag is None or ended.key != context.object_key or ended.parts != asked:
         raise no_such_upload(upload_id)
-    return Response(200, [_XML], _result(ended.key, Completion((), ended.etag, 0)), "absorbed")
+    is_composite = any("-" in value for value in ended.checksums.values())
+    checksum_type = ("COMPOSITE" if is_composite else "FULL_OBJECT") if ended.checksums else None
+    made = Completion((), ended.etag, 0, ended.checksums, checksum_type)
+    return Response(200, [_XML], _result(ended.key, made), "absorbed")
 
 
 async def absorb_abort(context: RequestContext, buffer: WritebackBuffer) -> Response:
@@ -140,11 +109,11 @@ async def absorb_abort(context: RequestContext, buffer: WritebackBuffer) -> Resp
     found = upload_of(context, buffer)
     await check_owner(context, found)
     try:
-        aborted = await buffer.abort(Ended(found.upload_id, context.object_key, context.services.clock.now(), None))
+        aborted = await buffer.abort(found.upload_id or "")
     except BufferUnavailable as error:
         raise unavailable(error) from error
     if not aborted:
-        raise no_such_upload(found.upload_id)
+        raise no_such_upload(found.upload_id or "")
     return Response(204, cache="absorbed")
 
 
@@ -154,7 +123,7 @@ async def absorbed_parts(context: RequestContext, buffer: WritebackBuffer) -> Re
     await check_owner(context, found)
     maximum = min(number_of(context, "max-parts", LISTED_PARTS_MAX), LISTED_PARTS_MAX)
     marker = number_of(context, "part-number-marker", 0)
-    parts = buffer.look(lambda book: list(book.parts(found.upload_id, marker)))
+    parts = buffer.look(lambda book: list(book.parts(found.id, marker)))
     return Response(200, [_XML], _listing(found, parts[:maximum], marker, maximum, len(parts) > maximum), "absorbed")
 
 
@@ -173,9 +142,9 @@ def _result(key: ObjectKey, made: Completion) -> bytes:
     return document("CompleteMultipartUploadResult", fields)
 
 
-def _listing(upload: Upload, parts: list[Part], marker: int, maximum: int, truncated: bool) -> bytes:
+def _listing(upload: Write, parts: list[Part], marker: int, maximum: int, truncated: bool) -> bytes:
     key = upload.fixed.key
-    fields = element("Bucket", key.bucket) + element("Key", key.key) + element("UploadId", upload.upload_id)
+    fields = element("Bucket", key.bucket) + element("Key", key.key) + element("UploadId", upload.upload_id or "")
     fields += element("StorageClass", upload.fixed.headers.get("x-amz-storage-class", "STANDARD"))
     fields += element("PartNumberMarker", str(marker))
     fields += element("NextPartNumberMarker", str(parts[-1].number if parts else 0))

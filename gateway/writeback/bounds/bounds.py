@@ -1,5 +1,7 @@
 """How much of what only this node has there may be: a size for each slot, and an age.
 
+The size is that of the bodies, as clients know them. What the disk must have room for besides are their checksums.
+
 A body is given room before any of it is read: its length is reserved, where all workers see it, until its write is in
 the journal and counted there. So neither many bodies at once nor many workers exceed the size. Who finds none waits
 behind those who came before him, as long as the flush may make some; what becomes of him then is not decided here.
@@ -37,13 +39,21 @@ from gateway.clock import Clock
 from gateway.errors import BufferUnavailable, ClientDisconnected
 from gateway.policy.slots import Slot
 from gateway.writeback.bounds.pacing import PACED_FROM, delay_seconds, retry_after_seconds
+from gateway.writeback.files.trailer import checksums_bytes
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.usage_rows import Usage
+from gateway.writeback.journal.rows import Usage
 
 DISK_LOOK_SECONDS = 0.05
 
 MARGIN_BYTES = 8 * 1024 * 1024
 """Left free by bodies, for the journal: what takes things out of the buffer must be written down, too."""
+
+
+def _on_disk(size_bytes: int) -> int:
+    """What bodies of so many bytes take, with their checksums; but for the rest of each file's last page, and its
+    footer, which the margin has for some hundreds that arrive at once, and still room for the journal.
+    """
+    return size_bytes + checksums_bytes(size_bytes)
 
 
 class DiskRoom:
@@ -309,7 +319,7 @@ class SlotBounds:
         if now < self.trouble_until:
             return False
         with suppress(OSError):  # then it takes nothing
-            return self._shared.disk.takes(self._shared.reservations.total_of_all() + size_bytes, now)
+            return self._shared.disk.takes(_on_disk(self._shared.reservations.total_of_all() + size_bytes), now)
         return False
 
     async def _look_after(self) -> None:
@@ -371,7 +381,7 @@ class Bounds:
 
     def unused_bytes(self) -> int:
         """What of the disk is for the buffers, and not written yet: what they may hold, and the journal's margin."""
-        return MARGIN_BYTES + sum(one.unused_bytes() for one in self._of.values())
+        return MARGIN_BYTES + _on_disk(sum(one.unused_bytes() for one in self._of.values()))
 
     def trouble(self, error: Exception) -> None:
         """The disk has failed to take something: it is left alone for a moment. Told once in that time."""

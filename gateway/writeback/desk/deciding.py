@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import Enum
 
 import structlog
 
-from gateway.clock import Clock
 from gateway.errors import NotToBeDecided, OriginUnreachable
-from gateway.writeback.desk.alarms import Alarms
 from gateway.writeback.desk.overview import Shown
-from gateway.writeback.flushing.flush import Tools
-from gateway.writeback.flushing.upload_state import Headed, Lost, Refused
-from gateway.writeback.journal.book import Book
-from gateway.writeback.journal.records import Base, Fixed, PendingObject, State
+from gateway.writeback.flushing.reconciler import Tools
+from gateway.writeback.flushing.state import Headed, Lost, Refused
+from gateway.writeback.journal.records import Base, Fixed, Write
 
 _log = structlog.get_logger("forebay.writeback")
 
@@ -43,10 +39,9 @@ def decision_of(name: str) -> Decision:
 class Decider:
     """Carries decisions out."""
 
-    def __init__(self, tools: Tools, alarms: Alarms, clock: Clock) -> None:
+    def __init__(self, tools: Tools) -> None:
         self._tools = tools
-        self._alarms = alarms
-        self._clock = clock
+        self._clock = tools.clock
 
     async def decide(self, shown: Shown, decision: Decision) -> str | None:
         """The ETag that the origin has under the key, where it was asked for that.
@@ -60,21 +55,15 @@ class Decider:
         return None
 
     async def _overwrite(self, shown: Shown) -> str | None:
-        pending = shown.pending
-        if pending is None or not shown.is_conflict:
+        write = shown.write
+        if write is None or not shown.is_conflict:
             raise _not_to_be_decided(shown)
-        found = await self._tools.requests.head(pending)
+        found = await self._tools.requests.head(write)
         if not isinstance(found, Headed):
             reason = found.code if isinstance(found, Refused) else found.reason if isinstance(found, Lost) else ""
             raise OriginUnreachable(f"the origin does not say what it has under {shown.key}: {reason}")
-
-        def again(book: Book) -> bool:
-            now = book.object(shown.sequence)
-            if now is None or now.state is not State.CONFLICT:
-                return False
-            return book.change(replace(now, state=State.WAITING, base=Base.exactly(found.etag)))
-
-        if not await self._tools.journal.change(again):
+        base, now = Base.exactly(found.etag), self._clock.now()
+        if not await self._tools.journal.change(lambda book: book.overwrite(shown.id, base, now)):
             raise _not_to_be_decided(shown)
         _log.warning(
             "a conflict is decided: what the origin has is overwritten", object=str(shown.key), etag=found.etag
@@ -82,19 +71,19 @@ class Decider:
         return found.etag
 
     async def _give_up(self, shown: Shown, decision: Decision) -> None:
-        hopeless = shown.pending is None or self._alarms.of(shown.sequence) is not None
+        hopeless = shown.is_damaged or shown.turn.attempts > 0
         if not shown.is_conflict and not (hopeless and decision is Decision.DISCARD):
             raise _not_to_be_decided(shown)
         await self._tools.publication.publish(_gone(shown), None)
         now, only = self._clock.now(), shown.is_conflict
-        if not await self._tools.journal.change(lambda book: book.discard(shown.sequence, now, only_conflict=only)):
+        if not await self._tools.journal.change(lambda book: book.discard(shown.id, now, only_conflict=only)):
             raise _not_to_be_decided(shown)
         _log.warning("an acknowledged write was given up", object=str(shown.key), decision=decision.value)
 
 
-def _gone(shown: Shown) -> PendingObject:
+def _gone(shown: Shown) -> Write:
     """The object as far as it matters to those who are to ask the origin about its key again."""
-    return PendingObject(shown.sequence, Fixed(shown.key, {}, shown.slot), Base(), 0.0, "", 0, deleted=True)
+    return Write(Fixed(shown.key, {}, shown.slot), Base(), 0.0, deleted=True)
 
 
 def _not_to_be_decided(shown: Shown) -> NotToBeDecided:

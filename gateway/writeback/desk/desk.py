@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from heapq import nsmallest
 from itertools import product
 from typing import Any
 
@@ -13,9 +11,9 @@ from gateway.clock import Clock
 from gateway.errors import BufferUnavailable, NothingPending
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix
-from gateway.writeback.desk.alarms import Alarm, Alarms
 from gateway.writeback.desk.deciding import Decider, decision_of
 from gateway.writeback.desk.documents import (
+    bucket_document,
     from_token,
     object_document,
     progress_document,
@@ -24,7 +22,9 @@ from gateway.writeback.desk.documents import (
     upload_document,
 )
 from gateway.writeback.desk.overview import Figures, Overview, Shown, SlotFigures
-from gateway.writeback.flushing.flusher import Flusher
+from gateway.writeback.flushing.reconciler import Reconciler
+from gateway.writeback.journal.journal import Journal
+from gateway.writeback.journal.records import Profile
 
 PROBLEMS_SHOWN = 20
 """Of a flush: a list has them all."""
@@ -34,7 +34,7 @@ REMEMBERED_SECONDS = 2.0
 
 WATCH_SECONDS = 10.0
 
-STATES = ("failing", "conflict", "damaged")
+STATES = ("conflict", "damaged", "failing")
 
 Gauge = Callable[[str, str, int], None]
 """Told how many objects of a slot are in one of these states."""
@@ -46,16 +46,16 @@ class WritebackDesk:
     def __init__(
         self,
         overview: Overview,
-        alarms: Alarms,
-        flusher: Flusher,
+        journal: Journal,
+        reconciler: Reconciler,
         decider: Decider,
         buffers: Mapping[str, int],
         clock: Clock,
     ) -> None:
         """`buffers` are the slots that write back, and how many bytes they may have here."""
         self._overview = overview
-        self._alarms = alarms
-        self._flusher = flusher
+        self._journal = journal
+        self._reconciler = reconciler
         self._decider = decider
         self._buffers = dict(buffers)
         self._clock = clock
@@ -77,11 +77,8 @@ class WritebackDesk:
     async def problems(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]:
         """The same of what does not get to the origin, in the order of acknowledgement."""
         [behind] = from_token(after, int) if after else [0]
-        alarms = [one.sequence for one in await self._living(prefix) if one.sequence > behind]
-        conflicts = await self._overview.conflicts(prefix, behind, count)
-        others = await self._overview.of(nsmallest(count, alarms))
-        found = {one.sequence: one for one in (*conflicts, *others)}
-        return self._page([found[one] for one in sorted(found)][:count], count, lambda last: to_token(last.sequence))
+        found = await self._overview.problems(prefix, behind, count)
+        return self._page(found, count, lambda last: to_token(last.sequence))
 
     async def uploads(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]:
         """A page of the uploads that are open under a prefix: nothing of them can be flushed before they are
@@ -94,25 +91,14 @@ class WritebackDesk:
     async def flush(self, prefix: Prefix) -> dict[str, Any]:
         """Have all that is pending under a prefix by now be tried at once, and say how much it is."""
         begun = await self.progress(prefix, await self._overview.newest())
-        self._flusher.hurry(prefix)
+        await self._try_now(prefix)
         return begun
 
     async def progress(self, prefix: Prefix, through: int) -> dict[str, Any]:
         """What of it is pending still that was acknowledged as `through` or before it."""
         figures = await self._overview.figures(prefix, through)
-        alarms = [one for one in await self._living(prefix) if one.sequence <= through]
-        damaged = [one for one in alarms if one.is_damaged]
-        behind = [await self._overview.behind(one.key, one.sequence, through) for one in damaged]
-        stuck = figures.conflicts + figures.behind_conflicts + len(damaged) + sum(behind)
-        return progress_document(
-            prefix,
-            through,
-            figures,
-            damaged=len(damaged),
-            failing=len(alarms) - len(damaged),
-            stuck=stuck,
-            problems=await self._named(prefix, through, alarms),
-        )
+        problems = await self._overview.worst(prefix, through, PROBLEMS_SHOWN)
+        return progress_document(prefix, through, figures, [object_document(one) for one in problems])
 
     async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> dict[str, Any]:
         """Decide about what is pending under a key (deciding.py); `sequence`, where it must be this very object."""
@@ -123,54 +109,39 @@ class WritebackDesk:
                 f"nothing is pending under {key}" + ("" if sequence is None else ", or another by now")
             )
         found = await self._decider.decide(shown, chosen)
-        self._alarms.forget([shown.sequence])
         self._summary = None
-        self._flusher.hurry(Prefix(key.bucket, key.key))
+        await self._try_now(Prefix(key.bucket, key.key))
         return {"object": str(key), "sequence": shown.sequence, "decision": decision, "etag_at_origin": found}
+
+    async def abort(self, upload_id: str) -> dict[str, Any]:
+        """End an upload that its client has not completed; NothingPending where there is none."""
+        now = self._clock.now()
+        if not await self._journal.change(lambda book: book.abort(upload_id, now)):
+            raise NothingPending(f"no upload {upload_id} is open")
+        self._summary = None
+        return {"upload_id": upload_id, "aborted": True}
+
+    async def _try_now(self, prefix: Prefix) -> None:
+        now = self._clock.now()
+        await self._journal.change(lambda book: book.try_now(prefix.bucket, prefix.key_prefix, now))
+        self._reconciler.hurry(prefix)
 
     async def watch(self, gauge: Gauge) -> None:
         """For ever: tell how many objects do not get to the origin."""
         told = set(self._buffers)
         while True:
             with suppress(BufferUnavailable):  # whoever writes to the journal learns of it
-                counts = await self._counted()
-                told |= {slot for slot, _ in counts}
-                for slot, state in product(told, STATES):
-                    gauge(slot, state, counts[slot, state])
+                counts = await self._overview.problems_by_slot()
+                told |= counts.keys()
+                for slot, (number, state) in product(told, enumerate(STATES)):
+                    gauge(slot, state, counts.get(slot, (0, 0, 0))[number])
             await self._clock.sleep(WATCH_SECONDS)
 
-    async def _counted(self) -> Counter[tuple[str, str]]:
-        conflicts = await self._overview.conflicts_by_slot()
-        counts = Counter({(slot, "conflict"): count for slot, count in conflicts.items()})
-        for one in await self._living(Prefix("")):
-            counts[one.slot, "damaged" if one.is_damaged else "failing"] += 1
-        return counts
-
     async def _summed(self) -> dict[str, Any]:
-        figures = await self._overview.slots()
-        alarms = await self._living(Prefix(""))
-        return summary_document(figures, alarms, self._buffers)
-
-    async def _living(self, prefix: Prefix) -> Sequence[Alarm]:
-        """The alarms under a prefix, of what is pending still; others are forgotten."""
-        alarms = [one for one in self._alarms if prefix.covers(one.key.bucket, one.key.key)]
-        if not alarms:
-            return alarms
-        pending = await self._overview.pending_of([one.sequence for one in alarms])
-        self._alarms.forget([one.sequence for one in alarms if one.sequence not in pending])
-        return [one for one in alarms if one.sequence in pending]
-
-    async def _named(self, prefix: Prefix, through: int, alarms: Sequence[Alarm]) -> Sequence[dict[str, Any]]:
-        """Conflicts first, then damaged objects, then those that fail."""
-        conflicts = [
-            one for one in await self._overview.conflicts(prefix, 0, PROBLEMS_SHOWN) if one.sequence <= through
-        ]
-        others = sorted(alarms, key=lambda one: (not one.is_damaged, one.sequence))[: PROBLEMS_SHOWN - len(conflicts)]
-        shown = [*conflicts, *await self._overview.of([one.sequence for one in others])]
-        return [object_document(one, self._alarms.of(one.sequence)) for one in shown]
+        return summary_document(await self._overview.slots(), self._buffers, await self._overview.conditions())
 
     def _page(self, found: Sequence[Shown], count: int, token: Callable[[Shown], str]) -> dict[str, Any]:
-        objects = [object_document(one, self._alarms.of(one.sequence)) for one in found]
+        objects = [object_document(one) for one in found]
         return {"objects": objects, "next": token(found[-1]) if len(found) == count else None}
 
 
@@ -178,7 +149,7 @@ class NoDesk:
     """Where there is no buffer: nothing is pending."""
 
     async def summary(self) -> dict[str, Any]:
-        return summary_document({}, [], {})
+        return summary_document({}, {}, [])
 
     async def objects(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]:
         return {"objects": [], "next": None}
@@ -193,27 +164,26 @@ class NoDesk:
         return await self.progress(prefix, 0)
 
     async def progress(self, prefix: Prefix, through: int) -> dict[str, Any]:
-        return progress_document(prefix, through, Figures(), damaged=0, failing=0, stuck=0, problems=[])
+        return progress_document(prefix, through, Figures(), [])
 
     async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> dict[str, Any]:
         raise NothingPending(f"nothing is pending under {key}: there is no write-back buffer")
 
+    async def abort(self, upload_id: str) -> dict[str, Any]:
+        raise NothingPending(f"no upload {upload_id} is open: there is no write-back buffer")
+
 
 def summary_document(
-    slots: Mapping[str, SlotFigures], alarms: Sequence[Alarm], buffers: Mapping[str, int]
+    slots: Mapping[str, SlotFigures], buffers: Mapping[str, int], buckets: Sequence[tuple[str, Profile]]
 ) -> dict[str, Any]:
-    """Of all slots that write back or have something here, and all of them together."""
+    """Of all slots that write back or have something here, and all of them together; and what is known of buckets."""
     names = sorted({*buffers, *(name for name, one in slots.items() if one != SlotFigures())})
-    documents = [
-        slot_document(
-            name, slots.get(name, SlotFigures()), [one for one in alarms if one.slot == name], buffers.get(name)
-        )
-        for name in names
-    ]
+    documents = [slot_document(name, slots.get(name, SlotFigures()), buffers.get(name)) for name in names]
     sums = ("objects", "bytes", "staged_bytes", "open_uploads", "conflicts", "damaged", "failing")
     oldest = [one["oldest_acknowledged_at"] for one in documents if one["oldest_acknowledged_at"] is not None]
     return {
         **{name: sum(one[name] for one in documents) for name in sums},
         "oldest_acknowledged_at": min(oldest, default=None),
         "slots": documents,
+        "buckets": [bucket_document(*one) for one in buckets],
     }

@@ -10,56 +10,60 @@ from typing import Any
 import orjson
 
 from gateway.policy.slots import Prefix
-from gateway.writeback.desk.alarms import Alarm
 from gateway.writeback.desk.overview import Figures, Shown, ShownUpload, SlotFigures
-from gateway.writeback.journal.records import State
+from gateway.writeback.journal.records import Profile, State
 
 
-def object_document(shown: Shown, alarm: Alarm | None) -> dict[str, Any]:
+def object_document(shown: Shown) -> dict[str, Any]:
     """One pending object, or, with `deleted`, one that is to be deleted; null is what is not known."""
-    pending = shown.pending
+    write, turn = shown.write, shown.turn
     return {
         "bucket": shown.key.bucket,
         "key": shown.key.key,
         "sequence": shown.sequence,
         "slot": shown.slot,
-        "state": state_of(shown, alarm),
+        "state": state_of(shown),
         "bytes": shown.size_bytes,
-        "etag": pending.etag if pending is not None and not pending.deleted else None,
-        "deleted": pending.deleted if pending is not None else None,
-        "acknowledged_at": pending.acknowledged_at if pending is not None else None,
+        "etag": write.etag if write is not None and not write.deleted else None,
+        "deleted": write.deleted if write is not None else None,
+        "acknowledged_at": write.acknowledged_at if write is not None else None,
         "parts": shown.parts,
         "parts_sent": shown.sent_parts,
         "bytes_sent": shown.sent_bytes,
-        "failures": alarm.failures if alarm is not None else 0,
-        "failing_since": alarm.since if alarm is not None else None,
-        "reason": shown.problem or (alarm.reason if alarm is not None else None),
+        "failures": turn.attempts,
+        "failing_since": turn.failing_since,
+        "waits_for": turn.after_sequence,
+        "reason": shown.problem or turn.last_error,
     }
 
 
-def state_of(shown: Shown, alarm: Alarm | None) -> str:
+def state_of(shown: Shown) -> str:
     """waiting, sending, conflict or damaged."""
-    if shown.pending is None or (alarm is not None and alarm.is_damaged):
+    if shown.is_damaged:
         return "damaged"
     if shown.is_conflict:
         return "conflict"
-    return "sending" if shown.sent_parts or shown.pending.state is State.SENDING else "waiting"
+    return "sending" if shown.sent_parts or shown.state is State.PUBLISHING else "waiting"
 
 
 def upload_document(shown: ShownUpload) -> dict[str, Any]:
     """An upload that the client has not completed."""
+    upload = shown.upload
     return {
         "bucket": shown.key.bucket,
         "key": shown.key.key,
         "upload_id": shown.upload_id,
         "slot": shown.slot,
-        "initiated_at": shown.upload.initiated_at if shown.upload is not None else None,
+        "initiated_at": upload.began_at if upload is not None else None,
+        "touched_at": upload.touched_at if upload is not None else None,
         "parts": shown.parts,
+        "parts_sent": shown.sent_parts,
         "bytes": shown.size_bytes,
+        "reason": shown.turn.last_error,
     }
 
 
-def slot_document(name: str, figures: SlotFigures, alarms: Sequence[Alarm], buffer_bytes: int | None) -> dict[str, Any]:
+def slot_document(name: str, figures: SlotFigures, buffer_bytes: int | None) -> dict[str, Any]:
     """What of a slot only this node has; `reason` is why the last of its flushes failed that do.
 
     `staged_bytes` of its buffer are taken; `buffer_bytes` null: it is not written back any more.
@@ -73,15 +77,28 @@ def slot_document(name: str, figures: SlotFigures, alarms: Sequence[Alarm], buff
         "oldest_acknowledged_at": figures.oldest_at,
         "open_uploads": figures.uploads,
         "conflicts": figures.conflicts,
-        "damaged": sum(one.is_damaged for one in alarms),
-        "failing": sum(not one.is_damaged for one in alarms),
-        "reason": max(alarms, key=lambda one: one.last_at).reason if alarms else None,
+        "damaged": figures.damaged,
+        "failing": figures.failing,
+        "reason": figures.reason,
     }
 
 
-def progress_document(
-    prefix: Prefix, through: int, figures: Figures, *, damaged: int, failing: int, stuck: int, problems: Sequence[Any]
-) -> dict[str, Any]:
+def bucket_document(bucket: str, profile: Profile) -> dict[str, Any]:
+    """What is known of a bucket: whether its ETags are MD5s, and what it makes of conditions on each kind of request
+    (yes, ignored, refused, unknown)."""
+    known = profile.conditions
+    return {
+        "bucket": bucket,
+        "md5_etags": profile.md5_etags,
+        "conditions": {
+            "put": known.put.name.lower(),
+            "complete": known.complete.name.lower(),
+            "delete": known.delete.name.lower(),
+        },
+    }
+
+
+def progress_document(prefix: Prefix, through: int, figures: Figures, problems: Sequence[Any]) -> dict[str, Any]:
     """What is left of a flush. `stuck` are conflicts, damaged objects, and what waits behind these."""
     return {
         "prefix": str(prefix),
@@ -92,9 +109,9 @@ def progress_document(
         "oldest_acknowledged_at": figures.oldest_at,
         "open_uploads": figures.uploads,
         "conflicts": figures.conflicts,
-        "damaged": damaged,
-        "failing": failing,
-        "stuck": stuck,
+        "damaged": figures.damaged,
+        "failing": figures.failing,
+        "stuck": figures.stuck,
         "problems": list(problems),
     }
 

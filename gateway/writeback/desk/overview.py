@@ -7,21 +7,25 @@ asked for often; pages cost what they show.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gateway.errors import BufferDamaged, BufferUnavailable
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.journal import codec
-from gateway.writeback.journal.file_rows import text
-from gateway.writeback.journal.records import PendingObject, Upload
+from gateway.writeback.journal.records import Priority, Profile, State, Turn, Write
+from gateway.writeback.journal.rows import text
 from gateway.writeback.journal.schema import connect_reading
 from gateway.writeback.threads import BufferThreads
 
 R = TypeVar("R")
+
+_PENDING = "pending = 1 AND sequence IS NOT NULL"
+_OPEN = "upload_id IS NOT NULL AND pending = 0 AND state < 3"
+_PROBLEM = "(state = 3 OR attempts > 0 OR damaged = 1)"
 
 _BEHIND = b"\xff"
 """Behind a prefix, this is behind every key that begins with it: no byte of UTF-8 is as great."""
@@ -29,21 +33,31 @@ _BEHIND = b"\xff"
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A pending object without its parts; `pending` None: its row in the journal is damaged, `problem` says how.
+    """A pending write without its parts; `write` None: its row in the journal is damaged, `problem` says how.
 
     Of its parts, `sent_parts`, together `sent_bytes`, are at the origin already.
     """
 
+    id: int
     sequence: int
     key: ObjectKey
     slot: str
     size_bytes: int
-    is_conflict: bool
-    pending: PendingObject | None
+    state: State
+    turn: Turn
+    write: Write | None
     problem: str | None
     parts: int
     sent_parts: int
     sent_bytes: int
+
+    @property
+    def is_conflict(self) -> bool:
+        return self.state is State.CONFLICT
+
+    @property
+    def is_damaged(self) -> bool:
+        return self.write is None or self.turn.damaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +68,10 @@ class Figures:
     size_bytes: int = 0
     sent_bytes: int = 0
     conflicts: int = 0
-    behind_conflicts: int = 0
-    """Acknowledged later under the key of a conflict: they wait for it."""
+    damaged: int = 0
+    failing: int = 0
+    stuck: int = 0
+    """Conflicts, what is damaged, and what waits for these."""
     oldest_at: float | None = None
     uploads: int = 0
 
@@ -67,6 +83,10 @@ class SlotFigures:
     objects: int = 0
     size_bytes: int = 0
     conflicts: int = 0
+    damaged: int = 0
+    failing: int = 0
+    reason: str | None = None
+    """Why the last of its flushes failed that do."""
     oldest_at: float | None = None
     uploads: int = 0
     staged_bytes: int = 0
@@ -80,9 +100,11 @@ class ShownUpload:
     upload_id: str
     key: ObjectKey
     slot: str
-    upload: Upload | None
+    upload: Write | None
+    turn: Turn
     parts: int
     size_bytes: int
+    sent_parts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +131,8 @@ class Overview:
 
     async def newest(self) -> int:
         """The sequence of what was acknowledged last of all that is pending; 0: nothing is."""
-        return await self._look(lambda rows: int(_one(rows, "SELECT coalesce(max(sequence), 0) FROM objects")))
+        asked = f"SELECT coalesce(max(sequence), 0) FROM writes WHERE {_PENDING}"
+        return await self._look(lambda rows: int(_one(rows, asked)))
 
     async def figures(self, prefix: Prefix, through: int) -> Figures:
         """Of what lies under a prefix and was acknowledged as `through` or before it."""
@@ -119,48 +142,58 @@ class Overview:
         """Of every slot that ever had something here."""
         return await self._look(_slots)
 
-    async def conflicts_by_slot(self) -> Mapping[str, int]:
-        """How many there are, where there are any."""
-        counted = "SELECT slot, count(*) FROM objects WHERE startable = 0 GROUP BY slot"
-        return await self._look(lambda rows: dict(rows.execute(counted).fetchall()))
+    async def problems_by_slot(self) -> Mapping[str, tuple[int, int, int]]:
+        """How many conflicts there are, how much is damaged, and how much fails, where there is any."""
+        counted = (
+            "SELECT slot, sum(state = 3), sum(damaged), sum(state <> 3 AND damaged = 0) FROM writes "
+            f"WHERE {_PENDING} AND {_PROBLEM} GROUP BY slot"
+        )
+        found = await self._look(lambda rows: rows.execute(counted).fetchall())
+        return {slot: (conflicts, damaged, failing) for slot, conflicts, damaged, failing in found}
 
     async def page(self, prefix: Prefix, after: tuple[str, str, int], count: int) -> Sequence[Shown]:
         """What is pending under a prefix in the order of bucket, key and sequence, behind such a place."""
         where = _where_behind(prefix, "sequence", after, -1)
-        condition = f"{where.condition} ORDER BY bucket, key, sequence"
+        condition = f"{where.condition} AND state < 5 AND {_PENDING} ORDER BY bucket, key, sequence"
         return await self._look(lambda rows: _shown(rows, condition, where.values, count))
 
-    async def conflicts(self, prefix: Prefix, after: int, count: int) -> Sequence[Shown]:
-        """The conflicts under a prefix, behind a sequence."""
+    async def problems(self, prefix: Prefix, after: int, count: int, through: int = 2**62) -> Sequence[Shown]:
+        """What under a prefix does not get to the origin, behind a sequence."""
         where = _where(prefix)
-        condition = f"{where.condition} AND startable = 0 AND sequence > ? ORDER BY sequence"
-        return await self._look(lambda rows: _shown(rows, condition, (*where.values, after), count))
+        condition = (
+            f"{where.condition} AND {_PENDING} AND {_PROBLEM} AND sequence > ? AND sequence <= ? ORDER BY sequence"
+        )
+        return await self._look(lambda rows: _shown(rows, condition, (*where.values, after, through), count))
 
-    async def of(self, sequences: Collection[int]) -> Sequence[Shown]:
-        """Those of them that are pending still."""
-        found = await self._look(lambda rows: [_shown(rows, "sequence = ?", (one,), 1) for one in sequences])
-        return [one for shown in found for one in shown]
-
-    async def pending_of(self, sequences: Collection[int]) -> set[int]:
-        """The same, their sequences only."""
-        asked = "SELECT 1 FROM objects WHERE sequence = ?"
-        return await self._look(lambda rows: {one for one in sequences if rows.execute(asked, (one,)).fetchone()})
+    async def worst(self, prefix: Prefix, through: int, count: int) -> Sequence[Shown]:
+        """The same, conflicts first, then what is damaged, then what fails."""
+        where = _where(prefix)
+        condition = (
+            f"{where.condition} AND {_PENDING} AND {_PROBLEM} AND sequence <= ? "
+            "ORDER BY state = 3 DESC, damaged DESC, sequence"
+        )
+        return await self._look(lambda rows: _shown(rows, condition, (*where.values, through), count))
 
     async def first_of(self, key: ObjectKey) -> Shown | None:
         """What is to be dealt with first under a key."""
         values = (key.bucket, text(key.key))
-        found = await self._look(lambda rows: _shown(rows, "bucket = ? AND key = ? ORDER BY sequence", values, 1))
+        condition = f"bucket = ? AND key = ? AND state < 5 AND {_PENDING} ORDER BY sequence"
+        found = await self._look(lambda rows: _shown(rows, condition, values, 1))
         return found[0] if found else None
-
-    async def behind(self, key: ObjectKey, sequence: int, through: int) -> int:
-        """How many were acknowledged under a key behind a sequence, up to another."""
-        counted = "SELECT count(*) FROM objects WHERE bucket = ? AND key = ? AND sequence > ? AND sequence <= ?"
-        return await self._look(lambda rows: int(_one(rows, counted, key.bucket, text(key.key), sequence, through)))
 
     async def uploads(self, prefix: Prefix, after: tuple[str, str, str], count: int) -> Sequence[ShownUpload]:
         """Uploads that are open under a prefix, in the order of bucket, key and id, behind such a place."""
         where = _where_behind(prefix, "upload_id", after, "")
         return await self._look(lambda rows: list(_uploads(rows, where, count)))
+
+    async def conditions(self) -> Sequence[tuple[str, Profile]]:
+        """What is known of each bucket."""
+
+        def look(rows: sqlite3.Connection) -> list[tuple[str, Profile]]:
+            found = rows.execute("SELECT bucket, record FROM profiles ORDER BY bucket").fetchall()
+            return [(bucket, codec.unpack_profile(bucket, record)) for bucket, record in found]
+
+        return await self._look(look)
 
     async def _look(self, at: Callable[[sqlite3.Connection], R]) -> R:
         return await self._thread.run(self._looked, at)
@@ -201,102 +234,124 @@ def _one(rows: sqlite3.Connection, query: str, *values: str | bytes | int) -> in
 
 
 def _figures(rows: sqlite3.Connection, where: _Where, through: int) -> Figures:
-    these = f"{where.condition} AND sequence <= ?"
-    of = f"FROM objects WHERE {these}"
+    these = f"{where.condition} AND sequence <= ? AND {_PENDING}"
     values = (*where.values, through)
-    sums = f"SELECT count(*), coalesce(sum(size_bytes), 0), coalesce(sum(startable = 0), 0), min(sequence) {of}"
-    objects, size_bytes, conflicts, first = rows.execute(sums, values).fetchone()
-    sent_pieces = (
-        "pieces CROSS JOIN objects USING (sequence)"  # of what is pending few are sent: they are looked at first
+    sums = (
+        "SELECT count(*), coalesce(sum(size_bytes), 0), coalesce(sum(state = 3), 0), coalesce(sum(damaged), 0), "
+        f"coalesce(sum(attempts > 0 AND state <> 3 AND damaged = 0), 0), min(sequence) FROM writes WHERE {these}"
     )
-    sent = f"SELECT sum(pieces.size_bytes) FROM {sent_pieces} WHERE sent = 1 AND {these}"  # noqa: S608
-    earlier = (
-        "SELECT 1 FROM objects AS first WHERE first.bucket = objects.bucket AND first.key = objects.key "
-        "AND first.sequence < objects.sequence AND first.startable = 0"
+    objects, size_bytes, conflicts, damaged, failing, first = rows.execute(sums, values).fetchone()
+    sent_parts = "parts CROSS JOIN writes ON write_id = id"  # of what is pending few are sent: they are looked at first
+    sent = f"SELECT sum(parts.size_bytes) FROM {sent_parts} WHERE sent = 1 AND {these}"
+    waiting = (
+        f"WITH RECURSIVE stuck (at) AS (SELECT sequence FROM writes WHERE {_PENDING} AND (state = 3 OR damaged = 1) "
+        "UNION SELECT sequence FROM writes JOIN stuck ON after_sequence = at) "
+        f"SELECT count(*) FROM stuck JOIN writes ON sequence = at WHERE {these}"
     )
-    behind = f"SELECT count(*) {of} AND startable <> 0 AND EXISTS ({earlier})"
     return Figures(
         objects,
         size_bytes,
         _one(rows, sent, *values) or 0,
         conflicts,
-        _one(rows, behind, *values) if conflicts else 0,
+        damaged,
+        failing,
+        _one(rows, waiting, *values),
         _acknowledged_at(rows, first),
-        _one(rows, f"SELECT count(*) FROM uploads WHERE {where.condition}", *where.values),  # noqa: S608
+        _one(rows, f"SELECT count(*) FROM writes WHERE {where.condition} AND {_OPEN}", *where.values),
     )
 
 
 def _slots(rows: sqlite3.Connection) -> dict[str, SlotFigures]:
-    sums = "SELECT slot, count(*), sum(size_bytes), sum(startable = 0), min(sequence) FROM objects GROUP BY slot"
-    uploads = dict(rows.execute("SELECT slot, count(*) FROM uploads GROUP BY slot").fetchall())
+    sums = (
+        "SELECT slot, count(*), sum(size_bytes), sum(state = 3), sum(damaged), "
+        "sum(attempts > 0 AND state <> 3 AND damaged = 0), min(sequence) FROM writes "
+        f"WHERE {_PENDING} GROUP BY slot"
+    )
+    last = f"SELECT slot, last_error, max(due_at) FROM writes WHERE {_PENDING} AND attempts > 0 GROUP BY slot"
+    uploads = dict(rows.execute(f"SELECT slot, count(*) FROM writes WHERE {_OPEN} GROUP BY slot").fetchall())
     staged = dict(rows.execute("SELECT slot, staged_bytes FROM usage").fetchall())
+    reasons = {slot: reason for slot, reason, _ in rows.execute(last).fetchall()}
     sums_of = {slot: of for slot, *of in rows.execute(sums).fetchall()}
     found = {}
     for slot in {*uploads, *staged, *sums_of}:
-        objects, size_bytes, conflicts, first = sums_of.get(slot, (0, 0, 0, None))
-        oldest_at, open_uploads = _acknowledged_at(rows, first), uploads.get(slot, 0)
-        found[slot] = SlotFigures(objects, size_bytes, conflicts, oldest_at, open_uploads, staged.get(slot, 0))
+        objects, size_bytes, conflicts, damaged, failing, first = sums_of.get(slot, (0, 0, 0, 0, 0, None))
+        found[slot] = SlotFigures(
+            objects,
+            size_bytes,
+            conflicts,
+            damaged,
+            failing,
+            reasons.get(slot),
+            _acknowledged_at(rows, first),
+            uploads.get(slot, 0),
+            staged.get(slot, 0),
+        )
     return found
 
 
 def _acknowledged_at(rows: sqlite3.Connection, sequence: int | None) -> float | None:
     if sequence is None:
         return None
-    [record] = rows.execute("SELECT record FROM objects WHERE sequence = ?", (sequence,)).fetchone()
+    row = rows.execute("SELECT id, record FROM writes WHERE sequence = ?", (sequence,)).fetchone()
     try:
-        return codec.unpack_object(sequence, record).acknowledged_at
+        return codec.unpack_write(*row).acknowledged_at
     except BufferDamaged:
         return None
+
+
+_COLUMNS = (
+    "id, sequence, upload_id, bucket, key, slot, size_bytes, state, due_at, attempts, failing_since, last_error, "
+    "priority, after_sequence, damaged, record"
+)
 
 
 def _shown(
     rows: sqlite3.Connection, condition: str, values: Sequence[str | bytes | int], count: int
 ) -> Sequence[Shown]:
     """`condition` may end with an order."""
-    found = rows.execute(
-        f"SELECT sequence, bucket, key, slot, size_bytes, startable, record FROM objects WHERE {condition} LIMIT ?",  # noqa: S608
-        (*values, count),
-    )
-    return [_show(rows, *row) for row in found.fetchall()]
+    found = rows.execute(f"SELECT {_COLUMNS} FROM writes WHERE {condition} LIMIT ?", (*values, count))
+    return [_show(rows, row) for row in found.fetchall()]
 
 
-def _show(
-    rows: sqlite3.Connection,
-    sequence: int,
-    bucket: str,
-    key: bytes,
-    slot: str,
-    size_bytes: int,
-    startable: int,
-    record: bytes,
-) -> Shown:
-    parts, sent_parts, sent_bytes = rows.execute(
-        "SELECT count(*), coalesce(sum(sent), 0), coalesce(sum(sent * size_bytes), 0) FROM pieces WHERE sequence = ?",
-        (sequence,),
-    ).fetchone()
+def _show(rows: sqlite3.Connection, row: Sequence[Any]) -> Shown:
+    write_id, sequence, _, bucket, key, slot, size_bytes, state, *columns, record = row
+    parts, sent_parts, sent_bytes, _ = _parts(rows, write_id)
     try:
-        pending, problem = codec.unpack_object(sequence, record), None
+        write, problem = codec.unpack_write(write_id, record), None
     except BufferDamaged as error:
-        pending, problem = None, str(error)
+        write, problem = None, str(error)
     at = ObjectKey(bucket, key.decode(errors="replace"))
-    return Shown(sequence, at, slot, size_bytes, startable == 0, pending, problem, parts, sent_parts, sent_bytes)
+    turn = _turn(columns)
+    return Shown(
+        write_id, sequence, at, slot, size_bytes, State(state), turn, write, problem, parts, sent_parts, sent_bytes
+    )
+
+
+def _turn(columns: Sequence[Any]) -> Turn:
+    due_at, attempts, failing_since, last_error, priority, after_sequence, damaged = columns
+    return Turn(due_at, attempts, failing_since, last_error, Priority(priority), after_sequence, bool(damaged))
+
+
+def _parts(rows: sqlite3.Connection, write_id: int) -> tuple[int, int, int, int]:
+    """How many there are; how many are sent, and these parts' bytes; the bytes of those that are here."""
+    found: tuple[int, int, int, int] = rows.execute(
+        "SELECT count(*), coalesce(sum(sent), 0), coalesce(sum(sent * size_bytes), 0), "
+        "coalesce(sum((file <> '') * size_bytes), 0) FROM parts WHERE write_id = ?",
+        (write_id,),
+    ).fetchone()
+    return found
 
 
 def _uploads(rows: sqlite3.Connection, where: _Where, count: int) -> Iterator[ShownUpload]:
     found = rows.execute(
-        f"SELECT upload_id, bucket, key, slot, record FROM uploads WHERE {where.condition} "  # noqa: S608
-        "ORDER BY bucket, key, upload_id LIMIT ?",
+        f"SELECT {_COLUMNS} FROM writes WHERE {where.condition} AND {_OPEN} ORDER BY bucket, key, upload_id LIMIT ?",
         (*where.values, count),
     )
-    for upload_id, bucket, key, slot, record in found.fetchall():
-        parts, size_bytes = rows.execute(
-            "SELECT count(*), coalesce(sum(size_bytes), 0) FROM parts LEFT JOIN files ON file = name "
-            "WHERE upload_id = ?",
-            (upload_id,),
-        ).fetchone()
+    for write_id, _, upload_id, bucket, key, slot, _, _, *columns, record in found.fetchall():
+        parts, sent_parts, _, here_bytes = _parts(rows, write_id)
         try:
-            upload = codec.unpack_upload(upload_id, record)
+            upload = codec.unpack_write(write_id, record)
         except BufferDamaged:
             upload = None
         at = ObjectKey(bucket, key.decode(errors="replace"))
-        yield ShownUpload(upload_id, at, slot, upload, parts, size_bytes)
+        yield ShownUpload(upload_id, at, slot, upload, _turn(columns), parts, here_bytes, sent_parts)

@@ -1,7 +1,8 @@
-"""A staged file: the bytes of one PutObject or UploadPart as they came, and nothing else.
+"""A staged file: the bytes of one PutObject or UploadPart as they came, and behind them what they are checked by.
 
-So the origin gets the client's own part boundaries, and a file becomes cached blocks by index alone. Name, length, MD5
-and the CRC32C of each 64 KiB are in the journal. A file is never written again once it is sealed.
+So the origin gets the client's own part boundaries, and a file becomes cached blocks by index alone. Name, length and
+MD5 are in the journal, the CRC32C of each 64 KiB is in the file (trailer.py): what the journal holds, and what is read
+of it, does not grow with the bytes. A file is never written again once it is sealed.
 
     staged/w<slot>/<32 hex digits>    one file per PutObject or UploadPart, made by that worker slot
 
@@ -34,6 +35,17 @@ from awscrt import checksums as crt
 from gateway.durable import sync_directory
 from gateway.errors import BufferDamaged, BufferUnavailable
 from gateway.file_lease import FileLease, SharedFile
+from gateway.writeback.files.trailer import (
+    CHECKSUM_BYTES,
+    CHUNK_BYTES,
+    FOOTER_BYTES,
+    ChunkChecksums,
+    Footer,
+    checksums_bytes,
+    pack_trailer,
+    trailer_bytes,
+    unpack_footer,
+)
 
 AT_ONCE_BYTES = 1024 * 1024
 """Begun in such pieces: the disk is busy early, and gets requests of a size that suits it."""
@@ -61,21 +73,18 @@ def begin_write_out(descriptor: int, position: int, count: int) -> None:
             raise OSError(error, os.strerror(error))
 
 
-CHUNK_BYTES = 64 * 1024
-CHECKSUM_BYTES = 4
-
-
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """What the journal knows of one. `checksums` are 4 bytes little-endian for each chunk of 64 KiB, in order.
+    """What the journal knows of one; `size_bytes` is the length of its bytes, without what lies behind them.
 
-    Without a name: bytes that only the origin has.
+    Without a name: bytes that only the origin has. `checksums` are those of a file of before, which has no trailer: its
+    row has them.
     """
 
     name: str
     size_bytes: int
     md5: bytes
-    checksums: bytes
+    checksums: bytes | None = None
 
     @property
     def is_here(self) -> bool:
@@ -83,38 +92,14 @@ class StagedFile:
         return bool(self.name)
 
     @property
+    def disk_bytes(self) -> int:
+        """How long the file is."""
+        return self.size_bytes + (trailer_bytes(self.size_bytes) if self.checksums is None else 0)
+
+    @property
     def etag(self) -> str:
         """As S3 gives it to a part, or to an object put in one piece: quoted."""
         return f'"{self.md5.hex()}"'
-
-
-class ChunkChecksums:
-    """The CRC32C of each 64 KiB of what passes, in pieces of any size."""
-
-    def __init__(self) -> None:
-        self._packed = bytearray()
-        self._running = 0
-        self._filled_bytes = 0
-
-    def update(self, data: memoryview) -> None:
-        position = 0
-        while position < len(data):
-            piece = data[position : position + CHUNK_BYTES - self._filled_bytes]
-            self._running = crt.crc32c(piece, self._running)
-            self._filled_bytes += len(piece)
-            position += len(piece)
-            if self._filled_bytes == CHUNK_BYTES:
-                self._end_chunk()
-
-    def digest(self) -> bytes:
-        """Of all that has passed; call once."""
-        if self._filled_bytes:
-            self._end_chunk()
-        return bytes(self._packed)
-
-    def _end_chunk(self) -> None:
-        self._packed += self._running.to_bytes(CHECKSUM_BYTES, "little")
-        self._running = self._filled_bytes = 0
 
 
 class StagedWriter:
@@ -137,20 +122,24 @@ class StagedWriter:
 
     def write(self, data: memoryview) -> None:
         """Append; the bytes may be changed when this returns."""
-        descriptor, rest = self._descriptor(), data
-        while rest:
-            written = os.pwrite(descriptor, rest, self.size_bytes)
-            self.size_bytes += written
-            rest = rest[written:]
+        descriptor = self._descriptor()
+        _write_all(descriptor, data, self.size_bytes)
+        self.size_bytes += len(data)
         if self.size_bytes - self._begun_bytes >= AT_ONCE_BYTES:
             self._write_out(descriptor)
         self._checksums.update(data)
 
     def sync(self, md5: bytes) -> StagedFile:
-        """Have the bytes, whose MD5 is given, survive a power cut, and the file's name, too."""
+        """Have the bytes, whose MD5 is given, survive a power cut, with their trailer and the file's name."""
+        sealed = self._end(md5)
         os.fsync(self._descriptor())
         (self._name or self._sync_name()).result()
-        return StagedFile(self.name, self.size_bytes, md5, self._checksums.digest())
+        return sealed
+
+    def _end(self, md5: bytes) -> StagedFile:
+        trailer = pack_trailer(self.size_bytes, md5, self._checksums.digest())
+        _write_all(self._descriptor(), memoryview(trailer), self.size_bytes)
+        return StagedFile(self.name, self.size_bytes, md5)
 
     def _write_out(self, descriptor: int) -> None:
         if self._name is None:
@@ -173,29 +162,52 @@ class StagedWriter:
 def read_verified(opened: FileLease[SharedFile], file: StagedFile, position: int, count: int) -> memoryview:
     """`count` bytes at `position` of an opened file, none of them from a chunk that is not what was written. Blocks.
 
-    BufferDamaged when one is, or when the file is shorter than it was; OSError as the disk says it.
+    Of its checksums no more is read than it takes. BufferDamaged when a chunk, or its checksum, is not, or when the
+    file is shorter than it was; OSError as the disk says it.
     """
-    first = position - position % CHUNK_BYTES
-    stop = min(-(-(position + count) // CHUNK_BYTES) * CHUNK_BYTES, file.size_bytes)
-    content = memoryview(_read_all(opened.descriptor, first, stop - first))
-    for start in range(0, len(content), CHUNK_BYTES):
-        _check_chunk(file, (first + start) // CHUNK_BYTES, content[start : start + CHUNK_BYTES])
-    if len(content) < stop - first:
-        raise BufferDamaged(f"staged file {file.name} ends at {first + len(content)} of {file.size_bytes} bytes")
-    return content[position - first : position - first + count]
+    first, stop = position // CHUNK_BYTES, -(-(position + count) // CHUNK_BYTES)
+    start, end = first * CHUNK_BYTES, min(stop * CHUNK_BYTES, file.size_bytes)
+    content = memoryview(_read(opened.descriptor, file, start, end - start))
+    expected = _checksums(opened.descriptor, file, first, stop)
+    for number in range(stop - first):
+        crc = crt.crc32c(content[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES])
+        if crc.to_bytes(CHECKSUM_BYTES, "little") != expected[number * CHECKSUM_BYTES : (number + 1) * CHECKSUM_BYTES]:
+            raise BufferDamaged(f"staged file {file.name} is damaged in its chunk {first + number}, or its checksum is")
+    return content[position - start : position - start + count]
 
 
-def _check_chunk(file: StagedFile, number: int, chunk: memoryview) -> None:
-    expected = file.checksums[number * CHECKSUM_BYTES : (number + 1) * CHECKSUM_BYTES]
-    if crt.crc32c(chunk).to_bytes(CHECKSUM_BYTES, "little") != expected:
-        raise BufferDamaged(f"staged file {file.name} is damaged in its chunk {number} of {CHUNK_BYTES} bytes")
+def _checksums(descriptor: int, file: StagedFile, first: int, stop: int) -> bytes:
+    """Of the chunks from `first` to before `stop`."""
+    at, end = first * CHECKSUM_BYTES, stop * CHECKSUM_BYTES
+    if file.checksums is not None:
+        return file.checksums[at:end]
+    return _read(descriptor, file, file.size_bytes + at, end - at)
 
 
-def _read_all(descriptor: int, offset: int, count: int) -> bytes:
+def _footer(descriptor: int, file: StagedFile) -> Footer:
+    """BufferDamaged when it is not what was written, or is of another file than the journal says."""
+    at = file.size_bytes + checksums_bytes(file.size_bytes)
+    footer = unpack_footer(_read(descriptor, file, at, FOOTER_BYTES))
+    if footer is None:
+        raise BufferDamaged(f"staged file {file.name} is damaged in its footer")
+    if (footer.size_bytes, footer.md5) != (file.size_bytes, file.md5):
+        raise BufferDamaged(f"staged file {file.name} is another one, by its footer, than was acknowledged")
+    return footer
+
+
+def _read(descriptor: int, file: StagedFile, offset: int, count: int) -> bytes:
     content = os.pread(descriptor, count, offset)
     while len(content) < count and (more := os.pread(descriptor, count - len(content), offset + len(content))):
         content += more
+    if len(content) < count:
+        raise BufferDamaged(f"staged file {file.name} ends at {offset + len(content)} of {file.disk_bytes} bytes")
     return content
+
+
+def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written
 
 
 DIRECTORY_MODE = 0o700
@@ -248,17 +260,32 @@ class Staging:
             os.unlink(self._root / name)
 
     def open(self, file: StagedFile) -> FileLease[SharedFile]:
-        """Open a file for reading. FileNotFoundError when the file has gone.
+        """Open a file for reading. FileNotFoundError when the file has gone; OSError as the disk says it.
 
-        BufferDamaged when it has not the length that was acknowledged.
+        BufferDamaged when it is not as long as what was acknowledged, or its footer does not say the same.
         """
         descriptor = os.open(self._root / file.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         lease = FileLease(SharedFile(descriptor))
-        size_bytes = os.fstat(descriptor).st_size
-        if size_bytes != file.size_bytes:
+        try:
+            length = os.fstat(descriptor).st_size
+            if length != file.disk_bytes:
+                raise BufferDamaged(f"staged file {file.name} has {length} bytes, not {file.disk_bytes}")
+            if file.checksums is None:
+                _footer(descriptor, file)
+        except BaseException:
             lease.close()
-            raise BufferDamaged(f"staged file {file.name} has {size_bytes} bytes, not {file.size_bytes}")
+            raise
         return lease
+
+    def checksums(self, file: StagedFile) -> bytes:
+        """Of all its chunks, 4 bytes little-endian each. BufferDamaged; OSError as the disk says it."""
+        if file.checksums is not None:
+            return file.checksums
+        with self.open(file) as opened:
+            packed = _checksums(opened.descriptor, file, 0, checksums_bytes(file.size_bytes) // CHECKSUM_BYTES)
+            if crt.crc32c(packed) != _footer(opened.descriptor, file).checksums_crc:
+                raise BufferDamaged(f"staged file {file.name} is damaged in its checksums")
+        return packed
 
     def path(self, file: StagedFile) -> Path:
         """Where it lies, for who gives it a second name."""

@@ -1,79 +1,93 @@
-"""Asking the origin for an upload so that it is never forgotten, whenever the process dies.
+"""Uploads that the origin is asked to begin, so that none is ever forgotten, whenever the process dies.
 
-    written down → asked → noted: the upload is known of, and the intent gone, in one transaction
+    written down → asked → noted: the upload is known of, and the question is over, in one transaction
 
-Where no such transaction comes, nobody knows what the origin has done: it is found out later (lost_uploads.py).
+Where no such transaction comes, nobody knows what the origin has done. The question is a write in the state ABORTING
+then: a minute later the origin's uploads of the key are listed. What was begun at that time and is nobody's here is
+ours, unless there is more of it than was asked for: another writer's upload looks the same, and is never aborted. That
+is told, and left to the bucket's own rules for incomplete uploads.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TypeVar
 
-from gateway.clock import Clock
+from gateway.clock import Clock, Moment
 from gateway.errors import BufferUnavailable
 from gateway.objects import ObjectKey
-from gateway.writeback.journal.book import Book
+from gateway.writeback.flushing.requests import OpenUpload, OpenUploads
+from gateway.writeback.flushing.state import CLOCKS_APART_SECONDS, TOLD_APART_SECONDS
+from gateway.writeback.journal.book import CARRIED_OUT_SECONDS, Book
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.records import Intent
-
-R = TypeVar("R")
+from gateway.writeback.journal.records import Asked
 
 
 @asynccontextmanager
-async def asking(journal: Journal, key: ObjectKey, clock: Clock) -> AsyncIterator[Asking]:
+async def asking(journal: Journal, key: ObjectKey, slot: str, clock: Clock) -> AsyncIterator[Question]:
     """Written down when this has begun. BufferUnavailable where that cannot be: then nothing is asked."""
-    intent = Intent(secrets.token_hex(16), journal.worker, key, clock.now())
-    one = Asking(journal, intent.token)
+    asked = Asked(journal.worker, Moment.of(clock))
+    question = Question(await journal.change(lambda book: book.ask(key, slot, asked)))
     try:
-        await journal.change(lambda book: book.intend(intent))
-        yield one
+        yield question
     finally:
-        if not one.is_over:
+        if not question.is_over:
             with suppress(BufferUnavailable):  # then it is of a process that is dead, some day
-                await journal.change(lambda book: one.leave(book, clock.now()))
+                await journal.change(lambda book: question.leave(book, Moment.of(clock)))
 
 
-class Asking:
-    """One upload that the origin is asked for."""
+class Question:
+    """One upload that the origin is asked for; `id` is that of its row."""
 
-    def __init__(self, journal: Journal, token: str) -> None:
-        self._journal = journal
-        self._token = token
-        self._may_be_there = False
+    def __init__(self, row_id: int) -> None:
+        self.id = row_id
         self.is_over = False
-
-    def sent(self) -> None:
-        """From now on the origin may have it."""
-        self._may_be_there = True
-
-    def refused(self) -> None:
+        """A transaction has noted what came of it."""
+        self.is_refused = False
         """The origin has answered that it has not done it."""
-        self._may_be_there = False
 
-    async def note(self, step: Callable[[Book], R]) -> R:
-        """Carry out the change by which the upload is known of, or needs to be known of by nobody here."""
-        return await self._end(step, lambda book: book.forget_intent(self._token))
-
-    async def end(self, step: Callable[[Book], R], now: float) -> R:
-        """Carry out a change by which things go on without it: whether the origin has it is to be found out, unless it
-        has refused."""
-        return await self._end(step, lambda book: self.leave(book, now))
-
-    async def _end(self, step: Callable[[Book], R], end: Callable[[Book], None]) -> R:
-        def both(book: Book) -> R:
-            end(book)
-            return step(book)
-
-        result = await self._journal.change(both)
-        self.is_over = True
-        return result
-
-    def leave(self, book: Book, now: float) -> None:
+    def leave(self, book: Book, now: Moment) -> None:
         """Nothing was noted, and nobody asks any more."""
-        if self._may_be_there:
-            book.suspect(self._token, now)
+        if self.is_refused:
+            book.forget(self.id)
         else:
-            book.forget_intent(self._token)
+            book.suspect(self.id, now)
+
+
+def settle_suspects(book: Book, key: ObjectKey, listed: OpenUploads, now: Moment) -> Sequence[OpenUpload]:
+    """What is open under a key at the origin, listed before this transaction: what is ours is to be aborted.
+
+    What may be ours, and may be another writer's, is returned. Where somebody is just asking for an upload of the key,
+    nothing is decided.
+    """
+    rows = [(one, one.asked) for one in book.asked(key) if one.asked is not None]
+    if any(not _is_carried_out(asked, now) for _, asked in rows):
+        return []
+    known, found = book.origin_upload_ids(key), list[OpenUpload]()
+    for one in listed.uploads:
+        if one.upload_id not in known and any(_may_be_of(asked, one, listed) for _, asked in rows):
+            found.append(one)
+    for row, _ in rows:
+        book.forget(row.id)
+    if len(found) > len(rows):
+        return found
+    for one in found:
+        book.abort_at_origin(key, rows[0][0].fixed.slot, one.upload_id, now.at)
+    return []
+
+
+def _is_carried_out(asked: Asked, now: Moment) -> bool:
+    """Whether what was under way to the origin has happened by now, or never will."""
+    if asked.suspect is None:
+        return False
+    waited_seconds, is_certain = now.since(asked.suspect)
+    return waited_seconds >= CARRIED_OUT_SECONDS or (waited_seconds < 0 and not is_certain)
+
+
+def _may_be_of(asked: Asked, one: OpenUpload, listed: OpenUploads) -> bool:
+    since_begun, is_certain = listed.asked.since(asked.begun)
+    since_suspect, is_suspect_certain = listed.asked.since(asked.suspect or asked.begun)
+    begun_apart = TOLD_APART_SECONDS if is_certain and listed.are_ages_told else CLOCKS_APART_SECONDS
+    suspect_apart = TOLD_APART_SECONDS if is_suspect_certain and listed.are_ages_told else CLOCKS_APART_SECONDS
+    youngest = since_suspect - CARRIED_OUT_SECONDS - suspect_apart
+    return youngest <= one.age_seconds <= since_begun + begun_apart

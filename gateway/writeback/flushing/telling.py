@@ -8,7 +8,7 @@ from typing import Protocol
 
 import structlog
 
-from gateway.writeback.journal.records import PendingObject
+from gateway.writeback.journal.records import Write
 
 _log = structlog.get_logger("forebay.writeback")
 
@@ -29,52 +29,61 @@ class FlushCounters(Protocol):
 
 
 class Teller:
-    """The methods of `flush.FlushObserver`."""
+    """The methods of `reconciler.FlushObserver`."""
 
     def __init__(self, counters: FlushCounters, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._counters = counters
         self._failing = _Seldom(LINES_PER_MINUTE, monotonic)
         self._going_on = _Seldom(LINES_PER_MINUTE, monotonic)
 
-    def settled(self, pending: PendingObject) -> None:
-        self._counters.flushed(pending.fixed.slot, pending.size_bytes)
+    def settled(self, write: Write) -> None:
+        self._counters.flushed(write.fixed.slot, write.size_bytes)
 
-    def failing(self, pending: PendingObject, failures: int, reason: str) -> None:
-        self._counters.flush_failed(pending.fixed.slot)
+    def failing(self, write: Write, failures: int, reason: str) -> None:
+        self._counters.flush_failed(write.fixed.slot)
         if failures & (failures - 1) == 0 and self._failing.may_tell():  # the 1st, 2nd, 4th, 8th, …
             _log.warning(
                 "a write cannot be flushed yet, and stays here",
-                object=str(pending.key),
-                slot=pending.fixed.slot,
+                object=str(write.key),
+                slot=write.fixed.slot,
                 failures=failures,
                 reason=reason,
                 **self._failing.left_out(),
             )
 
-    def goes_on(self, pending: PendingObject) -> None:
+    def goes_on(self, write: Write) -> None:
         if self._going_on.may_tell():
             _log.info(
                 "a write that could not be flushed goes on",
-                object=str(pending.key),
-                slot=pending.fixed.slot,
+                object=str(write.key),
+                slot=write.fixed.slot,
                 **self._going_on.left_out(),
             )
 
-    def conflict(self, pending: PendingObject) -> None:
-        self._counters.flush_conflict(pending.fixed.slot)
+    def conflict(self, write: Write, reason: str) -> None:
+        self._counters.flush_conflict(write.fixed.slot)
         _log.error(
-            "A CONFLICT: somebody else has changed the object at the origin; the write of this node is kept here until "
-            "somebody decides: forebay writeback resolve",
-            object=str(pending.key),
-            slot=pending.fixed.slot,
+            "A CONFLICT: the write of this node is kept here until somebody decides: forebay writeback resolve",
+            object=str(write.key),
+            slot=write.fixed.slot,
+            reason=reason,
         )
 
-    def damaged(self, pending: PendingObject, reason: str) -> None:
-        self._counters.flush_damaged(pending.fixed.slot)
+    def damaged(self, write_id: int, name: str, slot: str, reason: str) -> None:
+        self._counters.flush_damaged(slot)
         _log.error(
             "DAMAGED: what lies here of an acknowledged write is not what was acknowledged; it is not sent",
-            object=str(pending.key),
-            slot=pending.fixed.slot,
+            object=name,
+            slot=slot,
+            reason=reason,
+        )
+
+    def expired(self, write: Write, reason: str) -> None:
+        _log.warning(
+            "an upload that nobody has completed is ended",
+            object=str(write.key),
+            slot=write.fixed.slot,
+            upload_id=write.upload_id,
             reason=reason,
         )
 

@@ -7,6 +7,7 @@ is not found where a reader looks for it, and what nobody refers to is removed.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -51,4 +52,29 @@ def check_journal(directory: Path) -> bool:
 def _findings(connection: sqlite3.Connection) -> list[str]:
     told = [text for (text,) in connection.execute(f"PRAGMA integrity_check({_TOLD_MAX})")]
     found = [" ".join(text.split()) for text in told if text != "ok"]
-    return found or (["its tables are not those of its version"] if not has_our_tables(connection) else [])
+    if not found and not has_our_tables(connection):
+        return ["its tables are not those of its version"]
+    return found or list(_without_text(connection))[:_TOLD_MAX]
+
+
+def _without_text(connection: sqlite3.Connection) -> Iterator[str]:
+    """What is no text where there should be one: SQLite does not look at that, and a reader would stumble over it."""
+    connection.text_factory = bytes
+    tables = [
+        name for (name,) in connection.execute("SELECT CAST(name AS BLOB) FROM sqlite_schema WHERE type = 'table'")
+    ]
+    for table in (name.decode() for name in tables):
+        columns = [
+            name.decode() for _, name, kind, *_ in connection.execute(f"PRAGMA table_info({table})") if kind == b"TEXT"
+        ]
+        for row in connection.execute(f"SELECT {', '.join(columns)} FROM {table}") if columns else ():
+            if not all(_is_text(value) for value in row):
+                yield f"a row of {table} holds text that is none"
+
+
+def _is_text(value: bytes | None) -> bool:
+    try:
+        (value or b"").decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -6,26 +6,31 @@ is never taken for what was acknowledged.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 from awscrt import checksums as crt
 
+from gateway.clock import Moment
 from gateway.errors import BufferDamaged
 from gateway.objects import ObjectKey
+from gateway.writeback.files import trailer
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal.records import (
+    Asked,
     Base,
+    Conditions,
     Ended,
     Fixed,
-    Intent,
-    Orphan,
+    Honoured,
     OwnDoing,
     Part,
-    PendingObject,
     Profile,
+    Run,
     State,
-    Upload,
+    Write,
 )
 
 _CRC_BYTES = 4
@@ -59,30 +64,19 @@ def _seal(place: Place, body: bytes) -> bytes:
 
 
 def pack_file(file: StagedFile) -> bytes:
-    return pack(("files", file.name), {"size": file.size_bytes, "md5": file.md5.hex()}, file.checksums)
+    """`trailer` is the version of what lies behind the file's bytes; a row of before ends with their checksums."""
+    record = {"size": file.size_bytes, "md5": file.md5.hex()}
+    if file.checksums is None:
+        return pack(("files", file.name), record | {"trailer": trailer.VERSION})
+    return pack(("files", file.name), record, file.checksums)
 
 
 def unpack_file(name: str, packed: bytes) -> StagedFile:
     record, checksums = unpack(("files", name), packed)
-    return StagedFile(name, record["size"], bytes.fromhex(record["md5"]), checksums)
+    return StagedFile(name, record["size"], bytes.fromhex(record["md5"]), None if "trailer" in record else checksums)
 
 
-def pack_upload(upload: Upload) -> bytes:
-    record = _fixed(upload.fixed) | {
-        "base": _base(upload.base),
-        "initiated": upload.initiated_at,
-        "origin_upload": upload.origin_upload_id,
-    }
-    return pack(("uploads", upload.upload_id), record)
-
-
-def unpack_upload(upload_id: str, packed: bytes) -> Upload:
-    record, _ = unpack(("uploads", upload_id), packed)
-    return Upload(upload_id, _as_fixed(record), _as_base(record["base"]), record["initiated"], record["origin_upload"])
-
-
-def pack_part(place: Place, part: Part) -> bytes:
-    """`place` says whether it is a part of an upload or of a pending object."""
+def pack_part(write_id: int, part: Part) -> bytes:
     record = {
         "file": part.file.name,
         "stored": part.stored_at,
@@ -91,149 +85,165 @@ def pack_part(place: Place, part: Part) -> bytes:
     }
     if not part.file.is_here:
         record |= {"size": part.file.size_bytes, "md5": part.file.md5.hex()}
-    return pack(place, record)
+    return pack(("parts", write_id, part.number), record)
 
 
-def unpack_part(place: Place, number: int, packed: bytes, file: StagedFile | None) -> Part:
+def unpack_part(write_id: int, number: int, packed: bytes, file: StagedFile | None) -> Part:
     """`file` None: only the origin has the part, or the row of its file is missing, which is BufferDamaged."""
+    place = ("parts", write_id, number)
     record, _ = unpack(place, packed)
     if file is None and record["file"]:
         raise BufferDamaged(f"the journal's row {place!r} names a file that it does not know")
     if file is None:
-        file = StagedFile("", record["size"], bytes.fromhex(record["md5"]), b"")
+        file = StagedFile("", record["size"], bytes.fromhex(record["md5"]))
     return Part(number, file, record["stored"], record["checksums"], record["origin_etag"])
 
 
-def pack_object(pending: PendingObject) -> bytes:
-    record = _fixed(pending.fixed) | {
-        "base": _base(pending.base),
-        "acknowledged": pending.acknowledged_at,
-        "etag": pending.etag,
-        "size": pending.size_bytes,
-        "multipart": pending.multipart,
-        "deleted": pending.deleted,
-        "upload": pending.upload_id,
-        "origin_upload": pending.origin_upload_id,
-        "checksums": dict(pending.checksums),
-        "state": pending.state.value,
+def pack_write(write: Write) -> bytes:
+    """Without its parts, which are rows of their own. What says nothing is left out."""
+    said = {
+        "deleted": write.deleted,
+        "multipart": write.multipart,
+        "origin_upload": write.origin_upload_id,
+        "checksums": dict(write.checksums),
+        "acknowledged": write.acknowledged_at,
+        "runs": [list(run) for run in write.runs],
+        "conditions": dict(write.conditions),
+        "asked_as": write.asked_as,
+        "answer": write.answer,
+        "asked": None if write.asked is None else _asked(write.asked),
+        "touched": write.touched_at,
+        "completed_of": write.completed_of or None,
+        "behind": write.behind,
+        "in_order": write.in_order,
     }
-    return pack(("objects", pending.sequence), record)
+    record = {
+        "bucket": write.key.bucket,
+        "key": write.key.key,
+        "headers": dict(write.fixed.headers),
+        "slot": write.fixed.slot,
+        "base": _base(write.base),
+        "state": int(write.state),
+        "began": write.began_at,
+        "etag": write.etag,
+        "size": write.size_bytes,
+        "upload": write.upload_id,
+        "sequence": write.sequence,
+    }
+    return pack(
+        ("writes", write.id), record | {name: value for name, value in said.items() if value not in _SAYS_NOTHING}
+    )
 
 
-def unpack_object(sequence: int, packed: bytes) -> PendingObject:
-    """Without its parts, which are rows of their own."""
-    record, _ = unpack(("objects", sequence), packed)
-    return PendingObject(
-        sequence,
-        _as_fixed(record),
+_SAYS_NOTHING: tuple[Any, ...] = (None, False, 0.0, [], {})
+
+
+def unpack_write(write_id: int, packed: bytes) -> Write:
+    record, _ = unpack(("writes", write_id), packed)
+    asked = record.get("asked")
+    return Write(
+        Fixed(ObjectKey(record["bucket"], record["key"]), record["headers"], record["slot"]),
         _as_base(record["base"]),
-        record["acknowledged"],
+        record["began"],
+        State(record["state"]),
         record["etag"],
         record["size"],
-        multipart=record["multipart"],
-        deleted=record["deleted"],
+        multipart=record.get("multipart", False),
+        deleted=record.get("deleted", False),
         upload_id=record["upload"],
-        origin_upload_id=record["origin_upload"],
-        checksums=record["checksums"],
-        state=State(record["state"]),
+        origin_upload_id=record.get("origin_upload"),
+        checksums=record.get("checksums", {}),
+        acknowledged_at=record.get("acknowledged", 0.0),
+        runs=tuple(Run(*run) for run in record.get("runs", ())),
+        conditions=record.get("conditions", {}),
+        asked_as=record.get("asked_as"),
+        answer=record.get("answer"),
+        asked=_as_asked(asked) if asked is not None else None,
+        touched_at=record.get("touched", 0.0),
+        completed_of=record.get("completed_of", ""),
+        behind=record.get("behind"),
+        in_order=record.get("in_order", False),
+        id=write_id,
+        sequence=record["sequence"],
     )
 
 
-def pack_ended(ended: Ended) -> bytes:
-    return pack(("ended", ended.upload_id), _ended(ended))
-
-
-def unpack_ended(upload_id: str, packed: bytes) -> Ended:
-    return _as_ended(upload_id, unpack(("ended", upload_id), packed)[0])
-
-
-def pack_completing(asked: Ended) -> bytes:
-    return pack(("completing", asked.upload_id), _ended(asked))
-
-
-def unpack_completing(upload_id: str, packed: bytes) -> Ended:
-    return _as_ended(upload_id, unpack(("completing", upload_id), packed)[0])
-
-
-def pack_orphan(orphan: Orphan) -> bytes:
-    record = {"bucket": orphan.key.bucket, "key": orphan.key.key}
-    return pack(("orphans", orphan.origin_upload_id), record)
-
-
-def unpack_orphan(origin_upload_id: str, packed: bytes) -> Orphan:
-    record, _ = unpack(("orphans", origin_upload_id), packed)
-    return Orphan(ObjectKey(record["bucket"], record["key"]), origin_upload_id)
-
-
-def pack_intent(intent: Intent) -> bytes:
+def pack_ended(write_id: int, ended: Ended) -> bytes:
     record = {
-        "worker": intent.worker,
-        "bucket": intent.key.bucket,
-        "key": intent.key.key,
-        "asked": intent.asked_at,
-        "suspect": intent.suspect_since,
-    }
-    return pack(("intents", intent.token), record)
-
-
-def unpack_intent(token: str, packed: bytes) -> Intent:
-    record, _ = unpack(("intents", token), packed)
-    key = ObjectKey(record["bucket"], record["key"])
-    return Intent(token, record["worker"], key, record["asked"], record["suspect"])
-
-
-def pack_profile(bucket: str, profile: Profile) -> bytes:
-    return pack(
-        ("profiles", bucket),
-        {"md5_etags": profile.md5_etags, "may_look": profile.may_look, "learned": profile.learned_at},
-    )
-
-
-def unpack_profile(bucket: str, packed: bytes) -> Profile:
-    record, _ = unpack(("profiles", bucket), packed)
-    return Profile(record["md5_etags"], record["may_look"], record["learned"])
-
-
-def pack_own_doing(key: ObjectKey, own: OwnDoing) -> bytes:
-    return pack(("origin", key.bucket, key.key), {"at": own.at, "etag": own.etag, "known": own.known})
-
-
-def unpack_own_doing(key: ObjectKey, packed: bytes) -> OwnDoing:
-    record, _ = unpack(("origin", key.bucket, key.key), packed)
-    return OwnDoing(record["at"], record["etag"], record["known"])
-
-
-def _fixed(fixed: Fixed) -> dict[str, Any]:
-    return {
-        "bucket": fixed.key.bucket,
-        "key": fixed.key.key,
-        "headers": dict(fixed.headers),
-        "slot": fixed.slot,
-    }
-
-
-def _as_fixed(record: dict[str, Any]) -> Fixed:
-    return Fixed(ObjectKey(record["bucket"], record["key"]), record["headers"], record["slot"])
-
-
-def _base(base: Base) -> dict[str, Any]:
-    return {"etags": list(base.etags), "absent": base.absent, "known": base.known, "asked": base.asked_at}
-
-
-def _as_base(record: dict[str, Any]) -> Base:
-    return Base(tuple(record["etags"]), record["absent"], record["known"], record["asked"])
-
-
-def _ended(ended: Ended) -> dict[str, Any]:
-    return {
+        "upload": ended.upload_id,
         "bucket": ended.key.bucket,
         "key": ended.key.key,
         "at": ended.ended_at,
         "etag": ended.etag,
-        "parts": list(ended.parts),
+        "parts": ended.parts,
+        "checksums": dict(ended.checksums),
     }
+    return pack(("ended", write_id), record)
 
 
-def _as_ended(upload_id: str, record: dict[str, Any]) -> Ended:
-    parts = [(number, etag) for number, etag in record["parts"]]
-    return Ended(upload_id, ObjectKey(record["bucket"], record["key"]), record["at"], record["etag"], parts)
+def unpack_ended(write_id: int, packed: bytes) -> Ended:
+    record, _ = unpack(("ended", write_id), packed)
+    key = ObjectKey(record["bucket"], record["key"])
+    return Ended(record["upload"], key, record["at"], record["etag"], record["parts"], record["checksums"])
+
+
+def parts_digest(parts: Sequence[tuple[int, str]]) -> str:
+    """Of the numbers and ETags, unquoted, of a CompleteMultipartUpload."""
+    return hashlib.sha256("\n".join(f"{number} {etag}" for number, etag in parts).encode()).hexdigest()
+
+
+def pack_profile(bucket: str, profile: Profile) -> bytes:
+    known = profile.conditions
+    record = {
+        "md5_etags": profile.md5_etags,
+        "may_look": profile.may_look,
+        "learned": profile.learned_at,
+        "conditions": [int(known.put), int(known.complete), int(known.delete), known.learned_at],
+    }
+    return pack(("profiles", bucket), record)
+
+
+def unpack_profile(bucket: str, packed: bytes) -> Profile:
+    record, _ = unpack(("profiles", bucket), packed)
+    put, complete, delete, learned_at = record["conditions"]
+    conditions = Conditions(Honoured(put), Honoured(complete), Honoured(delete), learned_at)
+    return Profile(record["md5_etags"], record["may_look"], record["learned"], conditions)
+
+
+def pack_own_doing(key: ObjectKey, own: OwnDoing) -> bytes:
+    return pack(
+        ("origin", key.bucket, key.key),
+        {"at": own.at, "etag": own.etag, "known": own.known, "moment": _moment(own.moment)},
+    )
+
+
+def unpack_own_doing(key: ObjectKey, packed: bytes) -> OwnDoing:
+    record, _ = unpack(("origin", key.bucket, key.key), packed)
+    return OwnDoing(record["at"], record["etag"], record["known"], _as_moment(record.get("moment")))
+
+
+def _asked(asked: Asked) -> list[Any]:
+    return [asked.worker, _moment(asked.begun), _moment(asked.suspect)]
+
+
+def _base(base: Base) -> dict[str, Any]:
+    said = {"etags": list(base.etags), "absent": base.absent, "known": base.known, "asked": base.asked_at}
+    return said if base.asked is None else said | {"moment": _moment(base.asked)}
+
+
+def _as_base(record: dict[str, Any]) -> Base:
+    moment = _as_moment(record.get("moment"))
+    return Base(tuple(record["etags"]), record["absent"], record["known"], record["asked"], moment)
+
+
+def _moment(moment: Moment | None) -> list[Any] | None:
+    return None if moment is None else [moment.at, moment.monotonic, moment.boot_id]
+
+
+def _as_moment(record: list[Any] | None) -> Moment | None:
+    return None if record is None else Moment(*record)
+
+
+def _as_asked(record: list[Any]) -> Asked:
+    worker, begun, suspect = record
+    return Asked(worker, Moment(*begun), _as_moment(suspect))

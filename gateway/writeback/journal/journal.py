@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gateway.clock import Moment
 from gateway.errors import BufferRefused, BufferUnavailable
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.schema import connect, prepare
@@ -95,21 +96,23 @@ class Journal:
             self._thread.submit(self._commit_waiting)
         return await asyncio.shield(asyncio.wrap_future(future))
 
-    def recover(self, now: float) -> tuple[int, int]:
+    def recover(self, now: Moment | float) -> tuple[int, int]:
         """Put in order what no other process has open: how much is pending, and how many uploads are open. Blocks."""
+        moment = Moment.at_wall(now)
         self._remove(self.read(lambda book: book.left_behind()))
         book = Book(self._writer, self.presence)
         with self._transaction():
             book.removed(self._removed)
-            while book.forget_ended(now):
+            while book.forget_ended(moment):
                 pass
             book.recount()
-            book.suspect_all(now)
+            book.suspect_all(moment)
+            book.begin_epoch(moment.at)
         self._removed.clear()
         self._tidy()
         return self.read(lambda book: book.counts())
 
-    def take_over(self, now: float) -> None:
+    def take_over(self, now: Moment | float) -> None:
         """The process that had this worker slot before is dead, since when nobody knows. Blocks.
 
         Files that any process had no time to remove any more are removed.
@@ -118,7 +121,7 @@ class Journal:
         self._remove(self.read(lambda book: book.left_behind()))
         try:
             with self._transaction():
-                book.suspect_all(now, self.worker)
+                book.suspect_all(Moment.at_wall(now), self.worker)
                 book.removed(self._removed)
         except sqlite3.Error as error:
             if _primary_code(error) not in _PASSING:  # else it is done at the next start

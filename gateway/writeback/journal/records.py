@@ -1,14 +1,57 @@
-"""What the journal holds, as values: uploads, parts, pending objects, and what is known of their keys at the origin."""
+"""What the journal holds, as values: writes, their parts, and what is known of buckets and keys at the origin."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import IntEnum
 from typing import NamedTuple, Self
 
+from gateway.clock import Clock, Moment
 from gateway.objects import ObjectKey
 from gateway.writeback.files.staged_file import StagedFile
+
+
+class State(IntEnum):
+    """Where a write is. The journal has the numbers."""
+
+    OPEN = 0
+    """An upload that its client has not completed."""
+
+    COMMITTED = 1
+    """Acknowledged. The origin has nothing of it that could become visible."""
+
+    PUBLISHING = 2
+    """A request that makes it visible at the origin, or deletes the key, may be on its way: what comes of it is to be
+    found out. Of an upload that was not acknowledged: its client waits for the origin to complete it."""
+
+    CONFLICT = 3
+    """Others have changed the key at the origin, or what the origin has is not what was sent: a person decides."""
+
+    ABORTING = 4
+    """An upload of the origin's that nothing here needs: it is to go there. One that the origin is just being asked to
+    begin is written down so, too, until it is known what it is for."""
+
+    DONE = 5
+    """Over: what is left answers a repeated CompleteMultipartUpload."""
+
+
+class Priority(IntEnum):
+    """Whose turn it is: each has places of its own in a bucket, so that none waits for another."""
+
+    URGENT = 0
+    """Somebody waits for it."""
+
+    SMALL = 1
+    LARGE = 2
+
+    RETRY = 3
+    """It has failed."""
+
+    UPLOAD = 4
+    """An open upload: its parts go ahead."""
+
+    ABORT = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,17 +61,38 @@ class Base:
     `etags` are any of its versions that were there when the absorb began, or that our own flush has put there since;
     `absent` says whether there may be none. Where `known` is false the origin could not be asked when the absorb began,
     at `asked_at` (seconds since 1970): then only what is older than that may be there, and `etags`, which this gateway
-    has put there before.
+    has put there before. How long ago that was is told by the monotonic clock, while the machine has the same boot.
     """
 
     etags: tuple[str, ...] = ()
     absent: bool = False
     known: bool = True
     asked_at: float = 0.0
+    asked: Moment | None = None
 
     def allows(self, etag: str | None) -> bool:
         """Whether this version (None: no object) is one of those that were expected."""
         return self.absent if etag is None else etag in self.etags
+
+    @property
+    def asked_then(self) -> Moment:
+        """When the origin was asked."""
+        return self.asked or Moment(self.asked_at)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it is one version and no other: a condition says the same."""
+        return self.known and len(self.etags) + self.absent == 1
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether there is no object under the key."""
+        return self.known and self.absent and not self.etags
+
+    @classmethod
+    def unknown(cls, clock: Clock) -> Self:
+        """Nothing is known of the key, as of now."""
+        return cls(known=False, asked_at=clock.now(), asked=Moment.of(clock))
 
     @classmethod
     def exactly(cls, etag: str | None) -> Self:
@@ -50,17 +114,6 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True)
-class Upload:
-    """A multipart upload that is open. `upload_id` is what the client was told; the origin's may come later."""
-
-    upload_id: str
-    fixed: Fixed
-    base: Base
-    initiated_at: float
-    origin_upload_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Part:
     """A part as the client sent it. `checksums` are what it promised of it: algorithm → base64.
 
@@ -75,84 +128,145 @@ class Part:
     origin_etag: str | None = None
 
 
-class State(Enum):
-    """Where a pending object is on its way."""
+class Run(NamedTuple):
+    """Parts of an object that follow each other and are of one size: `length` of them, from the number `first` on."""
 
-    WAITING = "waiting"
-    """The origin has nothing of it that could become visible."""
+    first: int
+    length: int
+    size_bytes: int
 
-    SENDING = "sending"
-    """A request that makes it visible at the origin may have been sent: its outcome is to be found out."""
 
-    CONFLICT = "conflict"
-    """Others have changed the key at the origin: kept until somebody decides."""
+def runs_of(parts: Sequence[Part]) -> tuple[Run, ...]:
+    """The parts of an object, in order, in few words."""
+    runs: list[Run] = []
+    for part in parts:
+        last = runs[-1] if runs else None
+        if last is not None and part.number == last.first + last.length and part.file.size_bytes == last.size_bytes:
+            runs[-1] = last._replace(length=last.length + 1)
+        else:
+            runs.append(Run(part.number, 1, part.file.size_bytes))
+    return tuple(runs)
 
 
 @dataclass(frozen=True, slots=True)
-class PendingObject:
-    """An acknowledged write of a key that the origin does not have yet. `sequence` orders the writes of a node.
-
-    A tombstone (`deleted`) has no parts: the key is to be deleted at the origin. `multipart` says whether the object
-    is to be made of parts there, even of one; otherwise `parts` is the one body.
+class Asked:
+    """The origin is being asked to begin an upload, by the process of a worker slot, since `begun`; `suspect` is set
+    once nobody will tell what came of it.
     """
 
-    sequence: int
+    worker: int
+    begun: Moment
+    suspect: Moment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A write of a key, from its beginning to its end. `id` is given by the journal, and `sequence`, its place in the
+    order of this node's writes, when it is acknowledged or is to be completed at the origin; 0: not yet.
+
+    A tombstone (`deleted`) has no parts: the key is to be deleted at the origin. `multipart` says whether the object
+    is to be made of parts there, even of one; otherwise `parts` is the one body. `upload_id` is what the client was
+    told; the origin's may come later. `runs` are the parts that the object is made of, once that is said; `parts` may
+    be left out of it, being rows of their own.
+
+    `conditions` are those of a CompleteMultipartUpload that the origin carries out while its client waits: it was asked
+    for as `asked_as`, and `answer` is the error that it came to, where it did. `asked` is set of uploads that the
+    origin is asked to begin.
+    """
+
     fixed: Fixed
     base: Base
-    acknowledged_at: float
-    etag: str
-    size_bytes: int
+    began_at: float
+    state: State = State.COMMITTED
+    etag: str = ""
+    size_bytes: int = 0
     parts: Sequence[Part] = ()
     multipart: bool = False
     deleted: bool = False
     upload_id: str | None = None
     origin_upload_id: str | None = None
     checksums: Mapping[str, str] = field(default_factory=dict)
-    state: State = State.WAITING
+    acknowledged_at: float = 0.0
+    runs: Sequence[Run] = ()
+    conditions: Mapping[str, str] = field(default_factory=dict)
+    asked_as: str | None = None
+    answer: str | None = None
+    asked: Asked | None = None
+    touched_at: float = 0.0
+    """When its client has last done something about an open upload."""
+    completed_of: str = ""
+    """The parts that its client has completed it of (`codec.parts_digest`)."""
+    behind: str | None = None
+    """A marker: what lies under this prefix, and came before it, is to be at the origin first."""
+    in_order: bool = False
+    """All that came before it in its slot and bucket is to be at the origin first."""
+
+    id: int = 0
+    sequence: int = 0
 
     @property
     def key(self) -> ObjectKey:
         return self.fixed.key
 
+    @property
+    def is_acknowledged(self) -> bool:
+        """Whether it is what the key has."""
+        return self.acknowledged_at > 0
 
-class Waiting(NamedTuple):
-    """A pending object as far as its turn goes."""
+    @property
+    def is_completed_at_origin(self) -> bool:
+        """Whether its client waits for the origin to complete it."""
+        return self.state is State.PUBLISHING and not self.is_acknowledged
 
-    sequence: int
-    key: ObjectKey
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """When a write is looked at, and how it has fared: the columns of schema.py."""
+
+    due_at: float | None
+    attempts: int = 0
+    failing_since: float | None = None
+    last_error: str | None = None
+    priority: Priority = Priority.SMALL
+    after_sequence: int | None = None
+    damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An upload that is over, remembered for those who repeat its last request: completed with an ETag, or aborted."""
+    """How an upload has ended, for those who repeat its last request: completed with an ETag, or aborted (None).
+
+    `parts` says which parts it was completed of (`parts_digest`).
+    """
 
     upload_id: str
     key: ObjectKey
     ended_at: float
     etag: str | None
-    parts: Sequence[tuple[int, str]] = ()
+    parts: str = ""
+    checksums: Mapping[str, str] = field(default_factory=dict)
+
+
+class Honoured(IntEnum):
+    """What an origin makes of a condition on a request that changes something."""
+
+    UNKNOWN = 0
+    YES = 1
+    IGNORED = 2
+    """It takes the request as if there was none."""
+
+    REFUSED = 3
+    """It answers 501."""
 
 
 @dataclass(frozen=True, slots=True)
-class Orphan:
-    """An upload at the origin that nothing will complete: to be aborted there, or it would be paid for for ever."""
+class Conditions:
+    """Which conditions a bucket honours, by the kind of request; `learned_at` 0: nobody has tried."""
 
-    key: ObjectKey
-    origin_upload_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Intent:
-    """An upload that the origin is being asked to begin, by the process of a worker slot, since `asked_at`.
-
-    `suspect_since` is set once nobody will tell what came of it. Times in seconds since 1970.
-    """
-
-    token: str
-    worker: int
-    key: ObjectKey
-    asked_at: float
-    suspect_since: float | None = None
+    put: Honoured = Honoured.UNKNOWN
+    complete: Honoured = Honoured.UNKNOWN
+    delete: Honoured = Honoured.UNKNOWN
+    learned_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +280,7 @@ class Profile:
     md5_etags: bool
     may_look: bool
     learned_at: float
+    conditions: Conditions = Conditions()
 
     @property
     def absorbs(self) -> bool:
@@ -183,3 +298,14 @@ class OwnDoing:
     at: float
     etag: str | None = None
     known: bool = True
+    moment: Moment | None = field(default=None, compare=False)
+
+    @classmethod
+    def now(cls, now: Moment | float, etag: str | None = None, *, known: bool = True) -> Self:
+        """At this time; a plain number is of the wall clock alone."""
+        moment = Moment.at_wall(now)
+        return cls(moment.at, etag, known, moment)
+
+    def seconds_after(self, moment: Moment) -> float:
+        """How long after a moment it was done."""
+        return (self.moment or Moment(self.at)).since(moment)[0]

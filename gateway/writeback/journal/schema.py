@@ -1,37 +1,40 @@
-"""The journal's tables (SQLite), and their version.
+"""The journal's tables (SQLite), their version, and how those of the version before become them.
 
-    files      a staged file's name → its length, MD5, checksums; the slot on whose account it is
+    node       who this node is, and how often its buffer has been put in order: with a write's `id`, its identity
+    writes     a write, from CreateMultipartUpload, PutObject or DeleteObject to its end
+    parts      (write, number) → a part of it, its file
+    files      a staged file's name → its length, MD5; the slot on whose account it is
     freed      names of staged files that nothing refers to any more, until they are removed
-    usage      a slot → what its files take, and how many objects and tombstones of it are pending
-    uploads    an open upload's id → what Create fixed
-    parts      (upload, number) → a part, its file
-    objects    a sequence → a pending object or tombstone; its bucket and key
-    pieces     (sequence, number) → a part of a pending object, its file
-    ended      an upload's id → how it ended
-    completing an open upload's id → the Complete that the origin is being asked for
-    intents    a token → an upload that the origin is being asked to begin
-    orphans    uploads of the origin that are to be aborted there
-    profiles   a bucket → what its ETags are
+    usage      a slot → what its files take, and how many writes of it are acknowledged and not at the origin
+    profiles   a bucket → what was learned of it
     origin     a key → what the origin has under it by our own doing, and since when
 
-Keys of objects are blobs of UTF-8, so that they come in S3's order. `place` is the key's place in presence.py;
-`startable` is 0 for what waits for a person, 2 for what somebody waits for; `sent` is 1 for parts that the origin has,
-or cannot have yet; `slot` is the key's; `suspect` is 1 where the process that has asked is dead, or does not know. A
-part that only the origin has names no file (`""`). Triggers keep `usage`: whatever changes files or objects changes it,
-too. Other sizes and slots are what the records say, for sums.
+Of `writes`: `state` is records.State; `pending` is 1 for what was acknowledged, and the origin does not have;
+`sequence` is its place in the order of writes, once it has one, `since_sequence` that of the first write whose place it
+has taken. `due_at` is when the reconciler is to look at it (seconds since 1970), NULL where it waits: for the write
+that has `after_sequence`, for a person, or for the process that has it in hand. `attempts` counts the failures in a row
+since `failing_since`, of which `last_error` is the last. `priority` is records.Priority. `damaged` is 1 for what turned
+out not to be what was written.
+
+Keys of objects are blobs of UTF-8, so that they come in S3's order. `place` is the key's place in presence.py; `slot`
+is the key's. `sent` is 1 for parts that the origin has. A part that only the origin has names no file (`""`). Triggers
+keep `usage`: whatever changes files or writes changes it, too.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from urllib.parse import quote
 
 from gateway.errors import StartupError
+from gateway.writeback.journal import migration
+from gateway.writeback.journal.migration import migrate
 
-VERSION = 1
+VERSION = 2
 
 _APPLICATION_ID = 0x464F5242
 """`FORB`: the file says of itself that it is a journal of Forebay."""
@@ -40,7 +43,9 @@ _FILE_MODE = 0o600
 
 BUSY_SECONDS_MAX = 5.0
 """Commits take milliseconds, seconds on a bad disk: who holds the journal longer is stopped in the midst of one."""
+
 _TABLES = """
+CREATE TABLE node (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE files (
   name TEXT PRIMARY KEY, slot TEXT NOT NULL, size_bytes INTEGER NOT NULL, record BLOB NOT NULL
 ) STRICT, WITHOUT ROWID;
@@ -48,56 +53,57 @@ CREATE TABLE freed (name TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
 CREATE TABLE usage (
   slot TEXT PRIMARY KEY, staged_bytes INTEGER NOT NULL, objects INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
-CREATE TABLE uploads (
-  upload_id TEXT PRIMARY KEY, bucket TEXT NOT NULL, key BLOB NOT NULL, slot TEXT NOT NULL, record BLOB NOT NULL
-) STRICT, WITHOUT ROWID;
-CREATE INDEX uploads_by_key ON uploads (bucket, key, upload_id);
-CREATE TABLE parts (
-  upload_id TEXT NOT NULL, number INTEGER NOT NULL, file TEXT NOT NULL, slot TEXT NOT NULL, sent INTEGER NOT NULL,
-  record BLOB NOT NULL, PRIMARY KEY (upload_id, number)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX parts_unsent ON parts (slot, upload_id, number) WHERE sent = 0;
-CREATE INDEX parts_by_file ON parts (file);
-CREATE TABLE objects (
-  sequence INTEGER PRIMARY KEY AUTOINCREMENT, bucket TEXT NOT NULL, key BLOB NOT NULL, place INTEGER NOT NULL,
-  slot TEXT NOT NULL, startable INTEGER NOT NULL, size_bytes INTEGER NOT NULL, record BLOB NOT NULL
+CREATE TABLE writes (
+  id INTEGER PRIMARY KEY AUTOINCREMENT, upload_id TEXT UNIQUE, bucket TEXT NOT NULL, key BLOB NOT NULL,
+  place INTEGER NOT NULL, slot TEXT NOT NULL, state INTEGER NOT NULL, pending INTEGER NOT NULL, sequence INTEGER,
+  since_sequence INTEGER, after_sequence INTEGER, due_at REAL, attempts INTEGER NOT NULL, failing_since REAL,
+  last_error TEXT, priority INTEGER NOT NULL, damaged INTEGER NOT NULL, size_bytes INTEGER NOT NULL,
+  record BLOB NOT NULL
 ) STRICT;
-CREATE INDEX objects_by_key ON objects (bucket, key, sequence);
-CREATE INDEX objects_by_place ON objects (place);
-CREATE INDEX objects_in_conflict ON objects (sequence) WHERE startable = 0;
-CREATE INDEX objects_by_slot ON objects (slot, startable, sequence);
-CREATE TABLE pieces (
-  sequence INTEGER NOT NULL, number INTEGER NOT NULL, file TEXT NOT NULL, sent INTEGER NOT NULL,
-  size_bytes INTEGER NOT NULL, record BLOB NOT NULL, PRIMARY KEY (sequence, number)
+CREATE INDEX writes_by_key ON writes (bucket, key, sequence) WHERE state < 5;
+CREATE INDEX writes_by_place ON writes (place) WHERE pending = 1;
+CREATE INDEX writes_by_slot ON writes (slot, sequence) WHERE sequence IS NOT NULL;
+CREATE UNIQUE INDEX writes_by_sequence ON writes (sequence) WHERE sequence IS NOT NULL;
+CREATE INDEX writes_by_after ON writes (after_sequence) WHERE after_sequence IS NOT NULL;
+CREATE INDEX writes_due ON writes (slot, bucket, priority, due_at) WHERE due_at IS NOT NULL AND state < 5;
+CREATE INDEX writes_open ON writes (bucket, key, upload_id) WHERE upload_id IS NOT NULL AND pending = 0 AND state < 3;
+CREATE INDEX writes_ended ON writes (due_at) WHERE state = 5;
+CREATE INDEX writes_aborting ON writes (id) WHERE state = 4;
+CREATE INDEX writes_in_conflict ON writes (sequence) WHERE state = 3;
+CREATE INDEX writes_failing ON writes (sequence) WHERE attempts > 0 OR damaged = 1;
+CREATE TABLE parts (
+  write_id INTEGER NOT NULL, number INTEGER NOT NULL, file TEXT NOT NULL, sent INTEGER NOT NULL,
+  size_bytes INTEGER NOT NULL, record BLOB NOT NULL, PRIMARY KEY (write_id, number)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX pieces_sent ON pieces (sequence) WHERE sent = 1;
-CREATE INDEX pieces_by_file ON pieces (file);
-CREATE TABLE ended (upload_id TEXT PRIMARY KEY, ended_at REAL NOT NULL, record BLOB NOT NULL) STRICT, WITHOUT ROWID;
-CREATE INDEX ended_by_time ON ended (ended_at);
-CREATE TABLE completing (
-  upload_id TEXT PRIMARY KEY, asked_at REAL NOT NULL, record BLOB NOT NULL
-) STRICT, WITHOUT ROWID;
+CREATE INDEX parts_sent ON parts (write_id) WHERE sent = 1;
+CREATE INDEX parts_unsent ON parts (write_id, number) WHERE sent = 0;
+CREATE INDEX parts_by_file ON parts (file);
 CREATE TABLE profiles (bucket TEXT PRIMARY KEY, record BLOB NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE origin (
   bucket TEXT NOT NULL, key BLOB NOT NULL, at REAL NOT NULL, record BLOB NOT NULL, PRIMARY KEY (bucket, key)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX origin_by_time ON origin (at);
-CREATE TABLE intents (
-  token TEXT PRIMARY KEY, worker INTEGER NOT NULL, suspect INTEGER NOT NULL, bucket TEXT NOT NULL, key BLOB NOT NULL,
-  record BLOB NOT NULL
-) STRICT, WITHOUT ROWID;
-CREATE INDEX intents_by_key ON intents (bucket, key);
-CREATE TABLE orphans (origin_upload_id TEXT PRIMARY KEY, record BLOB NOT NULL) STRICT, WITHOUT ROWID;
 """
 
-_COUNTED = (("files", "staged_bytes", "size_bytes"), ("objects", "objects", "1"))
-"""A table, the column of `usage` that sums it up, and what a row of it counts for."""
-
-_TRIGGER = """
-CREATE TRIGGER {table}_{event} AFTER {event} ON {table} BEGIN
-  INSERT INTO usage VALUES ({row}.slot, 0, 0) ON CONFLICT (slot) DO NOTHING;
-  UPDATE usage SET {column} = {column} {sign} {amount} WHERE slot = {row}.slot;
-END
+_TRIGGERS = """
+CREATE TRIGGER files_insert AFTER INSERT ON files BEGIN
+  INSERT INTO usage VALUES (new.slot, 0, 0) ON CONFLICT (slot) DO NOTHING;
+  UPDATE usage SET staged_bytes = staged_bytes + new.size_bytes WHERE slot = new.slot;
+END;
+CREATE TRIGGER files_delete AFTER DELETE ON files BEGIN
+  UPDATE usage SET staged_bytes = staged_bytes - old.size_bytes WHERE slot = old.slot;
+END;
+CREATE TRIGGER writes_insert AFTER INSERT ON writes WHEN new.pending = 1 BEGIN
+  INSERT INTO usage VALUES (new.slot, 0, 0) ON CONFLICT (slot) DO NOTHING;
+  UPDATE usage SET objects = objects + 1 WHERE slot = new.slot;
+END;
+CREATE TRIGGER writes_update AFTER UPDATE OF pending ON writes WHEN new.pending <> old.pending BEGIN
+  INSERT INTO usage VALUES (new.slot, 0, 0) ON CONFLICT (slot) DO NOTHING;
+  UPDATE usage SET objects = objects + new.pending - old.pending WHERE slot = new.slot;
+END;
+CREATE TRIGGER writes_delete AFTER DELETE ON writes WHEN old.pending = 1 BEGIN
+  UPDATE usage SET objects = objects - 1 WHERE slot = old.slot;
+END;
 """
 
 
@@ -129,13 +135,17 @@ def _create_file(path: str) -> None:
 
 
 def prepare(connection: sqlite3.Connection) -> None:
-    """Make the tables of a new journal; StartupError for one of another version, which stays as it is."""
+    """Make the tables of a new journal, or those of the version before into these, in one transaction.
+
+    StartupError for one of another version, which stays as it is; BufferDamaged where a row of the version before
+    cannot be read (migration.py).
+    """
     connection.execute("BEGIN IMMEDIATE")
     try:
         if is_new(connection):
             _create(connection)
-        else:
-            check_version(connection)
+        elif check_version(connection) != VERSION:
+            migrate(connection, _create)
         connection.execute("COMMIT")
     except BaseException:
         connection.execute("ROLLBACK")
@@ -147,20 +157,21 @@ def is_new(connection: sqlite3.Connection) -> bool:
     return _pragma(connection, "user_version") == 0 and _pragma(connection, "schema_version") == 0
 
 
-def check_version(connection: sqlite3.Connection) -> None:
-    """StartupError for a journal of another version, or what is none."""
+def check_version(connection: sqlite3.Connection) -> int:
+    """The journal's version: this one, or the one before. StartupError for any other, and for what is no journal."""
     version = _pragma(connection, "user_version")
-    if version != VERSION or _pragma(connection, "application_id") != _APPLICATION_ID:
+    if version not in (migration.VERSION, VERSION) or _pragma(connection, "application_id") != _APPLICATION_ID:
         raise StartupError(
-            f"the write-back journal has version {version}, this version of Forebay reads {VERSION}: what it holds "
-            "is untouched; run the version that wrote it until everything is flushed"
+            f"the write-back journal has version {version}, this version of Forebay reads {migration.VERSION} and "
+            f"{VERSION}: what it holds is untouched; run the version that wrote it until everything is flushed"
         )
+    return version
 
 
 def has_our_tables(connection: sqlite3.Connection) -> bool:
-    """Whether tables, indexes and triggers are, to the letter, those that `prepare` makes."""
+    """Whether tables, indexes and triggers are, to the letter, those of the journal's version."""
     with closing(sqlite3.connect(":memory:")) as new:
-        _create(new)
+        (_create if check_version(connection) == VERSION else migration.create)(new)
         return _statements(connection) == _statements(new)
 
 
@@ -169,19 +180,16 @@ def _statements(connection: sqlite3.Connection) -> set[tuple[str, str, str]]:
 
 
 def _create(connection: sqlite3.Connection) -> None:
-    for statement in filter(str.strip, _TABLES.split(";")):
+    for statement in _statements_of(_TABLES, _TRIGGERS):
         connection.execute(statement)
-    for statement in _triggers():
-        connection.execute(statement)
+    connection.execute("INSERT INTO node VALUES ('id', ?), ('epoch', 0), ('sequence', 0)", (secrets.token_hex(8),))
     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {VERSION}")
 
 
-def _triggers() -> Iterator[str]:
-    for table, column, of_row in _COUNTED:
-        for event, row, sign in (("INSERT", "new", "+"), ("DELETE", "old", "-")):
-            amount = of_row if of_row.isdecimal() else f"{row}.{of_row}"
-            yield _TRIGGER.format(table=table, event=event, row=row, sign=sign, column=column, amount=amount)
+def _statements_of(tables: str, triggers: str) -> Iterator[str]:
+    yield from filter(str.strip, tables.split(";"))
+    yield from (f"{trigger}END" for trigger in triggers.split("END;") if trigger.strip())
 
 
 def _pragma(connection: sqlite3.Connection, name: str) -> int:

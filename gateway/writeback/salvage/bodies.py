@@ -12,20 +12,20 @@ from gateway.errors import BufferDamaged
 from gateway.file_lease import FileLease, SharedFile
 from gateway.s3.headers import multipart_etag, unquote
 from gateway.writeback.files.staged_file import StagedFile, Staging, read_verified
-from gateway.writeback.journal.records import PendingObject
+from gateway.writeback.journal.records import Write
 
 _PIECE_BYTES = 1024 * 1024
 _FILE_MODE = 0o600
 
 
-def file_name(pending: PendingObject) -> str:
+def file_name(pending: Write) -> str:
     """The same for the same object, another for any other; nothing of the key is in it."""
     key = pending.key
     named = "\0".join((key.bucket, key.key, pending.etag)).encode("utf-8", "surrogatepass")
     return f"{pending.sequence:012d}-{hashlib.sha256(named).hexdigest()[:16]}"
 
 
-def write_body(staging: Staging, pending: PendingObject, path: Path, told: Callable[[int], None]) -> None:
+def write_body(staging: Staging, pending: Write, path: Path, told: Callable[[int], None]) -> None:
     """Make the file `path`, which is told of every so many bytes.
 
     BufferDamaged when the bytes are not there, or are not those that were acknowledged; OSError when the file cannot be
@@ -47,7 +47,7 @@ def write_body(staging: Staging, pending: PendingObject, path: Path, told: Calla
         raise
 
 
-def _check_row(pending: PendingObject) -> None:
+def _check_row(pending: Write) -> None:
     """The parts that the journal has for it are those that it was acknowledged with."""
     etags = [part.file.etag for part in pending.parts]
     etag = multipart_etag(etags) if pending.multipart else etags[0] if len(etags) == 1 else None

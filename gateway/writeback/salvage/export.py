@@ -25,7 +25,7 @@ from gateway.durable import sync_directory
 from gateway.errors import BufferDamaged, StartupError
 from gateway.writeback import DIRECTORY
 from gateway.writeback.files.staged_file import DIRECTORY_MODE, FILE_MODE, Staging
-from gateway.writeback.journal.records import PendingObject
+from gateway.writeback.journal.records import Write
 from gateway.writeback.journal.schema import connect_reading
 from gateway.writeback.opening import FORMAT
 from gateway.writeback.salvage.bodies import file_name, write_body
@@ -113,7 +113,7 @@ class _Export:
         sync_directory(self._objects)
         return self._found
 
-    def _take(self, one: PendingObject | Unreadable) -> None:
+    def _take(self, one: Write | Unreadable) -> None:
         if isinstance(one, Unreadable):
             self._damaged(one.sequence, damaged_line(one.sequence, one.key, one.reason), str(one.key), one.reason)
         elif one.deleted:
@@ -122,7 +122,7 @@ class _Export:
         else:
             self._take_object(one)
 
-    def _take_object(self, pending: PendingObject) -> None:
+    def _take_object(self, pending: Write) -> None:
         name = file_name(pending)
         try:
             if _has(self._objects / name, pending.size_bytes):
@@ -154,7 +154,7 @@ class _Export:
     def _is_pending(self, sequence: int) -> bool:
         connection = connect_reading(str(self._buffer / JOURNAL))
         try:
-            return connection.execute("SELECT 1 FROM objects WHERE sequence = ?", (sequence,)).fetchone() is not None
+            return connection.execute("SELECT 1 FROM writes WHERE sequence = ?", (sequence,)).fetchone() is not None
         finally:
             connection.close()
 

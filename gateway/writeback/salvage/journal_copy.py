@@ -16,7 +16,7 @@ from gateway.objects import ObjectKey
 from gateway.writeback.journal import codec, schema
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.log import check_log
-from gateway.writeback.journal.records import PendingObject, Upload
+from gateway.writeback.journal.records import Write
 from gateway.writeback.salvage.records import Unreadable
 
 _UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
@@ -24,7 +24,7 @@ _UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
 
 JOURNAL = "journal"
 _LOG = "journal-wal"
-_Row = tuple[int, str, bytes, bytes]
+_Row = tuple[int, int, str, bytes, bytes]
 
 
 class _Nowhere:
@@ -79,7 +79,8 @@ class JournalCopy:
         try:
             connection.text_factory = lambda raw: raw.decode(errors="replace")
             connection.execute("PRAGMA trusted_schema = OFF")
-            schema.check_version(connection)
+            connection.isolation_level = None
+            schema.prepare(connection)
             [found] = connection.execute("PRAGMA quick_check(1)").fetchone()
         except (*_UNREADABLE, StartupError) as error:
             connection.close()
@@ -96,31 +97,34 @@ class JournalCopy:
         """How many objects and bytes are about to come, as far as can be read."""
         objects = size_bytes = 0
         for one in self.objects(with_parts=False):
-            if isinstance(one, PendingObject) and not one.deleted:
+            if isinstance(one, Write) and not one.deleted:
                 objects += 1
                 size_bytes += one.size_bytes
         return objects, size_bytes
 
-    def objects(self, *, with_parts: bool = True) -> Iterator[PendingObject | Unreadable]:
+    def objects(self, *, with_parts: bool = True) -> Iterator[Write | Unreadable]:
         """What is pending in the order of its acknowledgement, and in its place what cannot be read.
 
         Where pages of the journal are damaged, what lies behind them comes last, in the opposite order.
         """
         last = 0
         try:
-            for row in self._rows("WHERE sequence > ? ORDER BY sequence", 0):
-                last = row[0]
+            for row in self._rows("WHERE pending = 1 AND sequence > ? ORDER BY sequence", 0):
+                last = row[1]
                 yield self._object(row, with_parts)
         except _UNREADABLE as error:
             self._warn(error)
             yield from self._from_the_end(last, with_parts)
 
-    def uploads(self) -> Iterator[tuple[Upload, int, int]]:
+    def uploads(self) -> Iterator[tuple[Write, int, int]]:
         """Uploads that are open, their number of parts, and these parts' bytes."""
         try:
-            for upload_id, record in self._connection.execute("SELECT upload_id, record FROM uploads ORDER BY key"):
-                upload = codec.unpack_upload(upload_id, record)
-                sizes = [part.file.size_bytes for part in self._book.parts(upload_id)]
+            found = (
+                "SELECT id, record FROM writes WHERE upload_id IS NOT NULL AND pending = 0 AND state < 3 ORDER BY key"
+            )
+            for write_id, record in self._connection.execute(found):
+                upload = codec.unpack_write(write_id, record)
+                sizes = [part.file.size_bytes for part in self._book.parts(write_id)]
                 yield upload, len(sizes), sum(sizes)
         except (*_UNREADABLE, BufferDamaged) as error:
             self._warn(error)
@@ -132,22 +136,23 @@ class JournalCopy:
         except _UNREADABLE:
             return False
 
-    def _from_the_end(self, last: int, with_parts: bool) -> Iterator[PendingObject | Unreadable]:
+    def _from_the_end(self, last: int, with_parts: bool) -> Iterator[Write | Unreadable]:
         try:
-            for row in self._rows("WHERE sequence > ? ORDER BY sequence DESC", last):
+            for row in self._rows("WHERE pending = 1 AND sequence > ? ORDER BY sequence DESC", last):
                 yield self._object(row, with_parts)
         except _UNREADABLE:
             return  # that was told: between the two nothing can be read
 
     def _rows(self, where: str, last: int) -> Iterator[_Row]:
         """One by one: of a page of rows, one that cannot be read would take the others with it."""
-        yield from self._connection.execute(f"SELECT sequence, bucket, key, record FROM objects {where}", (last,))  # noqa: S608
+        query = f"SELECT id, sequence, bucket, key, record FROM writes {where}"  # noqa: S608
+        yield from self._connection.execute(query, (last,))
 
-    def _object(self, row: _Row, with_parts: bool) -> PendingObject | Unreadable:
-        sequence, bucket, key, record = row
+    def _object(self, row: _Row, with_parts: bool) -> Write | Unreadable:
+        write_id, sequence, bucket, key, record = row
         try:
-            plain = codec.unpack_object(sequence, record)
-            found = self._book.object(sequence) if with_parts else plain
+            plain = codec.unpack_write(write_id, record)
+            found = self._book.write(write_id) if with_parts else plain
             return found if found is not None else plain
         except (*_UNREADABLE, BufferDamaged) as error:
             return Unreadable(sequence, ObjectKey(bucket, key.decode(errors="replace")), str(error))

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gateway.objects import ObjectKey
-from gateway.writeback.journal.records import PendingObject, Upload
+from gateway.writeback.journal.records import Write
 
 VERSION = 1
 
@@ -50,7 +50,7 @@ def header_line(buffer: str, exported_at: float) -> dict[str, Any]:
     return {"type": "export", "version": VERSION, "buffer": buffer, "exported_at": exported_at}
 
 
-def object_line(pending: PendingObject, file: str) -> dict[str, Any]:
+def object_line(pending: Write, file: str) -> dict[str, Any]:
     """`parts` are number and length: with the same boundaries the object has the same ETag at the origin."""
     return _line("object", pending.sequence, pending.key) | {
         "etag": pending.etag,
@@ -61,12 +61,12 @@ def object_line(pending: PendingObject, file: str) -> dict[str, Any]:
         "parts": [[part.number, part.file.size_bytes] for part in pending.parts],
         "checksums": dict(pending.checksums),
         "acknowledged_at": pending.acknowledged_at,
-        "state": pending.state.value,
+        "state": pending.state.name.lower(),
         "slot": pending.fixed.slot,
     }
 
 
-def tombstone_line(pending: PendingObject) -> dict[str, Any]:
+def tombstone_line(pending: Write) -> dict[str, Any]:
     """The key was to be deleted."""
     return _line("tombstone", pending.sequence, pending.key) | {"acknowledged_at": pending.acknowledged_at}
 
@@ -76,7 +76,7 @@ def damaged_line(sequence: int, key: ObjectKey, reason: str, files: Sequence[str
     return _line("damaged", sequence, key) | {"reason": reason, "files": list(files)}
 
 
-def upload_line(upload: Upload, parts: int, size_bytes: int) -> dict[str, Any]:
+def upload_line(upload: Write, parts: int, size_bytes: int) -> dict[str, Any]:
     """An upload that was never completed: no object, and nothing of it is exported."""
     key = upload.fixed.key
     named = {"type": "upload", "upload_id": upload.upload_id, "bucket": key.bucket, "key": key.key}

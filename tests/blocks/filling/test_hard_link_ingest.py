@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,11 +32,15 @@ from tests.support.blocks import (
 from tests.support.memory_origin import MemoryOrigin
 
 
-def staged(directory: Path, origin: MemoryOrigin, version: ObjectVersion, first: int, stop: int) -> OfferedFile:
+def staged(
+    directory: Path, origin: MemoryOrigin, version: ObjectVersion, first: int, stop: int, behind: bytes = b"trailer"
+) -> OfferedFile:
+    """A part, and `behind` its bytes what is no part of the object."""
     directory.mkdir(exist_ok=True)
     path = directory / f"part-{first}"
-    path.write_bytes(content_of(origin, version, ByteRange(first, stop - 1)))
-    return OfferedFile(path, version, first)
+    content = content_of(origin, version, ByteRange(first, stop - 1))
+    path.write_bytes(content + behind)
+    return OfferedFile(path, version, first, len(content))
 
 
 @pytest.mark.parametrize("part_bytes", [4 * BLOCK, 4 * BLOCK + 1000, 3 * BLOCK + 64 * KIB, 10 * BLOCK])
@@ -70,11 +75,11 @@ def test_known_checksums_are_used_and_hold_the_file_to_them(tmp_path: Path) -> N
         version = stored(origin, "k", 3 * BLOCK)
         part = staged(tmp_path / "s", origin, version, 0, 3 * BLOCK)
         sums = ChunkChecksums(3 * BLOCK)
-        sums.update(bytearray(part.path.read_bytes()))
+        sums.update(bytearray(content_of(origin, version)))
         with part.path.open("r+b") as file:
             file.seek(BLOCK + 5)
             file.write(b"!")
-        offered = OfferedFile(part.path, version, 0, bytes(sums.packed))
+        offered = replace(part, checksums=lambda: bytes(sums.packed))
         async with open_cache(tmp_path / "c", origin, observer=observer) as cache:
             assert await cache.adopt(offered) == 3
             assert await read(cache, version) == content_of(origin, version)
@@ -116,10 +121,11 @@ def test_an_adopted_file_is_counted_and_evicted_as_one(tmp_path: Path) -> None:
             tmp_path / "c", origin, observer=observer, capacity_bytes=5 * BLOCK, readahead_bytes=0
         ) as cache:
             await cache.adopt(staged(tmp_path / "s", origin, version, 0, 4 * BLOCK))
-            assert cache.usage().used_bytes == 4 * BLOCK
+            taken_bytes = 4 * BLOCK + 4096  # what is behind the bytes takes a page
+            assert cache.usage().used_bytes == taken_bytes
             record = next(cache._tools.directory.index.blocks())
             assert cache._tools.directory.drop(record.block_id, record.extent.file)
-            assert (cache.usage().blocks, cache.usage().used_bytes) == (3, 4 * BLOCK)
+            assert (cache.usage().blocks, cache.usage().used_bytes) == (3, taken_bytes)
             await read(cache, other)
             await cache.settle()
             assert observer.evicted_blocks == 3
@@ -155,6 +161,39 @@ def test_a_file_without_a_whole_block_is_left_alone(tmp_path: Path) -> None:
         async with open_cache(tmp_path / "c", origin) as cache:
             assert await cache.adopt(staged(tmp_path / "s", origin, version, 100, 2000)) == 0
             assert cache.usage().blocks == 0
+
+    asyncio.run(scenario())
+
+
+def test_what_lies_behind_the_bytes_is_no_part_of_the_object(tmp_path: Path) -> None:
+    """However much of it there is: no block reaches into it, with checksums for all of it or without."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        version = stored(origin, "k", 4 * BLOCK)
+        part = staged(tmp_path / "s", origin, version, 0, 2 * BLOCK - 7, b"#" * 2 * BLOCK)
+        sums = ChunkChecksums(4 * BLOCK)
+        sums.update(bytearray(part.path.read_bytes()) + b"#" * 7)
+        async with open_cache(tmp_path / "c", origin) as cache:
+            assert await cache.adopt(part) == 1
+            assert await cache.adopt(replace(part, checksums=lambda: bytes(sums.packed))) == 0
+            assert await read(cache, version) == content_of(origin, version)
+
+    asyncio.run(scenario())
+
+
+def test_a_file_that_was_cut_is_not_adopted(tmp_path: Path) -> None:
+    """Even where the checksums of all that was in it are known."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        version = stored(origin, "k", BLOCK)
+        part = staged(tmp_path / "s", origin, version, 0, BLOCK)
+        os.truncate(part.path, BLOCK - 1)
+        async with open_cache(tmp_path / "c", origin) as cache:
+            with pytest.raises(StoreUnavailable, match="shorter"):
+                await cache.adopt(replace(part, checksums=lambda: bytes(BLOCK // (64 * KIB) * 4)))
+            assert (cache.usage().blocks, cache.usage().reserved_bytes) == (0, 0)
 
     asyncio.run(scenario())
 

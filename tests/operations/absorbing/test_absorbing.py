@@ -7,7 +7,6 @@ import base64
 import hashlib
 import os
 import zlib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ import pytest
 from gateway.operations.absorbing.barrier import PATIENCE_SECONDS
 from gateway.s3.requests import Operation
 from gateway.s3.xml import text_of
-from gateway.writeback.journal.records import State
 from tests.support.absorbing import PART_BYTES, SLOTS, Client, eventually, with_client
 from tests.support.asgi import call
 from tests.support.gateway_app import gateway_app
@@ -339,7 +337,7 @@ def test_what_waits_too_long_is_told_so(tmp_path: Path) -> None:
             while not asking.done():
                 await clock.advance(PATIENCE_SECONDS / 10)
             assert (await asking).status == 503
-            await client.buffer.journal.change(lambda book: book.change(replace(stored, state=State.CONFLICT)))
+            await client.buffer.journal.change(lambda book: book.keep(stored.id, "others have changed it"))
             answer = await call(gateway.app, "GET", "/bucket/back/k?tagging", sign=False)
             assert answer.status == 409
             assert b"OperationAborted" in answer.body

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from gateway.operations.absorbing import staging
 from gateway.policy.slots import Slot
 from gateway.writeback.bounds import bounds
 from gateway.writeback.files.staged_file import StagedWriter, Staging
@@ -34,8 +33,8 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(staging, "PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
+    monkeypatch.setattr("gateway.operations.absorbing.bodies.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.operations.absorbing.bodies.PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
     monkeypatch.setattr(bounds, "TROUBLE_SECONDS", 0.2)
     monkeypatch.setattr(bounds, "DISK_LOOK_SECONDS", 0.0)
 

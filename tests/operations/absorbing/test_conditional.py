@@ -14,8 +14,8 @@ from gateway.origin.client import OriginRequest
 from gateway.s3.requests import Operation
 from gateway.s3.results import etag_of_result
 from gateway.s3.xml import complete_multipart_upload_document
-from gateway.writeback.journal.records import Ended
 from tests.support.absorbing import PART_BYTES, SLOTS, Client, with_client
+from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import Answer, Hold, Unreachable, on
@@ -61,20 +61,20 @@ def test_a_condition_that_does_not_hold_leaves_the_upload_open(tmp_path: Path) -
         await client.complete("back/m", upload_id, etags)
         await client.flush()
         assert client.origin.data("bucket", "back/m") == content
-        assert client.origin.count(Operation.UPLOAD_PART) == 2
+        assert client.origin.count(Operation.UPLOAD_PART, key="back/m") == 2
 
     with_client(tmp_path, scenario)
 
 
 def test_own_pending_writes_count(tmp_path: Path) -> None:
-    """What was acknowledged before is at the origin when the condition is judged."""
+    """What was acknowledged before, and does not fail the condition, is at the origin when that is judged."""
 
     async def scenario(client: Client) -> None:
-        upload_id, etags, _ = await uploaded(client)
-        await client.ask("PUT", "back/m", b"pending")
+        upload_id, etags, content = await uploaded(client)
+        pending = (await client.ask("PUT", "back/m", b"pending")).headers["etag"]
         async with client.flushing():
-            await client.complete("back/m", upload_id, etags, 412, headers=IF_ABSENT)
-        assert client.origin.data("bucket", "back/m") == b"pending"
+            await client.complete("back/m", upload_id, etags, headers={"If-Match": pending})
+        assert client.origin.data("bucket", "back/m") == content
 
     with_client(tmp_path, scenario)
 
@@ -106,43 +106,61 @@ def test_a_failure_can_be_tried_again(tmp_path: Path, operation: Operation) -> N
     with_client(tmp_path, scenario)
 
 
-def asked(client: Client, upload_id: str) -> Ended | None:
-    """What the journal knows of a Complete that the origin may be carrying out."""
-    return client.buffer.look(lambda book: book.completing(upload_id))
+def is_asked_for(client: Client, upload_id: str) -> bool:
+    """Whether the journal says that the origin may be carrying out its Complete."""
+    upload = client.buffer.look(lambda book: book.upload(upload_id))
+    return upload is not None and upload.is_completed_at_origin
 
 
-@pytest.mark.parametrize("operation", [Operation.UPLOAD_PART, Operation.COMPLETE_MULTIPART_UPLOAD])
-def test_what_the_origin_may_have_done_is_written_down(tmp_path: Path, operation: Operation) -> None:
-    """Not before it is asked; until its answer is known."""
+def test_what_the_origin_may_have_done_is_written_down(tmp_path: Path) -> None:
+    """Before it is asked; until its answer is known."""
 
     async def scenario(client: Client) -> None:
         upload_id, etags, _ = await uploaded(client)
+        assert not is_asked_for(client, upload_id)
         reached, go_on = asyncio.Event(), asyncio.Event()
-        client.origin.inject(on(operation), Hold(go_on, reached))
+        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(go_on, reached))
         completing = asyncio.create_task(client.complete("back/m", upload_id, etags, headers=IF_ABSENT))
         await reached.wait()
-        assert (asked(client, upload_id) is not None) == (operation is Operation.COMPLETE_MULTIPART_UPLOAD)
+        assert is_asked_for(client, upload_id)
         go_on.set()
         await completing
-        assert asked(client, upload_id) is None
+        assert not is_asked_for(client, upload_id)
 
     with_client(tmp_path, scenario)
 
 
 def test_a_refusal_says_that_nothing_was_done(tmp_path: Path) -> None:
-    """Nobody need find out; unless an answer before was lost."""
+    """Nobody need find out; nor where an answer before was lost, when the origin has the upload still."""
 
     async def scenario(client: Client) -> None:
         client.origin.put("bucket", "back/m", b"theirs")
         upload_id, etags, _ = await uploaded(client)
         await client.complete("back/m", upload_id, etags, 412, headers=IF_ABSENT)
-        assert asked(client, upload_id) is None
+        assert not is_asked_for(client, upload_id)
         client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable())
         await client.complete("back/m", upload_id, etags, 503, headers=IF_ABSENT)
+        assert is_asked_for(client, upload_id)
         await client.complete("back/m", upload_id, etags, 412, headers=IF_ABSENT)
-        assert asked(client, upload_id) is not None
+        assert not is_asked_for(client, upload_id)
         await client.ask("DELETE", f"back/m?uploadId={upload_id}", status=204)
-        assert asked(client, upload_id) is None
+        await client.flush()
+        assert client.origin.data("bucket", "back/m") == b"theirs"
+        assert not client.origin.buckets["bucket"].uploads
+
+
+def test_a_question_that_was_lost_ends_with_the_upload(tmp_path: Path) -> None:
+    """The client may abort what nobody knows the outcome of."""
+
+    async def scenario(client: Client) -> None:
+        upload_id, etags, _ = await uploaded(client)
+        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable())
+        await client.complete("back/m", upload_id, etags, 503, headers=IF_ABSENT)
+        await client.ask("DELETE", f"back/m?uploadId={upload_id}", status=204)
+        assert not is_asked_for(client, upload_id)
+        await client.flush()
+        assert "back/m" not in client.origin.buckets["bucket"].objects
+        assert not client.origin.buckets["bucket"].uploads
 
     with_client(tmp_path, scenario)
 
@@ -182,17 +200,14 @@ def test_what_it_has_done_while_nobody_listened_is_found_out(tmp_path: Path) -> 
 
 
 def test_what_is_found_out_is_seen_at_once(tmp_path: Path) -> None:
-    """Whatever was remembered of the key is not believed any more when the Complete is answered from the journal."""
+    """The origin carries out later what nobody heard of. Whatever was remembered of the key is not believed any more
+    when the Complete is answered from the journal."""
     slots = [replace(SLOTS[0], consistency="ttl", negative_ttl_seconds=60.0)]
 
     async def scenario(client: Client) -> None:
         upload_id, etags, content = await uploaded(client)
-        reached, go_on = asyncio.Event(), asyncio.Event()
-        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(go_on, reached))
-        completing = asyncio.create_task(client.complete("back/m", upload_id, etags, headers=IF_ABSENT))
-        await reached.wait()
-        completing.cancel()
-        await asyncio.gather(completing, return_exceptions=True)
+        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable())
+        await client.complete("back/m", upload_id, etags, 503, headers=IF_ABSENT)
         await client.ask("HEAD", "back/m", status=404)
         await client.gateway.catalog.settle()
         [origin_upload_id] = client.origin.buckets["bucket"].uploads
@@ -206,6 +221,54 @@ def test_what_is_found_out_is_seen_at_once(tmp_path: Path) -> None:
         assert (await client.ask("HEAD", "back/m")).headers["content-length"] == str(len(content))
 
     with_client(tmp_path, scenario, slots)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in time", "its answer is lost"])
+@pytest.mark.slow
+def test_a_complete_is_answered_with_what_the_origin_has_made(tmp_path: Path, *, late: bool) -> None:
+    """Of two at once, of other parts each: nobody is told that it has made what it has not."""
+
+    async def scenario(client: Client) -> None:
+        upload_id, etags, _ = await uploaded(client)
+        reached, go_on = asyncio.Event(), asyncio.Event()
+        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(go_on, reached))
+        if late:
+            client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable(late=True))
+        first = asyncio.create_task(completed(client, upload_id, {1: etags[1]}))
+        await reached.wait()
+        second = asyncio.create_task(completed(client, upload_id, etags))
+        await asyncio.wait([first], timeout=5.0)  # it is told that another has asked, or waits
+        go_on.set()
+        answers = await asyncio.gather(first, second)
+        stored = client.origin.buckets["bucket"].object("back/m").etag
+        assert {etag_of_result(answer.body) for answer in answers if etag_of_result(answer.body)} <= {stored}
+
+    with_client(tmp_path, scenario)
+
+
+async def completed(client: Client, upload_id: str, etags: dict[int, str]) -> Got:
+    document = complete_multipart_upload_document([(number, etag, {}) for number, etag in etags.items()])
+    target = f"/bucket/back/m?uploadId={upload_id}"
+    return await call(client.gateway.app, "POST", target, IF_ABSENT, document)
+
+
+def test_an_upload_that_is_given_a_part_since_stays_open(tmp_path: Path) -> None:
+    """The origin has completed it, and nobody heard: its client has more in mind, and may go on."""
+
+    async def scenario(client: Client) -> None:
+        upload_id, etags, content = await uploaded(client)
+        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable(late=True))
+        client.origin.inject(on(Operation.HEAD_OBJECT), Unreachable())
+        await client.complete("back/m", upload_id, etags, 503, headers=IF_ABSENT)
+        more = {1: etags[1], 3: await client.part("back/m", upload_id, 3, b"more")}
+        await client.find_lost_completions()
+        assert client.origin.data("bucket", "back/m") == content
+        await client.complete("back/m", upload_id, more)
+        await client.flush()
+        assert client.origin.data("bucket", "back/m") == content[:PART_BYTES] + b"more"
+        assert not client.origin.buckets["bucket"].uploads
+
+    with_client(tmp_path, scenario)
 
 
 def test_an_upload_begun_with_the_origin_away_is_begun_there(tmp_path: Path) -> None:

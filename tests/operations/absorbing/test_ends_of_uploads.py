@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from gateway.s3.requests import Operation
+from gateway.writeback.journal.records import Priority
 from tests.support.absorbing import Client, eventually, with_client
 from tests.support.asgi import call
-from tests.support.memory_origin.faults import Hold, on
+from tests.support.memory_origin.faults import Answer, Hold, on
 
 
 class Held:
@@ -56,6 +57,33 @@ def test_a_late_complete_brings_back_nothing(tmp_path: Path, monkeypatch: pytest
             go_on.set()
             await eventually(lambda: client.pending("back/m") is None)
         assert client.origin.data("bucket", "back/m") == b"new"
+
+    with_client(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("effect", [None, Answer(500, "InternalError")], ids=["sent", "failed"])
+def test_what_is_completed_has_an_objects_turn(tmp_path: Path, effect: Answer | None) -> None:
+    """Also where a part of it was just on its way, or failed: it is no open upload any more, which others precede."""
+
+    async def scenario(client: Client) -> None:
+        upload_id, etags = await uploaded(client, "back/m", b"body")
+        sending, go_on = asyncio.Event(), asyncio.Event()
+        client.origin.inject(on(Operation.UPLOAD_PART, key="back/m"), Hold(go_on, sending))
+        if effect is not None:
+            client.origin.inject(on(Operation.UPLOAD_PART, key="back/m"), effect)
+        async with client.flushing():
+            await sending.wait()
+            await client.complete("back/m", upload_id, etags)
+            client.reconciler.flushes = False
+            go_on.set()
+            await client.reconciler.drain()
+        write = client.pending("back/m")
+        assert write is not None
+        turn = client.buffer.look(lambda book: book.turn(write.id))
+        assert turn is not None
+        assert turn.priority in (Priority.SMALL, Priority.RETRY)
+        await client.flush()
+        assert client.origin.data("bucket", "back/m") == b"body"
 
     with_client(tmp_path, scenario)
 

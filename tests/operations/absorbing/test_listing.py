@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.headers import format_http_date, parse_iso_date
-from gateway.writeback.journal.records import Base, Fixed, PendingObject, State
+from gateway.writeback.journal.records import Base, Fixed, Write
 from tests.origin.origins import xml
 from tests.support.absorbing import Client, with_client
 from tests.support.asgi import Answer, call
@@ -136,7 +136,8 @@ def test_a_listing_of_other_prefixes_is_the_origins_own(tmp_path: Path) -> None:
         assert answer.headers["x-forebay-cache"] == "forwarded"
         now = client.gateway.app.services.clock.now()
         base = Base(known=False, asked_at=now)
-        await client.buffer.acknowledge(PendingObject(0, Fixed(key("other/x"), {}, "gone"), base, now, '"e"', 0))
+        write = Write(Fixed(key("other/x"), {}, "gone"), base, now, etag='"e"', acknowledged_at=now)
+        await client.buffer.acknowledge(write)
         assert names(await client.ask("GET", f"{LIST}&prefix=other%2F")) == ["other/x"]
 
     with_client(tmp_path, scenario)
@@ -184,8 +185,7 @@ def test_only_what_is_pending_under_the_prefix_is_waited_for(tmp_path: Path) -> 
         await client.ask("PUT", "back/k", b"x")
         stored = client.pending("back/k")
         assert stored is not None
-        conflict = dataclasses.replace(stored, state=State.CONFLICT)
-        await client.buffer.journal.change(lambda book: book.change(conflict))
+        await client.buffer.journal.change(lambda book: book.keep(stored.id, "others have changed it"))
         await client.ask("GET", "?prefix=back%2Fl&versions=", status=501)
         for query, method in (("?prefix=back%2F&versions=", "GET"), ("", "DELETE")):
             assert b"OperationAborted" in (await client.ask(method, query, status=409)).body

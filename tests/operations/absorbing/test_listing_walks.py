@@ -20,7 +20,7 @@ from gateway.metadata.listing.pages import ListRequest
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback.buffer import WritebackBuffer
-from gateway.writeback.journal.records import Base, Fixed, PendingObject, Profile
+from gateway.writeback.journal.records import Base, Fixed, Profile, Write
 from tests.origin.origins import xml
 from tests.support import listing_model as model
 from tests.support.absorbing import Client
@@ -88,8 +88,10 @@ class Bucket:
         self.holds[name] = "new" + name
 
     async def _delete(self, name: str, now: float) -> None:
-        fixed, base = Fixed(ObjectKey(self.name, name), {}, "back"), Base(known=False, asked_at=now)
-        await self.client.buffer.acknowledge(PendingObject(0, fixed, base, now, "", 0, deleted=True))
+        there = self.holds.get(name)
+        fixed, base = Fixed(ObjectKey(self.name, name), {}, "back"), Base.exactly(there and etag_of(there))
+        tombstone = Write(fixed, base, now, deleted=True, acknowledged_at=now)
+        await self.client.buffer.journal.change(lambda book: book.acknowledge(tombstone))
         self.holds.pop(name, None)
 
     async def walk(self, walk: Walk, flushes: dict[str, int]) -> None:
@@ -126,7 +128,9 @@ async def two_workers(directory: Path, slot: Slot) -> AsyncIterator[tuple[Client
         other = await WritebackBuffer.open(directory / "writeback", 1)
         try:
             services = dataclasses.replace(gateway.app.services, writeback=other)
-            yield Client(gateway), [gateway.app, dataclasses.replace(gateway.app, services=services)]
+            client = Client(gateway)
+            async with client.running():
+                yield client, [gateway.app, dataclasses.replace(gateway.app, services=services)]
         finally:
             await other.close()
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.clock import SystemClock
 from gateway.objects import BodyStream, ObjectKey
-from gateway.operations.absorbing.outcome import Outcome, told_by_document
+from gateway.operations.absorbing.through import Outcome, told_by_document
 from gateway.operations.context import Response
 from gateway.s3.results import RESULT_SIZE_BYTES_MAX
 from gateway.writeback.buffer import WritebackBuffer

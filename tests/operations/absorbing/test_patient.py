@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from gateway.errors import BufferUnavailable, ForebayError
-from gateway.operations.absorbing.patient import QUIET_SECONDS, with_retries
+from gateway.operations.absorbing.through import QUIET_SECONDS, with_retries
 from gateway.operations.context import Response
 from gateway.s3.error_codes import s3_error
 from gateway.s3.xml_writer import document, element

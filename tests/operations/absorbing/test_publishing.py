@@ -1,59 +1,86 @@
-"""What was flushed stays cached, and is what every read finds."""
+"""What was flushed stays here as cached blocks: what the client sent, and nothing that lies behind it in the files."""
 
 from __future__ import annotations
 
-import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
+from gateway.writeback.files.staged_file import StagedFile, Staging
+from gateway.writeback.files.trailer import CHUNK_BYTES, trailer_bytes
 from tests.support.absorbing import PART_BYTES, Client, with_client
-from tests.support.asgi import call
-from tests.support.gateway_app import BLOCK_SIZE_BYTES, gateway_app
+from tests.support.blocks import block_files
+
+SIZES = [PART_BYTES, PART_BYTES + CHUNK_BYTES, PART_BYTES + 12_345, 100]
 
 
-def test_flushed_bytes_are_cached_without_being_fetched(tmp_path: Path) -> None:
-    """Of a single body all of it; of an upload every block that lies in one part."""
+def test_flushed_parts_are_read_from_the_cache(tmp_path: Path) -> None:
+    """Each block that lies wholly in a part; the others are fetched, and not put together with what is no part."""
 
     async def scenario(client: Client) -> None:
-        await client.learn()
-        single, parts = os.urandom(3 * BLOCK_SIZE_BYTES + 5), [os.urandom(PART_BYTES), os.urandom(100_000)]
-        await client.ask("PUT", "back/single", single)
-        upload_id = await client.create("back/multi")
-        etags = {n: await client.part("back/multi", upload_id, n, body) for n, body in enumerate(parts, 1)}
-        await client.complete("back/multi", upload_id, etags)
+        bodies = {number: os.urandom(size) for number, size in enumerate(SIZES, 1)}
+        upload_id = await client.create("back/m")
+        etags = {number: await client.part("back/m", upload_id, number, body) for number, body in bodies.items()}
+        await client.complete("back/m", upload_id, etags)
         await client.flush()
-        for name, content in (("single", single), ("multi", b"".join(parts))):
-            answer = await client.ask("GET", f"back/{name}")
-            assert answer.body == content
-            assert answer.headers["x-forebay-cache"] == "hit"
-        assert client.origin.count(Operation.GET_OBJECT) == 0
+        assert client.gateway.blocks.usage().blocks > 0
+        for number in range(2):
+            assert (await client.ask("GET", "back/m")).body == b"".join(bodies.values()), number
 
     with_client(tmp_path, scenario)
 
 
-@pytest.mark.parametrize("consistency", ["ttl", "immutable"])
-def test_what_was_remembered_before_is_void(tmp_path: Path, consistency: str) -> None:
-    """In slots that remember: the flushed version is the one that is found, and a deleted object is gone."""
-    slot = Slot("back", Prefix.parse("s3://bucket/back/"), consistency=consistency, write="back")  # type: ignore[arg-type]
+def test_the_room_of_the_trailer_is_counted(tmp_path: Path) -> None:
+    """As it is on the disk; nothing is asked of the origin for what was one body."""
 
-    async def scenario() -> None:
-        async with gateway_app(tmp_path, slots=[slot], writeback=True) as gateway:
-            client = Client(gateway)
-            await client.learn()
-            gateway.origin.put("bucket", "back/k", b"old")
-            assert (await client.ask("GET", "back/k")).body == b"old"
-            await client.ask("PUT", "back/k", b"new")
-            assert (await client.ask("GET", "back/k")).body == b"new"
-            await client.flush()
-            assert (await client.ask("GET", "back/k")).body == b"new"
-            assert (await client.ask("HEAD", "back/k")).headers["content-length"] == "3"
-            await client.ask("PUT", "back/k", b"newer")
-            async with client.flushing():
-                await client.ask("DELETE", "back/k", status=204)
-            assert (await call(gateway.app, "GET", "/bucket/back/k")).status == 404
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        body = os.urandom(PART_BYTES)
+        await client.ask("PUT", "back/k", body)
+        await client.flush()
+        [file] = block_files(tmp_path)
+        assert file.stat().st_size == PART_BYTES + trailer_bytes(PART_BYTES)
+        assert client.gateway.blocks.usage().used_bytes == PART_BYTES + 4096
+        asked = client.origin.count(Operation.GET_OBJECT)
+        assert (await client.ask("GET", "back/k")).body == body
+        assert client.origin.count(Operation.GET_OBJECT) == asked
 
-    asyncio.run(scenario())
+    with_client(tmp_path, scenario)
+
+
+def _of_checksums(file: StagedFile) -> int:
+    return file.size_bytes
+
+
+def _of_footer(file: StagedFile) -> int:
+    return file.disk_bytes - 1
+
+
+@pytest.mark.parametrize("place", [_of_checksums, _of_footer])
+def test_what_is_damaged_since_it_was_sent_is_not_kept(
+    tmp_path: Path, place: Callable[[StagedFile], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The origin has it: the flush ends well, and the next reader fetches it."""
+    checksums = Staging.checksums
+
+    def damaged_before(staging: Staging, file: StagedFile) -> bytes:
+        with staging.path(file).open("r+b") as raw:
+            raw.seek(place(file))
+            [byte] = raw.read(1)
+            raw.seek(-1, os.SEEK_CUR)
+            raw.write(bytes([byte ^ 1]))
+        return checksums(staging, file)
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        body = os.urandom(PART_BYTES)
+        await client.ask("PUT", "back/k", body)
+        monkeypatch.setattr(Staging, "checksums", damaged_before)
+        await client.flush()
+        assert client.gateway.blocks.usage().blocks == 0
+        assert (await client.ask("GET", "back/k")).body == body
+
+    with_client(tmp_path, scenario)

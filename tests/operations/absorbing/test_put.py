@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import BufferUnavailable, S3Error
-from gateway.operations.absorbing.eligible import check_stored, created_headers, fixed_headers
+from gateway.operations.absorbing.objects import check_stored, created_headers, fixed_headers
 from gateway.s3.headers import sendable
 from gateway.s3.requests import Operation
+from gateway.writeback.journal.records import Profile
 from tests.support.absorbing import Client, with_client
 from tests.support.asgi import call, signed_headers
 from tests.support.memory_origin.faults import Answer, Effect, Hold, Unreachable, on
@@ -28,7 +29,7 @@ def test_a_journal_that_cannot_be_read_leaves_no_file(tmp_path: Path, monkeypatc
         async def fails(*_: object) -> None:
             raise BufferUnavailable("disk I/O error")
 
-        monkeypatch.setattr("gateway.operations.absorbing.put.base_told", fails)
+        monkeypatch.setattr("gateway.operations.absorbing.objects.base_told", fails)
         assert (await call(client.gateway.app, "PUT", "/bucket/back/k", None, b"body")).status == 503
         assert list(client.buffer.staging.names()) == []
         assert client.pending("back/k") is None
@@ -46,7 +47,7 @@ def test_a_connection_that_fails_is_no_trouble_of_the_disk(tmp_path: Path, monke
             raise OSError(errno.EHOSTUNREACH, "No route to host")
 
         with monkeypatch.context() as patched:
-            patched.setattr("gateway.operations.absorbing.staging.receive_verified", fails)
+            patched.setattr("gateway.operations.absorbing.bodies.receive_verified", fails)
             assert (await call(client.gateway.app, "PUT", "/bucket/back/k", None, b"body")).status >= 500
         assert (await client.ask("PUT", "back/k", b"body")).headers["x-forebay-cache"] == "absorbed"
         assert len(list(client.buffer.staging.names())) == 1
@@ -74,9 +75,28 @@ def test_a_bucket_that_is_not_absorbed_is_looked_at_again(tmp_path: Path, monkey
         await client.learn()
         refused.times = 0
         assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == "forwarded"
-        monkeypatch.setattr("gateway.operations.absorbing.put.LEARNED_AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr("gateway.operations.absorbing.objects.LEARNED_AGAIN_SECONDS", 0.0)
         for how in ("forwarded", "absorbed"):
             assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == how
+
+    with_client(tmp_path, scenario)
+
+
+def test_what_is_pending_is_flushed_before_a_bucket_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4.7 Or its flush would meet what was acknowledged after it, and take it for somebody else's, or its place."""
+    monkeypatch.setattr("gateway.operations.absorbing.objects.LEARNED_AGAIN_SECONDS", 0.0)
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", "back/k", b"first")
+        unknown = Profile(md5_etags=False, may_look=True, learned_at=0.0)
+        await client.buffer.journal.change(lambda book: book.learn("bucket", unknown))
+        async with client.flushing():
+            assert (await client.ask("PUT", "back/k", b"second")).headers["x-forebay-cache"] == "forwarded"
+        await client.flush()
+        assert client.origin.data("bucket", "back/k") == b"second"
 
     with_client(tmp_path, scenario)
 

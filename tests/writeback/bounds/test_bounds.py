@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +33,7 @@ from gateway.writeback.bounds.pacing import (
     retry_after_seconds,
 )
 from gateway.writeback.buffer import WritebackBuffer
+from gateway.writeback.files.trailer import CHECKSUM_BYTES
 from gateway.writeback.journal.records import Part
 from gateway.writeback.opening import recover
 from tests.support.manual_clock import ManualClock
@@ -164,9 +167,9 @@ def test_slots_do_not_take_each_others_room(tmp_path: Path) -> None:
         assert await bounds.take("key", 1000, 0) is None
         assert await bounds_of(buffer, "b").take("key", 1000, 0) is None
         assert buffer.bounds.of("unknown") is None
-        assert buffer.bounds.unused_bytes() == 2000 + MARGIN_BYTES
+        assert buffer.bounds.unused_bytes() == 2000 + CHECKSUM_BYTES + MARGIN_BYTES
         await buffer.acknowledge(pending(key("k"), parts=[written("x" * 600)]))
-        assert buffer.bounds.unused_bytes() == 1400 + MARGIN_BYTES
+        assert buffer.bounds.unused_bytes() == 1400 + CHECKSUM_BYTES + MARGIN_BYTES
 
     with_bounds(tmp_path, scenario, slot(), slot("b"))
 
@@ -355,6 +358,23 @@ def test_a_disk_without_room_takes_nothing(tmp_path: Path, monkeypatch: pytest.M
         assert bounds.used_bytes() == 1
 
     with_bounds(tmp_path, scenario)
+
+
+def test_checksums_find_room_on_the_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The buffer's size is that of bodies; the disk has room for what lies behind them besides, or takes none."""
+    size_bytes, checksums_bytes = 2**40, 2**26
+
+    async def scenario(buffer: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
+        free = {"bytes": MARGIN_BYTES + size_bytes + checksums_bytes - 1}
+        monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=free["bytes"], f_frsize=1))
+        assert buffer.bounds.unused_bytes() == MARGIN_BYTES + size_bytes + checksums_bytes
+        assert await bounds.take("key", size_bytes, 0) is Bound.DISK
+        free["bytes"] += 1
+        await clock.advance(1)
+        assert await bounds.take("key", size_bytes, 0) is None
+        assert bounds.used_bytes() == size_bytes
+
+    with_bounds(tmp_path, scenario, slot(buffer_bytes=size_bytes))
 
 
 def test_a_disk_that_has_failed_is_tried_again_after_a_while(tmp_path: Path) -> None:

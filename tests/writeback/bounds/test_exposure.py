@@ -12,7 +12,6 @@ from gateway.errors import BufferUnavailable
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback.bounds.exposure import LOOK_SECONDS, Exposure, SlotExposure
 from gateway.writeback.buffer import WritebackBuffer
-from gateway.writeback.journal.records import State
 from tests.support.manual_clock import ManualClock
 from tests.support.writeback import key, part, pending, upload
 
@@ -53,7 +52,7 @@ def test_pending_and_arriving_writes_are_told_with_the_age_of_the_oldest(
         with monkeypatch.context() as patch:
             patch.setattr(buffer.journal, "read", _fail)
             await clock.advance(LOOK_SECONDS)
-        await buffer.journal.change(lambda book: book.change(replace(first, state=State.CONFLICT)))
+        await buffer.journal.change(lambda book: book.keep(first.id, "others"))
         await clock.advance(LOOK_SECONDS)
         assert told.last.pending_objects == 2
         assert told.last.oldest_seconds == pytest.approx(27.0, abs=3 * LOOK_SECONDS)

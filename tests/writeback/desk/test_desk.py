@@ -18,8 +18,10 @@ from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from gateway.writeback.desk.desk import STATES, WATCH_SECONDS, NoDesk, WritebackDesk
 from gateway.writeback.desk.overview import Overview
-from gateway.writeback.flushing.flush import LONGEST_PAUSE_SECONDS
-from gateway.writeback.journal.records import Base, Fixed, State
+from gateway.writeback.flushing.reconciler import LONGEST_PAUSE_SECONDS
+from gateway.writeback.flushing.state import OTHERS
+from gateway.writeback.journal.book import Book
+from gateway.writeback.journal.records import Base, Fixed, Honoured, Priority, State, Turn, Write
 from tests.support.flushing import HEADERS, PART_BYTES
 from tests.support.memory_origin.faults import Answer, Unreachable, on
 from tests.support.writeback import key, part
@@ -122,7 +124,7 @@ def test_an_upload_is_shown_with_what_the_origin_has_of_it(tmp_path: Path) -> No
     async def scenario(office: Office) -> None:
         stored = await office.buffer.upload(key("model"), [PART_BYTES, 1000, 3])
         sent = replace(stored.parts[0], origin_etag='"x"')
-        await office.buffer.journal.change(lambda book: book.piece_sent(stored.sequence, sent))
+        await office.buffer.journal.change(lambda book: book.part_sent(stored.id, sent))
         [shown] = found_all(await office.desk.objects(EVERYTHING, "", 10))
         assert (shown["state"], shown["parts"], shown["parts_sent"], shown["bytes_sent"]) == (
             "sending",
@@ -133,13 +135,14 @@ def test_an_upload_is_shown_with_what_the_origin_has_of_it(tmp_path: Path) -> No
         assert (await office.progress())["bytes_sent"] == PART_BYTES
         for upload_id in ("u2", "u1", "u3"):
             await office.open_upload("open", upload_id)
-        await office.buffer.journal.change(lambda book: book.put_part("u2", part(1, "p")))
+        await office.buffer.journal.change(lambda book: book.put_part("u2", part(1, "p"), 9.0))
         found = await all_pages(office.desk.uploads, Prefix("bucket", "o"), 2, "uploads")
-        assert [(one["upload_id"], one["parts"], one["bytes"], one["initiated_at"]) for one in found] == [
-            ("u1", 0, 0, 7.0),
-            ("u2", 1, 1, 7.0),
-            ("u3", 0, 0, 7.0),
+        assert [(one["upload_id"], one["parts"], one["bytes"], one["touched_at"]) for one in found] == [
+            ("u1", 0, 0, 3.25),
+            ("u2", 1, 1, 9.0),
+            ("u3", 0, 0, 3.25),
         ]
+        assert {one["initiated_at"] for one in found} == {3.25}
         assert (await office.progress(Prefix("bucket", "model")))["open_uploads"] == 0
         summary = await office.desk.summary()
         assert (summary["objects"], summary["bytes"], summary["open_uploads"]) == (1, PART_BYTES + 1003, 3)
@@ -159,9 +162,10 @@ def test_a_flush_that_waits_is_tried_at_once(tmp_path: Path, effect: Answer | Un
         for name in ("a/1", "b/1"):
             await office.buffer.put(key(name), b"x")
         office.start()
-        await office.buffer.until(lambda: all((one := office.alarms.of(n)) and one.failures > 9 for n in (1, 2)))
+        await office.buffer.until(lambda: all(turn.attempts > 9 for turn in turns(office)))
         shown = found_all(await office.desk.problems(EVERYTHING, "", 10))
-        assert [(one["key"], one["state"]) for one in shown] == [("a/1", "sending"), ("b/1", "sending")]
+        in_doubt = "sending" if isinstance(effect, Unreachable) else "waiting"
+        assert [(one["key"], one["state"]) for one in shown] == [("a/1", in_doubt), ("b/1", in_doubt)]
         assert all(one["failures"] > 9 for one in shown)
         assert not isinstance(effect, Answer) or {one["reason"] for one in shown} == {effect.code}
         slot = (await office.desk.summary())["slots"][0]
@@ -173,10 +177,16 @@ def test_a_flush_that_waits_is_tried_at_once(tmp_path: Path, effect: Answer | Un
         assert [one.key.key for one in office.buffer.left()] == ["b/1"]
         assert (await office.progress(Prefix("bucket", "a/")))["objects"] == 0
         await office.buffer.clock.advance(LONGEST_PAUSE_SECONDS)
-        await office.buffer.until(lambda: len(office.alarms) == 0)
-        assert office.buffer.left() == []
+        await office.buffer.until(lambda: office.buffer.left() == [])
 
     with_office(tmp_path, scenario)
+
+
+def turns(office: Office) -> list[Turn]:
+    """How all that is pending fares."""
+    journal = office.buffer.journal
+    found = [journal.read(lambda book: book.turn(one.id)) for one in office.buffer.left()]  # noqa: B023
+    return [one for one in found if one is not None]
 
 
 async def settled_without_time(office: Office, name: str) -> None:
@@ -293,9 +303,10 @@ def test_what_is_damaged_can_be_given_up_and_holds_nobody_up(tmp_path: Path) -> 
 
     async def scenario(office: Office) -> None:
         stored = await office.buffer.put(key("k"), os.urandom(100))
-        marked = replace(stored, state=State.SENDING)
-        await office.buffer.journal.change(lambda book: book.change(marked))
-        (tmp_path / "staged" / stored.parts[0].file.name).write_bytes(os.urandom(100))
+        marked = replace(stored, state=State.PUBLISHING)
+        await office.buffer.journal.change(lambda book: book.change(marked, State.COMMITTED))
+        with (tmp_path / "staged" / stored.parts[0].file.name).open("r+b") as damaged:
+            damaged.write(os.urandom(100))
         await office.buffer.put(key("k"), b"behind")
         await office.buffer.put(key("other"), b"other")
         office.start()
@@ -320,16 +331,14 @@ def test_what_was_given_up_on_its_way_may_still_arrive(tmp_path: Path) -> None:
     """The origin refuses for ever, somebody gives up; had it arrived all the same, it would be no surprise."""
 
     async def scenario(office: Office) -> None:
+        await office.buffer.learn()
         office.buffer.origin.inject(on(Operation.PUT_OBJECT), Unreachable(late=True), times=1)
         head = office.buffer.origin.inject(on(Operation.HEAD_OBJECT), Unreachable(), times=None)
-        head_before = office.buffer.origin.faults.index(head)
-        office.buffer.origin.faults.remove(head)
-        stored = await office.buffer.put(key("k"), b"ours")
+        await office.buffer.put(key("k"), b"ours")
         office.start()
-        await office.buffer.until(lambda: office.buffer.left()[0].state is State.SENDING)
-        office.buffer.origin.faults.insert(head_before, head)
+        await office.buffer.until(lambda: bool(office.buffer.observer.failures))
+        assert office.buffer.left()[0].state is State.PUBLISHING
         await office.buffer.put(key("k"), b"behind")
-        await office.buffer.until(lambda: office.alarms.of(stored.sequence) is not None)
         await office.desk.resolve(key("k"), "discard", None)
         assert office.buffer.origin.data("bucket", "k") == b"ours"
         office.buffer.origin.faults.remove(head)
@@ -345,7 +354,9 @@ def test_what_waits_behind_a_conflict_is_stuck_with_it(tmp_path: Path) -> None:
 
     async def scenario(office: Office) -> None:
         first = await office.buffer.put(key("k"), b"one")
-        await office.buffer.journal.change(lambda book: book.change(replace(first, state=State.SENDING)))
+        await office.buffer.journal.change(
+            lambda book: book.change(replace(first, state=State.PUBLISHING), State.COMMITTED)
+        )
         await office.buffer.put(key("k"), b"two")
         office.buffer.origin.put("bucket", "k", b"theirs")
         office.start()
@@ -361,15 +372,16 @@ def test_what_waits_behind_a_conflict_is_stuck_with_it(tmp_path: Path) -> None:
 
 
 def test_problems_come_in_pages_in_the_order_of_acknowledgement(tmp_path: Path) -> None:
-    """Conflicts, which the journal knows, and what fails or is damaged, which only this process knows."""
+    """Conflicts, what is damaged, and what fails."""
 
     async def scenario(office: Office) -> None:
         stored = [await office.buffer.put(key(f"k{9 - number}"), b"x") for number in range(10)]
+        journal = office.buffer.journal
         for one in stored[::3]:
-            await office.buffer.journal.change(lambda book, one=one: book.change(replace(one, state=State.CONFLICT)))  # type: ignore[misc]
+            await journal.change(lambda book, one=one: book.keep(one.id, OTHERS))  # type: ignore[misc]
         for one in stored[1::3]:
-            office.alarms.failing(one, 2, "why")
-        office.alarms.damaged(stored[2], "how")
+            await fail(office, one)
+        await journal.change(lambda book: book.set_aside(stored[2].id, "how"))
         expected = [one.key.key for n, one in enumerate(stored) if n % 3 < 2 or n == 2]
         for count in (1, 2, 3, 100):
             found = await all_pages(office.desk.problems, EVERYTHING, count, "objects")
@@ -383,13 +395,23 @@ def test_problems_come_in_pages_in_the_order_of_acknowledgement(tmp_path: Path) 
         await office.buffer.until(lambda: len(told) == len(STATES))
         assert told == {("slot", "conflict"): 4, ("slot", "failing"): 3, ("slot", "damaged"): 1}
         for one in stored:
-            await office.buffer.journal.change(lambda book, one=one: book.settle(one.sequence, one.etag, 1.0))  # type: ignore[misc]
+            await office.buffer.journal.change(lambda book, one=one: book.settle(one.id, one.etag, 1.0))  # type: ignore[misc]
         await office.buffer.until(lambda: set(told.values()) == {0})
-        assert len(office.alarms) == 0
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
 
     with_office(tmp_path, scenario)
+
+
+async def fail(office: Office, write: Write, reason: str = "why") -> None:
+    """It has failed, since a time."""
+
+    def wait(book: Book) -> None:
+        seen = book.turn(write.id)
+        assert seen is not None
+        book.wait(write.id, seen, Turn(office.buffer.clock.now() + 60.0, 2, 50.0, reason, Priority.RETRY))
+
+    await office.buffer.journal.change(wait)
 
 
 def test_a_journal_that_cannot_be_read_ends_nothing(tmp_path: Path) -> None:
@@ -398,7 +420,8 @@ def test_a_journal_that_cannot_be_read_ends_nothing(tmp_path: Path) -> None:
     async def scenario(office: Office) -> None:
         overview = Overview(tmp_path / "later")
         desk = WritebackDesk(
-            overview, office.alarms, office.flusher, office.decider, {"slot": 1000}, office.buffer.clock
+            *(overview, office.buffer.journal, office.reconciler, office.decider),
+            *({"slot": 1000}, office.buffer.clock),
         )
         told: list[str] = []
         watching = asyncio.create_task(desk.watch(lambda slot, state, count: told.append(state)))
@@ -423,7 +446,7 @@ def test_a_damaged_row_is_shown_and_can_be_given_up(tmp_path: Path) -> None:
     async def scenario(office: Office) -> None:
         stored = await office.buffer.put(key("k"), b"x")
         with sqlite3.connect(tmp_path / "journal") as other:
-            other.execute("UPDATE objects SET record = zeroblob(60)")
+            other.execute("UPDATE writes SET record = zeroblob(60)")
         other.close()
         [shown] = found_all(await office.desk.objects(EVERYTHING, "", 10))
         assert (shown["key"], shown["state"], shown["etag"], shown["bytes"]) == ("k", "damaged", None, 1)
@@ -433,7 +456,7 @@ def test_a_damaged_row_is_shown_and_can_be_given_up(tmp_path: Path) -> None:
         office.start()
         journal = office.buffer.journal
         await office.buffer.until(lambda: journal.read(lambda book: book.latest(key("other"))) is None)
-        await office.buffer.until(lambda: office.alarms.of(stored.sequence) is not None)
+        await office.buffer.until(lambda: office.buffer.observer.damages == ["k"])
         left = await office.progress()
         assert (left["objects"], left["damaged"], left["stuck"]) == (1, 1, 1)
         await office.desk.resolve(key("k"), "discard", stored.sequence)
@@ -473,5 +496,77 @@ def test_no_desk_says_that_nothing_is_pending(tmp_path: Path) -> None:
         assert await none.problems(EVERYTHING, "", 1) == await desk.problems(EVERYTHING, "", 1)
         assert await none.uploads(EVERYTHING, "", 1) == await desk.uploads(EVERYTHING, "", 1)
         assert (await none.summary()).keys() == (await desk.summary()).keys()
+
+    with_office(tmp_path, scenario)
+
+
+def test_how_a_write_fares_is_shown_and_outlives_the_process(tmp_path: Path) -> None:
+    """Failures, since when, why, and what it waits for; a conflict says why, too."""
+
+    async def before(office: Office) -> None:
+        await office.buffer.learn()
+        stored = await office.buffer.put(key("step/1"), b"x")
+        await fail(office, stored, "AccessDenied")
+        await office.buffer.put(key("step/manifest.json"), b"{}", behind="step/")
+        kept = await office.buffer.put(key("kept"), b"x")
+        await office.buffer.journal.change(lambda book: book.keep(kept.id, OTHERS))
+
+    async def after(office: Office) -> None:
+        shown = {one["key"]: one for one in found_all(await office.desk.objects(EVERYTHING, "", 10))}
+        failing, marker, conflict = shown["step/1"], shown["step/manifest.json"], shown["kept"]
+        assert (failing["failures"], failing["failing_since"], failing["reason"]) == (2, 50.0, "AccessDenied")
+        assert marker["waits_for"] == failing["sequence"]
+        assert (marker["failures"], marker["reason"]) == (0, None)
+        assert (conflict["state"], conflict["reason"]) == ("conflict", OTHERS)
+        [slot] = (await office.desk.summary())["slots"]
+        assert (slot["failing"], slot["conflicts"], slot["reason"]) == (1, 1, "AccessDenied")
+
+    with_office(tmp_path, before)
+    with_office(tmp_path, after)
+
+
+def test_what_is_known_of_buckets_is_shown(tmp_path: Path) -> None:
+    """Whether their ETags are MD5s, and what they make of conditions."""
+
+    async def scenario(office: Office) -> None:
+        assert (await office.desk.summary())["buckets"] == []
+        await office.buffer.learn(Honoured.IGNORED)
+        await office.buffer.clock.advance(5)
+        [shown] = (await office.desk.summary())["buckets"]
+        expected = {"put": "ignored", "complete": "ignored", "delete": "ignored"}
+        assert shown == {"bucket": "bucket", "md5_etags": True, "conditions": expected}
+
+    with_office(tmp_path, scenario)
+
+
+def test_an_upload_can_be_ended(tmp_path: Path) -> None:
+    """Here at once, and at the origin; one that has ended, or is none, is told as such."""
+
+    async def scenario(office: Office) -> None:
+        await office.open_upload("k", "u")
+        now = office.buffer.clock.now()
+        stored = replace(part(1, "p"), file=office.buffer.stage(b"bytes"))
+        await office.buffer.journal.change(lambda book: book.put_part("u", stored, now))
+        office.start()
+        await office.buffer.until(lambda: bool(office.buffer.bucket.uploads))
+        assert await office.desk.abort("u") == {"upload_id": "u", "aborted": True}
+        assert (await office.desk.uploads(EVERYTHING, "", 10))["uploads"] == []
+        await office.buffer.until(lambda: not office.buffer.bucket.uploads and not list(office.buffer.staging.names()))
+        for desk in (office.desk, NoDesk()):
+            with pytest.raises(NothingPending, match="no upload u is open"):
+                await desk.abort("u")
+
+    with_office(tmp_path, scenario)
+
+
+def test_what_a_marker_waits_for_that_is_stuck_makes_it_stuck(tmp_path: Path) -> None:
+    """So that nobody waits for either."""
+
+    async def scenario(office: Office) -> None:
+        shard = await office.buffer.put(key("step/1"), b"x")
+        await office.buffer.put(key("step/manifest.json"), b"{}", behind="step/")
+        await office.buffer.journal.change(lambda book: book.keep(shard.id, OTHERS))
+        left = await office.progress()
+        assert (left["objects"], left["conflicts"], left["stuck"]) == (2, 1, 2)
 
     with_office(tmp_path, scenario)

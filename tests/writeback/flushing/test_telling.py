@@ -6,8 +6,9 @@ from collections import Counter
 
 from structlog.testing import capture_logs
 
+from gateway.writeback.flushing.state import OTHERS
 from gateway.writeback.flushing.telling import LINES_PER_MINUTE, Teller
-from tests.support.writeback import key, pending
+from tests.support.writeback import key, pending, upload
 
 MANY = 10 * LINES_PER_MINUTE
 
@@ -71,8 +72,18 @@ def test_every_conflict_and_damage_is_told() -> None:
     teller = Teller(counts, lambda: 0.0)
     with capture_logs() as logs:
         for number in range(MANY):
-            teller.conflict(pending(key(str(number)), "x"))
-            teller.damaged(pending(key(str(number)), "x"), "checksum")
+            teller.conflict(pending(key(str(number)), "x"), OTHERS)
+            teller.damaged(number, f"s3://bucket/{number}", "slot", "checksum")
     assert len(logs) == 2 * MANY
     assert "forebay writeback resolve" in logs[0]["event"]
+    assert logs[0]["reason"] == OTHERS
+    assert (logs[1]["object"], logs[1]["slot"], logs[1]["reason"]) == ("s3://bucket/0", "slot", "checksum")
     assert counts.seen == {"conflict": MANY, "damaged": MANY}
+
+
+def test_an_upload_that_is_ended_is_told() -> None:
+    """With its id, so that its client's owner finds it, and why."""
+    with capture_logs() as logs:
+        Teller(Counts(), lambda: 0.0).expired(upload("u", key("k")), "the bucket has ended it")
+    [told] = logs
+    assert (told["upload_id"], told["object"], told["reason"]) == ("u", "s3://bucket/k", "the bucket has ended it")

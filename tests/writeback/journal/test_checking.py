@@ -110,9 +110,9 @@ def test_no_flipped_bit_hides_an_object_or_removes_its_bytes(written: Path, tmp_
 @pytest.mark.parametrize(
     "statement",
     [
-        "UPDATE sqlite_schema SET sql = replace(sql, 'place INTEGER', 'plane INTEGER') WHERE name = 'objects'",
-        "DELETE FROM sqlite_schema WHERE name = 'objects_by_key'",
-        "DELETE FROM sqlite_schema WHERE name = 'files_INSERT'",
+        "UPDATE sqlite_schema SET sql = replace(sql, 'place INTEGER', 'plane INTEGER') WHERE name = 'writes'",
+        "DELETE FROM sqlite_schema WHERE name = 'writes_by_key'",
+        "DELETE FROM sqlite_schema WHERE name = 'files_insert'",
     ],
 )
 def test_other_tables_than_ours_are_refused(buffer: Path, statement: str) -> None:
@@ -120,6 +120,16 @@ def test_other_tables_than_ours_are_refused(buffer: Path, statement: str) -> Non
     change(buffer, statement)
     before = files(buffer)
     with pytest.raises(StartupError, match=r"damaged: .*forebay writeback export"):
+        recover(buffer, 0.0)
+    assert files(buffer) == before
+
+
+@pytest.mark.parametrize("table", ["files", "writes", "usage"])
+def test_text_that_is_no_text_is_damage(buffer: Path, table: str) -> None:
+    """A flipped bit in the name of a slot: refused, and nothing is changed."""
+    change(buffer, f"UPDATE {table} SET slot = CAST(x'f36c6f74' AS TEXT)")
+    before = files(buffer)
+    with pytest.raises(StartupError, match="nothing was changed"):
         recover(buffer, 0.0)
     assert files(buffer) == before
 

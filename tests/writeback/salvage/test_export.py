@@ -16,11 +16,11 @@ import orjson
 import pytest
 
 from gateway.errors import BufferUnavailable, StartupError
-from gateway.writeback.journal.records import Base, PendingObject, Upload
+from gateway.writeback.journal.records import Write
 from gateway.writeback.salvage.export import MANIFEST, OBJECTS, buffer_of, export
 from gateway.writeback.salvage.records import Findings
 from tests.support.flushing import Buffer
-from tests.support.writeback import fixed, key
+from tests.support.writeback import key, upload
 
 FLIPS = int(os.environ.get("FOREBAY_EXPORT_FLIPS", "40"))
 SEED = int(os.environ.get("FOREBAY_EXPORT_SEED", random.SystemRandom().randrange(2**32)))
@@ -45,13 +45,15 @@ class Watcher:
         self.damages.append(name)
 
 
-def left_by_a_kill(path: Path, scenario: Callable[[Buffer], Coroutine[Any, Any, None]]) -> Path:
+def left_by_a_kill(
+    path: Path, scenario: Callable[[Buffer], Coroutine[Any, Any, None]], made: type[Buffer] = Buffer
+) -> Path:
     """A buffer's directory as a killed process leaves it: the log holds every commit."""
     written, copy = path / "written", path / "copy"
     written.mkdir()
 
     async def run() -> None:
-        buffer = Buffer(written)
+        buffer = made(written)
         try:
             await scenario(buffer)
             shutil.copytree(written, copy)
@@ -100,16 +102,14 @@ def tree(path: Path) -> dict[str, tuple[int, int]]:
 def test_everything_comes_out_of_a_directory_that_is_only_read(tmp_path: Path) -> None:
     """Objects with their bytes and headers, deletions and open uploads; keys are no names, and others read nothing."""
     content: Content = {}
-    uploaded: list[PendingObject] = []
+    uploaded: list[Write] = []
 
     async def scenario(buffer: Buffer) -> None:
         await put_all(NAMES, content)(buffer)
         await buffer.put(key("empty"), b"")
         uploaded.append(await buffer.upload(key("model"), [5 * 2**20, 100]))
         await buffer.delete(key("gone"))
-        await buffer.journal.change(
-            lambda book: book.open_upload(Upload("open", fixed(key("o")), Base(absent=True), 1.0))
-        )
+        await buffer.journal.change(lambda book: book.open_upload(upload("open", key("o"))))
 
     copy = left_by_a_kill(tmp_path, scenario)
     for path in (copy, copy / "staged", copy / "staged" / "w0"):
@@ -137,32 +137,36 @@ def test_everything_comes_out_of_a_directory_that_is_only_read(tmp_path: Path) -
 
 
 def test_what_is_damaged_is_named_and_the_rest_exported(tmp_path: Path) -> None:
-    """A flipped bit, a file cut short, a file that is gone, a row that was changed: each is one object and no other."""
+    """A flipped bit, of bytes, checksums or footer, a file cut short, in its bytes or behind them, or gone, a row that
+    was changed: each is one object and no other."""
     content: Content = {}
-    copy = left_by_a_kill(tmp_path, put_all(["flipped", "short", "gone", "row", "well"], content))
+    damaged = ["flipped", "checksum", "footer", "short", "no trailer", "gone", "row"]
+    copy = left_by_a_kill(tmp_path, put_all([*damaged, "well"], content))
     files = by_key(copy)
-    with files["flipped"].open("r+b") as file:
-        file.seek(66_000)
-        byte = file.read(1)
-        file.seek(66_000)
-        file.write(bytes([byte[0] ^ 1]))
+    for name, at in (("flipped", 66_000), ("checksum", 70_000), ("footer", 70_020)):
+        with files[name].open("r+b") as file:
+            file.seek(at)
+            byte = file.read(1)
+            file.seek(at)
+            file.write(bytes([byte[0] ^ 1]))
     os.truncate(files["short"], 69_999)
+    os.truncate(files["no trailer"], 70_000)
     files["gone"].unlink()
     with sqlite3.connect(copy / "journal") as connection:
-        connection.execute("UPDATE objects SET record = zeroblob(80) WHERE key = ?", (b"row",))
+        connection.execute("UPDATE writes SET record = zeroblob(80) WHERE key = ?", (b"row",))
     connection.close()
     watcher, target = Watcher(), tmp_path / "out"
     found = run(copy, target, watcher)
-    assert (found.objects, found.damaged, found.whole) == (1, 4, False)
+    assert (found.objects, found.damaged, found.whole) == (1, len(damaged), False)
     assert exported(target) == {"well": content["well"]}
-    assert {one["key"] for one in lines(target, "damaged")} == {"flipped", "short", "gone", "row"}
-    assert len(watcher.damages) == 4
+    assert {one["key"] for one in lines(target, "damaged")} == set(damaged)
+    assert len(watcher.damages) == len(damaged)
     assert len(list((target / OBJECTS).iterdir())) == 1
 
 
 def by_key(buffer: Path) -> dict[str, Path]:
     connection = sqlite3.connect(buffer / "journal")
-    rows = connection.execute("SELECT objects.key, file FROM objects JOIN pieces USING (sequence)").fetchall()
+    rows = connection.execute("SELECT key, file FROM writes JOIN parts ON write_id = id").fetchall()
     connection.close()
     return {name.decode(): buffer / "staged" / file for name, file in rows}
 
@@ -175,7 +179,7 @@ def test_a_part_that_the_journal_has_lost_makes_no_object(tmp_path: Path) -> Non
 
     copy = left_by_a_kill(tmp_path, scenario)
     with sqlite3.connect(copy / "journal") as connection:
-        connection.execute("DELETE FROM pieces WHERE number = 4")
+        connection.execute("DELETE FROM parts WHERE number = 4")
     connection.close()
     found = run(copy, tmp_path / "out")
     assert (found.objects, found.damaged, found.unnamed_files) == (0, 1, 0)
@@ -242,7 +246,8 @@ def test_no_flipped_bit_makes_another_object_or_hides_one(tmp_path: Path) -> Non
     async def scenario(buffer: Buffer) -> None:
         await put_all([f"k{number}" for number in range(5)], content, 300)(buffer)
         stored = await buffer.upload(key("model"), [300, 100])
-        content["model"] = b"".join((buffer.staging.path(part.file)).read_bytes() for part in stored.parts)
+        bodies = [buffer.staging.path(part.file).read_bytes()[: part.file.size_bytes] for part in stored.parts]
+        content["model"] = b"".join(bodies)
         other = sqlite3.connect(tmp_path / "written" / "journal")
         other.execute("PRAGMA wal_checkpoint(FULL)")
         other.close()
@@ -281,7 +286,7 @@ def test_pages_that_cannot_be_read_cost_what_is_in_them(tmp_path: Path) -> None:
     copy = left_by_a_kill(tmp_path, put_all([f"k{number:03}" for number in range(120)], content))
     connection = sqlite3.connect(copy / "journal")
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    pages = _leaves_of_objects(connection)
+    pages = _leaves_of_writes(connection)
     connection.close()
     assert len(pages) > 2
     with (copy / "journal").open("r+b") as file:
@@ -295,9 +300,9 @@ def test_pages_that_cannot_be_read_cost_what_is_in_them(tmp_path: Path) -> None:
     assert out.items() <= content.items()
 
 
-def _leaves_of_objects(connection: sqlite3.Connection) -> list[int]:
+def _leaves_of_writes(connection: sqlite3.Connection) -> list[int]:
     """The table's leaf pages, in order: the root's children (https://www.sqlite.org/fileformat2.html#b_tree_pages)."""
-    [root] = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'objects'").fetchone()
+    [root] = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'writes'").fetchone()
     [path] = [row[2] for row in connection.execute("PRAGMA database_list")]
     page = Path(path).read_bytes()[(root - 1) * 4096 : root * 4096]
     assert page[0] == 5  # an interior page of a table
@@ -339,7 +344,7 @@ def test_a_schema_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
     whole = (copy / "journal").read_bytes()
-    (copy / "journal").write_bytes(whole.replace(b"tableobjectsobjects", b"table\xa0bjects\xa0bjects"))
+    (copy / "journal").write_bytes(whole.replace(b"tablewriteswrites", b"table\xa0rites\xa0rites"))
     with pytest.raises(BufferUnavailable, match="cannot be read"):
         run(copy, tmp_path / "out")
 
@@ -361,7 +366,7 @@ def test_a_gateway_that_is_at_work_is_not_disturbed(tmp_path: Path) -> None:
                 def begin(self, objects: int, size_bytes: int) -> None:
                     (directory / "staged" / flushed.parts[0].file.name).unlink()
                     with sqlite3.connect(directory / "journal") as other:
-                        other.execute("DELETE FROM objects WHERE sequence = ?", (flushed.sequence,))
+                        other.execute("DELETE FROM writes WHERE sequence = ?", (flushed.sequence,))
                     other.close()
 
             found = await asyncio.to_thread(run, directory, target, Flushing(), running=True)

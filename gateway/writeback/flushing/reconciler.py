@@ -1,0 +1,674 @@
+"""Takes every write to its end: looks at what is due, lets state.py say what to do, and does it.
+
+Only one process of a gateway does this. A write is looked at when it is due (`due_at`), by a task of its own, which
+ends when there is nothing to be done for now: what has failed, or waits, takes no place. Nothing is given up because it
+failed.
+
+    a lane is a bucket in a slot: none waits for another
+    in a lane each priority has places of its own: what is small for what is large, what is new for what has failed
+
+A lane whose origin does not do its work is left alone for a while, and then asked with one write. How many small ones
+are on their way at once grows as long as the origin keeps up with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
+
+import structlog
+
+from gateway.clock import Clock, Moment
+from gateway.errors import BufferDamaged, BufferUnavailable, OriginBodyError, OriginUnreachable
+from gateway.objects import ObjectKey
+from gateway.policy.slots import Prefix
+from gateway.writeback.flushing.asking import asking, settle_suspects
+from gateway.writeback.flushing.probing import Probe, is_due, is_probe_key, probe_key
+from gateway.writeback.flushing.requests import Requests
+from gateway.writeback.flushing.state import (
+    Abort,
+    Aborted,
+    Answer,
+    Begin,
+    Begun,
+    Compare,
+    Complete,
+    Completed,
+    Delete,
+    End,
+    Event,
+    Expire,
+    Find,
+    Finish,
+    Forget,
+    Head,
+    Instruction,
+    Keep,
+    Learn,
+    Lost,
+    Note,
+    PartSent,
+    Progress,
+    Refused,
+    Request,
+    Rest,
+    Seek,
+    SendPart,
+    Settle,
+    StartOver,
+    Unmark,
+    Wait,
+)
+from gateway.writeback.journal.book import CARRIED_OUT_SECONDS, Book, Due
+from gateway.writeback.journal.journal import Journal
+from gateway.writeback.journal.records import (
+    Asked,
+    Conditions,
+    Honoured,
+    Part,
+    Priority,
+    Profile,
+    State,
+    Turn,
+    Write,
+)
+from gateway.writeback.news import Awaited
+from gateway.writeback.presence import News
+from gateway.writeback.tidying import Tidying
+
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 60.0
+
+AWAY_AFTER = 4
+"""So many requests in a row that the origin has not carried out: it is away."""
+
+LONGEST_AWAY_SECONDS = 5.0
+
+AGAIN_SECONDS = 60.0
+"""So often, and when the clock was set, due times are set right that it has written before."""
+
+PARTS_PER_LANE = 8
+"""On their way at once, of all objects of a lane."""
+
+UNSENT_AT_ONCE = 64
+"""Parts of an open upload that a task takes up."""
+
+PLACES = {
+    Priority.URGENT: 8,
+    Priority.SMALL: 8,
+    Priority.LARGE: 2,
+    Priority.RETRY: 4,
+    Priority.UPLOAD: 2,
+    Priority.ABORT: 2,
+}
+"""How many writes of a lane are on their way at once."""
+
+PLACES_MAX = {Priority.SMALL: 64, Priority.RETRY: 32}
+"""Those whose number grows as long as the origin keeps up."""
+
+_OWN_PRIORITY = (Priority.URGENT, Priority.UPLOAD, Priority.ABORT)
+_UNEXPECTED_PAUSE_SECONDS = 5.0
+
+_log = structlog.get_logger("forebay.writeback")
+
+
+class Publication(Protocol):
+    """Who must know of an object before it is pending no more."""
+
+    async def publish(self, write: Write, etag: str | None) -> None:
+        """The origin has it as this version (None: the key is deleted); its files are still there.
+
+        Called at least once: a process that is killed behind it is followed by another, which publishes again.
+        """
+
+
+class FlushObserver(Protocol):
+    """What happens to writes, for metrics and logs."""
+
+    def settled(self, write: Write) -> None:
+        """The origin has it, and nothing is pending of it any more."""
+
+    def failing(self, write: Write, failures: int, reason: str) -> None:
+        """It failed, and is tried again."""
+
+    def goes_on(self, write: Write) -> None:
+        """The origin has taken something of it, after it had failed."""
+
+    def conflict(self, write: Write, reason: str) -> None:
+        """It is kept, until somebody decides."""
+
+    def damaged(self, write_id: int, name: str, slot: str, reason: str) -> None:
+        """What lies here is not what was acknowledged: kept, and not sent."""
+
+    def expired(self, write: Write, reason: str) -> None:
+        """An open upload has ended, which nobody had completed."""
+
+
+class Overtaken(Exception):
+    """The write is over, or another than it was: whoever has changed it has had it be looked at again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotOrder:
+    """What a slot says about its writes."""
+
+    key_prefix: str = ""
+    upload_expiry_seconds: float = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What all writes share. `slots` are those that are known, by name."""
+
+    journal: Journal
+    requests: Requests
+    publication: Publication
+    observer: FlushObserver
+    clock: Clock
+    slots: dict[str, SlotOrder] = field(default_factory=dict)
+    probed: set[ObjectKey] = field(default_factory=set)
+    """Keys of probes, and of what they have left, that somebody has in hand."""
+
+    def slot(self, name: str) -> SlotOrder:
+        return self.slots.get(name, SlotOrder())
+
+
+class _Lane:
+    """What of a slot and bucket is on its way."""
+
+    def __init__(self) -> None:
+        self.under_way: dict[Priority, set[int]] = {one: set() for one in Priority}
+        self.parts = asyncio.Semaphore(PARTS_PER_LANE)
+        self.failures = 0
+        self.not_before = 0.0
+        self._places: dict[Priority, float] = dict(PLACES)
+
+    def room(self, priority: Priority, now: float) -> int:
+        """How many more may begin."""
+        if self.failures >= AWAY_AFTER:
+            return 0 if now < self.not_before or any(self.under_way.values()) else 1
+        return int(self._places[priority]) - len(self.under_way[priority])
+
+    def answered(self, priority: Priority, *, is_done: bool) -> None:
+        """The origin does its work."""
+        self.failures = 0
+        most, places = PLACES_MAX.get(priority), int(self._places[priority])
+        # More are under way where places have just gone: what was sent before that tells nothing of those left.
+        if is_done and most is not None and places - 1 <= len(self.under_way[priority]) <= places:
+            self._places[priority] = min(most, self._places[priority] + 0.5)
+
+    def unanswered(self, priority: Priority, now: float, dice: random.Random) -> None:
+        """It does not."""
+        self.failures += 1
+        if priority in PLACES_MAX:
+            self._places[priority] = max(1.0, self._places[priority] / 2)
+        exponent = min(self.failures - AWAY_AFTER, 10)
+        pause_seconds = min(LONGEST_AWAY_SECONDS, FIRST_PAUSE_SECONDS * 2.0**exponent)
+        self.not_before = now + pause_seconds * dice.uniform(0.5, 1.0)
+
+
+class Reconciler:
+    """Of one buffer."""
+
+    def __init__(self, tools: Tools, dice: random.Random | None = None) -> None:
+        self._tools = tools
+        self._journal = tools.journal
+        self._clock = tools.clock
+        self._dice = dice or random.Random()
+        self._lanes: dict[tuple[str, str], _Lane] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._runs: dict[int, _Run] = {}
+        self._news = Awaited(partial(tools.journal.stamp, News.WRITES), tools.clock)
+        self._tidying = Tidying(tools.journal, tools.clock)
+        self._probes: dict[str, asyncio.Task[Conditions]] = {}
+        self._again_at = 0.0
+        self._wall_ahead_seconds = 0.0
+
+    def hurry(self, prefix: Prefix) -> None:
+        """Ask origins again that were away. What has failed under a prefix, `Book.try_now` has had be due."""
+        for (_, bucket), lane in self._lanes.items():
+            if not prefix.bucket or prefix.bucket == bucket:
+                lane.not_before = 0.0
+        self._news.tell()
+
+    async def run(self) -> None:
+        """For ever. A journal that cannot be used now is asked again."""
+        tidying = asyncio.create_task(self._tidying.run())
+        try:
+            with suppress(BufferUnavailable):
+                await self._journal.change(lambda book: book.begin_epoch(self._clock.now()))
+            async with self._news.coming():
+                while True:
+                    with suppress(BufferUnavailable):  # whoever writes to it learns of it
+                        await self._set_right()
+                        self._journal.read(self.look)
+                    await self._news.wait()
+        finally:
+            await self._stop(tidying)
+
+    def look(self, book: Book) -> None:
+        """Begin what is due, and end what is over."""
+        now, monotonic = self._clock.now(), self._clock.monotonic()
+        if self._tasks:
+            self._cut_off(book)
+        for name in book.lanes():
+            lane = self._lanes.setdefault(name, _Lane())
+            for priority in Priority:
+                room = lane.room(priority, monotonic)
+                if room > 0:
+                    self._start_due(book, name, lane, priority, now, room)
+
+    async def drain(self) -> None:
+        """Carry out what is under way now, and nothing else."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _start_due(
+        self, book: Book, name: tuple[str, str], lane: _Lane, priority: Priority, now: float, room: int
+    ) -> None:
+        for due in book.due(name, priority, now, room + len(self._tasks)):
+            if due.id not in self._tasks and room > 0:
+                room -= 1
+                lane.under_way[priority].add(due.id)
+                task = asyncio.create_task(self._take_up(name[0], lane, priority, due))
+                self._tasks[due.id] = task
+
+    def _cut_off(self, book: Book) -> None:
+        """What is pending no more is not sent to its end."""
+        living = book.living(list(self._tasks))
+        for write_id, task in self._tasks.items():
+            run = self._runs.get(write_id)
+            if write_id not in living and (run is None or not run.is_ending):
+                task.cancel()
+
+    async def _set_right(self) -> None:
+        now, monotonic = self._clock.now(), self._clock.monotonic()
+        was_set = abs(now - monotonic - self._wall_ahead_seconds) > 1.0
+        if was_set or monotonic >= self._again_at:
+            self._again_at, self._wall_ahead_seconds = monotonic + AGAIN_SECONDS, now - monotonic
+            moment = Moment.of(self._clock)
+            await self._journal.change(lambda book: book.set_right(moment))
+
+    async def _take_up(self, slot: str, lane: _Lane, priority: Priority, due: Due) -> None:
+        try:
+            outcome = await self._run(slot, lane, due)
+            if isinstance(outcome, Wait) and outcome.is_away:
+                lane.unanswered(priority, self._clock.monotonic(), self._dice)
+            else:
+                lane.answered(priority, is_done=isinstance(outcome, Settle))
+        except Overtaken:
+            pass
+        except BufferDamaged as error:
+            await self._set_aside(slot, due, str(error))
+        except Exception as error:  # noqa: BLE001 - it is told, and tried again: nothing may stop a write for good
+            _log.error(
+                "a write cannot be looked after, and stays here", object=str(due.key), slot=slot, reason=repr(error)
+            )
+            await self._clock.sleep(_UNEXPECTED_PAUSE_SECONDS)
+        finally:
+            lane.under_way[priority].discard(due.id)
+            self._tasks.pop(due.id, None)
+            self._runs.pop(due.id, None)
+            self._tidying.needed = True
+            self._news.tell()
+
+    async def _run(self, slot: str, lane: _Lane, due: Due) -> End | None:
+        found = self._journal.read(lambda book: _taken_up(book, due.id))
+        if found is None:
+            return None
+        write, turn = found
+        conditions = await self._conditions(write)
+        expiry_seconds = self._tools.slot(slot).upload_expiry_seconds
+        progress = Progress(write, conditions, self._clock.now(), expiry_seconds)
+        run = self._runs[due.id] = _Run(self._tools, lane, self._dice, progress, turn, self._news)
+        return await run.run()
+
+    async def _set_aside(self, slot: str, due: Due, reason: str) -> None:
+        with suppress(BufferUnavailable):
+            if due.id in self._journal.read(lambda book: book.living([due.id])):  # otherwise its files went with it
+                await self._journal.change(lambda book: book.set_aside(due.id, reason))
+                self._tools.observer.damaged(due.id, str(due.key), slot, reason)
+
+    # Which conditions a bucket honours
+
+    async def _conditions(self, write: Write) -> Conditions:
+        """What is known of the bucket; found out before the first of its writes."""
+        bucket = write.key.bucket
+        profile = self._journal.read(lambda book: book.profile(bucket))
+        if profile is None or not write.is_acknowledged:
+            return Conditions()
+        if not is_due(profile.conditions, self._clock.now()):
+            return profile.conditions
+        probing = self._probes.get(bucket)
+        if probing is None:
+            probing = self._probes[bucket] = asyncio.create_task(self._probe(write, profile))
+            probing.add_done_callback(lambda _: self._probes.pop(bucket, None))
+        return await asyncio.shield(probing)
+
+    async def _probe(self, write: Write, profile: Profile) -> Conditions:
+        slot, bucket = write.fixed.slot, write.key.bucket
+        node, _ = self._journal.read(lambda book: book.node())
+        key = probe_key(bucket, self._tools.slot(slot).key_prefix, node)
+        if key in self._tools.probed:
+            return profile.conditions  # what one has left is just being cleared away
+        self._tools.probed.add(key)
+        try:
+            found = await self._probed(key, slot)
+        finally:
+            self._tools.probed.discard(key)
+        if found is None:
+            return profile.conditions
+        await self._journal.change(lambda book: book.learn(bucket, replace(profile, conditions=found)))
+        _log.info(
+            "it was found out which conditions a bucket honours",
+            bucket=bucket,
+            put=found.put.name.lower(),
+            complete=found.complete.name.lower(),
+            delete=found.delete.name.lower(),
+        )
+        return found
+
+    async def _probed(self, key: ObjectKey, slot: str) -> Conditions | None:
+        """Written down before: what a probe leaves that is killed is cleared away. One row for all that fail."""
+        rows = self._journal.read(lambda book: book.asked(key))
+        asked = Asked(self._journal.worker, Moment.of(self._clock))
+        row_id = rows[0].id if rows else await self._journal.change(lambda book: book.ask(key, slot, asked))
+        found, probe = None, Probe(self._tools.requests.origin, key, slot)
+        try:
+            found = await probe.run(self._clock.now())
+        finally:
+            with suppress(BufferUnavailable):  # then it is of a process that is dead, some day
+                if found is None and probe.has_asked:
+                    await self._journal.change(lambda book: book.suspect(row_id, Moment.of(self._clock)))
+                elif not rows:  # else an earlier one may have left something
+                    await self._journal.change(lambda book: book.forget(row_id))
+        return found
+
+    async def _stop(self, tidying: asyncio.Task[None]) -> None:
+        running = [*self._tasks.values(), *self._probes.values(), tidying]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+class _Run:
+    """One write, from when it was due until there is nothing to be done about it for now."""
+
+    def __init__(
+        self, tools: Tools, lane: _Lane, dice: random.Random, progress: Progress, turn: Turn, news: Awaited
+    ) -> None:
+        self._tools = tools
+        self._journal = tools.journal
+        self._requests = tools.requests
+        self._clock = tools.clock
+        self._lane = lane
+        self._dice = dice
+        self._progress = progress
+        self._id = progress.write.id
+        self._turn = turn
+        self._news = news
+        self._events: asyncio.Queue[asyncio.Task[Event]] = asyncio.Queue()
+        self._under_way: set[asyncio.Task[Event]] = set()
+        self._is_marked = progress.write.state is State.PUBLISHING
+        self.is_ending = False
+        """It may have written down itself that the write is over, and is about to tell."""
+
+    async def run(self) -> End | None:
+        """The last instruction, which was carried out. BufferDamaged, BufferUnavailable, Overtaken."""
+        try:
+            end = await self._start(self._progress.begin())
+            while self._under_way or not self._events.empty():
+                event = (await self._events.get()).result()
+                if end is None:  # else it is of a part, and written down
+                    end = await self._start(self._progress.after(event))
+            if end is not None:
+                self.is_ending = True
+                await self._carry_out_end(end)
+            return end
+        finally:
+            await self._stop()
+
+    async def _start(self, instructions: Sequence[Instruction]) -> End | None:
+        end: End | None = None
+        for one in instructions:
+            match one:
+                case Learn() | Unmark() | StartOver():
+                    await self._note(one)
+                case Settle() | Keep() | Completed() | Answer() | Expire() | Forget() | Rest() | Wait():
+                    end = one
+                case _:
+                    task = asyncio.create_task(self._request(self._progress.write, one))
+                    self._under_way.add(task)
+                    task.add_done_callback(self._done)
+        return end
+
+    def _done(self, task: asyncio.Task[Event]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # of several that fail the first is raised, and asyncio would complain of the others
+        self._events.put_nowait(task)
+        if not task.cancelled():
+            task.exception()  # nobody may look at it any more, when the write is over
+
+    async def _stop(self) -> None:
+        left = list(self._under_way)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    # Requests
+
+    async def _request(self, write: Write, request: Request) -> Event:
+        match request:
+            case Head():
+                return await self._requests.head(write)
+            case Begin():
+                return await self._begin(write)
+            case SendPart():
+                return await self._send_part(write, request)
+            case Finish():
+                return await self._when_marked(write, lambda: self._requests.finish(write, request))
+            case Complete():
+                return await self._requests.complete(write)
+            case Delete():
+                return await self._when_marked(write, lambda: self._requests.delete(write, request))
+            case Compare():
+                return await self._requests.compare(write, request.etag)
+            case Find():
+                return await self._requests.find(write)
+            case Seek():
+                return await self._seek(write)
+            case Abort():
+                return await self._requests.abort(write)
+
+    async def _begin(self, write: Write) -> Event:
+        async with asking(self._journal, write.key, write.fixed.slot, self._clock) as question:
+            found = await self._requests.begin(write)
+            if not isinstance(found, str):
+                question.is_refused = isinstance(found, Refused)
+                return found
+            begun = await self._journal.change(lambda book: book.begun(write.id, found, question.id))
+            question.is_over = True
+        if begun is None or begun.origin_upload_id is None:
+            raise Overtaken
+        return Begun(begun)
+
+    async def _send_part(self, write: Write, send: SendPart) -> Event:
+        async with self._lane.parts:
+            event = await self._requests.send_part(write, send)
+        if not isinstance(event, PartSent):
+            return event
+        part: Part = replace(send.part, origin_etag=event.etag)
+        now = await self._journal.change(lambda book: book.part_sent(write.id, part))
+        if now is None or now.origin_upload_id != send.origin_upload_id:
+            raise Overtaken
+        if self._turn.attempts:
+            self._turn = replace(self._turn, attempts=0, failing_since=None)
+            self._tools.observer.goes_on(write)
+        return replace(event, state=now.state)
+
+    async def _when_marked(self, write: Write, send: Callable[[], Awaitable[Event]]) -> Event:
+        """From here on the origin may have it: it is over before anything that was acknowledged later begins."""
+        if not self._is_marked:
+            marked = replace(write, state=State.PUBLISHING)
+            if not await self._journal.change(lambda book: book.change(marked, State.COMMITTED)):
+                raise Overtaken
+            self._is_marked = True
+        return await send()
+
+    async def _seek(self, write: Write) -> Event:
+        node, _ = self._journal.read(lambda book: book.node())
+        if is_probe_key(write.key, node):
+            return await self._clear(write)
+        listed = await self._requests.open_uploads(write.key)
+        if isinstance(listed, Refused | Lost):
+            return listed
+        now = Moment.of(self._clock)
+        unclear = await self._journal.change(lambda book: settle_suspects(book, write.key, listed, now))
+        if unclear:
+            _log.warning(
+                "uploads at the origin may be of this gateway, or of another writer: they are left open",
+                bucket=write.key.bucket,
+                key=write.key.key,
+                upload_ids=[one.upload_id for one in unclear],
+            )
+        if self._journal.read(lambda book: book.write(write.id, with_parts=False)) is not None:
+            return Lost("an upload of the key is just being begun")
+        raise Overtaken
+
+    async def _clear(self, write: Write) -> Event:
+        """What a probe has left that was killed, all of which is ours."""
+        if write.key in self._tools.probed:
+            return Lost("the bucket is just being probed")
+        self._tools.probed.add(write.key)
+        try:
+            listed = await self._requests.open_uploads(write.key)
+            if isinstance(listed, Refused | Lost):
+                return listed
+            for one in listed.uploads:
+                aborted = await self._requests.abort(replace(write, origin_upload_id=one.upload_id))
+                if not isinstance(aborted, Aborted):
+                    return aborted
+            await Probe(self._requests.origin, write.key, write.fixed.slot).clear()
+        except (OriginUnreachable, OriginBodyError) as error:
+            return Lost(str(error))
+        finally:
+            self._tools.probed.discard(write.key)
+        return Aborted()
+
+    # Notes
+
+    async def _note(self, note: Note) -> None:
+        write, now = self._progress.write, self._clock.now()
+        match note:
+            case Learn():
+                await self._journal.change(lambda book: _learn(book, write.key.bucket, note, now))
+            case Unmark():
+                unmarked = replace(write, state=State.COMMITTED)
+                self._progress.write = unmarked
+                self._is_marked = False
+                await self._journal.change(lambda book: book.change(unmarked, State.PUBLISHING))
+            case StartOver():
+                await self._journal.change(lambda book: book.start_over(write.id, now))
+
+    # The end, for now
+
+    async def _carry_out_end(self, end: End) -> None:
+        write, now = self._progress.write, self._clock.now()
+        match end:
+            case Settle():
+                await self._settle(write, end)
+            case Keep():
+                if await self._journal.change(lambda book: book.keep(self._id, end.reason)):
+                    self._tools.observer.conflict(write, end.reason)
+            case Completed():
+                await self._tools.publication.publish(write, end.etag)
+                await self._journal.change(lambda book: _completed(book, write, end, self._clock.now()))
+            case Answer():
+                await self._journal.change(lambda book: _answer(book, write, end))
+                if not end.is_over:
+                    await self._rest(5.0)
+            case Expire():
+                if await self._journal.change(lambda book: book.abort(write.upload_id or "", now)):
+                    self._tools.observer.expired(write, end.reason)
+            case Forget():
+                if end.reason is not None:
+                    _log.warning("an upload may be left at the origin", object=str(write.key), reason=end.reason)
+                await self._journal.change(lambda book: book.forget(self._id))
+            case Rest():
+                await self._rest(end.seconds)
+            case Wait():
+                await self._wait(write, end)
+
+    async def _settle(self, write: Write, settle: Settle) -> None:
+        await self._tools.publication.publish(write, settle.etag)
+        now = Moment.of(self._clock)
+        await self._journal.change(lambda book: _settle(book, write, settle, now))
+        self._tools.observer.settled(write)
+
+    async def _rest(self, seconds: float) -> None:
+        write, now = self._progress.write, self._clock.now()
+        if write.is_completed_at_origin and write.sequence and not 0 <= now - write.touched_at < CARRIED_OUT_SECONDS:
+            await self._journal.change(lambda book: book.leave_order(self._id, now))
+        turn = Turn(now + seconds, priority=self._turn.priority)
+        await self._journal.change(lambda book: book.rest(self._id, self._turn, turn))
+        self._news.tell_at(self._clock.monotonic() + seconds)
+
+    async def _wait(self, write: Write, wait: Wait) -> None:
+        failures = self._turn.attempts + 1
+        longest = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(failures, 10))
+        pause_seconds, now = longest * self._dice.uniform(0.5, 1.0), self._clock.now()
+        since = self._turn.failing_since if self._turn.failing_since is not None else now
+        priority = self._turn.priority if self._turn.priority in _OWN_PRIORITY else Priority.RETRY
+        turn = Turn(now + pause_seconds, failures, since, wait.reason, priority)
+        await self._journal.change(lambda book: book.wait(self._id, self._turn, turn))
+        self._news.tell_at(self._clock.monotonic() + pause_seconds)
+        self._tools.observer.failing(write, failures, wait.reason)
+
+
+def _taken_up(book: Book, write_id: int) -> tuple[Write, Turn] | None:
+    """A write with the parts that matter: of an open upload, the next ones that the origin lacks."""
+    write, turn = book.write(write_id, with_parts=False), book.turn(write_id)
+    if write is None or turn is None or turn.due_at is None:
+        return None
+    if write.state is State.OPEN:
+        return replace(write, parts=book.unsent_parts(write_id, UNSENT_AT_ONCE)), turn
+    numbers = {number for run in write.runs for number in range(run.first, run.first + run.length)}
+    return replace(write, parts=[part for part in book.parts(write_id) if part.number in numbers]), turn
+
+
+def _completed(book: Book, write: Write, completed: Completed, now: float) -> None:
+    if _is_asked_for(book, write):
+        book.completed(write.id, completed.etag, now)
+
+
+def _answer(book: Book, write: Write, answer: Answer) -> None:
+    if _is_asked_for(book, write):
+        book.answer(write.id, answer.code, is_over=answer.is_over)
+
+
+def _is_asked_for(book: Book, write: Write) -> bool:
+    """Whether its client has not gone on to complete the upload of other parts, of which this says nothing."""
+    now = book.write(write.id, with_parts=False)
+    return now is not None and now.completed_of == write.completed_of
+
+
+def _learn(book: Book, bucket: str, learn: Learn, now: float) -> None:
+    profile = book.profile(bucket)
+    if profile is not None:
+        conditions = replace(profile.conditions, **{learn.kind: Honoured.REFUSED}, learned_at=now)
+        book.learn(bucket, replace(profile, conditions=conditions))
+
+
+def _settle(book: Book, write: Write, settle: Settle, now: Moment) -> None:
+    book.settle(write.id, settle.etag, now, upload_may_be_open=settle.upload_may_be_open)
+    profile = book.profile(write.key.bucket)
+    if settle.etag is not None and settle.etag.strip('"') != write.etag.strip('"') and profile is not None:
+        book.learn(
+            write.key.bucket, replace(profile, md5_etags=False, learned_at=now.at)
+        )  # writes go through from now on

@@ -1,0 +1,376 @@
+"""The instructions of state.py as requests to the origin, and its answers as events.
+
+Bytes are verified on their way out: a chunk that is not what was acknowledged is BufferDamaged, and leaves the origin
+with an unfinished request, never with a wrong object. `Content-MD5` goes with every body, so that the origin checks the
+rest of the way.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gateway.clock import Clock, Moment
+from gateway.errors import BufferDamaged, OriginBodyError, OriginUnreachable
+from gateway.objects import ObjectKey
+from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose, StreamedBody
+from gateway.s3.headers import parse_http_date, quote, unquote
+from gateway.s3.results import etag_of_result
+from gateway.s3.upload_list import UPLOADS_SIZE_BYTES_MAX, UploadsPage, parse_uploads_page
+from gateway.s3.xml import complete_multipart_upload_document, error_code_of, text_of
+from gateway.writeback.files.staged_file import StagedFile, Staging, read_verified
+from gateway.writeback.flushing.state import (
+    Aborted,
+    Compared,
+    Delete,
+    Event,
+    Finish,
+    Finished,
+    Found,
+    Headed,
+    Lost,
+    PartFailed,
+    PartSent,
+    Refused,
+    SendPart,
+)
+from gateway.writeback.journal.records import Part, State, Write
+from gateway.writeback.threads import BufferThreads
+
+ANSWER_SIZE_BYTES_MAX = 64 * 1024
+
+PIECE_BYTES = 1024 * 1024
+"""Read, verified and sent at once."""
+
+IN_MEMORY_BYTES_MAX = 256 * 1024
+"""Bodies up to this length are sent from memory, and so again by the origin's own retries."""
+
+_NOT_IMPLEMENTED = "NotImplemented"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenUpload:
+    """Of the origin. `age_seconds` is the time since it was begun."""
+
+    upload_id: str
+    age_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class OpenUploads:
+    """Of one key, asked for at a moment; whether their ages are told by the origin's own clock, or by ours."""
+
+    uploads: Sequence[OpenUpload]
+    are_ages_told: bool
+    asked: Moment
+
+
+class Requests:
+    """Carries out instructions at the origin."""
+
+    def __init__(self, origin: Origin, staging: Staging, threads: BufferThreads, clock: Clock) -> None:
+        self._origin = origin
+        self._staging = staging
+        self._threads = threads
+        self._clock = clock
+
+    @property
+    def origin(self) -> Origin:
+        """Where they go."""
+        return self._origin
+
+    async def head(self, write: Write) -> Event:
+        """What lies under the key."""
+        return await _event(self._head(write))
+
+    async def begin(self, write: Write) -> str | Refused | Lost:
+        """Open an upload with all that Create fixed: its id."""
+        try:
+            return await self._begin(write)
+        except (OriginUnreachable, OriginBodyError, OSError) as error:
+            return Lost(str(error))
+
+    async def send_part(self, write: Write, send: SendPart) -> Event:
+        """Send one part."""
+        event = await _event(self._send_part(write, send))
+        if isinstance(event, Lost):
+            return PartFailed(send.origin_upload_id, send.part.number, event.reason)
+        if isinstance(event, Refused):
+            return PartFailed(send.origin_upload_id, send.part.number, event.code, event.code)
+        return event
+
+    async def finish(self, write: Write, finish: Finish) -> Event:
+        """Make it visible, if the key is as expected."""
+        conditions: dict[str, str] = {}
+        if finish.is_conditional:
+            conditions = {"if-none-match": "*"} if finish.expected is None else {"if-match": quote(finish.expected)}
+        return await _event((self._complete if write.multipart else self._put)(write, conditions))
+
+    async def complete(self, write: Write) -> Event:
+        """CompleteMultipartUpload under its client's own conditions (`if-match`, `if-none-match`)."""
+        return await _event(self._complete(write, write.conditions))
+
+    async def delete(self, write: Write, delete: Delete) -> Event:
+        """Delete the key, if it is as expected."""
+        conditions = {"if-match": quote(delete.expected)} if delete.is_conditional and delete.expected else {}
+        return await _event(self._delete(write, conditions))
+
+    async def compare(self, write: Write, etag: str) -> Event:
+        """Whether the origin has our bytes as this version: read back, and compared part by part by their MD5s."""
+        return await _event(self._compare(write, etag))
+
+    async def find(self, write: Write) -> Event:
+        """Whether the origin's upload for it is open there."""
+        return await _event(self._find(write))
+
+    async def abort(self, write: Write) -> Event:
+        """Have the origin forget an upload."""
+        return await _event(self._abort(write))
+
+    async def open_uploads(self, key: ObjectKey) -> OpenUploads | Refused | Lost:
+        """What the origin has of open uploads under a key."""
+        try:
+            return await self._open_uploads(key)
+        except (OriginUnreachable, OriginBodyError) as error:
+            return Lost(str(error))
+
+    async def _open_uploads(self, key: ObjectKey) -> OpenUploads | Refused | Lost:
+        found, asked = list[OpenUpload](), Moment.of(self._clock)
+        told: float | None = None
+        following: tuple[str, str] | None = ("", "")
+        while following is not None:
+            answered = await self._page_of_uploads(key, following)
+            if isinstance(answered, Refused | Lost):
+                return answered
+            page, told = answered
+            now = asked.at if told is None else told
+            found += [OpenUpload(one.upload_id, now - one.initiated) for one in page.uploads if one.key == key.key]
+            # In the order of keys: those that the key is only the beginning of come behind it.
+            following = None if any(one.key != key.key for one in page.uploads) else page.following
+        return OpenUploads(found, told is not None, asked)
+
+    async def _page_of_uploads(
+        self, key: ObjectKey, following: tuple[str, str]
+    ) -> tuple[UploadsPage, float | None] | Refused | Lost:
+        """A page, and the time by the origin's clock."""
+        markers = zip(("key-marker", "upload-id-marker"), following, strict=True)
+        query = [("uploads", ""), ("prefix", key.key), ("encoding-type", "url"), *(one for one in markers if one[1])]
+        request = OriginRequest("GET", key.bucket, None, query, purpose=Purpose.FLUSH)
+        async with await self._origin.send(request) as response:
+            told = parse_http_date(response.headers.get("date", ""))
+            if response.status == 404:
+                return UploadsPage([], [], None), told
+            if response.status != 200:
+                return await _failure(response)
+            return parse_uploads_page(await response.read(UPLOADS_SIZE_BYTES_MAX)), told
+
+    async def _head(self, write: Write) -> Event:
+        asked = Moment.of(self._clock)
+        async with await self._origin.send(_request("HEAD", write)) as response:
+            if response.status == 200:
+                return _headed(response, asked)
+            if response.status != 404:
+                return await _failure(response)
+        if not _is_absence_expected(write) and await self._is_bucket_gone(write):
+            return Refused("NoSuchBucket")
+        return Headed(None, moment=asked)
+
+    async def _is_bucket_gone(self, write: Write) -> bool:
+        """A HEAD of a key does not tell that from an object that somebody has deleted: it has no document."""
+        request = OriginRequest("HEAD", write.key.bucket, None, purpose=Purpose.FLUSH, slot=write.fixed.slot)
+        async with await self._origin.send(request) as response:
+            return response.status == 404
+
+    async def _begin(self, write: Write) -> str | Refused | Lost:
+        request = _request("POST", write, [("uploads", None)], write.fixed.headers)
+        async with await self._origin.send(request) as response:
+            if response.status != 200:
+                return await _failure(response)
+            origin_upload_id = text_of(await response.read(ANSWER_SIZE_BYTES_MAX), "UploadId")
+        return origin_upload_id or Lost("the origin gave no upload id")
+
+    async def _send_part(self, write: Write, send: SendPart) -> Event:
+        query = [("partNumber", str(send.part.number)), ("uploadId", send.origin_upload_id)]
+        headers = _of_body(send.part.file, _declared_checksums(write, send.part))
+        request = _request("PUT", write, query, headers, await self._body(send.part.file))
+        async with await self._origin.send(request) as response:
+            if response.status != 200:
+                return await _failure(response)
+            return PartSent(send.origin_upload_id, send.part.number, response.headers.get("etag", ""))
+
+    async def _put(self, write: Write, conditions: Mapping[str, str]) -> Event:
+        part = write.parts[0]
+        headers = {**write.fixed.headers, **_of_body(part.file, part.checksums), **conditions}
+        async with await self._origin.send(
+            _request("PUT", write, (), headers, await self._body(part.file))
+        ) as response:
+            if response.status != 200:
+                return await _failure(response)
+            return Finished(response.headers.get("etag") or None)
+
+    async def _complete(self, write: Write, conditions: Mapping[str, str]) -> Event:
+        document = complete_multipart_upload_document(
+            [
+                (part.number, part.origin_etag or part.file.etag, _declared_checksums(write, part))
+                for part in write.parts
+            ]
+        )
+        headers = {**conditions, "content-type": "application/xml"}
+        query = [("uploadId", write.origin_upload_id or "")]
+        body = StreamedBody(_once(document), len(document))  # once: a repeated Complete is answered NoSuchUpload
+        async with await self._origin.send(_request("POST", write, query, headers, body)) as response:
+            if response.status != 200:
+                return await _failure(response)
+            answer = await response.read(ANSWER_SIZE_BYTES_MAX)
+        code = error_code_of(answer)
+        if code is not None:
+            return _refusal(200, code)
+        if text_of(answer, "ETag") is None:
+            return Lost("the origin's answer to Complete says nothing")
+        return Finished(etag_of_result(answer))
+
+    async def _delete(self, write: Write, conditions: Mapping[str, str]) -> Event:
+        async with await self._origin.send(_request("DELETE", write, (), conditions)) as response:
+            if response.status in (200, 204):
+                return Finished(None)
+            failure = await _failure(response)
+        return Finished(None) if failure == Refused("NoSuchKey") else failure
+
+    async def _compare(self, write: Write, etag: str) -> Event:
+        async with await self._origin.send(_request("GET", write, (), {"if-match": quote(etag)})) as response:
+            if response.status in (404, 412):
+                return Compared(None)
+            if response.status != 200:
+                return await _failure(response)
+            if unquote(response.headers.get("etag", "")) != unquote(etag):
+                return Compared(None)
+            return Compared(await _has_parts(response, write.parts))
+
+    async def _find(self, write: Write) -> Event:
+        query = [("uploadId", write.origin_upload_id or ""), ("max-parts", "1")]
+        async with await self._origin.send(_request("GET", write, query)) as response:
+            if response.status == 200:
+                return Found(True)
+            failure = await _failure(response)
+        return Found(False) if failure == Refused("NoSuchUpload") else failure
+
+    async def _abort(self, write: Write) -> Event:
+        query = [("uploadId", write.origin_upload_id or "")]
+        async with await self._origin.send(_request("DELETE", write, query)) as response:
+            if response.status in (200, 204, 404):
+                return Aborted()
+            return await _failure(response)
+
+    async def _body(self, file: StagedFile) -> bytes | StreamedBody:
+        if file.size_bytes > IN_MEMORY_BYTES_MAX:
+            return StreamedBody(self._pieces(file), file.size_bytes)
+        return b"".join([bytes(piece) async for piece in self._pieces(file)])
+
+    async def _pieces(self, file: StagedFile) -> AsyncIterator[bytes | memoryview]:
+        try:
+            opened = await self._threads.open(self._staging.open, file)
+        except FileNotFoundError as error:
+            raise BufferDamaged(f"staged file {file.name} is gone") from error
+        with opened:
+            for position in range(0, file.size_bytes, PIECE_BYTES):
+                count = min(PIECE_BYTES, file.size_bytes - position)
+                yield await self._threads.run_holding(opened, read_verified, file, position, count)
+
+
+def _request(
+    method: str,
+    write: Write,
+    query: Sequence[tuple[str, str | None]] = (),
+    headers: Mapping[str, str] | None = None,
+    body: bytes | StreamedBody = b"",
+) -> OriginRequest:
+    key = write.key
+    return OriginRequest(
+        method, key.bucket, key.key, query, headers or {}, body, purpose=Purpose.FLUSH, slot=write.fixed.slot
+    )
+
+
+def _headed(response: OriginResponse, asked: Moment) -> Headed:
+    """Ages are told by the origin's own clock, where its answer tells the time (RFC 9110, 6.6.1)."""
+    written = parse_http_date(response.headers.get("last-modified", ""))
+    told = parse_http_date(response.headers.get("date", ""))
+    age_seconds = -math.inf if written is None else (asked.at if told is None else told) - written
+    length = response.headers.get("content-length", "")
+    size_bytes = int(length) if length.isdecimal() else -1
+    return Headed(response.headers.get("etag", ""), age_seconds, told is not None, size_bytes, asked)
+
+
+async def _has_parts(response: OriginResponse, parts: Sequence[Part]) -> bool:
+    """Whether a body is that of these parts, one after the other."""
+    left = list(reversed(parts))
+    md5, missing_bytes = hashlib.md5(usedforsecurity=False), left[-1].file.size_bytes if left else 0
+    async for piece in response.stream():
+        rest = memoryview(piece)
+        while rest:
+            if missing_bytes == 0:
+                if not left or md5.digest() != left.pop().file.md5 or not left:
+                    return False
+                md5, missing_bytes = hashlib.md5(usedforsecurity=False), left[-1].file.size_bytes
+                continue
+            taken = rest[:missing_bytes]
+            md5.update(taken)
+            missing_bytes -= len(taken)
+            rest = rest[len(taken) :]
+    while left and missing_bytes == 0:
+        if md5.digest() != left.pop().file.md5:
+            return False
+        md5, missing_bytes = hashlib.md5(usedforsecurity=False), left[-1].file.size_bytes if left else 0
+    return not left
+
+
+def _is_absence_expected(write: Write) -> bool:
+    """Whether it makes no difference why nothing lies under the key: then what is sent next is refused, or not."""
+    base = write.base
+    return write.state is State.COMMITTED and not write.deleted and (base.absent or not base.known)
+
+
+def _declared_checksums(write: Write, part: Part) -> Mapping[str, str]:
+    """What the origin is told of a part: S3 refuses a checksum that Create has not announced ("Checksum Type mismatch
+    occurred, expected checksum Type: null"). Our MD5 goes with it in any case.
+    """
+    algorithm = write.fixed.headers.get("x-amz-checksum-algorithm", "").lower()
+    return {name: value for name, value in part.checksums.items() if name == algorithm}
+
+
+def _of_body(file: StagedFile, checksums: Mapping[str, str]) -> dict[str, str]:
+    """What is said of a body's bytes: our MD5, and what the client has promised."""
+    return {"content-md5": base64.b64encode(file.md5).decode(), **_checksum_headers(checksums)}
+
+
+def _checksum_headers(checksums: Mapping[str, str]) -> dict[str, str]:
+    return {f"x-amz-checksum-{algorithm}": value for algorithm, value in checksums.items()}
+
+
+async def _event(asking: Awaitable[Event]) -> Event:
+    try:
+        return await asking
+    except (OriginUnreachable, OriginBodyError, OSError) as error:
+        return Lost(str(error))
+
+
+async def _failure(response: OriginResponse) -> Refused | Lost:
+    body = await response.read(ANSWER_SIZE_BYTES_MAX)
+    return _refusal(response.status, error_code_of(body) or f"HTTP {response.status}")
+
+
+def _refusal(status: int, code: str) -> Refused | Lost:
+    """A 5xx leaves open what has been done, and so does an error that comes behind a 200; what an origin has not
+    implemented it has not done.
+    """
+    if code == _NOT_IMPLEMENTED:
+        return Refused(code)
+    if status >= 500 or code in ("InternalError", "SlowDown", "ServiceUnavailable", "RequestTimeout"):
+        return Lost(code)
+    return Refused(code)
+
+
+async def _once(document: bytes) -> AsyncIterator[bytes]:
+    yield document

@@ -1,0 +1,651 @@
+"""How a write comes to its end: events in, instructions out. Pure.
+
+    OPEN        begin at the origin → parts go ahead → nothing to send: look now and then, until it expires
+    COMMITTED   check → begin → parts → mark "publishing" → finish → done
+    PUBLISHING  check: the origin has ours: done; it has what was there before: go on; anything else: a conflict
+    ABORTING    abort the origin's upload; one of which only key and time are known is looked for
+
+What fails is tried again later, from the beginning: the row says what the origin has. Nothing is ever given up because
+it failed. Where the bucket honours conditions, `finish` carries one, and `check` is left out where the condition says
+it all; elsewhere a HEAD comes right before.
+
+From the moment before `finish` is sent until its outcome is known a write is `publishing`: whatever becomes visible at
+the origin then may be ours. An origin's refusal says that it has not done it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import Literal, TypeAlias
+
+from gateway.clock import Moment
+from gateway.s3.headers import unquote
+from gateway.writeback.journal.records import Conditions, Honoured, Part, State, Write
+
+PARTS_AT_ONCE = 4
+
+CLOCKS_APART_SECONDS = 120.0
+"""How far the origin's clock may be behind ours, where its answer does not tell the time."""
+
+TOLD_APART_SECONDS = 5.0
+"""The same where it does: dates are in whole seconds."""
+
+UPLOAD_LOOK_SECONDS = 600.0
+"""An open upload that its client has left alone for so long may have been ended at the bucket."""
+
+ANSWER_GIVEN_UP_SECONDS = 3600.0
+"""An origin may work at a large object for minutes, whoever still listens; not so long."""
+
+UNLISTED_GIVEN_UP_SECONDS = 3600.0
+"""So long an upload is looked for in a bucket that does not let its uploads be listed."""
+
+Kind = Literal["put", "complete", "delete"]
+
+# Events
+
+
+@dataclass(frozen=True, slots=True)
+class Headed:
+    """What the origin has under the key: an ETag, and its length; None is no object.
+
+    `age_seconds` is the time since it was written, by the origin's own clock where `is_age_told`, by ours otherwise;
+    `moment` is when it was asked.
+    """
+
+    etag: str | None
+    age_seconds: float = 0.0
+    is_age_told: bool = True
+    size_bytes: int = -1
+    moment: Moment = field(default_factory=lambda: Moment(0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The origin has opened an upload, and the journal knows it; `write` is the row as it is now."""
+
+    write: Write
+
+
+@dataclass(frozen=True, slots=True)
+class PartSent:
+    """The origin has taken a part of this upload, and calls it so; `state` is the write's by now."""
+
+    origin_upload_id: str
+    number: int
+    etag: str
+    state: State = State.COMMITTED
+
+
+@dataclass(frozen=True, slots=True)
+class PartFailed:
+    """A part did not get there, or nobody knows. `code` is S3's, where the origin has answered."""
+
+    origin_upload_id: str
+    number: int
+    reason: str
+    code: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The origin says that the object is visible, or, of a tombstone, gone. `etag` as it says it, if it does."""
+
+    etag: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Whether the origin's object has our bytes; None: it has yet another by now."""
+
+    is_same: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Whether the origin's upload is open there."""
+
+    is_open: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """The origin has no such upload any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The origin answered that it has not done what it was asked; `code` is S3's."""
+
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Whether the origin has done it nobody knows: no answer, or a 5xx."""
+
+    reason: str
+
+
+Event: TypeAlias = Headed | Begun | PartSent | PartFailed | Finished | Compared | Found | Aborted | Refused | Lost
+
+# Instructions: requests to the origin, each with one event
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Ask what the origin has under the key → Headed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Open an upload at the origin, and write down its id → Begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendPart:
+    """Send a part of an upload → PartSent or PartFailed. Several may be under way, whatever else happens."""
+
+    origin_upload_id: str
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Write down that the object is publishing, then make it visible → Finished.
+
+    `expected` is the ETag that the key must have then; None: it must not exist. Without `is_conditional` the origin is
+    not told so.
+    """
+
+    expected: str | None
+    is_conditional: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Complete the upload under the conditions of its client, who waits → Finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Write down that the tombstone is publishing, then delete the key, if it has this version → Finished."""
+
+    expected: str
+    is_conditional: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """Read back what the origin has as this version, and compare it with ours, byte for byte → Compared."""
+
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """Ask whether the origin's upload is open → Found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seek:
+    """Look for uploads of the key that were begun when this one was asked for, and have ours be aborted → Aborted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Have the origin forget its upload → Aborted."""
+
+
+# Instructions: what is to be written down, without an event
+
+
+@dataclass(frozen=True, slots=True)
+class Learn:
+    """The bucket answers 501 to conditions on such requests, and takes them without."""
+
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Unmark:
+    """It is certain that the origin has nothing of it that could become visible."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartOver:
+    """The origin's upload is gone, or of no use: it is begun anew."""
+
+
+# The last one: then the write is left alone, or over
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The origin has it, as this version (None: the key is deleted): nothing is pending any more.
+
+    `upload_may_be_open`: it was found there, and perhaps not by our Complete: somebody may have written the same bytes.
+    """
+
+    etag: str | None
+    upload_may_be_open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """A conflict: it is left as it is until a person has decided. `reason` is for people."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The origin has completed an upload for its client, as this version."""
+
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the client that waits for a Complete is told; `is_over`: the origin has certainly not carried it out."""
+
+    code: str
+    is_over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """Nobody goes on with an open upload, or the bucket has ended it: it goes. `reason` is for people."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The origin has no such upload any more; or, with a `reason`, nobody can tell, and it is given up."""
+
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """There is nothing to be done for so long."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """It failed: it is tried again after a while. `is_away`: the origin does not do its work."""
+
+    reason: str
+    is_away: bool
+
+
+Request: TypeAlias = Head | Begin | SendPart | Finish | Complete | Delete | Compare | Find | Seek | Abort
+Note: TypeAlias = Learn | Unmark | StartOver
+End: TypeAlias = Settle | Keep | Completed | Answer | Expire | Forget | Rest | Wait
+Instruction: TypeAlias = Request | Note | End
+
+
+class _Step(Enum):
+    """What is being waited for."""
+
+    CHECK = auto()
+    BEGIN = auto()
+    PARTS = auto()
+    LAST_LOOK = auto()
+    FINISH = auto()
+    VERIFY = auto()
+    COMPARE = auto()
+    FIND = auto()
+    ABORT = auto()
+    END = auto()
+
+
+_UPLOAD_OF_NO_USE = frozenset({"NoSuchUpload", "InvalidPart", "InvalidPartOrder", "EntityTooSmall"})
+"""What Complete says of an upload that has lost something: it is begun anew."""
+
+_DOES_NOT_HOLD = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey"})
+"""What S3 says of a condition."""
+
+_NOT_IMPLEMENTED = frozenset({"NotImplemented", "MethodNotAllowed"})
+
+OTHERS = "others have changed the object at the origin"
+LOST = "the origin has answered that it has the object, and has none"
+DIFFERENT = "what the origin has is not what was sent"
+
+
+@dataclass(slots=True)
+class Progress:
+    """One write on its way. `begin` gives the first instructions, `after` those that follow from an event.
+
+    `conditions` are those that the bucket honours; `expiry_seconds` is for open uploads. What comes behind an `End` are
+    events of parts only.
+    """
+
+    write: Write
+    conditions: Conditions = field(default_factory=Conditions)
+    now: float = 0.0
+    expiry_seconds: float = 86_400.0
+    _step: _Step = _Step.CHECK
+    _under_way: set[int] = field(default_factory=set)
+    _expected: str | None = None
+    _found: str | None = None
+    _made: str | None = None
+    _was_refused: bool = False
+    _has_resent: bool = False
+    _has_left_out: bool = False
+    _in_doubt: bool = False
+    _is_lost: bool = False
+
+    def begin(self) -> Sequence[Instruction]:
+        """Also after a restart: what was under way then is found out."""
+        write = self.write
+        self._in_doubt = write.state is State.PUBLISHING
+        match write.state:
+            case State.ABORTING:
+                self._step = _Step.ABORT
+                return [Abort() if write.origin_upload_id is not None else Seek()]
+            case State.OPEN:
+                return self._begin_or_send()
+            case State.PUBLISHING if not write.is_acknowledged:
+                return self._ask(_Step.FIND, Find()) if self._was_asked() else self._begin_or_send()
+        if self._may_skip_check():
+            return self._finish(write.base.etags[0] if write.base.etags else None)
+        if write.multipart and write.state is State.COMMITTED and any(part.origin_etag for part in write.parts):
+            return self._begin_or_send()
+        return self._ask(_Step.CHECK, Head())
+
+    def after(self, event: Event) -> Sequence[Instruction]:
+        """What is to be done now."""
+        match event:
+            case PartSent():
+                return self._part_sent(event)
+            case PartFailed():
+                return self._part_failed(event)
+            case Headed() if self._step in (_Step.CHECK, _Step.LAST_LOOK):
+                return self._checked(event)
+            case Headed() if self._step is _Step.VERIFY:
+                return self._verified(event)
+            case Begun() if self._step is _Step.BEGIN:
+                return self._begun(event.write)
+            case Finished() if self._step is _Step.FINISH:
+                return self._finished(event)
+            case Compared() if self._step is _Step.COMPARE:
+                return self._compared(event)
+            case Found() if self._step is _Step.FIND:
+                return self._upload_found(event.is_open)
+            case Aborted() if self._step is _Step.ABORT:
+                return self._end(Forget())
+            case Refused() if self._step is not _Step.END:
+                return self._refused(event.code)
+            case Lost() if self._step is not _Step.END:
+                return self._lost(event.reason)
+        raise ValueError(f"{event} does not follow from {self._step.name}")
+
+    # What the origin has
+
+    def _may_skip_check(self) -> bool:
+        """Whether a condition says all that is to be known of the key."""
+        write = self.write
+        if write.state is not State.COMMITTED or write.multipart or not write.base.is_exact:
+            return False
+        return self._honours() is Honoured.YES and (not write.deleted or bool(write.base.etags))
+
+    def _honours(self) -> Honoured:
+        return getattr(self.conditions, self._kind())  # type: ignore[no-any-return]
+
+    def _kind(self) -> Kind:
+        if self.write.deleted:
+            return "delete"
+        return "complete" if self.write.multipart else "put"
+
+    def _checked(self, found: Headed) -> Sequence[Instruction]:
+        write = self.write
+        expected = self._is_expected(found)  # also of our own bytes, where the same lay there before
+        if write.deleted and found.etag is None:
+            return self._end(Settle(None))
+        if not expected and self._in_doubt and not write.deleted:
+            return self._found_unexpected(found)
+        if not expected:
+            return self._end(Keep(OTHERS))
+        self._expected = found.etag
+        if self._step is _Step.LAST_LOOK or not write.multipart:
+            return self._finish(found.etag)
+        return self._begin_or_send()
+
+    def _found_unexpected(self, found: Headed) -> Sequence[Instruction]:
+        """It may be ours."""
+        if self._is_ours(found.etag):
+            return self._end(Settle(found.etag, upload_may_be_open=self.write.origin_upload_id is not None))
+        if found.etag is not None and found.size_bytes == self.write.size_bytes:
+            self._found = found.etag
+            return self._ask(_Step.COMPARE, Compare(found.etag))
+        return self._end(Keep(OTHERS))
+
+    def _is_ours(self, etag: str | None) -> bool:
+        return etag is not None and unquote(etag) == unquote(self.write.etag)
+
+    def _is_expected(self, found: Headed) -> bool:
+        base = self.write.base
+        if base.known or base.allows(found.etag):
+            return base.allows(found.etag)
+        if found.etag is None:
+            return True
+        since_seconds, is_certain = found.moment.since(base.asked_then)
+        apart_seconds = TOLD_APART_SECONDS if is_certain and found.is_age_told else CLOCKS_APART_SECONDS
+        return since_seconds >= 0 and found.age_seconds > since_seconds + apart_seconds
+
+    # Parts
+
+    def _begin_or_send(self) -> Sequence[Instruction]:
+        if self.write.multipart and self.write.origin_upload_id is None:
+            return self._ask(_Step.BEGIN, Begin())
+        return self._send_parts()
+
+    def _begun(self, write: Write) -> Sequence[Instruction]:
+        if write.state is not self.write.state:
+            return self._end(Rest(0.0))
+        self.write = replace(write, parts=self.write.parts)
+        return self._send_parts()
+
+    def _send_parts(self) -> Sequence[Instruction]:
+        self._step = _Step.PARTS
+        unsent = [part for part in self.write.parts if part.origin_etag is None] if self.write.multipart else []
+        if not unsent and not self._under_way:
+            return self._when_all_sent()
+        chosen = [part for part in unsent if part.number not in self._under_way]
+        chosen = chosen[: PARTS_AT_ONCE - len(self._under_way)]
+        self._under_way |= {part.number for part in chosen}
+        return [SendPart(self.write.origin_upload_id or "", part) for part in chosen]
+
+    def _when_all_sent(self) -> Sequence[Instruction]:
+        if self.write.state is State.OPEN:
+            return self._idle()
+        if self.write.is_completed_at_origin:
+            return self._ask(_Step.FINISH, Complete())
+        if self._honours() is Honoured.YES and (self._expected is not None or self.write.base.is_exact):
+            return self._finish(self._expected or next(iter(self.write.base.etags), None))
+        return self._ask(_Step.LAST_LOOK, Head())
+
+    def _part_sent(self, event: PartSent) -> Sequence[Instruction]:
+        if event.origin_upload_id != self.write.origin_upload_id or self._step is not _Step.PARTS:
+            return []
+        self._under_way.discard(event.number)
+        self.write = with_part_sent(self.write, event)
+        if event.state is not self.write.state:  # its client has completed it, or ended it
+            return [] if self._under_way else self._end(Rest(0.0))
+        return self._send_parts()
+
+    def _part_failed(self, event: PartFailed) -> Sequence[Instruction]:
+        if event.origin_upload_id != self.write.origin_upload_id or self._step is not _Step.PARTS:
+            return []  # another has failed before
+        self._under_way.discard(event.number)
+        return self._failed(event.reason, event.code)
+
+    # Open uploads
+
+    def _idle(self) -> Sequence[Instruction]:
+        """Nothing is to be sent."""
+        idle_seconds = self.now - self.write.touched_at
+        if idle_seconds >= self.expiry_seconds:
+            return self._end(Expire(f"no part of it has come for {idle_seconds:.0f} seconds"))
+        if idle_seconds >= UPLOAD_LOOK_SECONDS and self.write.origin_upload_id is not None:
+            return self._ask(_Step.FIND, Find())
+        return self._rest(idle_seconds)
+
+    def _rest(self, idle_seconds: float) -> Sequence[Instruction]:
+        look_seconds = (
+            UPLOAD_LOOK_SECONDS - idle_seconds if 0 <= idle_seconds < UPLOAD_LOOK_SECONDS else UPLOAD_LOOK_SECONDS
+        )
+        return self._end(Rest(max(1.0, min(look_seconds, self.expiry_seconds - idle_seconds))))
+
+    def _upload_found(self, is_open: bool) -> Sequence[Instruction]:
+        write = self.write
+        if write.state is State.OPEN:
+            return self._rest(self.now - write.touched_at) if is_open else self._end(Expire("the bucket has ended it"))
+        if not is_open:
+            return self._ask(_Step.VERIFY, Head())
+        asked_seconds = abs(self.now - write.touched_at)  # the clock may have been set back since
+        if self._was_refused or asked_seconds > ANSWER_GIVEN_UP_SECONDS:
+            return self._end(Answer(write.answer or "PreconditionFailed", is_over=True))
+        return self._end(Rest(min(UPLOAD_LOOK_SECONDS, max(5.0, asked_seconds))))
+
+    def _was_asked(self) -> bool:
+        """Whether its client has been told that nobody knows."""
+        return self.write.answer is not None
+
+    # Becoming visible
+
+    def _finish(self, expected: str | None) -> Sequence[Instruction]:
+        self._expected = expected
+        self.write = replace(self.write, state=State.PUBLISHING)
+        is_conditional = self._honours() is not Honoured.REFUSED
+        if self.write.deleted:
+            return self._ask(_Step.FINISH, Delete(expected or "", is_conditional))
+        return self._ask(_Step.FINISH, Finish(expected, is_conditional))
+
+    def _finished(self, event: Finished) -> Sequence[Instruction]:
+        # Learned now: had it been refused without a condition, too, that would have been about something else.
+        learned = [Learn(self._kind())] if self._has_left_out else []
+        return [*learned, *self._made_visible(event)]
+
+    def _made_visible(self, event: Finished) -> Sequence[Instruction]:
+        write = self.write
+        if write.is_completed_at_origin:
+            return self._end(Completed(event.etag or write.etag))
+        if write.deleted:
+            return self._end(Settle(None))
+        self._in_doubt = True
+        if event.etag is None:
+            return self._ask(_Step.VERIFY, Head())
+        return self._has_made(event.etag)
+
+    def _has_made(self, etag: str) -> Sequence[Instruction]:
+        """The origin says that it has made it, as this version: where that is not ours, the bytes are looked at."""
+        if unquote(etag) == unquote(self.write.etag):
+            return self._end(Settle(etag))
+        self._made = self._found = etag
+        return self._ask(_Step.COMPARE, Compare(etag))
+
+    def _verified(self, found: Headed) -> Sequence[Instruction]:
+        write = self.write
+        if write.is_completed_at_origin:
+            if self._is_ours(found.etag):
+                return self._end(Completed(found.etag or ""))
+            if self._is_lost:
+                return self._end(Answer("ServiceUnavailable", is_over=False))
+            return [StartOver(), *self._end(Answer("NoSuchUpload", is_over=True))]
+        if found.etag is None:
+            return self._end(Keep(LOST))
+        return self._has_made(found.etag)
+
+    def _compared(self, event: Compared) -> Sequence[Instruction]:
+        if event.is_same:
+            is_left = self._made is None and self.write.origin_upload_id is not None
+            return self._end(Settle(self._found, upload_may_be_open=is_left))
+        if self._made is None:
+            return self._end(Keep(OTHERS))
+        return self._end(Keep(DIFFERENT) if event.is_same is False else Settle(self._made))  # others came after it
+
+    # Failures
+
+    def _refused(self, code: str) -> Sequence[Instruction]:
+        step, write = self._step, self.write
+        if write.state is State.ABORTING:
+            return self._not_aborted(code)
+        if write.is_completed_at_origin and step is _Step.FINISH:
+            return self._completion_refused(code)
+        if step is _Step.FIND and code in _NOT_IMPLEMENTED:
+            return self._upload_found(True)
+        if step is _Step.FINISH and code in _NOT_IMPLEMENTED and self._honours() is not Honoured.REFUSED:
+            self.conditions = replace(self.conditions, **{self._kind(): Honoured.REFUSED})
+            self._has_left_out = True
+            return self._ask(_Step.LAST_LOOK, Head())
+        if step is _Step.FINISH and code in _DOES_NOT_HOLD and not self._was_refused:
+            self._was_refused = True
+            return self._ask(_Step.LAST_LOOK, Head())
+        return self._failed(code, code)
+
+    def _completion_refused(self, code: str) -> Sequence[Instruction]:
+        here = [part for part in self.write.parts if part.file.is_here]
+        if code == "InvalidPart" and here and not self._has_resent:  # two versions of a part have crossed on their way
+            self._has_resent = True
+            parts = [replace(part, origin_etag=None) if part.file.is_here else part for part in self.write.parts]
+            self.write = replace(self.write, parts=parts)
+            return self._send_parts()
+        if code == "NoSuchUpload":
+            return self._ask(_Step.VERIFY, Head())
+        if code in _DOES_NOT_HOLD:
+            self._was_refused = True
+            return self._ask(_Step.FIND, Find())  # where it is open still, it was not carried out before
+        return self._end(Answer(code, is_over=True))
+
+    def _not_aborted(self, code: str) -> Sequence[Instruction]:
+        if self.write.origin_upload_id is None:
+            waited_seconds = self.now - self.write.began_at
+            if code in _NOT_IMPLEMENTED or waited_seconds > UNLISTED_GIVEN_UP_SECONDS:
+                return self._end(Forget(f"the bucket does not list its uploads: {code}"))
+        return self._end(Wait(code, is_away=False))
+
+    def _lost(self, reason: str) -> Sequence[Instruction]:
+        if self._step is _Step.FINISH:
+            self._in_doubt = True
+            if self.write.is_completed_at_origin:
+                self._is_lost = True
+                return self._ask(_Step.VERIFY, Head())
+        if self._step is _Step.VERIFY and self.write.is_completed_at_origin and not self._was_asked():
+            return self._end(Answer("ServiceUnavailable", is_over=False))
+        return self._failed(reason, None)
+
+    def _failed(self, reason: str, code: str | None) -> Sequence[Instruction]:
+        """`code` None: nobody knows whether the origin has done it."""
+        step, write = self._step, self.write
+        if write.is_completed_at_origin and not self._was_asked() and step in (_Step.BEGIN, _Step.PARTS):
+            if code == "NoSuchUpload":
+                return self._ask(_Step.VERIFY, Head())
+            return self._end(Answer(code or "ServiceUnavailable", is_over=True))
+        notes: list[Instruction] = []
+        if code in _UPLOAD_OF_NO_USE and step in (_Step.PARTS, _Step.FINISH):
+            if write.state is State.OPEN and self.now - write.touched_at >= UPLOAD_LOOK_SECONDS:
+                return self._end(Expire("the bucket has ended it"))
+            notes.append(StartOver())
+        elif step is _Step.FINISH and code is not None and not self._in_doubt:
+            notes.append(Unmark())
+        return [*notes, *self._end(Wait(reason, is_away=code is None))]
+
+    def _ask(self, step: _Step, request: Request) -> Sequence[Instruction]:
+        self._step = step
+        return [request]
+
+    def _end(self, instruction: End) -> Sequence[Instruction]:
+        self._step = _Step.END
+        return [instruction]
+
+
+def with_part_sent(write: Write, event: PartSent) -> Write:
+    """The write, one of whose parts the origin has."""
+    parts = [replace(one, origin_etag=event.etag) if one.number == event.number else one for one in write.parts]
+    return replace(write, parts=parts)

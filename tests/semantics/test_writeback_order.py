@@ -1,0 +1,195 @@
+"""`write = "back"`, what comes last, and when: clause 6.6 of docs/semantics.md."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from gateway.s3.requests import Operation
+from gateway.writeback.journal.book import Book
+from tests.support.absorbing import SLOTS, Client, eventually, with_client
+from tests.support.memory_origin.faults import Answer, Unreachable, on
+from tests.support.writeback import key
+
+SHARD, MARKER = "back/step-1/shard-1", "back/step-1/.metadata"
+
+
+def stored(client: Client) -> set[str]:
+    return {name for name in client.origin.buckets["bucket"].objects if name.startswith("back/step")}
+
+
+def puts(client: Client) -> list[str | None]:
+    """What has arrived, in order."""
+    return [
+        call.key
+        for call in client.origin.calls
+        if call.operation is Operation.PUT_OBJECT and call.status == 200 and "conditions" not in (call.key or "")
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        MARKER,
+        pytest.param("back/step-1/model.safetensors.index.json", marks=pytest.mark.slow),
+        pytest.param("back/step-1/_SUCCESS", marks=pytest.mark.slow),
+    ],
+)
+def test_6_6_a_marker_is_there_when_the_rest_is(tmp_path: Path, name: str) -> None:
+    """6.6 What fails under its directory holds it up; what lies elsewhere, or comes later, does not."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        refusals = [
+            client.origin.inject(on(Operation.PUT_OBJECT, key=one), Answer(403, "AccessDenied"), times=None)
+            for one in (SHARD, "back/step-2/shard", "back/step-1/later")
+        ]
+        for one in (SHARD, "back/step-2/shard", name, "back/step-1/later", "back/step-1/other"):
+            await client.ask("PUT", one, one.encode())
+        async with client.flushing():
+            await eventually(lambda: client.origin.count(Operation.PUT_OBJECT, key=SHARD) >= 3)
+            assert stored(client) == {"back/step-1/other"}
+            assert (await client.ask("GET", name)).body == name.encode()
+            refusals[0].times = 0
+            await eventually(lambda: client.pending(name) is None)
+        assert stored(client) == {"back/step-1/other", SHARD, name}
+        for refusal in refusals:
+            refusal.times = 0
+        await client.flush()
+
+    with_client(tmp_path, scenario)
+
+
+def test_6_6_what_is_written_anew_holds_a_marker_up_still(tmp_path: Path) -> None:
+    """6.6 The shard that came before is not there when the one that took its place is not."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        refusal = client.origin.inject(on(Operation.PUT_OBJECT, key=SHARD), Answer(403, "AccessDenied"), times=None)
+        await client.ask("PUT", SHARD, b"one")
+        await client.ask("PUT", MARKER, b"m")
+        await client.ask("PUT", SHARD, b"two")
+        async with client.flushing():
+            await eventually(lambda: client.origin.count(Operation.PUT_OBJECT, key=SHARD) >= 2)
+            assert stored(client) == set()
+            refusal.times = 0
+            await eventually(lambda: client.pending(MARKER) is None)
+        assert client.origin.data("bucket", SHARD) == b"two"
+
+    with_client(tmp_path, scenario)
+
+
+def test_6_6_a_deletion_comes_before_a_marker(tmp_path: Path) -> None:
+    """6.6 Readers of the marker do not find what was deleted before."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        client.origin.put("bucket", SHARD, b"old")
+        await client.ask("PUT", SHARD, b"new")
+        refusal = client.origin.inject(on(Operation.DELETE_OBJECT, key=SHARD), Unreachable(), times=None)
+        deleting = asyncio.create_task(client.ask("DELETE", SHARD, status=204))
+        await eventually(lambda: (last := client.pending(SHARD)) is not None and last.deleted)
+        await client.ask("PUT", MARKER, b"m")
+        async with client.flushing():
+            await eventually(lambda: client.origin.count(Operation.DELETE_OBJECT, key=SHARD) >= 2)
+            assert MARKER not in stored(client)
+            refusal.times = 0
+            await eventually(lambda: client.pending(MARKER) is None)
+            await deleting
+        assert stored(client) == {MARKER}
+
+    with_client(tmp_path, scenario)
+
+
+def test_6_6_a_conflict_holds_a_marker_up_until_it_is_decided(tmp_path: Path) -> None:
+    """6.6 Nobody knows what belongs to the marker before."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", SHARD, b"ours")
+        client.origin.put("bucket", SHARD, b"theirs")
+        await client.ask("PUT", MARKER, b"m")
+        await client.ask("PUT", "back/step-1/other", b"x")
+        await client.flush_until_conflict(SHARD)
+        async with client.flushing(conflicts=True):
+            await eventually(lambda: client.pending("back/step-1/other") is None)
+        assert MARKER not in stored(client)
+        left = client.buffer.look(lambda book: book.earliest(key(SHARD)))
+        assert left is not None
+        await client.buffer.journal.change(partial(Book.discard, write_id=left.id, now=0.0, only_conflict=True))
+        await client.flush()
+        assert stored(client) == {SHARD, MARKER, "back/step-1/other"}
+        assert client.origin.data("bucket", SHARD) == b"theirs"
+
+    with_client(tmp_path, scenario)
+
+
+def test_6_6_a_marker_that_goes_through_waits_too(tmp_path: Path) -> None:
+    """6.6 A condition is the origin's to judge, when that has what came before."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", SHARD, b"x")
+        async with client.flushing():
+            answer = await client.ask("PUT", MARKER, b"m", {"If-None-Match": "*"})
+        assert answer.headers["x-forebay-cache"] == "forwarded"
+        assert puts(client)[-2:] == [SHARD, MARKER]
+
+    with_client(tmp_path, scenario)
+
+
+def test_6_6_names_are_the_slots_own(tmp_path: Path) -> None:
+    """6.6 `markers` of the slot says which."""
+    slots = [replace(SLOTS[0], markers=("done-*",))]
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        refusal = client.origin.inject(on(Operation.PUT_OBJECT, key=SHARD), Answer(403, "AccessDenied"), times=None)
+        for name in (SHARD, "back/step-1/done-1", MARKER):
+            await client.ask("PUT", name, b"x")
+        async with client.flushing():
+            await eventually(lambda: client.origin.count(Operation.PUT_OBJECT, key=SHARD) >= 2)
+            assert stored(client) == {MARKER}
+        refusal.times = 0
+        await client.flush()
+
+    with_client(tmp_path, scenario, slots)
+
+
+def test_6_6_a_marker_of_many_parts_waits_too(tmp_path: Path) -> None:
+    """6.6 Its parts may go ahead: they are not visible."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        refusal = client.origin.inject(on(Operation.PUT_OBJECT, key=SHARD), Answer(403, "AccessDenied"), times=None)
+        await client.ask("PUT", SHARD, b"x")
+        upload_id = await client.create(MARKER)
+        await client.complete(MARKER, upload_id, {1: await client.part(MARKER, upload_id, 1, b"m")})
+        async with client.flushing():
+            await eventually(lambda: client.origin.count(Operation.PUT_OBJECT, key=SHARD) >= 2)
+            assert client.origin.count(Operation.COMPLETE_MULTIPART_UPLOAD, key=MARKER) == 0
+        refusal.times = 0
+        await client.flush()
+        assert stored(client) == {SHARD, MARKER}
+
+    with_client(tmp_path, scenario)
+
+
+def test_6_6_strict_is_one_by_one(tmp_path: Path) -> None:
+    """6.6 In the order of acknowledgement, and what was overwritten is sent as well."""
+    slots = [replace(SLOTS[0], order="strict")]
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        names = ["back/b", "back/a", "back/b", "back/c/d", "back/a"]
+        for number, name in enumerate(names):
+            await client.ask("PUT", name, b"%d" % number)
+        await client.flush()
+        assert puts(client)[1:] == names
+        assert client.origin.data("bucket", "back/b") == b"2"
+
+    with_client(tmp_path, scenario, slots)

@@ -1,0 +1,76 @@
+"""Kinds of S3 that a node may meet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Literal
+
+Conditions = Literal["honoured", "ignored", "refused"]
+_CONDITIONS: tuple[Conditions, ...] = ("honoured", "ignored", "refused")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What kind of S3 the origin is. Latencies in seconds, one way.
+
+    `drawn`: each of the kinds of requests honours, ignores or refuses conditions as the dice of the history say, and
+    whether uploads are listed and forgotten they say, too.
+    """
+
+    name: str
+    on_put: Conditions = "honoured"
+    on_complete: Conditions = "honoured"
+    on_delete: Conditions = "honoured"
+    opaque_etags: bool = False
+    encrypted_later: bool = False
+    """Its buckets' encryption is changed at some moment: from then on ETags are no MD5s."""
+
+    corrupts: bool = False
+    """A few objects become others on its disks. Their ETags tell."""
+
+    lists_uploads: bool = True
+    forgets_uploads: bool = False
+    latency_seconds: tuple[float, float] = (0.001, 0.05)
+    outages: tuple[str, ...] = ("unreachable", "503", "silent", "500", "lost answers", "errors in 200")
+    drawn: bool = False
+
+    @property
+    def may_be_opaque(self) -> bool:
+        """Whether it may happen that nobody can foretell an ETag."""
+        return self.opaque_etags or self.encrypted_later
+
+    def drawn_by(self, dice: Random) -> Dialect:
+        """As it is in one history."""
+        if not self.drawn:
+            return self
+        return replace(
+            self,
+            on_put=dice.choice(_CONDITIONS),
+            on_complete=dice.choice(_CONDITIONS),
+            on_delete=dice.choice(_CONDITIONS),
+            lists_uploads=dice.random() < 0.7,
+            forgets_uploads=dice.random() < 0.3,
+        )
+
+
+DIALECTS: Mapping[str, Dialect] = {
+    one.name: one
+    for one in (
+        Dialect("aws"),
+        Dialect("rgw", on_complete="ignored", on_delete="ignored"),
+        Dialect("no-conditions", on_put="refused", on_complete="refused", on_delete="refused"),
+        Dialect("ignored-conditions", on_put="ignored", on_complete="ignored", on_delete="ignored"),
+        Dialect("mixed", drawn=True),
+        Dialect("opaque-etags", opaque_etags=True),
+        Dialect("encrypted-later", encrypted_later=True),
+        Dialect("corrupting", corrupts=True),
+        Dialect("no-upload-lists", lists_uploads=False),
+        Dialect("forgetful", forgets_uploads=True),
+        Dialect("slow", latency_seconds=(1.0, 15.0)),
+    )
+}
+
+HELD = tuple(one.name for one in DIALECTS.values() if not one.may_be_opaque and not one.corrupts)
+"""Those in which the rules hold that do (invariants.py)."""

@@ -1,0 +1,60 @@
+"""What has become of keys, as clients and others know it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Value = bytes | None
+"""Of a key; None: no object."""
+
+
+@dataclass(eq=False)
+class Attempt:
+    """A write that a client of the node has asked for. `ended` None: it still is."""
+
+    value: Value
+    begun: float
+    ended: float | None = None
+    acknowledged: bool = False
+    etag: str | None = None
+    absorbed: bool = False
+
+
+@dataclass
+class KeyHistory:
+    """Of one key. `arrived`: what of this node's writes has been at the origin, and since when.
+
+    `open_uploads`: how many clients have begun, and not ended.
+    """
+
+    attempts: list[Attempt] = field(default_factory=list)
+    others: list[tuple[float, Value]] = field(default_factory=list)
+    arrived: list[tuple[float, Value]] = field(default_factory=list)
+    open_uploads: int = 0
+
+    def begin(self, value: Value, now: float) -> Attempt:
+        attempt = Attempt(value, now)
+        self.attempts.append(attempt)
+        return attempt
+
+    def last_acknowledged(self) -> Attempt | None:
+        return next((one for one in reversed(self.attempts) if one.acknowledged), None)
+
+    def may_be(self) -> set[Value]:
+        """What may be read: the last acknowledged, whatever was tried since, what others have written meanwhile."""
+        last = self.last_acknowledged()
+        since = last.begun if last is not None else -1.0
+        tried = self.attempts[self.attempts.index(last) :] if last is not None else self.attempts
+        found: set[Value] = {one.value for one in tried} | {value for at, value in self.others if at >= since}
+        if last is None:
+            before = [value for at, value in self.others if at < since]
+            found.add(before[-1] if before else None)
+        return found
+
+    def written_by_others_since(self, moment: float) -> bool:
+        return any(at >= moment for at, _ in self.others)
+
+    def is_gone(self, moment: float) -> bool:
+        """Whether its deletion had been acknowledged by then, and nobody has been about it since."""
+        last = self.attempts[-1] if self.attempts and not self.open_uploads else None
+        return last is not None and last.acknowledged and last.value is None and (last.ended or 0.0) <= moment

@@ -1,0 +1,43 @@
+"""What a reader takes for "all of it is there": it may be seen at the origin when all of it is there, not before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tests.simulation.histories import Attempt, KeyHistory, Value
+
+_NAMES = frozenset({".metadata", "latest", "latest_checkpointed_iteration.txt", "_SUCCESS"})
+_ENDS = (".index.json",)
+_PASSING = ".tmp"
+
+
+def is_marker(key: str) -> bool:
+    return key.rpartition("/")[2] in _NAMES or key.endswith(_ENDS)
+
+
+def missing(marker: str, value: Value, keys: Iterable[tuple[str, KeyHistory]]) -> str | None:
+    """A key of those that a marker speaks for, which was acknowledged before it, and has not been at the origin.
+
+    What was written to that key later is as good. What is in conflict is not: others' object is no part of it.
+    """
+    found = dict(keys)
+    asked = next((one for one in reversed(found[marker].attempts) if one.value == value), None)
+    if asked is None:
+        return None
+    directory = marker.rpartition("/")[0] + "/"
+    for key, history in sorted(found.items()):
+        if key != marker and key.startswith(directory) and not key.endswith(_PASSING) and _misses(history, asked):
+            return key
+    return None
+
+
+def _misses(history: KeyHistory, marker: Attempt) -> bool:
+    before = [one for one in history.attempts if one.acknowledged and (one.ended or 0.0) <= marker.begun]
+    if not before or before[-1].value is None:
+        return False
+    last = before[-1]
+    since = history.attempts[history.attempts.index(last) :]
+    if any(one.value is None for one in since):
+        return False
+    values = {one.value for one in since}
+    return not any(value in values for _, value in history.arrived)

@@ -1,0 +1,336 @@
+"""Whose turn it is: nothing waits for what fails, for what is large, or for another bucket; and an origin that does not
+do its work is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from gateway.objects import ObjectKey
+from gateway.origin.client import OriginRequest
+from gateway.policy.slots import Prefix
+from gateway.s3.requests import Operation
+from gateway.writeback.flushing.reconciler import (
+    AWAY_AFTER,
+    LONGEST_AWAY_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    PLACES,
+)
+from gateway.writeback.journal.book import SMALL_BYTES_MAX, Book
+from gateway.writeback.journal.records import Fixed, Priority, Turn, Write
+from gateway.writeback.news import LOOK_SECONDS, QUIET_SECONDS
+from tests.support.flushing import HEADERS, Buffer, with_buffer
+from tests.support.journal_steps import steps_of_reads
+from tests.support.memory_origin.faults import Answer, Call, Delay, Hold, Unreachable, on
+from tests.support.memory_origin.origin import MemoryOrigin
+from tests.support.memory_origin.response import MemoryResponse
+from tests.support.writeback import key, pending
+
+
+class Line:
+    """The way to an origin: what is on it, and how much that was at once."""
+
+    def __init__(self, origin: MemoryOrigin) -> None:
+        self._origin = origin
+        self.under_way: list[str | None] = []
+        self.peak = 0
+        self.passed = 0
+
+    async def send(self, request: OriginRequest) -> MemoryResponse:
+        self.under_way.append(request.key)
+        self.passed += 1
+        self.peak = max(self.peak, len(self.under_way))
+        try:
+            return await self._origin.send(request)
+        finally:
+            self.under_way.remove(request.key)
+
+    async def aclose(self) -> None:
+        return
+
+
+def under(prefix: str) -> Callable[[Call], bool]:
+    return lambda call: (call.key or "").startswith(prefix)
+
+
+async def put_many(buffer: Buffer, names: list[str], bucket: str = "bucket") -> None:
+    for name in names:
+        at = ObjectKey(bucket, name)
+        await buffer.put(at, b"x", fixed=Fixed(at, HEADERS, "slot"))
+
+
+def turns(buffer: Buffer) -> list[Turn]:
+    def look(book: Book) -> list[Turn]:
+        return [turn for one in book.waiting(0, 10_000) if (turn := book.turn(one.id)) is not None]
+
+    return buffer.journal.read(look)
+
+
+def test_a_bucket_that_refuses_all_keeps_no_other_waiting(tmp_path: Path) -> None:
+    """80 objects of it, and 20 of another in the same slot, of which all arrive while the clock stands still."""
+
+    async def scenario(buffer: Buffer) -> None:
+        await buffer.learn()
+        other = buffer.origin.create_bucket("other")
+        buffer.origin.inject(on(bucket="bucket"), Answer(403, "AccessDenied"), times=None)
+        await put_many(buffer, [f"{number}" for number in range(80)])
+        await put_many(buffer, [f"{number}" for number in range(20)], "other")
+        buffer.start()
+        await buffer.at_once(lambda: len(other.objects) == 20)
+        await buffer.until(lambda: all(turn.attempts > 0 for turn in turns(buffer)))
+        assert len(buffer.left()) == 80
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_what_is_refused_keeps_nothing_else_of_its_bucket_waiting(tmp_path: Path) -> None:
+    """80 objects under a prefix that is refused, acknowledged before 20 that are not; and what comes once all of them
+    sleep goes at once."""
+
+    async def scenario(buffer: Buffer) -> None:
+        await buffer.learn()
+        buffer.origin.inject(under("no/"), Answer(403, "AccessDenied"), times=None)
+        await put_many(buffer, [f"no/{number}" for number in range(80)])
+        await put_many(buffer, [f"yes/{number}" for number in range(20)])
+        buffer.start()
+        await buffer.at_once(lambda: len(buffer.bucket.objects) == 20)
+        await buffer.until(lambda: all(turn.attempts > 1 for turn in turns(buffer)))
+        await put_many(buffer, ["late"])
+        await buffer.clock.advance(QUIET_SECONDS)  # other processes' news are looked for so often
+        await buffer.at_once(lambda: "late" in buffer.bucket.objects and len(buffer.left()) == 80)
+        assert {turn.priority for turn in turns(buffer)} == {Priority.RETRY}
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_what_sleeps_takes_no_place(tmp_path: Path) -> None:
+    """Every place of those that failed is free again for others that failed; and each sleeps longer than before, at
+    most a minute."""
+
+    async def scenario(buffer: Buffer) -> None:
+        await buffer.learn()
+        buffer.origin.inject(under("no/"), Answer(403, "AccessDenied"), times=None)
+        many = 5 * PLACES[Priority.RETRY]
+        await put_many(buffer, [f"no/{number}" for number in range(many)])
+        buffer.start()
+        await buffer.until(lambda: all(turn.attempts >= 10 for turn in turns(buffer)))
+        before = buffer.origin.count()
+        await buffer.clock.advance(LONGEST_PAUSE_SECONDS / 2)
+        await buffer.until(lambda: all((turn.due_at or 0) > buffer.clock.now() for turn in turns(buffer)))
+        assert many / 4 < buffer.origin.count() - before < 3 * many
+        longest = max((turn.due_at or 0) - buffer.clock.now() for turn in turns(buffer))
+        assert longest <= LONGEST_PAUSE_SECONDS
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_an_origin_that_is_away_is_asked_seldom_and_all_goes_fast_when_it_is_back(tmp_path: Path) -> None:
+    """With one write at a time, some seconds apart, however many wait; and hardly longer than that afterwards."""
+    many = 100
+
+    async def scenario(buffer: Buffer) -> None:
+        await buffer.learn()
+        line = Line(buffer.origin)
+        await put_many(buffer, [f"{number}" for number in range(many)])
+        away = buffer.origin.inject(lambda _: True, Unreachable(), times=None)
+        buffer.start(line)
+        await buffer.passes(60.0, step=1.0)  # those that were on their way, and the first short pauses
+        line.peak, line.passed = 0, 0
+        asked_for_seconds = 240.0
+        await buffer.passes(asked_for_seconds, step=1.0)
+        assert line.peak == 1
+        most = asked_for_seconds / (LONGEST_AWAY_SECONDS / 2) + 1
+        assert asked_for_seconds / LONGEST_AWAY_SECONDS / 2 < line.passed <= most
+        assert len(buffer.left()) == many
+        buffer.origin.faults.remove(away)
+        assert await buffer.passes(LONGEST_AWAY_SECONDS + 2 * LOOK_SECONDS, lambda: bool(buffer.bucket.objects))
+        assert await buffer.passes(5.0, lambda: len(buffer.bucket.objects) > 0.8 * many)
+        assert await buffer.passes(LONGEST_PAUSE_SECONDS, lambda: len(buffer.bucket.objects) == many)
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_somebody_who_asks_is_not_kept_waiting_by_an_origin_that_was_away(tmp_path: Path) -> None:
+    """`writeback flush` has it be asked now."""
+
+    async def scenario(buffer: Buffer) -> None:
+        await buffer.learn()
+        line = Line(buffer.origin)
+        away = buffer.origin.inject(lambda _: True, Unreachable(), times=None)
+        await put_many(buffer, ["a", "b", "c"])
+        buffer.start(line)
+        await buffer.until(lambda: line.passed > 3 * AWAY_AFTER)
+        buffer.origin.faults.remove(away)
+        await buffer.journal.change(lambda book: book.try_now("bucket", "", buffer.clock.now()))
+        buffer.reconciler.hurry(Prefix("bucket"))
+        await buffer.at_once(lambda: len(buffer.bucket.objects) == 3)
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_another_bucket_is_none_the_worse_for_one_that_is_away(tmp_path: Path) -> None:
+    """Each bucket is a line of its own, in each slot."""
+
+    async def scenario(buffer: Buffer) -> None:
+        await buffer.learn()
+        other = buffer.origin.create_bucket("other")
+        buffer.origin.inject(on(bucket="bucket"), Unreachable(), times=None)
+        await put_many(buffer, [f"{number}" for number in range(30)])
+        buffer.start()
+        await buffer.until(lambda: len(buffer.observer.failures) > 2 * AWAY_AFTER)
+        await put_many(buffer, [f"{number}" for number in range(30)], "other")
+        await buffer.clock.advance(QUIET_SECONDS)
+        await buffer.at_once(lambda: len(other.objects) == 30)
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_the_places_of_small_ones_grow_and_shrink_with_what_the_origin_takes(tmp_path: Path) -> None:
+    """20 and more are on their way at once when nothing fails; few after it has said SlowDown."""
+
+    async def scenario(buffer: Buffer) -> None:
+        await buffer.learn()
+        line = Line(buffer.origin)
+        buffer.origin.inject(on(Operation.PUT_OBJECT), Delay(1.0), times=None)
+        await put_many(buffer, [f"{number:03}" for number in range(600)])
+        buffer.start(line)
+        assert await buffer.passes(60.0, lambda: line.peak >= 20)
+        before = line.peak
+        slow = buffer.origin.inject(on(Operation.PUT_OBJECT), Answer(503, "SlowDown"), times=AWAY_AFTER - 1)
+        buffer.origin.faults.insert(0, buffer.origin.faults.pop())
+        await buffer.passes(10.0, lambda: slow.times == 0)
+        await buffer.passes(1.25)  # those that were on their way end
+        line.peak = 0
+        await buffer.passes(1.0)
+        assert 0 < line.peak <= before / 3
+        assert await buffer.passes(60.0, lambda: line.peak >= before / 2)
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_a_small_object_does_not_wait_behind_large_ones(tmp_path: Path) -> None:
+    """Two bytes, acknowledged behind more large ones than have places, which do not get on."""
+
+    async def scenario(buffer: Buffer) -> None:
+        await buffer.learn()
+        held, reached = asyncio.Event(), asyncio.Event()
+        buffer.origin.inject(under("large"), Hold(held, reached), times=None)
+        for number in range(PLACES[Priority.LARGE] + 1):
+            await buffer.put(key(f"large{number}"), bytes(SMALL_BYTES_MAX + 1))
+        await buffer.put(key("small"), b"xy")
+        line = Line(buffer.origin)
+        buffer.start(line)
+        await buffer.at_once(lambda: "small" in buffer.bucket.objects)
+        await buffer.at_once(reached.is_set)
+        assert len(line.under_way) <= PLACES[Priority.LARGE]
+        held.set()
+        await buffer.flushed()
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_what_somebody_waits_for_goes_first(tmp_path: Path) -> None:
+    """A deletion, and what was hurried, with all places taken and much before them; each key in its own order."""
+
+    async def scenario(buffer: Buffer) -> None:
+        held, reached = asyncio.Event(), asyncio.Event()
+        buffer.origin.inject(under("k"), Hold(held, reached), times=None)
+        many = 3 * PLACES[Priority.SMALL]
+        for number in range(many):
+            await buffer.put(key(f"k{number}"), b"x")
+        await buffer.put(key("gone"), b"x")
+        await buffer.put(key("hurried"), b"x")
+        buffer.start()
+        await buffer.until(reached.is_set)
+        await buffer.delete(key("gone"))
+        await buffer.journal.change(lambda book: book.hurry(key("hurried"), buffer.clock.now()))
+        await buffer.until(lambda: len(buffer.left()) == many)
+        assert buffer.origin.data("bucket", "hurried") == b"x"
+        assert "gone" not in buffer.bucket.objects
+        held.set()
+        await buffer.flushed()
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_a_marker_comes_last(tmp_path: Path) -> None:
+    """What was acknowledged before it under its directory is there before, also where that failed at first, and was
+    written again since."""
+
+    async def scenario(buffer: Buffer) -> None:
+        await buffer.learn()
+        shards = [f"step/{number}" for number in range(20)]
+        arrived_before: list[set[str]] = []
+
+        def is_marker(call: Call) -> bool:
+            if call.key == "step/manifest.json":
+                arrived_before.append(set(buffer.bucket.objects))
+            return False
+
+        buffer.origin.inject(is_marker, Answer(500), times=None)
+        buffer.origin.inject(on(Operation.PUT_OBJECT, key="step/7"), Answer(403, "AccessDenied"), times=3)
+        await put_many(buffer, shards)
+        await buffer.put(key("step/manifest.json"), b"{}", behind="step/")
+        await put_many(buffer, ["elsewhere"])
+        buffer.start()
+        await buffer.at_once(lambda: "elsewhere" in buffer.bucket.objects)
+        await buffer.flushed()
+        assert arrived_before == [{*shards, "elsewhere"}]
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_a_look_costs_what_it_starts(tmp_path: Path) -> None:
+    """However many objects are pending: the first look, one that finds all places taken, and one with a place."""
+    steps: dict[int, list[int]] = {}
+
+    async def scenario(buffer: Buffer, count: int) -> None:
+        held, reached = asyncio.Event(), asyncio.Event()
+        buffer.origin.inject(on(Operation.HEAD_OBJECT), Hold(held, reached))
+        buffer.origin.inject(on(Operation.HEAD_OBJECT), Hold(asyncio.Event(), asyncio.Event()), times=None)
+        many = [pending(key(f"k{number:05}"), f"{number}") for number in range(count)]
+        await buffer.journal.change(partial(_acknowledge, new=many))
+        with steps_of_reads(buffer.journal) as counted:
+            buffer.start()
+            await buffer.until(reached.is_set)
+            await buffer.clock.advance(LOOK_SECONDS)
+        steps[count] = [max(counted), sum(counted)]
+
+    for count in (50, 3000):
+        directory = tmp_path / str(count)
+        directory.mkdir()
+        with_buffer(directory, lambda buffer: scenario(buffer, count))  # noqa: B023
+    for few, many in zip(steps[50], steps[3000], strict=True):
+        assert many <= few * 1.2 + 200
+
+
+def _acknowledge(book: Book, new: list[Write]) -> None:
+    for one in new:
+        book.acknowledge(one)
+
+
+def test_how_it_fares_outlives_the_process(tmp_path: Path) -> None:
+    """Attempts, the last error, and since when it fails; the next process goes on counting, and sleeping."""
+
+    async def scenario(buffer: Buffer) -> None:
+        await buffer.learn()
+        fault = buffer.origin.inject(on(Operation.PUT_OBJECT), Answer(403, "AccessDenied"), times=None)
+        await buffer.put(key("k"), b"x")
+        buffer.start()
+        await buffer.at_once(lambda: len(buffer.observer.failures) == 1)
+        await buffer.until(lambda: turns(buffer)[0].attempts >= 4)
+        await buffer.kill()
+        [before] = turns(buffer)
+        assert (before.last_error, before.failing_since) == ("AccessDenied", 1_767_225_600.0)
+        tried = buffer.origin.count(Operation.PUT_OBJECT)
+        buffer.start()
+        await buffer.still()
+        assert buffer.origin.count(Operation.PUT_OBJECT) == tried
+        await buffer.until(lambda: turns(buffer)[0].attempts > before.attempts)
+        assert turns(buffer)[0].failing_since == before.failing_since
+        buffer.origin.faults.remove(fault)
+        await buffer.flushed()
+
+    with_buffer(tmp_path, scenario)

@@ -1,0 +1,701 @@
+"""Parts reach the origin while their upload is open; Complete takes over what is there; what nobody wants ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from gateway.objects import ObjectKey
+from gateway.origin.client import Direction, OriginRequest, Purpose
+from gateway.origin.s3 import Attempt
+from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
+from gateway.s3.headers import multipart_etag
+from gateway.s3.requests import Operation
+from gateway.s3.xml import text_of
+from gateway.writeback.flushing.reconciler import PARTS_PER_LANE, PLACES, SlotOrder
+from gateway.writeback.flushing.state import ANSWER_GIVEN_UP_SECONDS, PARTS_AT_ONCE, UPLOAD_LOOK_SECONDS
+from gateway.writeback.journal.book import Book
+from gateway.writeback.journal.records import Base, Fixed, OwnDoing, Part, Priority, State, Write
+from tests.support.flushing import HEADERS, PART_BYTES, Buffer, with_buffer
+from tests.support.journal_steps import steps_of_reads
+from tests.support.memory_origin.faults import Answer, Hold, Unreachable, on
+from tests.support.memory_origin.store import StoredPart
+from tests.support.writeback import key, staged
+
+AT = key("model")
+
+
+class OpenUpload:
+    """An upload that is open here, and, if it is said so, at the origin."""
+
+    def __init__(self, buffer: Buffer, upload: Write) -> None:
+        self.buffer = buffer
+        self.upload_id = upload.upload_id or ""
+        self.id = upload.id
+        self.slot = upload.fixed.slot
+        self.contents: dict[int, bytes] = {}
+
+    @classmethod
+    async def begin(
+        cls, buffer: Buffer, upload_id: str = "u", at: ObjectKey = AT, *, slot: str = "slot", at_origin: bool = False
+    ) -> OpenUpload:
+        origin_upload_id = None
+        if at_origin:
+            request = OriginRequest("POST", at.bucket, at.key, [("uploads", None)], HEADERS)
+            async with await buffer.origin.send(request) as response:
+                origin_upload_id = text_of(await response.read(100_000), "UploadId")
+        opened = Write(
+            Fixed(at, HEADERS, slot),
+            Base(absent=True),
+            buffer.clock.now(),
+            upload_id=upload_id,
+            origin_upload_id=origin_upload_id,
+        )
+        return cls(buffer, await buffer.journal.change(lambda book: book.open_upload(opened)))
+
+    async def store(self, number: int, content: bytes) -> None:
+        now = self.buffer.clock.now()
+        part = Part(number, self.buffer.stage(content), now)
+        self.contents[number] = content
+        assert await self.buffer.journal.change(lambda book: book.put_part(self.upload_id, part, now))
+
+    def parts(self) -> tuple[Part, ...]:
+        return self.buffer.journal.read(lambda book: tuple(book.parts(self.id)))
+
+    def sent(self) -> set[int]:
+        return {part.number for part in self.parts() if part.origin_etag is not None}
+
+    def now(self) -> Write | None:
+        return self.buffer.journal.read(lambda book: book.upload(self.upload_id))
+
+    @property
+    def is_open(self) -> bool:
+        return self.now() is not None
+
+    @property
+    def etag(self) -> str:
+        return multipart_etag([part.file.etag for part in self.parts()]) or ""
+
+    def _made(self) -> Write:
+        now, parts = self.now(), self.parts()
+        assert now is not None
+        size_bytes = sum(part.file.size_bytes for part in parts)
+        return replace(now, etag=self.etag, size_bytes=size_bytes, parts=parts, completed_of="these")
+
+    async def complete(self) -> Write:
+        """Acknowledged here."""
+        made = replace(self._made(), acknowledged_at=self.buffer.clock.now())
+        completed = await self.buffer.journal.change(lambda book: book.complete(made))
+        assert completed is not None
+        return completed
+
+    async def complete_at_origin(self, **conditions: str) -> None:
+        """Its client waits for the origin."""
+        made = replace(self._made(), conditions=conditions, asked_as="token", touched_at=self.buffer.clock.now())
+        assert await self.buffer.journal.change(lambda book: book.complete_at_origin(made))
+
+    def answer(self) -> str | None:
+        now = self.now()
+        return None if now is None else now.answer
+
+    def is_over(self) -> bool:
+        """What the origin has said of its Complete is the end of that."""
+        now = self.now()
+        return now is None or now.state is State.OPEN
+
+    async def store_many(self, count: int) -> None:
+        """Parts of which there is no file."""
+
+        def put(book: Book) -> None:
+            for number in range(1, count + 1):
+                assert book.put_part(self.upload_id, Part(number, staged(f"{self.upload_id}/{number}"), 1.0), 1.0)
+
+        await self.buffer.journal.change(put)
+
+
+@pytest.mark.parametrize("at_origin", [True, False])
+def test_parts_are_there_when_the_client_completes(tmp_path: Path, at_origin: bool) -> None:
+    """The flush sends none of them again. An upload that was begun with the origin away is begun there later."""
+
+    async def scenario(buffer: Buffer) -> None:
+        away = buffer.origin.inject(lambda _: not at_origin, Unreachable(), times=None)
+        upload = await OpenUpload.begin(buffer, at_origin=at_origin)
+        buffer.start()
+        for number in range(1, PARTS_AT_ONCE + 2):
+            await upload.store(number, os.urandom(PART_BYTES))
+        await buffer.passes(30.0)
+        buffer.origin.faults.remove(away)
+        await buffer.until(lambda: upload.sent() == set(upload.contents))
+        stored = await upload.complete()
+        await buffer.flushed()
+        reached = [call for call in buffer.origin.calls if call.operation is Operation.UPLOAD_PART and call.status]
+        assert len(reached) == len(upload.contents)
+        assert buffer.origin.data("bucket", AT.key) == b"".join(upload.contents.values())
+        assert HEADERS.items() <= buffer.stored(AT).items()
+        assert buffer.observer.published == [(AT.key, stored.etag)]
+        assert not buffer.bucket.uploads
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_a_part_that_is_replaced_is_sent_again(tmp_path: Path) -> None:
+    """Also while the first one is on its way: the object is made of what the client sent last."""
+
+    async def scenario(buffer: Buffer) -> None:
+        upload = await OpenUpload.begin(buffer)
+        held, reached = asyncio.Event(), asyncio.Event()
+        buffer.origin.inject(on(Operation.UPLOAD_PART), Hold(held, reached))
+        await upload.store(1, b"first")
+        buffer.start()
+        await buffer.until(reached.is_set)
+        await upload.store(1, b"second")
+        held.set()
+        await buffer.until(lambda: upload.sent() == {1})
+        assert buffer.origin.count(Operation.UPLOAD_PART) == 2
+        stored = await upload.complete()
+        await buffer.flushed()
+        assert buffer.origin.data("bucket", AT.key) == b"second"
+        assert buffer.observer.published == [(AT.key, stored.etag)]
+
+    with_buffer(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("client_waits", [False, True])
+def test_a_part_that_an_older_one_has_overtaken_is_sent_again(tmp_path: Path, client_waits: bool) -> None:
+    """What a killed process had under way arrives behind what its successor has sent: Complete tells, and the object is
+    made of what the client sent last."""
+
+    async def scenario(buffer: Buffer) -> None:
+        upload = await OpenUpload.begin(buffer)
+        await upload.store(1, b"second")
+        buffer.start()
+        await buffer.until(lambda: upload.sent() == {1})
+        [at_origin] = buffer.bucket.uploads.values()
+        late = buffer.origin.put("bucket", "elsewhere", b"first")
+        content = buffer.bucket.object("elsewhere").content
+        at_origin.parts[1] = StoredPart(1, content, late, buffer.clock.now(), {})
+        if client_waits:
+            await upload.complete_at_origin()
+        else:
+            await upload.complete()
+        await buffer.until(lambda: AT.key in buffer.bucket.objects and not upload.is_open)
+        await buffer.flushed()
+        assert buffer.origin.data("bucket", AT.key) == b"second"
+        await buffer.until(lambda: not buffer.bucket.uploads)
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_a_part_that_fails_is_tried_again_and_the_others_go_on(tmp_path: Path) -> None:
+    """It is told, and once a part has come through it counts as going on."""
+
+    async def scenario(buffer: Buffer) -> None:
+        upload = await OpenUpload.begin(buffer)
+        buffer.origin.inject(on(Operation.UPLOAD_PART), Answer(503, "SlowDown"), times=3)
+        for number in range(1, 10):
+            await upload.store(number, b"x")
+        buffer.start()
+        await buffer.until(lambda: len(upload.sent()) == 9)
+        turn = buffer.journal.read(lambda book: book.turn(upload.id))
+        assert turn is not None
+        await buffer.until(lambda: getattr(buffer.journal.read(lambda book: book.turn(upload.id)), "attempts", 1) == 0)
+        assert buffer.observer.failures
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_few_uploads_of_a_bucket_go_at_once(tmp_path: Path) -> None:
+    """Objects become whole one after the other, not all of them at the end; and so many parts of them all."""
+
+    async def scenario(buffer: Buffer) -> None:
+        held, reached = asyncio.Event(), asyncio.Event()
+        buffer.origin.inject(on(Operation.UPLOAD_PART), Hold(held, reached), times=None)
+        uploads = [await OpenUpload.begin(buffer, f"u{number}", key(f"k{number}")) for number in range(6)]
+        for upload in uploads:
+            for number in range(1, 2 * PARTS_AT_ONCE + 1):
+                await upload.store(number, b"x")
+        buffer.start()
+        await buffer.until(reached.is_set)
+        await buffer.passes(5.0)
+        on_their_way = [call.key for call in buffer.origin.calls if call.operation is Operation.UPLOAD_PART]
+        assert len(set(on_their_way)) == PLACES[Priority.UPLOAD]
+        assert len(on_their_way) == min(PARTS_PER_LANE, PARTS_AT_ONCE * PLACES[Priority.UPLOAD])
+        held.set()
+        await buffer.until(lambda: all(len(upload.sent()) == 2 * PARTS_AT_ONCE for upload in uploads))
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_slots_wait_for_no_other(tmp_path: Path) -> None:
+    """However much another has open that does not get on; and acknowledged objects wait for no open upload."""
+
+    async def scenario(buffer: Buffer) -> None:
+        held = asyncio.Event()
+        buffer.origin.inject(on(Operation.UPLOAD_PART, key="a"), Hold(held), times=None)
+        uploads = {
+            name: await OpenUpload.begin(buffer, name + slot, key(name), slot=slot)
+            for name, slot in (("a", "one"), ("b", "other"), ("c", "other"))
+        }
+        for upload in uploads.values():
+            for number in range(1, 3 * PARTS_PER_LANE if upload.slot == "one" else 3):
+                await upload.store(number, b"x")
+        at = Fixed(key("object"), HEADERS, "one")
+        await buffer.put(key("object"), b"x", fixed=at)
+        buffer.start()
+        await buffer.until(lambda: uploads["b"].sent() == uploads["c"].sent() == {1, 2})
+        await buffer.until(lambda: "object" in buffer.bucket.objects)
+        assert not uploads["a"].sent()
+        held.set()
+        await buffer.until(lambda: len(uploads["a"].sent()) == 3 * PARTS_PER_LANE - 1)
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_an_upload_that_gets_nowhere_keeps_no_other_of_its_bucket_waiting(tmp_path: Path) -> None:
+    """The origin refuses their keys: more of them than there are places rest, and the others go on."""
+
+    async def scenario(buffer: Buffer) -> None:
+        bad = [f"bad{number}" for number in range(3 * PLACES[Priority.UPLOAD])]
+        for name in bad:
+            buffer.origin.inject(on(Operation.UPLOAD_PART, key=name), Answer(403, "AccessDenied"), times=None)
+        uploads = {name: await OpenUpload.begin(buffer, name, key(name)) for name in (*bad, "good")}
+        for name in bad:
+            for number in range(1, 3 * PARTS_PER_LANE):
+                await uploads[name].store(number, b"x")
+        await uploads["good"].store(1, b"y")
+        buffer.start()
+        await buffer.at_once(lambda: uploads["good"].sent() == {1})
+        await buffer.still()
+        tried = buffer.origin.count(Operation.UPLOAD_PART)
+        assert tried <= len(bad) * PARTS_AT_ONCE + 1
+        await buffer.until(lambda: buffer.origin.count(Operation.UPLOAD_PART) > tried)
+
+    with_buffer(tmp_path, scenario)
+
+
+class _Limiter:
+    """Lets pass what is asked for, and writes it down."""
+
+    def __init__(self) -> None:
+        self.passed_bytes = 0
+
+    async def take(self, count: int) -> float:
+        self.passed_bytes += count
+        return 0.0
+
+    def passes(self, count: int) -> bool:
+        self.passed_bytes += count
+        return True
+
+    def charge(self, count: int) -> None:
+        self.passed_bytes += count
+
+
+class _Meter:
+    """Ceilings and observer of a meter."""
+
+    def __init__(self) -> None:
+        self.limiters: dict[tuple[Direction, str], _Limiter] = {}
+        self.purposes: set[tuple[str, str]] = set()
+
+    def limiter(self, direction: Direction, slot: str) -> _Limiter:
+        return self.limiters.setdefault((direction, slot), _Limiter())
+
+    def origin_attempt(self, attempt: Attempt) -> None: ...
+
+    def origin_bytes(self, direction: Direction, slot: str, purpose: str, count: int) -> None:
+        self.purposes.add((slot, purpose))
+
+    def origin_waited(self, direction: Direction, slot: str, seconds: float) -> None: ...
+
+
+def test_parts_take_the_bandwidth_of_their_slot(tmp_path: Path) -> None:
+    """Byte by byte: large ones that stream, and small ones."""
+
+    async def scenario(buffer: Buffer) -> None:
+        meter = _Meter()
+        upload = await OpenUpload.begin(buffer, slot="mine", at_origin=True)
+        await upload.store(1, os.urandom(PART_BYTES))
+        await upload.store(2, b"x" * 1000)
+        buffer.start(MeteredOrigin(buffer.origin, OriginMeter(meter, meter)))
+        await buffer.until(lambda: upload.sent() == {1, 2})
+        assert meter.limiters["write", "mine"].passed_bytes == PART_BYTES + 1000
+        assert meter.purposes == {("mine", Purpose.FLUSH.value)}
+
+    with_buffer(tmp_path, scenario)
+
+
+# What nobody goes on with
+
+
+@pytest.mark.slow
+def test_an_upload_that_nobody_touches_expires(tmp_path: Path) -> None:
+    """So long after its last part as its slot says: its parts go here, its upload at the origin, and it is told."""
+    expiry_seconds = 6 * UPLOAD_LOOK_SECONDS
+
+    async def scenario(buffer: Buffer) -> None:
+        buffer.slots["slot"] = SlotOrder(upload_expiry_seconds=expiry_seconds)
+        upload = await OpenUpload.begin(buffer)
+        await upload.store(1, b"x")
+        buffer.start()
+        await buffer.until(lambda: upload.sent() == {1})
+        await buffer.passes(expiry_seconds - UPLOAD_LOOK_SECONDS, step=10.0)
+        await upload.store(2, b"y")
+        await buffer.until(lambda: upload.sent() == {1, 2})
+        await buffer.passes(expiry_seconds - UPLOAD_LOOK_SECONDS, step=10.0)
+        assert upload.is_open
+        assert not buffer.observer.expiries
+        assert await buffer.passes(2 * UPLOAD_LOOK_SECONDS, lambda: buffer.observer.expiries == [AT.key], step=10.0)
+        await buffer.until(lambda: not buffer.bucket.uploads and not list(buffer.staging.names()))
+        ended = buffer.journal.read(lambda book: book.ended("u"))
+        assert ended is not None
+        assert ended.etag is None
+        assert AT.key not in buffer.bucket.objects
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_an_open_upload_is_asked_for_now_and_then_only(tmp_path: Path) -> None:
+    """Nobody touches it: at most one question in ten minutes."""
+
+    async def scenario(buffer: Buffer) -> None:
+        upload = await OpenUpload.begin(buffer)
+        await upload.store(1, b"x")
+        buffer.start()
+        await buffer.until(lambda: upload.sent() == {1})
+        asked = buffer.origin.count()
+        await buffer.passes(10 * UPLOAD_LOOK_SECONDS, step=UPLOAD_LOOK_SECONDS / 4)
+        assert 5 <= buffer.origin.count() - asked <= 11
+        assert upload.is_open
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_an_upload_that_the_bucket_has_ended_goes(tmp_path: Path) -> None:
+    """Its client has left it alone for a while, and a rule of the bucket, or somebody, has aborted it there."""
+
+    async def scenario(buffer: Buffer) -> None:
+        upload = await OpenUpload.begin(buffer)
+        await upload.store(1, b"x")
+        buffer.start()
+        await buffer.until(lambda: upload.sent() == {1})
+        buffer.bucket.uploads.clear()
+        assert await buffer.passes(2 * UPLOAD_LOOK_SECONDS, lambda: not upload.is_open, step=UPLOAD_LOOK_SECONDS / 4)
+        await buffer.until(lambda: not list(buffer.staging.names()))
+        assert buffer.observer.expiries == [AT.key]
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_an_upload_in_use_that_the_bucket_has_ended_is_begun_anew(tmp_path: Path) -> None:
+    """Its client goes on with it: all its parts are sent again, and it is completed."""
+
+    async def scenario(buffer: Buffer) -> None:
+        upload = await OpenUpload.begin(buffer)
+        await upload.store(1, os.urandom(PART_BYTES))
+        buffer.start()
+        await buffer.until(lambda: upload.sent() == {1})
+        buffer.bucket.uploads.clear()
+        await buffer.passes(UPLOAD_LOOK_SECONDS / 2, step=10.0)
+        await upload.store(2, b"y")
+        await buffer.until(lambda: upload.sent() == {1, 2} and len(buffer.bucket.uploads) == 1)
+        await upload.complete()
+        await buffer.flushed()
+        assert buffer.origin.data("bucket", AT.key) == b"".join(upload.contents.values())
+        assert not buffer.observer.expiries
+
+    with_buffer(tmp_path, scenario)
+
+
+# A Complete that the origin carries out while its client waits
+
+
+async def sent_upload(buffer: Buffer) -> OpenUpload:
+    """Of two parts, which the origin has."""
+    upload = await OpenUpload.begin(buffer)
+    await upload.store(1, os.urandom(PART_BYTES))
+    await upload.store(2, b"end")
+    buffer.start()
+    await buffer.until(lambda: upload.sent() == {1, 2})
+    return upload
+
+
+def test_what_the_origin_completes_is_over_here(tmp_path: Path) -> None:
+    """Published, remembered for who repeats it; its parts go, and what lies under the key is our own."""
+
+    async def scenario(buffer: Buffer) -> None:
+        upload = await sent_upload(buffer)
+        etag = upload.etag
+        await upload.complete_at_origin(**{"if-none-match": "*"})
+        await buffer.until(lambda: not upload.is_open)
+        await buffer.flushed()
+        assert buffer.observer.published == [(AT.key, etag)]
+        ended = buffer.journal.read(lambda book: book.ended("u"))
+        assert ended is not None
+        assert (ended.etag, ended.parts) == (etag, "these")
+        own = buffer.journal.read(lambda book: book.own_doing(AT))
+        assert own is not None
+        assert own.etag == etag
+        [sent] = [one for one in buffer.origin.calls if one.operation is Operation.COMPLETE_MULTIPART_UPLOAD]
+        assert sent.headers["if-none-match"] == "*"
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_a_condition_that_does_not_hold_is_told_and_the_upload_stays(tmp_path: Path) -> None:
+    """It can be completed again, under another, and its parts are there still."""
+
+    async def scenario(buffer: Buffer) -> None:
+        upload = await sent_upload(buffer)
+        buffer.origin.put("bucket", AT.key, b"theirs")
+        await upload.complete_at_origin(**{"if-none-match": "*"})
+        await buffer.until(lambda: upload.answer() is not None and upload.is_over())
+        assert upload.answer() == "PreconditionFailed"
+        assert buffer.origin.data("bucket", AT.key) == b"theirs"
+        await upload.complete_at_origin(**{"if-match": buffer.bucket.object(AT.key).etag})
+        await buffer.until(lambda: not upload.is_open)
+        assert buffer.origin.data("bucket", AT.key) == b"".join(upload.contents.values())
+        assert buffer.origin.count(Operation.UPLOAD_PART) == 2
+
+    with_buffer(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("effect", [Unreachable(late=True), Answer(500, late=True)], ids=str)
+def test_what_the_origin_has_completed_and_nobody_heard_of_is_over_here_too(
+    tmp_path: Path, effect: Answer | Unreachable
+) -> None:
+    """Also where the look behind it was lost as well: its client is told that nobody knows, and it is found out."""
+
+    async def scenario(buffer: Buffer) -> None:
+        upload = await sent_upload(buffer)
+        etag = upload.etag
+        buffer.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), effect)
+        away = buffer.origin.inject(on(Operation.HEAD_OBJECT), Unreachable(), times=None)
+        await upload.complete_at_origin()
+        await buffer.until(lambda: upload.answer() == "ServiceUnavailable")
+        assert not upload.is_over()
+        buffer.origin.faults.remove(away)
+        await buffer.until(lambda: not upload.is_open)
+        assert buffer.observer.published == [(AT.key, etag)]
+        assert buffer.origin.count(Operation.COMPLETE_MULTIPART_UPLOAD) == 1
+        await buffer.flushed()
+
+    with_buffer(tmp_path, scenario)
+
+
+async def in_doubt(buffer: Buffer) -> OpenUpload:
+    """Whether the origin has completed it nobody knows; it has not."""
+    upload = await sent_upload(buffer)
+    buffer.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable())
+    await upload.complete_at_origin()
+    await buffer.until(lambda: upload.answer() is not None)
+    return upload
+
+
+def complete_late(buffer: Buffer, upload: OpenUpload) -> None:
+    """The origin carries it out after all."""
+    origin_upload_id = next(iter(buffer.bucket.uploads))
+    del buffer.bucket.uploads[origin_upload_id]
+    buffer.origin.put("bucket", AT.key, b"".join(upload.contents.values()))
+    stored = buffer.bucket.object(AT.key)
+    buffer.bucket.put(replace(stored, etag=upload.etag))
+
+
+@pytest.mark.slow
+def test_the_origin_is_given_time(tmp_path: Path) -> None:
+    """It is asked seldom, and less and less, for as long as it may still be at it; then it has not done it, and the
+    upload can be completed anew."""
+
+    async def scenario(buffer: Buffer) -> None:
+        upload = await in_doubt(buffer)
+        times = []
+        for _ in range(int(3 * ANSWER_GIVEN_UP_SECONDS / 5)):
+            before = buffer.origin.count(Operation.LIST_PARTS)
+            await buffer.clock.advance(5.0)
+            await buffer.still()
+            times += [buffer.clock.now()] * (buffer.origin.count(Operation.LIST_PARTS) - before)
+            if upload.is_over():
+                break
+        waits = [after - before for before, after in pairwise(sorted(set(times)))]
+        assert all(later >= earlier - 5.0 for earlier, later in pairwise(waits))
+        assert 8 <= len(times) <= 14
+        assert upload.is_open
+        assert upload.is_over()
+        await upload.complete_at_origin()
+        await buffer.until(lambda: not upload.is_open)
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_what_is_done_late_is_found(tmp_path: Path) -> None:
+    """The origin works at a large object for half an hour."""
+
+    async def scenario(buffer: Buffer) -> None:
+        upload = await in_doubt(buffer)
+        await buffer.passes(1800.0, step=10.0)
+        assert upload.is_open
+        assert not upload.is_over()
+        etag = upload.etag
+        complete_late(buffer, upload)
+        assert await buffer.passes(1800.0, lambda: not upload.is_open, step=10.0)
+        assert buffer.observer.published == [(AT.key, etag)]
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_an_upload_that_the_origin_has_given_up_stays(tmp_path: Path) -> None:
+    """Something else lies under the key: its parts are of use to who completes it anew, and are sent again."""
+
+    async def scenario(buffer: Buffer) -> None:
+        upload = await in_doubt(buffer)
+        buffer.bucket.uploads.clear()
+        buffer.origin.put("bucket", AT.key, b"theirs")
+        assert await buffer.passes(600.0, upload.is_over, step=1.0)
+        assert upload.is_open
+        assert upload.answer() == "NoSuchUpload"
+        assert not buffer.observer.published
+        await buffer.until(lambda: upload.sent() == {1, 2} and len(buffer.bucket.uploads) == 1)
+        await upload.complete_at_origin()
+        await buffer.until(lambda: not upload.is_open)
+        assert buffer.origin.data("bucket", AT.key) == b"".join(upload.contents.values())
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_an_upload_that_is_open_there_stays_whatever_lies_under_the_key(tmp_path: Path) -> None:
+    """Also the very same bytes: others may have put them there."""
+
+    async def scenario(buffer: Buffer) -> None:
+        upload = await in_doubt(buffer)
+        kept = dict(buffer.bucket.uploads)
+        complete_late(buffer, upload)
+        buffer.bucket.uploads.update(kept)
+        await buffer.passes(600.0, step=5.0)
+        assert upload.is_open
+        assert not buffer.observer.published
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_one_that_has_ended_meanwhile_is_left_as_it_is(tmp_path: Path) -> None:
+    """Its client has aborted it while the origin was being asked."""
+
+    async def scenario(buffer: Buffer) -> None:
+        upload = await in_doubt(buffer)
+        held, reached = asyncio.Event(), asyncio.Event()
+        buffer.origin.inject(on(Operation.LIST_PARTS), Hold(held, reached))
+        await buffer.until(reached.is_set)
+        assert await buffer.journal.change(lambda book: book.abort("u", buffer.clock.now()))
+        held.set()
+        await buffer.until(lambda: not buffer.bucket.uploads)
+        ended = buffer.journal.read(lambda book: book.ended("u"))
+        assert ended is not None
+        assert ended.etag is None
+        assert not buffer.observer.published
+        assert not upload.is_open
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_what_this_gateway_has_written_since_counts(tmp_path: Path) -> None:
+    """What is found out late takes the place of nothing that was done later."""
+
+    async def scenario(buffer: Buffer) -> None:
+        upload = await in_doubt(buffer)
+        later = OwnDoing(buffer.clock.now() + 10_000.0, '"later"')
+        await buffer.journal.change(lambda book: book.did(AT, later))
+        complete_late(buffer, upload)
+        assert await buffer.passes(600.0, lambda: not upload.is_open, step=5.0)
+        assert buffer.journal.read(lambda book: book.own_doing(AT)) == later
+
+    with_buffer(tmp_path, scenario)
+
+
+def _away(_: object) -> bool:
+    return True
+
+
+@pytest.mark.parametrize(
+    ("when", "effect"),
+    [
+        (on(Operation.LIST_PARTS), Unreachable()),
+        (on(Operation.LIST_PARTS), Answer(503, "SlowDown")),
+        (on(Operation.LIST_PARTS), Answer(403, "AccessDenied")),
+        (on(Operation.HEAD_OBJECT), Unreachable()),
+        (_away, Unreachable()),
+    ],
+    ids=["no parts", "slowly", "no right", "no head", "away"],
+)
+@pytest.mark.slow
+def test_an_origin_that_does_not_say_is_asked_again(
+    tmp_path: Path, when: Callable[..., bool], effect: Answer | Unreachable
+) -> None:
+    """However long: nothing is concluded from it."""
+
+    async def scenario(buffer: Buffer) -> None:
+        upload = await in_doubt(buffer)
+        fault = buffer.origin.inject(when, effect, times=None)
+        complete_late(buffer, upload)
+        await buffer.passes(2 * ANSWER_GIVEN_UP_SECONDS, step=30.0)
+        assert upload.is_open
+        assert not upload.is_over()
+        buffer.origin.faults.remove(fault)
+        assert await buffer.passes(7500.0, lambda: not upload.is_open, step=5.0)
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_an_origin_without_lists_of_parts_is_looked_at_all_the_same(tmp_path: Path) -> None:
+    """Whether the upload is open it does not tell: then it is completed anew after an hour."""
+
+    async def scenario(buffer: Buffer) -> None:
+        upload = await in_doubt(buffer)
+        buffer.origin.inject(on(Operation.LIST_PARTS), Answer(501, "NotImplemented"), times=None)
+        assert await buffer.passes(3 * ANSWER_GIVEN_UP_SECONDS, upload.is_over, step=30.0)
+        assert upload.is_open
+
+    with_buffer(tmp_path, scenario)
+
+
+@pytest.mark.slow
+def test_a_look_reads_what_it_can_start(tmp_path: Path) -> None:
+    """However much is unsent, of however many uploads."""
+    steps: dict[int, int] = {}
+
+    async def scenario(buffer: Buffer, uploads: int, parts: int) -> None:
+        buffer.origin.inject(on(Operation.UPLOAD_PART), Hold(asyncio.Event()), times=None)
+        for number in range(uploads):
+            upload = await OpenUpload.begin(buffer, f"u{number:03d}", key(f"k{number}"), at_origin=True)
+            await upload.store_many(parts)
+        with steps_of_reads(buffer.journal) as counted:
+            buffer.start()
+            await buffer.passes(3.0)
+        steps[uploads] = max(counted)
+
+    for uploads, parts in ((10, 100), (100, 200)):
+        directory = tmp_path / str(uploads)
+        directory.mkdir()
+        with_buffer(directory, lambda buffer: scenario(buffer, uploads, parts))  # noqa: B023
+    assert steps[100] <= steps[10] * 1.2 + 50
+
+
+def test_an_upload_with_which_the_client_goes_on_stays(tmp_path: Path) -> None:
+    """A part that was acknowledged since is not thrown away with those of which the origin has made the object."""
+
+    async def scenario(buffer: Buffer) -> None:
+        upload = await in_doubt(buffer)
+        etag = upload.etag
+        await upload.store(3, b"more")
+        complete_late(buffer, upload)
+        buffer.bucket.put(replace(buffer.bucket.object(AT.key), etag=etag))
+        await buffer.passes(600.0, step=5.0)
+        assert upload.is_open
+        assert 3 in {part.number for part in upload.parts()}
+
+    with_buffer(tmp_path, scenario)

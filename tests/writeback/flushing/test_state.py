@@ -1,0 +1,715 @@
+"""How a write gets to the origin, whatever the origin does: never lost, never over somebody else's write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import event as note
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.clock import Moment
+from gateway.writeback.flushing.state import (
+    CLOCKS_APART_SECONDS,
+    DIFFERENT,
+    LOST,
+    OTHERS,
+    PARTS_AT_ONCE,
+    UPLOAD_LOOK_SECONDS,
+    Abort,
+    Aborted,
+    Answer,
+    Begin,
+    Begun,
+    Compare,
+    Compared,
+    Complete,
+    Completed,
+    Delete,
+    End,
+    Event,
+    Expire,
+    Find,
+    Finish,
+    Finished,
+    Forget,
+    Found,
+    Head,
+    Headed,
+    Instruction,
+    Keep,
+    Kind,
+    Learn,
+    Lost,
+    PartFailed,
+    PartSent,
+    Progress,
+    Refused,
+    Rest,
+    Seek,
+    SendPart,
+    Settle,
+    StartOver,
+    Unmark,
+    Wait,
+    with_part_sent,
+)
+from gateway.writeback.journal.records import Asked, Base, Conditions, Honoured, State, Write
+from tests.support.writeback import key, part, pending, upload
+
+OURS = "ours"
+ALL = Conditions(Honoured.YES, Honoured.YES, Honoured.YES, 1.0)
+NONE = Conditions(Honoured.REFUSED, Honoured.REFUSED, Honoured.REFUSED, 1.0)
+
+
+def single(**changed: object) -> Write:
+    return replace(pending(key("k"), OURS), sequence=1, **changed)  # type: ignore[arg-type]
+
+
+def multipart(count: int, **changed: object) -> Write:
+    parts = tuple(part(number, f"{OURS}{number}") for number in range(1, count + 1))
+    return replace(pending(key("k"), parts=parts, multipart=True), sequence=1, **changed)  # type: ignore[arg-type]
+
+
+def tombstone(**changed: object) -> Write:
+    return replace(pending(key("k"), deleted=True), sequence=1, base=Base(('"old"',)), **changed)  # type: ignore[arg-type]
+
+
+def opened(count: int = 0, **changed: object) -> Write:
+    parts = tuple(part(number, f"{OURS}{number}") for number in range(1, count + 1))
+    return replace(upload("u", key("k")), parts=parts, touched_at=0.0, **changed)  # type: ignore[arg-type]
+
+
+def sent(write: Write, *numbers: int) -> Write:
+    """One of which the origin has these parts."""
+    for number in numbers:
+        write = with_part_sent(write, PartSent(write.origin_upload_id or "", number, f"e{number}"))
+    return write
+
+
+def play(progress: Progress, *events: Event) -> Sequence[Instruction]:
+    instructions = progress.begin()
+    for one in events:
+        instructions = progress.after(one)
+    return instructions
+
+
+def begun(write: Write, origin_upload_id: str = "o") -> Begun:
+    return Begun(replace(write, origin_upload_id=origin_upload_id))
+
+
+# Acknowledged writes
+
+
+def test_an_object_is_put_where_nothing_else_lies() -> None:
+    """Look, send under the condition of what was seen, done."""
+    progress = Progress(single())
+    assert progress.begin() == [Head()]
+    assert progress.after(Headed(None)) == [Finish(None)]
+    assert progress.write.state is State.PUBLISHING
+    assert progress.after(Finished(progress.write.etag)) == [Settle(progress.write.etag)]
+
+
+def test_where_conditions_are_honoured_one_says_it_all() -> None:
+    """One request for an object, or a deletion, of which it is known exactly what the key has."""
+    for base, expected in ((Base(absent=True), None), (Base(('"old"',)), '"old"')):
+        write = single(base=base)
+        assert play(Progress(write, ALL)) == [Finish(expected)]
+        assert play(Progress(write, ALL), Finished(write.etag)) == [Settle(write.etag)]
+    assert play(Progress(tombstone(), ALL), Finished(None)) == [Settle(None)]
+    for unclear in (Base(('"a"', '"b"')), Base(('"a"',), absent=True), Base(known=False, asked_at=1.0)):
+        assert play(Progress(single(base=unclear), ALL)) == [Head()]
+    for honoured in (Honoured.UNKNOWN, Honoured.IGNORED, Honoured.REFUSED):
+        assert play(Progress(single(), replace(ALL, put=honoured))) == [Head()]
+        assert play(Progress(tombstone(), replace(ALL, delete=honoured))) == [Head()]
+
+
+def test_what_refuses_conditions_is_sent_none() -> None:
+    """The look comes right before."""
+    assert play(Progress(single(), NONE), Headed(None)) == [Finish(None, is_conditional=False)]
+    assert play(Progress(tombstone(), NONE), Headed('"old"')) == [Delete('"old"', is_conditional=False)]
+
+
+def test_that_a_bucket_refuses_conditions_is_learned_when_it_takes_a_request_without() -> None:
+    """By the kind of request; had it been about something else, nothing is learned."""
+    cases: Sequence[tuple[Write, Kind]] = ((single(), "put"), (tombstone(), "delete"))
+    for write, kind in cases:
+        progress = Progress(write, ALL)
+        assert play(progress, Refused("NotImplemented")) == [Head()]
+        expected = next(iter(write.base.etags), None)
+        [again] = progress.after(Headed(expected))
+        assert isinstance(again, Finish | Delete)
+        assert not again.is_conditional
+        etag = None if write.deleted else write.etag
+        assert progress.after(Finished(etag)) == [Learn(kind), Settle(etag)]
+    other = Progress(single(), ALL)
+    assert play(other, Refused("NotImplemented"), Headed(None), Refused("NotImplemented")) == [
+        Unmark(),
+        Wait("NotImplemented", is_away=False),
+    ]
+
+
+def test_parts_go_side_by_side_and_complete_comes_last() -> None:
+    """A bounded number at once, each of them once."""
+    progress = Progress(multipart(PARTS_AT_ONCE + 2), ALL)
+    assert play(progress, Headed(None)) == [Begin()]
+    first = progress.after(begun(progress.write))
+    numbers = [one.part.number for one in first if isinstance(one, SendPart)]
+    assert numbers == list(range(1, PARTS_AT_ONCE + 1))
+    last: Sequence[Instruction] = []
+    while numbers:
+        number = numbers.pop()
+        last = progress.after(PartSent("o", number, f"e{number}"))
+        numbers += [one.part.number for one in last if isinstance(one, SendPart)]
+    assert last == [Finish(None)]
+
+
+def test_where_conditions_are_not_honoured_a_look_comes_right_before_complete() -> None:
+    """Sending parts takes a while."""
+    progress = Progress(sent(multipart(1, origin_upload_id="o"), 1))
+    assert progress.begin() == [Head()]
+    assert progress.after(Headed('"theirs"')) == [Keep(OTHERS)]
+
+
+def test_what_the_origin_has_is_not_sent_again() -> None:
+    """After a restart only the parts that are missing there are sent."""
+    write = sent(multipart(3, origin_upload_id="o"), 1, 3)
+    [one] = play(Progress(write))
+    assert isinstance(one, SendPart)
+    assert (one.origin_upload_id, one.part.number) == ("o", 2)
+
+
+@pytest.mark.parametrize("base", [Base(absent=True), Base(('"other"',))])
+def test_somebody_elses_write_is_a_conflict(base: Base) -> None:
+    """Kept, whatever it is; also where it is of the same bytes: it may be different in all else."""
+    for found in ('"theirs"', single().etag):
+        assert play(Progress(single(base=base)), Headed(found)) == [Keep(OTHERS)]
+    assert play(Progress(single(base=Base(('"old"',)))), Headed(None)) == [Keep(OTHERS)]
+    assert play(Progress(tombstone()), Headed('"theirs"')) == [Keep(OTHERS)]
+
+
+@pytest.mark.parametrize("code", ["PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey"])
+def test_a_condition_that_fails_says_that_it_is_looked_at(code: str) -> None:
+    """What lies there decides; where it is as expected after all, it is sent again, once, and then later."""
+    progress = Progress(single(), ALL)
+    assert play(progress, Refused(code)) == [Head()]
+    assert progress.after(Headed('"theirs"')) == [Keep(OTHERS)]
+    progress = Progress(single(), ALL)
+    assert play(progress, Refused(code), Headed(None)) == [Finish(None)]
+    assert progress.after(Refused(code))[-1] == Wait(code, is_away=False)
+
+
+def test_a_lost_answer_is_decided_by_what_lies_there() -> None:
+    """Ours: done. What was there before: once more. Of the same length: compared. Else somebody else's."""
+    for conditions in (Conditions(), ALL, NONE):
+        doubtful = single(state=State.PUBLISHING, base=Base(('"old"',)))
+        done = Settle(doubtful.etag)
+        assert play(Progress(doubtful, conditions), Headed(doubtful.etag)) == [done]
+        [again] = play(Progress(doubtful, conditions), Headed('"old"'))
+        assert isinstance(again, Finish)
+        assert again.expected == '"old"'
+        assert play(Progress(doubtful, conditions), Headed('"theirs"', size_bytes=99)) == [Keep(OTHERS)]
+        progress = Progress(doubtful, conditions)
+        assert play(progress, Headed('"opaque"', size_bytes=doubtful.size_bytes)) == [Compare('"opaque"')]
+        assert progress.after(Compared(True)) == [Settle('"opaque"')]
+        assert play(Progress(doubtful, conditions), Headed('"x"', size_bytes=doubtful.size_bytes), Compared(False)) == [
+            Keep(OTHERS)
+        ]
+
+
+def test_an_upload_that_may_not_have_been_ours_is_cleared_away() -> None:
+    """The object is there, and the upload perhaps still, too."""
+    doubtful = sent(multipart(1, origin_upload_id="o", state=State.PUBLISHING), 1)
+    assert play(Progress(doubtful), Headed(doubtful.etag)) == [Settle(doubtful.etag, upload_may_be_open=True)]
+
+
+def test_the_same_bytes_as_before_are_sent_all_the_same() -> None:
+    """A lost answer says nothing where the key had these bytes already: what else was written with them counts too."""
+    doubtful = single(state=State.PUBLISHING)
+    doubtful = replace(doubtful, base=Base((doubtful.etag,)))
+    assert play(Progress(doubtful), Headed(doubtful.etag)) == [Finish(doubtful.etag)]
+
+
+def test_an_upload_that_the_origin_has_forgotten_is_begun_anew() -> None:
+    """All parts are sent again, and the old upload is cleared away."""
+    gone = sent(multipart(1, origin_upload_id="gone"), 1)
+    for code in ("NoSuchUpload", "InvalidPart", "InvalidPartOrder", "EntityTooSmall"):
+        assert play(Progress(gone, ALL), Refused(code)) == [StartOver(), Wait(code, is_away=False)]
+    progress = Progress(multipart(1), ALL)
+    assert play(progress, Headed(None)) == [Begin()]
+    assert [type(one) for one in progress.after(begun(progress.write, "new"))] == [SendPart]
+    assert progress.after(PartSent("gone", 1, "late")) == []
+    assert progress.after(PartSent("new", 1, "e1")) == [Finish(None)]
+
+
+def test_an_upload_that_is_gone_because_it_is_complete_is_done() -> None:
+    """NoSuchUpload after a Complete whose answer was lost: the ETag decides."""
+    doubtful = sent(multipart(1, origin_upload_id="o", state=State.PUBLISHING), 1)
+    assert play(Progress(doubtful, ALL), Headed(None), Refused("NoSuchUpload"))[-1] == Wait(
+        "NoSuchUpload", is_away=False
+    )
+    [over] = play(Progress(doubtful, ALL), Headed(doubtful.etag))
+    assert isinstance(over, Settle)
+
+
+def test_a_plain_refusal_leaves_nothing_in_doubt() -> None:
+    """Unless an earlier request is: then it stays so."""
+    assert play(Progress(single(), ALL), Refused("AccessDenied")) == [Unmark(), Wait("AccessDenied", is_away=False)]
+    assert play(Progress(single(), ALL), Lost("reset")) == [Wait("reset", is_away=True)]
+    doubtful = single(state=State.PUBLISHING)
+    assert play(Progress(doubtful, ALL), Headed(None), Refused("AccessDenied")) == [Wait("AccessDenied", is_away=False)]
+
+
+def test_failures_are_waited_out() -> None:
+    """Whatever they are, at any step: nothing is given up."""
+    for failure, is_away in ((Refused("AccessDenied"), False), (Lost("AccessDenied"), True)):
+        for write in (single(), multipart(2), tombstone()):
+            assert play(Progress(write), failure) == [Wait("AccessDenied", is_away)]
+        assert play(Progress(multipart(2)), Headed(None), failure) == [Wait("AccessDenied", is_away)]
+
+
+def test_one_failure_of_several_parts_counts_once() -> None:
+    """The others that fail with it say nothing new, nor do those that come through."""
+    progress = Progress(multipart(3, origin_upload_id="o"))
+    play(progress, Headed(None))
+    assert progress.after(PartFailed("o", 1, "reset")) == [Wait("reset", is_away=True)]
+    assert progress.after(PartFailed("o", 3, "reset")) == []
+    assert progress.after(PartSent("o", 2, "e2")) == []
+
+
+def test_what_the_origin_has_made_is_compared_where_its_etag_is_not_ours() -> None:
+    """The same bytes: done. Others: a conflict that says so. Yet another object: others came after ours."""
+    for outcome, expected in (
+        (True, Settle('"opaque"')),
+        (False, Keep(DIFFERENT)),
+        (None, Settle('"opaque"')),
+    ):
+        progress = Progress(single(), ALL)
+        assert play(progress, Finished('"opaque"')) == [Compare('"opaque"')]
+        assert progress.after(Compared(outcome)) == [expected]
+
+
+def test_an_etag_that_is_not_told_is_asked_for() -> None:
+    """And an object that is not shown is kept."""
+    progress = Progress(single(), ALL)
+    assert play(progress, Finished(None)) == [Head()]
+    assert progress.after(Headed(progress.write.etag)) == [Settle(progress.write.etag)]
+    assert play(Progress(single(), ALL), Finished(None), Headed(None)) == [Keep(LOST)]
+
+
+def test_an_origin_that_could_not_be_asked_may_have_what_is_older() -> None:
+    """What was there before the absorb began is overwritten, as if it had been seen; what came later is a conflict."""
+    unknown = single(base=Base(known=False, asked_at=10_000.0))
+    asked = Moment(11_000.0)
+    older = Headed('"old"', 1000.0 + CLOCKS_APART_SECONDS + 1, moment=asked)
+    newer = Headed('"new"', 1000.0 + CLOCKS_APART_SECONDS - 1, moment=asked)
+    assert play(Progress(unknown, ALL), older) == [Finish('"old"')]
+    assert play(Progress(unknown, ALL), Headed(None, moment=asked)) == [Finish(None)]
+    assert play(Progress(unknown, ALL), newer) == [Keep(OTHERS)]
+    own = single(base=Base(('"own"',), known=False, asked_at=10_000.0))
+    assert play(Progress(own, ALL), Headed('"own"', 1.0, moment=asked)) == [Finish('"own"')]
+    clock_has_gone_back = Headed('"old"', 1e9, moment=Moment(9_000.0))
+    assert play(Progress(unknown, ALL), clock_has_gone_back) == [Keep(OTHERS)]
+
+
+def test_within_one_boot_the_monotonic_clock_tells() -> None:
+    """Whatever the wall clock was set to meanwhile; and to a few seconds, where the origin tells its time."""
+    base = Base(known=False, asked_at=10_000.0, asked=Moment(10_000.0, 50.0, "boot"))
+    for wall in (0.0, 10_030.0, 1e9):
+        asked = Moment(wall, 80.0, "boot")
+        older, newer = Headed('"old"', 36.0, moment=asked), Headed('"new"', 29.0, moment=asked)
+        assert play(Progress(single(base=base), ALL), older) == [Finish('"old"')]
+        assert play(Progress(single(base=base), ALL), newer) == [Keep(OTHERS)]
+
+
+def test_a_deletion_ends_where_nothing_is() -> None:
+    """Whoever has removed it."""
+    assert play(Progress(tombstone()), Headed(None)) == [Settle(None)]
+    for conditions in (Conditions(), ALL, NONE):
+        assert play(Progress(replace(tombstone(), base=Base(absent=True)), conditions)) == [Head()]
+    doubtful = tombstone(state=State.PUBLISHING)
+    assert play(Progress(doubtful, ALL), Headed(None)) == [Settle(None)]
+    assert play(Progress(doubtful, ALL), Headed('"old"')) == [Delete('"old"')]
+    assert play(Progress(doubtful, ALL), Headed('"theirs"')) == [Keep(OTHERS)]
+
+
+# Open uploads
+
+
+def test_an_open_upload_is_begun_and_its_parts_go() -> None:
+    """Then it rests."""
+    progress = Progress(opened(1))
+    assert progress.begin() == [Begin()]
+    assert [type(one) for one in progress.after(begun(progress.write))] == [SendPart]
+    [rest] = progress.after(PartSent("o", 1, "e", State.OPEN))
+    assert isinstance(rest, Rest)
+
+
+def test_an_upload_that_its_client_has_completed_or_ended_meanwhile_is_looked_at_anew() -> None:
+    """At once; parts that are still on their way first come to their end."""
+    progress = Progress(opened(2, origin_upload_id="o"))
+    progress.begin()
+    assert progress.after(PartSent("o", 1, "e", State.COMMITTED)) == []
+    assert progress.after(PartSent("o", 2, "e", State.COMMITTED)) == [Rest(0.0)]
+    progress = Progress(opened(1))
+    progress.begin()
+    assert progress.after(Begun(replace(progress.write, origin_upload_id="o", state=State.COMMITTED))) == [Rest(0.0)]
+
+
+def test_an_idle_upload_is_asked_for_now_and_then_and_expires() -> None:
+    """The next look is never later than its expiry."""
+    there = opened(origin_upload_id="o")
+    assert play(Progress(there, now=10.0)) == [Rest(UPLOAD_LOOK_SECONDS - 10.0)]
+    assert play(Progress(there, now=UPLOAD_LOOK_SECONDS)) == [Find()]
+    assert play(Progress(there, now=UPLOAD_LOOK_SECONDS), Found(True)) == [Rest(UPLOAD_LOOK_SECONDS)]
+    [gone] = play(Progress(there, now=UPLOAD_LOOK_SECONDS), Found(False))
+    assert isinstance(gone, Expire)
+    [over] = play(Progress(there, now=1000.0, expiry_seconds=1000.0))
+    assert isinstance(over, Expire)
+    assert play(Progress(there, now=900.0, expiry_seconds=1000.0), Found(True)) == [Rest(100.0)]
+
+
+def test_an_upload_that_the_bucket_has_ended_goes_or_is_begun_anew() -> None:
+    """It goes where its client has left it alone; else its parts are sent again."""
+    write = opened(1, origin_upload_id="gone")
+    assert play(Progress(write, now=10.0), PartFailed("gone", 1, "NoSuchUpload", "NoSuchUpload")) == [
+        StartOver(),
+        Wait("NoSuchUpload", is_away=False),
+    ]
+    [over] = play(Progress(write, now=1000.0), PartFailed("gone", 1, "NoSuchUpload", "NoSuchUpload"))
+    assert isinstance(over, Expire)
+
+
+# Completes that a client waits for
+
+
+def waiting(**changed: object) -> Write:
+    made = replace(opened(2, origin_upload_id="o"), state=State.PUBLISHING, etag='"made-2"', sequence=1)
+    return replace(made, **changed)  # type: ignore[arg-type]
+
+
+def test_the_origin_completes_while_the_client_waits() -> None:
+    """What is missing there is sent before."""
+    progress = Progress(sent(waiting(), 1), ALL)
+    assert [type(one) for one in progress.begin()] == [SendPart]
+    assert progress.after(PartSent("o", 2, "e", State.PUBLISHING)) == [Complete()]
+    assert progress.after(Finished(None)) == [Completed('"made-2"')]
+
+
+def test_its_refusal_is_the_clients_answer() -> None:
+    """The upload is open still. A condition that fails is believed where the upload is there: else it was carried out
+    before."""
+    whole = sent(waiting(), 1, 2)
+    assert play(Progress(whole), Refused("AccessDenied")) == [Answer("AccessDenied", is_over=True)]
+    progress = Progress(whole)
+    assert play(progress, Refused("PreconditionFailed")) == [Find()]
+    assert progress.after(Found(True)) == [Answer("PreconditionFailed", is_over=True)]
+    progress = Progress(whole)
+    play(progress, Refused("PreconditionFailed"), Found(False))
+    assert progress.after(Headed('"made-2"')) == [Completed('"made-2"')]
+
+
+def test_a_lost_answer_is_told_as_such_and_found_out() -> None:
+    """Nobody is told that it has failed who does not know."""
+    whole = sent(waiting(), 1, 2)
+    assert play(Progress(whole), Lost("reset"), Headed('"made-2"')) == [Completed('"made-2"')]
+    assert play(Progress(whole), Lost("reset"), Headed('"x"')) == [Answer("ServiceUnavailable", is_over=False)]
+    asked = replace(whole, answer="ServiceUnavailable")
+    assert play(Progress(asked)) == [Find()]
+    assert play(Progress(asked), Found(False), Headed('"made-2"')) == [Completed('"made-2"')]
+    assert play(Progress(asked), Found(False), Headed('"theirs"')) == [
+        StartOver(),
+        Answer("NoSuchUpload", is_over=True),
+    ]
+    [rest] = play(Progress(asked, now=1.0), Found(True))
+    assert isinstance(rest, Rest)
+    assert play(Progress(asked, now=1e6), Found(True)) == [Answer("ServiceUnavailable", is_over=True)]
+
+
+def test_a_part_that_an_older_one_has_overtaken_is_sent_again() -> None:
+    """Once."""
+    whole = sent(waiting(), 1, 2)
+    progress = Progress(whole)
+    assert [type(one) for one in play(progress, Refused("InvalidPart"))] == [SendPart, SendPart]
+    progress.after(PartSent("o", 1, "e", State.PUBLISHING))
+    assert progress.after(PartSent("o", 2, "e", State.PUBLISHING)) == [Complete()]
+    assert progress.after(Refused("InvalidPart")) == [Answer("InvalidPart", is_over=True)]
+
+
+# Uploads to be aborted
+
+
+def test_what_is_to_be_aborted_is() -> None:
+    """Or, where only key and time are known, looked for."""
+    there = replace(opened(origin_upload_id="o"), state=State.ABORTING)
+    assert play(Progress(there)) == [Abort()]
+    assert play(Progress(there), Aborted()) == [Forget()]
+    assert play(Progress(there), Refused("AccessDenied")) == [Wait("AccessDenied", is_away=False)]
+    suspect = replace(opened(), state=State.ABORTING, asked=Asked(0, Moment(0.0), Moment(0.0)), began_at=0.0)
+    assert play(Progress(suspect)) == [Seek()]
+    [forgotten] = play(Progress(suspect, now=1.0), Refused("NotImplemented"))
+    assert isinstance(forgotten, Forget)
+    assert forgotten.reason is not None
+    assert play(Progress(suspect, now=1.0), Refused("AccessDenied")) == [Wait("AccessDenied", is_away=False)]
+    [late] = play(Progress(suspect, now=1e6), Refused("AccessDenied"))
+    assert isinstance(late, Forget)
+
+
+# All of it, at an origin that does anything
+
+
+@dataclass
+class _Origin:
+    """One key of an origin of some dialect."""
+
+    does: Mapping[str, str]
+    opaque: bool
+    etag: str | None
+    count: int = 0
+    uploads: dict[str, set[int]] = field(default_factory=dict)
+    completed: set[str] = field(default_factory=set)
+    ours: set[str] = field(default_factory=set)
+    """ETags under which ours have been there."""
+    bytes_of: dict[str, str] = field(default_factory=dict)
+    damaged: bool = False
+
+    def fails(self, kind: str, condition: bool, expected: str | None) -> Refused | None:
+        """What becomes of a request under a condition."""
+        if not condition or self.does[kind] == "ignored":
+            return None
+        if self.does[kind] == "refused":
+            return Refused("NotImplemented")
+        if self.etag == expected:
+            return None
+        return Refused("NoSuchKey" if self.etag is None and expected is not None else "PreconditionFailed")
+
+    def take(self, write: Write, *, damaging: bool) -> str:
+        """It has ours now, or what has become of it."""
+        self.count += 1
+        self.damaged |= damaging
+        etag = f'"made {self.count}"' if self.opaque or damaging else write.etag
+        self.etag, self.bytes_of[etag] = etag, "damaged" if damaging else OURS
+        self.ours.add(etag)
+        return etag
+
+
+@dataclass
+class _World:
+    """The origin, the journal's word on the write, and others who write the key."""
+
+    origin: _Origin
+    journal: Write
+    data: st.DataObject
+    seen: set[str | None]
+    """What may be overwritten or deleted: what was there when the write was absorbed."""
+
+    calm: bool = False
+    outcome: End | None = None
+    others: list[str | None] = field(default_factory=list)
+    wrongs: list[str] = field(default_factory=list)
+    learned: set[str] = field(default_factory=set)
+
+    def draw(self, *choices: str) -> str:
+        return choices[0] if self.calm else self.data.draw(st.sampled_from(choices))
+
+    def others_write(self, turn: int) -> None:
+        """Something, nothing, or the very bytes of ours."""
+        what = self.draw("object", "nothing", "the same")
+        etag = {"object": f'"outside {turn}"', "nothing": None, "the same": self.journal.etag}[what]
+        if self.journal.deleted and what == "the same":
+            etag = f'"outside {turn}"'
+        self.others.append(etag)
+        self.origin.etag = etag
+        if etag is not None:
+            self.origin.bytes_of[etag] = OURS if what == "the same" else "theirs"
+            if what == "the same":
+                self.origin.ours.discard(etag)
+
+    def restart(self, conditions: Conditions) -> Progress:
+        return Progress(self.journal, conditions)
+
+    def carry_out(self, instruction: Instruction) -> Event | None:
+        """What comes of an instruction, the answer lost or refused now and then. None: nothing is answered."""
+        match instruction:
+            case Learn():
+                self.learned.add(instruction.kind)
+            case Unmark():
+                self.journal = replace(self.journal, state=State.COMMITTED)
+            case StartOver():
+                parts = [replace(one, origin_etag=None) for one in self.journal.parts]
+                self.journal = replace(self.journal, origin_upload_id=None, parts=parts)
+            case Finish() | Delete():
+                self.journal = replace(self.journal, state=State.PUBLISHING)
+        if isinstance(instruction, Learn | Unmark | StartOver):
+            return None
+        if isinstance(instruction, Settle | Keep | Wait | Rest | Completed | Answer | Expire | Forget):
+            self.outcome = instruction
+            return None
+        fate = self.draw("done", "done", "done", "lost before", "lost after", "refused")
+        if fate == "lost before":
+            return _failed(instruction, Lost("before"))
+        if fate == "refused":
+            return _failed(instruction, Refused("AccessDenied"))
+        done = self._at_the_origin(instruction)
+        return _failed(instruction, Lost("after")) if fate == "lost after" else done
+
+    def _at_the_origin(self, instruction: Instruction) -> Event:
+        origin = self.origin
+        match instruction:
+            case Head():
+                size_bytes = self.journal.size_bytes if self.draw("same", "other") == "same" else 99
+                if origin.etag is not None and origin.bytes_of.get(origin.etag) == OURS:
+                    size_bytes = self.journal.size_bytes
+                return Headed(origin.etag, size_bytes=size_bytes)
+            case Begin():
+                return self._begin()
+            case SendPart():
+                return self._send_part(instruction)
+            case Compare():
+                if origin.etag != instruction.etag:
+                    return Compared(None)
+                return Compared(origin.bytes_of.get(instruction.etag) == OURS)
+            case Finish():
+                return self._finish(instruction)
+            case Delete():
+                return self._delete(instruction)
+        raise AssertionError(instruction)
+
+    def _begin(self) -> Event:
+        self.origin.count += 1
+        name = f"o{self.origin.count}"
+        self.origin.uploads[name] = set()
+        self.journal = replace(self.journal, origin_upload_id=name)
+        return Begun(self.journal)
+
+    def _send_part(self, send: SendPart) -> Event:
+        upload = self.origin.uploads.get(send.origin_upload_id)
+        if upload is None:
+            return _failed(send, Refused("NoSuchUpload"))
+        upload.add(send.part.number)
+        event = PartSent(send.origin_upload_id, send.part.number, "e", self.journal.state)
+        if send.origin_upload_id == self.journal.origin_upload_id:
+            self.journal = with_part_sent(self.journal, event)
+        return event
+
+    def _finish(self, finish: Finish) -> Event:
+        write, kind = self.journal, "complete" if self.journal.multipart else "put"
+        name = write.origin_upload_id or ""
+        if write.multipart and self.origin.uploads.get(name) != {one.number for one in write.parts}:
+            return Refused("NoSuchUpload")
+        failed = self.origin.fails(kind, finish.is_conditional, finish.expected)
+        if failed is not None:
+            return failed
+        self._overwrites()
+        self.origin.uploads.pop(name, None)
+        etag = self.origin.take(write, damaging=self.draw("whole", "whole", "whole", "damaged") == "damaged")
+        return Finished(None if self.draw("told", "told", "untold") == "untold" else etag)
+
+    def _delete(self, delete: Delete) -> Event:
+        failed = self.origin.fails("delete", delete.is_conditional, delete.expected)
+        if failed is not None:
+            return failed
+        self._overwrites()
+        if delete.expected not in self.seen:
+            self.wrongs.append("what was not seen is to be deleted")
+        self.origin.etag = None
+        return Finished(None)
+
+    def _overwrites(self) -> None:
+        """Where the origin judges no condition, others may come between the look and the request: nobody can help
+        that, and in this world they do not."""
+        there = self.origin.etag
+        if self.journal.deleted and there is None:
+            return
+        if there not in self.seen and there not in self.origin.ours:
+            self.wrongs.append(f"what others have done is undone: {there}")
+
+
+def _failed(instruction: Instruction, failure: Lost | Refused) -> Event:
+    if not isinstance(instruction, SendPart):
+        return failure
+    reason, code = (failure.reason, None) if isinstance(failure, Lost) else (failure.code, failure.code)
+    return PartFailed(instruction.origin_upload_id, instruction.part.number, reason, code)
+
+
+KNOWN = {"honoured": Honoured.YES, "ignored": Honoured.IGNORED, "refused": Honoured.REFUSED}
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    data=st.data(),
+    what=st.sampled_from(["object", "upload", "tombstone"]),
+    parts=st.integers(1, 5),
+    existed=st.booleans(),
+    does=st.fixed_dictionaries({kind: st.sampled_from(sorted(KNOWN)) for kind in ("put", "complete", "delete")}),
+    is_probed=st.booleans(),
+    opaque=st.booleans(),
+)
+def test_nothing_is_lost_whatever_happens(
+    data: st.DataObject, what: str, parts: int, existed: bool, does: dict[str, str], is_probed: bool, opaque: bool
+) -> None:
+    """Lost answers, refusals, restarts and other writers in any order, at origins of every dialect: the write ends at
+    the origin, or as a conflict, and never stays without a next step.
+
+    What others have written since the absorb is never overwritten or deleted; a conflict is with others, or about
+    damage.
+    """
+    old = '"old"' if existed or what == "tombstone" else None
+    write = {"object": single(), "upload": multipart(parts), "tombstone": tombstone()}[what]
+    write = replace(write, base=Base.exactly(old))
+    origin = _Origin(does, opaque, old)
+    if old is not None:
+        origin.bytes_of[old] = "old"
+    world = _World(origin, write, data, {old})
+    conditions = (
+        Conditions(*(KNOWN[does[kind]] for kind in ("put", "complete", "delete"))) if is_probed else Conditions()
+    )
+    is_held_off = does[{"object": "put", "upload": "complete", "tombstone": "delete"}[what]] == "honoured"
+    progress = world.restart(conditions)
+    queue = list(progress.begin())
+    for turn in range(400):
+        world.calm = turn >= 120
+        happening = world.draw(*["go on"] * 12, "restart", "others", "lifecycle")
+        if happening == "restart":
+            progress = world.restart(conditions)
+            queue = list(progress.begin())
+        elif happening == "others" and (is_held_off or not _is_change_on_its_way(queue)):
+            world.others_write(turn)
+        elif happening == "lifecycle":
+            origin.uploads.clear()
+        if not queue:
+            raise AssertionError(f"stuck without an end: {progress}")
+        instruction = queue.pop(0 if world.calm else data.draw(st.integers(0, len(queue) - 1)))
+        answer = world.carry_out(instruction)
+        if answer is not None:
+            queue += progress.after(answer)
+        assert not world.wrongs
+        if isinstance(world.outcome, Settle | Keep):
+            break
+        if world.outcome is not None and not any(isinstance(one, SendPart) for one in queue):
+            assert isinstance(world.outcome, Wait | Rest)
+            world.outcome = None
+            progress = world.restart(conditions)
+            queue = list(progress.begin())
+    note(type(world.outcome).__name__)
+    _check(world)
+
+
+def _is_change_on_its_way(queue: Sequence[Instruction]) -> bool:
+    return any(isinstance(one, Finish | Delete) for one in queue)
+
+
+def _check(world: _World) -> None:
+    origin, write = world.origin, world.journal
+    if isinstance(world.outcome, Settle):
+        are_our_bytes = any(origin.bytes_of.get(one or "") == OURS for one in world.others)
+        assert write.deleted or origin.ours or are_our_bytes
+    elif isinstance(world.outcome, Keep):
+        assert world.others or origin.damaged
+        assert world.outcome.reason in (OTHERS, LOST, DIFFERENT)
+        # Where the origin does not tell its ETag, others' object may be taken for what it has made of ours.
+        assert world.outcome.reason != DIFFERENT or origin.damaged or world.others
+    else:
+        raise AssertionError(f"neither at the origin nor a conflict: {world.outcome}")

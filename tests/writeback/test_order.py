@@ -1,0 +1,284 @@
+"""Markers come last, and what a slot says of its order is kept; in any history, by journal/test_book_histories.py."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from gateway.objects import MARKERS
+from gateway.policy.slots import Prefix, Slot
+from gateway.writeback.journal.book import Book
+from gateway.writeback.journal.records import Base, State, Write
+from gateway.writeback.journal.schema import prepare
+from gateway.writeback.order import is_marker, placed
+from tests.support.writeback import PlainPresence, key, part, pending, upload
+
+NOW = 1000.0
+SLOT = Slot("slot", Prefix.parse("s3://bucket/"), write="back", buffer_bytes=1000)
+STRICT = replace(SLOT, order="strict")
+
+
+class Order:
+    """A journal, and whose turn it is in it."""
+
+    def __init__(self, book: Book, slot: Slot = SLOT) -> None:
+        self.book = book
+        self.slot = slot
+
+    def put(self, name: str, *, deleted: bool = False) -> Write:
+        new = pending(key(name), None if deleted else f"{name}-{self.book.newest()}", deleted=deleted)
+        return self.book.acknowledge(placed(new, self.slot))
+
+    def send(self, write: Write) -> None:
+        assert self.book.change(replace(write, state=State.PUBLISHING), State.COMMITTED)
+
+    def settle(self, write: Write) -> None:
+        self.book.settle(write.id, write.etag, NOW)
+
+    def is_due(self, write: Write) -> bool:
+        turn = self.book.turn(write.id)
+        assert turn is not None
+        assert (turn.due_at is None) == (turn.after_sequence is not None)
+        return turn.due_at is not None
+
+
+@pytest.fixture
+def order() -> Iterator[Order]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        prepare(connection)
+        yield Order(Book(connection, PlainPresence()))
+
+
+# What is a marker
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ckpt/.metadata", True),
+        ("model.safetensors.index.json", True),
+        ("ckpt/latest", True),
+        ("latest_checkpointed_iteration.txt", True),
+        ("out/_SUCCESS", True),
+        ("ckpt/manifest.json", True),
+        ("latest/shard-1", False),
+        ("ckpt/.metadata/x", False),
+        ("ckpt/shard.json", False),
+        ("ckpt/_SUCCESSFUL", False),
+        ("", False),
+    ],
+)
+def test_the_last_part_of_a_path_makes_a_marker(name: str, *, expected: bool) -> None:
+    """Of the names that are used; a directory that is called so makes none."""
+    assert is_marker(name, MARKERS) == expected
+    assert not is_marker(name, ())
+
+
+def test_a_slot_says_what_its_markers_are() -> None:
+    """Letters are what they are, whatever the system thinks of them."""
+    slot = replace(SLOT, markers=("DONE*",))
+    assert placed(pending(key("d/DONE.1")), slot).behind == "d/"
+    assert placed(pending(key("d/done")), slot).behind is None
+    assert placed(pending(key("d/_SUCCESS")), slot).behind is None
+    assert placed(pending(key("d/_SUCCESS")), None).behind == "d/"
+
+
+@pytest.mark.parametrize(
+    ("name", "behind"), [("latest", ""), ("a/latest", "a/"), ("a/b/latest", "a/b/"), ("/latest", "/")]
+)
+def test_a_marker_speaks_for_its_directory(name: str, behind: str) -> None:
+    """One without any speaks for the whole bucket."""
+    assert placed(pending(key(name)), SLOT).behind == behind
+
+
+def test_deletions_and_others_wait_for_nothing_but_their_key() -> None:
+    """Who deletes a marker takes its word back: the sooner the better."""
+    assert placed(pending(key("d/_SUCCESS"), deleted=True), SLOT).behind is None
+    assert placed(pending(key("d/shard")), SLOT) == pending(key("d/shard"))
+
+
+def test_in_a_strict_slot_all_is_in_order_and_markers_are_like_others() -> None:
+    """Deletions, too."""
+    for new in (pending(key("d/_SUCCESS")), pending(key("x")), pending(key("x"), deleted=True)):
+        assert (placed(new, STRICT).in_order, placed(new, STRICT).behind) == (True, None)
+
+
+# Whose turn it is
+
+
+def test_a_marker_waits_for_all_that_came_before_it_in_its_directory(order: Order) -> None:
+    """Below it, too; and for nothing else."""
+    shards = [order.put(name) for name in ("ckpt/1", "ckpt/sub/2", "ckpt/3")]
+    other = order.put("ckpt-2/1")
+    marker = order.put("ckpt/_SUCCESS")
+    late = order.put("ckpt/4")
+    assert [order.is_due(one) for one in (*shards, other, marker, late)] == [True] * 4 + [False, True]
+    for one in (shards[2], shards[0]):
+        order.settle(one)
+        assert not order.is_due(marker)
+    order.settle(shards[1])
+    assert order.is_due(marker)
+
+
+def test_what_waits_for_a_turn_is_no_hurry_of_its_directory(order: Order) -> None:
+    """A marker with nothing before it is due at once."""
+    assert order.is_due(order.put("ckpt/_SUCCESS"))
+    assert order.is_due(order.put("latest-not-after-that/x"))
+
+
+def test_a_shard_that_is_written_again_is_still_waited_for(order: Order) -> None:
+    """Its first version may never get to the origin: the later one is as good, and then there is one."""
+    order.put("ckpt/1")
+    marker = order.put("ckpt/_SUCCESS")
+    again = order.put("ckpt/1")
+    assert not order.is_due(marker)
+    once_more = order.put("ckpt/1")
+    assert (order.book.living([again.id]), order.is_due(marker)) == (set(), False)
+    order.settle(once_more)
+    assert order.is_due(marker)
+
+
+def test_a_shard_on_its_way_counts_and_what_follows_it_does_not(order: Order) -> None:
+    """The version before the marker has been at the origin then."""
+    shard = order.put("ckpt/1")
+    order.send(shard)
+    marker = order.put("ckpt/_SUCCESS")
+    later = order.put("ckpt/1")
+    order.settle(shard)
+    assert order.is_due(marker)
+    assert order.is_due(later)
+
+
+def test_a_shard_that_is_deleted_again_is_waited_for(order: Order) -> None:
+    """Whoever reads the marker finds what its writer has left."""
+    shard = order.put("ckpt/1")
+    order.send(shard)
+    order.put("ckpt/2")
+    gone = order.put("ckpt/1", deleted=True)
+    marker = order.put("ckpt/_SUCCESS")
+    order.settle(order.book.waiting(0, 10)[1])
+    assert not order.is_due(marker)
+    order.settle(shard)
+    assert not order.is_due(marker)
+    order.settle(gone)
+    assert order.is_due(marker)
+
+
+def test_a_multipart_shard_counts_from_its_complete(order: Order) -> None:
+    """An upload that is open is no object that anybody was told of."""
+    opened = order.book.open_upload(upload("u", key("ckpt/1")))
+    order.book.put_part("u", part(1, "p"), NOW)
+    first = order.put("ckpt/_SUCCESS")
+    assert order.is_due(first)
+    made = replace(pending(key("ckpt/1"), parts=[part(1, "p")], multipart=True), upload_id="u")
+    completed = order.book.complete(placed(made, SLOT))
+    assert completed is not None
+    assert completed.id == opened.id
+    second = order.put("ckpt/latest")
+    assert (order.is_due(first), order.is_due(completed), order.is_due(second)) == (True, True, False)
+
+
+def test_a_multipart_marker_waits_too(order: Order) -> None:
+    """However its bytes have come."""
+    shard = order.put("ckpt/1")
+    order.book.open_upload(upload("u", key("ckpt/_SUCCESS")))
+    order.book.put_part("u", part(1, "p"), NOW)
+    made = replace(pending(key("ckpt/_SUCCESS"), parts=[part(1, "p")], multipart=True), upload_id="u")
+    marker = order.book.complete(placed(made, SLOT))
+    assert marker is not None
+    assert not order.is_due(marker)
+    order.settle(shard)
+    assert order.is_due(marker)
+
+
+def test_directories_in_directories(order: Order) -> None:
+    """The outer marker waits for the inner one, and that for its own shards alone."""
+    inner_shard, outer_shard = order.put("a/b/1"), order.put("a/1")
+    inner, outer = order.put("a/b/_SUCCESS"), order.put("a/latest")
+    order.settle(inner_shard)
+    assert (order.is_due(inner), order.is_due(outer)) == (True, False)
+    order.settle(outer_shard)
+    assert not order.is_due(outer)
+    order.settle(inner)
+    assert order.is_due(outer)
+
+
+def test_of_two_markers_the_second_waits_for_the_first(order: Order) -> None:
+    """And never the other way round, also when one is written again."""
+    first, second = order.put("a/_SUCCESS"), order.put("a/latest")
+    assert (order.is_due(first), order.is_due(second)) == (True, False)
+    again = order.put("a/_SUCCESS")
+    assert (order.is_due(again), order.is_due(second)) == (False, True)
+    order.settle(second)
+    assert order.is_due(again)
+
+
+def test_a_marker_that_is_overwritten_speaks_for_more(order: Order) -> None:
+    """What has come since the first one, it waits for as well."""
+    first_shard = order.put("a/1")
+    order.put("a/_SUCCESS")
+    second_shard = order.put("a/2")
+    marker = order.put("a/_SUCCESS")
+    assert [one.id for one in order.book.waiting(0, 10)] == [first_shard.id, second_shard.id, marker.id]
+    order.settle(first_shard)
+    assert not order.is_due(marker)
+    order.settle(second_shard)
+    assert order.is_due(marker)
+
+
+def test_a_conflict_holds_the_marker_until_somebody_has_decided(order: Order) -> None:
+    """Others' object is no part of it."""
+    for decide in ("discard", "overwrite"):
+        shard = order.put(f"{decide}/1")
+        marker = order.put(f"{decide}/_SUCCESS")
+        assert order.book.keep(shard.id, "others")
+        assert not order.is_due(marker)
+        if decide == "discard":
+            assert order.book.discard(shard.id, NOW, only_conflict=True)
+        else:
+            assert order.book.overwrite(shard.id, Base(('"theirs"',)), NOW)
+            assert not order.is_due(marker)
+            order.settle(shard)
+        assert order.is_due(marker)
+
+
+def test_a_deleted_marker_waits_for_nothing(order: Order) -> None:
+    """It takes the place of the one that waited."""
+    order.put("a/1")
+    marker = order.put("a/_SUCCESS")
+    gone = order.put("a/_SUCCESS", deleted=True)
+    assert (order.book.living([marker.id]), order.is_due(gone)) == (set(), True)
+
+
+def test_in_a_strict_slot_each_waits_for_all_before_it(order: Order) -> None:
+    """Every version of a key gets to the origin; a conflict holds all; another slot, and another bucket, is another."""
+    order.slot = STRICT
+    writes = [order.put("a"), order.put("b"), order.put("a"), order.put("b", deleted=True)]
+    other = order.book.acknowledge(
+        replace(pending(key("c"), "c"), in_order=True, fixed=replace(pending(key("c")).fixed, slot="t"))
+    )
+    assert order.is_due(other)
+    for number, one in enumerate(writes):
+        assert [order.is_due(each) for each in writes[number:]] == [True] + [False] * (3 - number)
+        if number == 1:
+            order.book.keep(one.id, "others")
+            assert not any(order.is_due(each) for each in writes[2:])
+            order.book.overwrite(one.id, Base(absent=True), NOW)
+        order.settle(one)
+
+
+def test_a_complete_for_which_its_client_waits_is_in_a_strict_slots_order(order: Order) -> None:
+    """What was acknowledged after it was asked for waits until it is over, one way or another."""
+    order.slot = STRICT
+    opened = order.book.open_upload(upload("u", key("a")))
+    order.book.put_part("u", part(1, "p"), NOW)
+    made = replace(pending(key("a"), parts=[part(1, "p")], multipart=True), upload_id="u")
+    assert order.book.complete_at_origin(made)
+    later = order.put("b")
+    assert not order.is_due(later)
+    order.book.answer(opened.id, "PreconditionFailed", is_over=True)
+    assert order.is_due(later)
