@@ -97,6 +97,9 @@ def nobody_else_is_thought_of(patch: Patch) -> None:
 
 def others_are_seen_where_nobody_is(patch: Patch) -> None:
     async def send(real: Send, origin: ProcessOrigin, request: OriginRequest) -> MemoryResponse:
+        if request.method == "PUT" and any(name.startswith("if-") for name in request.headers):
+            body = b"<Error><Code>PreconditionFailed</Code></Error>"
+            return MemoryResponse(412, {"content-length": str(len(body))}, BytesContent(body))
         response = await real(origin, request)
         if request.method == "HEAD" and request.key is not None:
             told = {"etag": '"0123"', "last-modified": "Thu, 01 Jan 2032 00:00:00 GMT", "content-length": "4"}
@@ -337,6 +340,9 @@ def no_day_passes(patch: Patch) -> None:
 
 # And that it is seen
 
+HISTORIES_UNTIL_SEEN = 30
+"""A rule that has not failed by then sees nothing: which seed shows it changes with whatever asks the dice for more."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -361,23 +367,21 @@ CASES = (
     Case("reads see the last write", reads_pass_the_buffer, {**AWAY, "read": 5.0}),
     Case("others are kept", nobody_else_is_thought_of, {**AWAY, "others_write": 3.0}),
     Case("conflicts are with others", others_are_seen_where_nobody_is),
-    Case(
-        "conflicts are decided by people", deletions_look_at_nothing, {"away": 3.0, "delete_conflict": 3.0}, holds=False
-    ),
-    Case("markers come last", markers_go_at_once, {"save_run": 5.0, "save_table": 5.0}, holds=False),
+    Case("conflicts are decided by people", deletions_look_at_nothing, {"away": 3.0, "delete_conflict": 3.0}),
+    Case("markers come last", markers_go_at_once, {"save_run": 5.0, "save_table": 5.0}),
     Case("all is flushed", a_key_is_stuck),
     Case("small ones do not wait", small_ones_come_later),
     Case("small ones do not wait", one_request_at_a_time, CROWDS, histories=3, holds=False),
     Case("acknowledged soon", acknowledgements_wait),
     Case("writes are taken while the bucket is away", uploads_need_the_bucket, {**AWAY, "upload": 5.0}),
     Case("ETags are the origin's", etags_are_not_looked_at),
-    Case("nothing is sent twice", what_is_heard_is_forgotten, CROWDS, steps=5, holds=False),
+    Case("nothing is sent twice", what_is_heard_is_forgotten, CROWDS, steps=5),
     Case("what is gone is not sent", what_is_gone_comes_late, {**WRITES, "delete": 5.0}),
     Case("a kill costs little", everything_is_sent_at_once, {**WRITES, "kill_background": 3.0}),
     Case("tries grow rare", it_never_waits_longer, {"denied": 1.0, "pass_time": 1.0}, steps=10),
-    Case("parts are counted while they go", nothing_is_told, CROWDS, steps=10, holds=False),
+    Case("parts are counted while they go", nothing_is_told, CROWDS, steps=10),
     Case("nothing is left", files_stay),
-    Case("uploads expire", no_day_passes, {"abandon": 1.0}, steps=5, holds=False),
+    Case("uploads expire", no_day_passes, {"abandon": 1.0}, steps=5),
     Case("requests end", acknowledgements_never_come),
     Case("requests do not fail inside", acknowledgements_break),
     Case("clients", nodes_break, {**WRITES, "read": 5.0}),
@@ -398,5 +402,5 @@ def test_what_is_broken_is_seen(case: Case, monkeypatch: pytest.MonkeyPatch) -> 
         for setting in settings:
             assert not play(setting).judge.violations, setting
     case.broken(monkeypatch)
-    found = [violation.rule for setting in settings for violation in play(setting).judge.violations]
-    assert case.rule in found
+    tried = [replace(settings[0], seed=seed) for seed in range(HISTORIES_UNTIL_SEEN)]
+    assert any(case.rule in (one.rule for one in play(setting).judge.violations) for setting in tried)
