@@ -163,7 +163,7 @@ class WritebackBuffer:
 
     async def put_part(self, upload_id: str, part: Part) -> bool:
         """UploadPart; False when there is no such upload: then its file is gone."""
-        now = self._clock.now()
+        now = Moment.of(self._clock)
         async with self._or_refused([part]):
             stored = await self.journal.change(lambda book: book.put_part(upload_id, part, now))
         if not stored:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gateway import cancellation
+from gateway.clock import Moment
 from gateway.errors import BufferUnavailable, S3Error
 from gateway.operations.absorbing.barrier import flushed
 from gateway.operations.absorbing.bodies import unavailable
@@ -36,7 +37,7 @@ async def complete_at_origin(context: RequestContext, buffer: WritebackBuffer, m
     await flushed(context, buffer, [context.object_key])
     clock, token, upload_id = context.services.clock, secrets.token_hex(8), made.upload_id or ""
     conditions = {name: value for name, value in context.request.headers.items() if is_condition(name)}
-    asked = replace(made, conditions=conditions, asked_as=token, touched_at=clock.now())
+    asked = replace(made, conditions=conditions, asked_as=token, touched=Moment.of(clock))
     try:
         if not await buffer.complete_at_origin(asked):
             raise s3_error(

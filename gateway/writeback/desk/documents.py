@@ -55,7 +55,7 @@ def upload_document(shown: ShownUpload) -> dict[str, Any]:
         "upload_id": shown.upload_id,
         "slot": shown.slot,
         "initiated_at": upload.began_at if upload is not None else None,
-        "touched_at": upload.touched_at if upload is not None else None,
+        "touched_at": upload.touched_then.at if upload is not None else None,
         "parts": shown.parts,
         "parts_sent": shown.sent_parts,
         "bytes": shown.size_bytes,

@@ -27,6 +27,7 @@ from gateway.clock import Clock, Moment
 from gateway.errors import BufferDamaged, BufferUnavailable, OriginBodyError, OriginUnreachable
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix
+from gateway.s3.headers import unquote
 from gateway.writeback.flushing.asking import asking, settle_suspects
 from gateway.writeback.flushing.probing import Probe, is_due, is_probe_key, probe_key
 from gateway.writeback.flushing.requests import Requests
@@ -324,7 +325,7 @@ class Reconciler:
         write, turn = found
         conditions = await self._conditions(write)
         expiry_seconds = self._tools.slot(slot).upload_expiry_seconds
-        progress = Progress(write, conditions, self._clock.now(), expiry_seconds)
+        progress = Progress(write, conditions, Moment.of(self._clock), expiry_seconds)
         run = self._runs[due.id] = _Run(self._tools, lane, self._dice, progress, turn, self._news)
         return await run.run()
 
@@ -363,7 +364,7 @@ class Reconciler:
             self._tools.probed.discard(key)
         if found is None:
             return profile.conditions
-        await self._journal.change(lambda book: book.learn(bucket, replace(profile, conditions=found)))
+        await self._journal.change(lambda book: book.learn_conditions(bucket, found))
         _log.info(
             "it was found out which conditions a bucket honours",
             bucket=bucket,
@@ -449,11 +450,9 @@ class _Run:
 
     def _done(self, task: asyncio.Task[Event]) -> None:
         self._under_way.discard(task)
-        if not task.cancelled():
-            task.exception()  # of several that fail the first is raised, and asyncio would complain of the others
         self._events.put_nowait(task)
         if not task.cancelled():
-            task.exception()  # nobody may look at it any more, when the write is over
+            task.exception()  # of several that fail the first is raised, and asyncio would complain of the others
 
     async def _stop(self) -> None:
         left = list(self._under_way)
@@ -613,7 +612,8 @@ class _Run:
 
     async def _rest(self, seconds: float) -> None:
         write, now = self._progress.write, self._clock.now()
-        if write.is_completed_at_origin and write.sequence and not 0 <= now - write.touched_at < CARRIED_OUT_SECONDS:
+        asked_seconds, _ = Moment.of(self._clock).since(write.touched_then)
+        if write.is_completed_at_origin and write.sequence and not 0 <= asked_seconds < CARRIED_OUT_SECONDS:
             await self._journal.change(lambda book: book.leave_order(self._id, now))
         turn = Turn(now + seconds, priority=self._turn.priority)
         await self._journal.change(lambda book: book.rest(self._id, self._turn, turn))
@@ -661,14 +661,12 @@ def _is_asked_for(book: Book, write: Write) -> bool:
 def _learn(book: Book, bucket: str, learn: Learn, now: float) -> None:
     profile = book.profile(bucket)
     if profile is not None:
-        conditions = replace(profile.conditions, **{learn.kind: Honoured.REFUSED}, learned_at=now)
-        book.learn(bucket, replace(profile, conditions=conditions))
+        book.learn_conditions(bucket, replace(profile.conditions, **{learn.kind: Honoured.REFUSED}, learned_at=now))
 
 
 def _settle(book: Book, write: Write, settle: Settle, now: Moment) -> None:
     book.settle(write.id, settle.etag, now, upload_may_be_open=settle.upload_may_be_open)
     profile = book.profile(write.key.bucket)
-    if settle.etag is not None and settle.etag.strip('"') != write.etag.strip('"') and profile is not None:
-        book.learn(
-            write.key.bucket, replace(profile, md5_etags=False, learned_at=now.at)
-        )  # writes go through from now on
+    if settle.etag is not None and unquote(settle.etag) != unquote(write.etag) and profile is not None:
+        # Writes go through from now on.
+        book.learn(write.key.bucket, replace(profile, md5_etags=False, learned_at=now.at))

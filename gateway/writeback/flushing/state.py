@@ -327,7 +327,7 @@ class Progress:
 
     write: Write
     conditions: Conditions = field(default_factory=Conditions)
-    now: float = 0.0
+    now: Moment = field(default_factory=lambda: Moment(0.0))
     expiry_seconds: float = 86_400.0
     _step: _Step = _Step.CHECK
     _under_way: set[int] = field(default_factory=set)
@@ -489,12 +489,15 @@ class Progress:
 
     def _idle(self) -> Sequence[Instruction]:
         """Nothing is to be sent."""
-        idle_seconds = self.now - self.write.touched_at
+        idle_seconds = self._idle_seconds()
         if idle_seconds >= self.expiry_seconds:
             return self._end(Expire(f"no part of it has come for {idle_seconds:.0f} seconds"))
         if idle_seconds >= UPLOAD_LOOK_SECONDS and self.write.origin_upload_id is not None:
             return self._ask(_Step.FIND, Find())
         return self._rest(idle_seconds)
+
+    def _idle_seconds(self) -> float:
+        return self.now.since(self.write.touched_then)[0]
 
     def _rest(self, idle_seconds: float) -> Sequence[Instruction]:
         look_seconds = (
@@ -505,10 +508,10 @@ class Progress:
     def _upload_found(self, is_open: bool) -> Sequence[Instruction]:
         write = self.write
         if write.state is State.OPEN:
-            return self._rest(self.now - write.touched_at) if is_open else self._end(Expire("the bucket has ended it"))
+            return self._rest(self._idle_seconds()) if is_open else self._end(Expire("the bucket has ended it"))
         if not is_open:
             return self._ask(_Step.VERIFY, Head())
-        asked_seconds = abs(self.now - write.touched_at)  # the clock may have been set back since
+        asked_seconds = abs(self._idle_seconds())  # the clock may have been set back since
         if self._was_refused or asked_seconds > ANSWER_GIVEN_UP_SECONDS:
             return self._end(Answer(write.answer or "PreconditionFailed", is_over=True))
         return self._end(Rest(min(UPLOAD_LOOK_SECONDS, max(5.0, asked_seconds))))
@@ -605,7 +608,8 @@ class Progress:
 
     def _not_aborted(self, code: str) -> Sequence[Instruction]:
         if self.write.origin_upload_id is None:
-            waited_seconds = self.now - self.write.began_at
+            begun = self.write.asked.begun if self.write.asked is not None else Moment(self.write.began_at)
+            waited_seconds, _ = self.now.since(begun)
             if code in _NOT_IMPLEMENTED or waited_seconds > UNLISTED_GIVEN_UP_SECONDS:
                 return self._end(Forget(f"the bucket does not list its uploads: {code}"))
         return self._end(Wait(code, is_away=False))
@@ -629,7 +633,7 @@ class Progress:
             return self._end(Answer(code or "ServiceUnavailable", is_over=True))
         notes: list[Instruction] = []
         if code in _UPLOAD_OF_NO_USE and step in (_Step.PARTS, _Step.FINISH):
-            if write.state is State.OPEN and self.now - write.touched_at >= UPLOAD_LOOK_SECONDS:
+            if write.state is State.OPEN and self._idle_seconds() >= UPLOAD_LOOK_SECONDS:
                 return self._end(Expire("the bucket has ended it"))
             notes.append(StartOver())
         elif step is _Step.FINISH and code is not None and not self._in_doubt:

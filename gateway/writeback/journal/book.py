@@ -272,7 +272,7 @@ class Book(Rows):
         """CreateMultipartUpload was answered by the origin, or is to be; `asked_as`, which `ask` has given, is over."""
         if asked_as is not None:
             self.forget(asked_as)
-        opened = replace(upload, state=State.OPEN, multipart=True, touched_at=upload.began_at)
+        opened = replace(upload, state=State.OPEN, multipart=True)
         self.news.add(News.WRITES)
         return self._insert(opened, Turn(opened.began_at, priority=Priority.UPLOAD))
 
@@ -310,9 +310,9 @@ class Book(Rows):
 
     # Parts
 
-    def put_part(self, upload_id: str, part: Part, now: float) -> bool:
+    def put_part(self, upload_id: str, part: Part, now: Moment | float) -> bool:
         """Store a part, in place of one of the same number; False when there is no such upload (any more)."""
-        upload = self.upload(upload_id)
+        upload, moment = self.upload(upload_id), Moment.at_wall(now)
         if upload is None:
             return False
         replaced = self._row("SELECT file FROM parts WHERE write_id = ? AND number = ?", upload.id, part.number)
@@ -320,9 +320,9 @@ class Book(Rows):
         self._put_part_row(upload.id, part)
         self._free([replaced[0]] if replaced else [])
         if not upload.is_completed_at_origin:
-            self._update(replace(upload, touched_at=now))
+            self._update(replace(upload, touched=moment))
         if upload.state is State.OPEN and part.origin_etag is None:
-            self._rows.execute("UPDATE writes SET due_at = ? WHERE id = ? AND attempts = 0", (now, upload.id))
+            self._rows.execute("UPDATE writes SET due_at = ? WHERE id = ? AND attempts = 0", (moment.at, upload.id))
             self.news.add(News.WRITES)
         return True
 
@@ -410,11 +410,11 @@ class Book(Rows):
             behind=made.behind,
             in_order=made.in_order,
             sequence=upload.sequence or self._next_sequence(),
-            touched_at=made.touched_at,
+            touched=made.touched,
         )
         self._rows.execute("UPDATE writes SET priority = ? WHERE id = ?", (Priority.URGENT, asked.id))
         self._update(asked)
-        self._wait_or_start(asked, made.touched_at)
+        self._wait_or_start(asked, made.touched_then.at)
         return True
 
     def answer(self, write_id: int, code: str, *, is_over: bool) -> None:
@@ -428,8 +428,8 @@ class Book(Rows):
             return
         sequence = write.sequence
         opened = replace(write, state=State.OPEN, answer=code, sequence=0, conditions={})
-        self._update(opened, Turn(write.touched_at, priority=Priority.UPLOAD))
-        self._release(sequence, write.touched_at)
+        self._update(opened, Turn(write.touched_then.at, priority=Priority.UPLOAD))
+        self._release(sequence, write.touched_then.at)
 
     def completed(self, write_id: int, etag: str, now: Moment | float) -> None:
         """The origin has completed an upload whose client waits for it, or did."""
@@ -442,7 +442,7 @@ class Book(Rows):
             for one in self._of_key(write.key, "sequence IS NOT NULL"):
                 self._update(replace(one, base=replace(one.base, etags=(*one.base.etags, etag))))
         is_left = write.answer is not None  # whose client has more in mind, when it has sent more
-        if is_left and any(part.stored_at > write.touched_at for part in self.parts(write_id)):
+        if is_left and any(part.stored_at > write.touched_then.at for part in self.parts(write_id)):
             self._go_on(write)
         else:
             ended = Ended(write.upload_id or "", write.key, moment.at, etag, write.completed_of, write.checksums)
@@ -454,12 +454,12 @@ class Book(Rows):
     def _go_on(self, write: Write) -> None:
         """The origin has completed an upload, to which its client has added parts meanwhile: it is open still."""
         opened = replace(write, state=State.OPEN, sequence=0, origin_upload_id=None, answer=None, conditions={})
-        self._update(opened, Turn(write.touched_at, priority=Priority.UPLOAD))
+        self._update(opened, Turn(write.touched_then.at, priority=Priority.UPLOAD))
         for part in list(self.parts(write.id)):
             if part.file.is_here and part.origin_etag is not None:
                 self._put_part_row(write.id, replace(part, origin_etag=None))
         if write.sequence:
-            self._release(write.sequence, write.touched_at)
+            self._release(write.sequence, write.touched_then.at)
 
     def leave_order(self, write_id: int, now: float) -> None:
         """Nobody knows whether the origin has completed an upload, and has not for long: nothing waits for it."""
@@ -523,8 +523,9 @@ class Book(Rows):
         )
 
     def rest(self, write_id: int, seen: Turn, turn: Turn) -> None:
-        """The same of what has nothing to be done for now; of an upload that has, the next part is due."""
-        if self._row("SELECT 1 FROM parts WHERE write_id = ? AND sent = 0 LIMIT 1", write_id) is None:
+        """The same of what has nothing to be done for now; of an open upload that has, the next part is due."""
+        unsent = "SELECT 1 FROM parts JOIN writes ON write_id = id WHERE id = ? AND state = 0 AND sent = 0 LIMIT 1"
+        if self._row(unsent, write_id) is None:
             self.wait(write_id, seen, turn)
 
     def set_aside(self, write_id: int, reason: str) -> None:
@@ -666,17 +667,19 @@ class Book(Rows):
             asked_seconds, _ = moment.since(one.asked.begun) if one.asked is not None else (0.0, True)
             if asked_seconds > ASKED_SECONDS_MAX:
                 self.suspect(one.id, moment)
-        self._rows.execute(
-            "UPDATE writes SET due_at = ? WHERE state < 5 AND due_at > "
-            "CASE WHEN pending = 0 AND state < 3 THEN ? ELSE ? END",
-            (moment.at, moment.at + UPLOAD_SECONDS_MAX, moment.at + RETRY_SECONDS_MAX),
-        )
+        late = (moment.at + RETRY_SECONDS_MAX, moment.at + UPLOAD_SECONDS_MAX)
+        for lane in self.lanes():  # by the index: what is due soon is not looked at
+            for priority in Priority:
+                self._rows.execute(
+                    "UPDATE writes SET due_at = ? WHERE slot = ? AND bucket = ? AND priority = ? AND state < 5 "
+                    "AND due_at > ? AND (due_at > ? OR NOT (pending = 0 AND state < 3))",
+                    (moment.at, *lane, priority, *late),
+                )
 
     def begin_epoch(self, now: float) -> None:
-        """A new process flushes: what was set aside may have been mended, and its clock may be another."""
+        """A new process flushes: what was set aside may have been mended."""
         self._rows.execute("UPDATE node SET value = value + 1 WHERE name = 'epoch'")
         self._rows.execute("UPDATE writes SET damaged = 0, due_at = ? WHERE damaged = 1 AND state <> 3", (now,))
-        self.set_right(now)
 
     def node(self) -> tuple[str, int]:
         """This node's id, and its epoch: with a write's `id`, what the write is called among all nodes."""

@@ -107,7 +107,6 @@ class Journal:
                 pass
             book.recount()
             book.suspect_all(moment)
-            book.begin_epoch(moment.at)
         self._removed.clear()
         self._tidy()
         return self.read(lambda book: book.counts())

@@ -224,7 +224,7 @@ class _Migration:
                 multipart=True,
                 upload_id=upload_id,
                 origin_upload_id=record["origin_upload"],
-                touched_at=touched_at,
+                touched=Moment(touched_at),
                 id=write_id,
             )
             self._write(self._as_asked(write))
@@ -247,7 +247,7 @@ class _Migration:
             completed_of=codec.parts_digest([(number, etag) for number, etag in record["parts"]]),
             asked_as="",
             answer="ServiceUnavailable",
-            touched_at=record["at"],
+            touched=Moment(record["at"]),
             sequence=sequence,
         )
 

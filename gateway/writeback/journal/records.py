@@ -192,8 +192,8 @@ class Write:
     asked_as: str | None = None
     answer: str | None = None
     asked: Asked | None = None
-    touched_at: float = 0.0
-    """When its client has last done something about an open upload."""
+    touched: Moment | None = None
+    """When its client has last done something about an open upload; None: not since it has begun it."""
     completed_of: str = ""
     """The parts that its client has completed it of (`codec.parts_digest`)."""
     behind: str | None = None
@@ -207,6 +207,10 @@ class Write:
     @property
     def key(self) -> ObjectKey:
         return self.fixed.key
+
+    @property
+    def touched_then(self) -> Moment:
+        return self.touched or Moment(self.began_at)
 
     @property
     def is_acknowledged(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from gateway.errors import BufferDamaged
 from gateway.objects import ObjectKey
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal import codec
-from gateway.writeback.journal.records import OwnDoing, Profile
+from gateway.writeback.journal.records import Conditions, OwnDoing, Profile
 from gateway.writeback.presence import News
 
 OWN_DOING_KEPT_SECONDS = 600.0
@@ -109,14 +110,14 @@ class Rows:
     # Buckets
 
     def profile(self, bucket: str) -> Profile | None:
-        """What was learned of a bucket."""
+        """What was learned of a bucket. What cannot be read any more is not known: the next write learns it anew."""
         row = self._row("SELECT record FROM profiles WHERE bucket = ?", bucket)
-        return codec.unpack_profile(bucket, row[0]) if row else None
+        return _profile(bucket, row[0]) if row else None
 
     def profiles(self) -> Sequence[tuple[str, Profile]]:
         """The same of all, in order."""
         found = self._rows.execute("SELECT bucket, record FROM profiles ORDER BY bucket")
-        return [(bucket, codec.unpack_profile(bucket, record)) for bucket, record in found]
+        return [(bucket, profile) for bucket, record in found if (profile := _profile(bucket, record)) is not None]
 
     def learn(self, bucket: str, profile: Profile) -> None:
         """What one of its answers has just told. What is known of its conditions stays, where this says nothing."""
@@ -126,6 +127,12 @@ class Rows:
         packed = codec.pack_profile(bucket, profile)
         self._rows.execute("INSERT OR REPLACE INTO profiles VALUES (?, ?)", (bucket, packed))
 
+    def learn_conditions(self, bucket: str, conditions: Conditions) -> None:
+        """Which conditions it honours, whatever else was learned meanwhile."""
+        profile = self.profile(bucket)
+        if profile is not None:
+            self.learn(bucket, replace(profile, conditions=conditions))
+
     # What this gateway has done
 
     def did(self, key: ObjectKey, own: OwnDoing) -> None:
@@ -134,9 +141,9 @@ class Rows:
         self._rows.execute("INSERT OR REPLACE INTO origin VALUES (?, ?, ?, ?)", row)
 
     def own_doing(self, key: ObjectKey) -> OwnDoing | None:
-        """What it has last done to it, as far as is remembered."""
+        """What it has last done to it, as far as is remembered; what is damaged: who knows what."""
         row = self._row("SELECT record FROM origin WHERE bucket = ? AND key = ?", key.bucket, encoded(key))
-        return codec.unpack_own_doing(key, row[0]) if row else None
+        return _own_doing(key, math.inf, row[0]) if row else None
 
     def own_doings(self) -> int:
         """How many are remembered."""
@@ -152,7 +159,8 @@ class Rows:
         old = f"SELECT bucket, key, record FROM origin WHERE at < ? AND NOT EXISTS ({open_upload}) LIMIT ?"
         found = self._rows.execute(old, (moment.at - OWN_DOING_KEPT_SECONDS, count_max)).fetchall()
         for bucket, key, record in found:
-            if self._is_forgettable(ObjectKey(bucket, decoded(key)), record, moment):
+            own = _own_doing(ObjectKey(bucket, decoded(key)), 0.0, record)
+            if moment.since(own.moment or Moment(own.at))[0] >= OWN_DOING_KEPT_SECONDS:
                 self._rows.execute("DELETE FROM origin WHERE bucket = ? AND key = ?", (bucket, key))
             else:  # the clock was set since
                 self._rows.execute("UPDATE origin SET at = ? WHERE bucket = ? AND key = ?", (moment.at, bucket, key))
@@ -162,16 +170,23 @@ class Rows:
             self._rows.execute(f"DELETE FROM origin WHERE (bucket, key) IN ({oldest})", (too_many,))
         return max(len(found), too_many)
 
-    def _is_forgettable(self, key: ObjectKey, record: bytes, now: Moment) -> bool:
-        try:
-            own = codec.unpack_own_doing(key, record)
-        except BufferDamaged:  # whoever needs it asks the origin
-            return True
-        return now.since(own.moment or Moment(own.at))[0] >= OWN_DOING_KEPT_SECONDS
-
     def _row(self, query: str, *values: str | int | bytes | float) -> tuple[Any, ...] | None:
         row: tuple[Any, ...] | None = self._rows.execute(query, values).fetchone()
         return row
+
+
+def _profile(bucket: str, record: bytes) -> Profile | None:
+    try:
+        return codec.unpack_profile(bucket, record)
+    except BufferDamaged:
+        return None
+
+
+def _own_doing(key: ObjectKey, at: float, record: bytes) -> OwnDoing:
+    try:
+        return codec.unpack_own_doing(key, record)
+    except BufferDamaged:
+        return OwnDoing(at, None, known=False)
 
 
 def encoded(key: ObjectKey) -> bytes:

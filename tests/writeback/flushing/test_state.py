@@ -79,7 +79,7 @@ def tombstone(**changed: object) -> Write:
 
 def opened(count: int = 0, **changed: object) -> Write:
     parts = tuple(part(number, f"{OURS}{number}") for number in range(1, count + 1))
-    return replace(upload("u", key("k")), parts=parts, touched_at=0.0, **changed)  # type: ignore[arg-type]
+    return replace(upload("u", key("k")), parts=parts, touched=Moment(0.0), **changed)  # type: ignore[arg-type]
 
 
 def sent(write: Write, *numbers: int) -> Write:
@@ -361,24 +361,30 @@ def test_an_upload_that_its_client_has_completed_or_ended_meanwhile_is_looked_at
 def test_an_idle_upload_is_asked_for_now_and_then_and_expires() -> None:
     """The next look is never later than its expiry."""
     there = opened(origin_upload_id="o")
-    assert play(Progress(there, now=10.0)) == [Rest(UPLOAD_LOOK_SECONDS - 10.0)]
-    assert play(Progress(there, now=UPLOAD_LOOK_SECONDS)) == [Find()]
-    assert play(Progress(there, now=UPLOAD_LOOK_SECONDS), Found(True)) == [Rest(UPLOAD_LOOK_SECONDS)]
-    [gone] = play(Progress(there, now=UPLOAD_LOOK_SECONDS), Found(False))
+    assert play(Progress(there, now=Moment(10.0))) == [Rest(UPLOAD_LOOK_SECONDS - 10.0)]
+    assert play(Progress(there, now=Moment(UPLOAD_LOOK_SECONDS))) == [Find()]
+    assert play(Progress(there, now=Moment(UPLOAD_LOOK_SECONDS)), Found(True)) == [Rest(UPLOAD_LOOK_SECONDS)]
+    [gone] = play(Progress(there, now=Moment(UPLOAD_LOOK_SECONDS)), Found(False))
     assert isinstance(gone, Expire)
-    [over] = play(Progress(there, now=1000.0, expiry_seconds=1000.0))
+    [over] = play(Progress(there, now=Moment(1000.0), expiry_seconds=1000.0))
     assert isinstance(over, Expire)
-    assert play(Progress(there, now=900.0, expiry_seconds=1000.0), Found(True)) == [Rest(100.0)]
+    assert play(Progress(there, now=Moment(900.0), expiry_seconds=1000.0), Found(True)) == [Rest(100.0)]
+
+
+def test_a_clock_that_is_set_forward_ends_no_upload() -> None:
+    """How long it was left alone tells the clock that nobody sets."""
+    there = replace(opened(origin_upload_id="o"), touched=Moment(0.0, 500.0, "boot"))
+    assert play(Progress(there, now=Moment(1e6, 510.0, "boot"))) == [Rest(UPLOAD_LOOK_SECONDS - 10.0)]
 
 
 def test_an_upload_that_the_bucket_has_ended_goes_or_is_begun_anew() -> None:
     """It goes where its client has left it alone; else its parts are sent again."""
     write = opened(1, origin_upload_id="gone")
-    assert play(Progress(write, now=10.0), PartFailed("gone", 1, "NoSuchUpload", "NoSuchUpload")) == [
+    assert play(Progress(write, now=Moment(10.0)), PartFailed("gone", 1, "NoSuchUpload", "NoSuchUpload")) == [
         StartOver(),
         Wait("NoSuchUpload", is_away=False),
     ]
-    [over] = play(Progress(write, now=1000.0), PartFailed("gone", 1, "NoSuchUpload", "NoSuchUpload"))
+    [over] = play(Progress(write, now=Moment(1000.0)), PartFailed("gone", 1, "NoSuchUpload", "NoSuchUpload"))
     assert isinstance(over, Expire)
 
 
@@ -423,9 +429,9 @@ def test_a_lost_answer_is_told_as_such_and_found_out() -> None:
         StartOver(),
         Answer("NoSuchUpload", is_over=True),
     ]
-    [rest] = play(Progress(asked, now=1.0), Found(True))
+    [rest] = play(Progress(asked, now=Moment(1.0)), Found(True))
     assert isinstance(rest, Rest)
-    assert play(Progress(asked, now=1e6), Found(True)) == [Answer("ServiceUnavailable", is_over=True)]
+    assert play(Progress(asked, now=Moment(1e6)), Found(True)) == [Answer("ServiceUnavailable", is_over=True)]
 
 
 def test_a_part_that_an_older_one_has_overtaken_is_sent_again() -> None:
@@ -449,11 +455,11 @@ def test_what_is_to_be_aborted_is() -> None:
     assert play(Progress(there), Refused("AccessDenied")) == [Wait("AccessDenied", is_away=False)]
     suspect = replace(opened(), state=State.ABORTING, asked=Asked(0, Moment(0.0), Moment(0.0)), began_at=0.0)
     assert play(Progress(suspect)) == [Seek()]
-    [forgotten] = play(Progress(suspect, now=1.0), Refused("NotImplemented"))
+    [forgotten] = play(Progress(suspect, now=Moment(1.0)), Refused("NotImplemented"))
     assert isinstance(forgotten, Forget)
     assert forgotten.reason is not None
-    assert play(Progress(suspect, now=1.0), Refused("AccessDenied")) == [Wait("AccessDenied", is_away=False)]
-    [late] = play(Progress(suspect, now=1e6), Refused("AccessDenied"))
+    assert play(Progress(suspect, now=Moment(1.0)), Refused("AccessDenied")) == [Wait("AccessDenied", is_away=False)]
+    [late] = play(Progress(suspect, now=Moment(1e6)), Refused("AccessDenied"))
     assert isinstance(late, Forget)
 
 

@@ -103,7 +103,7 @@ def test_a_part_has_its_upload_be_looked_at(book: Book) -> None:
     """It may go ahead; but not where the upload has just failed, which has a time of its own."""
     opened = opened_with(book, KEYS[0], 1)
     assert turn(book, opened).due_at == NOW
-    assert of(book.upload("u")).touched_at == NOW
+    assert of(book.upload("u")).touched == Moment(NOW)
     seen = turn(book, opened)
     book.wait(opened.id, seen, Turn(NOW + 60, 3, NOW, "refused", Priority.UPLOAD))
     book.put_part("u", part(2, "p2"), NOW + 1)
@@ -303,7 +303,7 @@ def test_an_upload_that_is_completed_here_after_all_keeps_nobody_waiting(book: B
 def test_an_upload_whose_complete_came_to_nothing_is_open_still(book: Book) -> None:
     """With its parts, for whoever goes on with it; while nobody knows, it is looked for."""
     opened = opened_with(book, KEYS[0], 1, 2)
-    made = replace(made_of(opened, 1), conditions={"if-none-match": "*"}, asked_as="a", touched_at=NOW)
+    made = replace(made_of(opened, 1), conditions={"if-none-match": "*"}, asked_as="a", touched=Moment(NOW))
     assert book.complete_at_origin(made)
     assert turn(book, opened) == Turn(NOW, priority=Priority.URGENT)
     book.answer(opened.id, "ServiceUnavailable", is_over=False)
@@ -638,6 +638,45 @@ def test_what_is_known_of_a_buckets_conditions_outlives_what_says_nothing_of_the
     newer = replace(conditions, put=Honoured.REFUSED, learned_at=6.0)
     book.learn("bucket", Profile(False, True, 2.0, newer))
     assert book.profiles() == [("bucket", Profile(False, True, 2.0, newer))]
+
+
+def test_what_a_probe_finds_and_what_a_write_tells_do_not_undo_each_other(book: Book) -> None:
+    """A write has learned meanwhile that the bucket's ETags are no MD5s."""
+    book.learn("bucket", Profile(True, True, 1.0))
+    book.learn("bucket", Profile(False, True, 2.0))
+    found = Conditions(Honoured.YES, Honoured.YES, Honoured.YES, 3.0)
+    book.learn_conditions("bucket", found)
+    assert book.profile("bucket") == Profile(False, True, 2.0, found)
+    book.learn_conditions("unknown", found)
+    assert book.profile("unknown") is None
+
+
+def test_what_is_known_of_an_origin_and_is_damaged_is_not_known(book: Book) -> None:
+    """It is learned anew; no write, and no look at the status, fails of it."""
+    book.learn("bucket", Profile(True, True, 1.0))
+    book.learn("other", Profile(True, True, 1.0))
+    book.did(KEYS[0], OwnDoing(NOW, '"e"'))
+    book._rows.execute("UPDATE profiles SET record = zeroblob(50) WHERE bucket = 'bucket'")
+    book._rows.execute("UPDATE origin SET record = zeroblob(50)")
+    assert book.profile("bucket") is None
+    assert [bucket for bucket, _ in book.profiles()] == ["other"]
+    own = book.own_doing(KEYS[0])
+    assert own is not None  # the origin is asked what it has
+    assert not own.known
+    assert own.seconds_after(Moment(NOW + 1e9)) >= 0
+    stored = book.acknowledge(pending(KEYS[0], "x"))
+    assert stored.base == pending(KEYS[0], "x").base
+    book.settle(stored.id, '"e"', NOW)
+    assert book.own_doing(KEYS[0]) == OwnDoing(NOW, '"e"')
+    book.learn("bucket", Profile(True, False, 2.0))
+    assert book.profile("bucket") == Profile(True, False, 2.0)
+
+
+def test_what_is_done_to_an_origin_and_is_damaged_is_forgotten_in_time(book: Book) -> None:
+    book.did(KEYS[0], OwnDoing(NOW, '"e"'))
+    book._rows.execute("UPDATE origin SET record = zeroblob(50)")
+    book.forget_ended(NOW + OWN_DOING_KEPT_SECONDS + 10)
+    assert book.own_doings() == 0
 
 
 def test_places_fit_the_file() -> None:

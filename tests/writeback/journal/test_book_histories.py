@@ -174,7 +174,7 @@ class Histories(RuleBasedStateMachine):
             stored = replace(stored, file=replace(stored.file, name=""), origin_etag=stored.file.etag)
         assert self.book.put_part(one.write.upload_id or "", stored, NOW)
         one.parts[number] = stored
-        one.write = replace(one.write, touched_at=NOW)
+        one.write = replace(one.write, touched=Moment(NOW))
 
     @precondition(lambda self: self.has(has_parts))
     @rule(data=st.data())
@@ -212,7 +212,9 @@ class Histories(RuleBasedStateMachine):
     def complete_at_origin(self, data: st.DataObject) -> None:
         """Its client waits, and perhaps asks again."""
         one = self.pick(data, has_parts)
-        made = replace(self.chosen(data, one), conditions={"if-none-match": "*"}, asked_as=self.new(), touched_at=NOW)
+        made = replace(
+            self.chosen(data, one), conditions={"if-none-match": "*"}, asked_as=self.new(), touched=Moment(NOW)
+        )
         before, other = one.write.sequence, (one.write.completed_of, one.write.conditions)
         if is_asked_for(one) and one.write.answer is None and other != (made.completed_of, made.conditions):
             assert not self.book.complete_at_origin(made)

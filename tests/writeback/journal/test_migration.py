@@ -218,7 +218,7 @@ def test_uploads_go_over_with_their_parts(book: Book) -> None:
     upload = book.upload("u-open")
     assert upload is not None
     assert (upload.fixed, upload.base, upload.began_at) == (fixed(key("open")), OLD, 990.0)
-    assert (upload.state, upload.origin_upload_id, upload.touched_at) == (State.OPEN, "o-open", 990.0)
+    assert (upload.state, upload.origin_upload_id, upload.touched_then.at) == (State.OPEN, "o-open", 990.0)
     assert list(book.parts(upload.id)) == OPENED
     assert [one.number for one in book.unsent_parts(upload.id, 10)] == [3]
     assert turn(book, upload) == Turn(0.0, priority=Priority.UPLOAD)
@@ -235,7 +235,7 @@ def test_a_complete_in_doubt_is_found_out(book: Book) -> None:
     doubt = book.upload("u-doubt")
     assert doubt is not None
     assert (doubt.state, doubt.is_completed_at_origin, doubt.etag) == (State.PUBLISHING, True, '"doubt-1"')
-    assert (doubt.answer, doubt.touched_at, turn(book, doubt).due_at) == ("ServiceUnavailable", 995.0, 0.0)
+    assert (doubt.answer, doubt.touched_then.at, turn(book, doubt).due_at) == ("ServiceUnavailable", 995.0, 0.0)
     assert doubt.completed_of == codec.parts_digest([(1, "abc")])
     book.answer(doubt.id, "NoSuchUpload", is_over=True)
     found = book.upload("u-doubt")
