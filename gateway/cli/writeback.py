@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlencode
 
 import orjson
 import typer
 
-from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_port, print_json, printable
+from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_port, fail, print_json, printable
 from gateway.cli.export import export
 from gateway.control.words import are, counted, size_text
 
@@ -25,6 +25,10 @@ app = typer.Typer(name="writeback", help="See to what the origin does not have y
 _PATH = "/api/v1/writeback"
 _PAGE = 1000
 _WORDS = "give up"
+_SHOWN_MAX = 20
+_ABORTED_AT_ONCE = 20
+"""Each upload may have 10,000 parts, and a request has ten seconds."""
+
 _TO_BE_DECIDED = ("conflict", "damaged")
 
 
@@ -47,6 +51,12 @@ DecisionArgument = Annotated[
 ]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask before an acknowledged write is given up.")]
 ProblemsOption = Annotated[bool, typer.Option("--problems", help="Only what does not get to the origin.")]
+OptionalObjectArgument = Annotated[str | None, typer.Argument(metavar="s3://BUCKET/KEY", help="The upload's object.")]
+UploadIdOption = Annotated[
+    str | None, typer.Option("--upload-id", metavar="ID", help="This upload, as `list --uploads` names it.")
+]
+UnderOption = Annotated[bool, typer.Option("--prefix", help="All uploads of the keys that begin so.")]
+AbortYesOption = Annotated[bool, typer.Option("--yes", help="Do not ask before uploads are aborted.")]
 UploadsOption = Annotated[bool, typer.Option("--uploads", help="Uploads that their clients have not completed.")]
 
 
@@ -110,7 +120,69 @@ def resolve(
         typer.echo(f"{printable(name)}: what this node had acknowledged is given up")
 
 
+@app.command()
+def abort(
+    name: OptionalObjectArgument = None,
+    upload_id: UploadIdOption = None,
+    under: UnderOption = False,
+    yes: AbortYesOption = False,
+    config: ConfigOption = None,
+    admin_url: AdminUrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Abort multipart uploads that their clients have not completed, here and at the origin: the buffer has their room.
+
+    A client that goes on with one is answered NoSuchUpload. Exit code 1 when no such upload is open.
+    """
+    if name is None and (upload_id is None or under):
+        raise typer.BadParameter("give s3://BUCKET/KEY or --upload-id")
+    if name is not None:
+        _check(name)
+    port = admin_port(admin_url, config)
+    if name is None:
+        upload_ids = [upload_id or ""]
+    else:
+        found = _open_uploads(port, name, upload_id, under=under)
+        if upload_id is None and not yes:
+            _confirm_abort(found)
+        upload_ids = [one["upload_id"] for one in found]
+    ended: dict[str, list[str]] = {"aborted": [], "not_open": []}
+    for first in range(0, len(upload_ids), _ABORTED_AT_ONCE):
+        asked = orjson.dumps({"upload_ids": upload_ids[first : first + _ABORTED_AT_ONCE]})
+        answer = port.post(f"{_PATH}/abort", asked, "application/json")
+        ended = {what: ended[what] + answer[what] for what in ended}
+    if json:
+        print_json(ended)
+    elif ended["aborted"]:
+        typer.echo(f"{counted(len(ended['aborted']), 'upload')} aborted")
+    if not ended["aborted"]:
+        fail(f"no such upload is open: {printable(name or upload_id or '')}")
+
+
 app.command()(export)
+
+
+def _open_uploads(port: AdminPort, name: str, upload_id: str | None, *, under: bool) -> list[dict[str, Any]]:
+    """The open uploads that are meant, those of one key or of all under a prefix."""
+    return [
+        one
+        for one in _pages(port, "uploads", {"prefix": name})
+        if (under or _name(one) == name) and upload_id in (None, one["upload_id"])
+    ]
+
+
+def _confirm_abort(uploads: list[dict[str, Any]]) -> None:
+    """Have somebody at a terminal agree, who sees them."""
+    if not sys.stdin.isatty():
+        raise typer.BadParameter("it gives up parts that clients have sent: --yes is needed where nobody can be asked")
+    if not uploads:
+        return
+    for one in uploads[:_SHOWN_MAX]:
+        typer.echo(_upload_line(one))
+    if len(uploads) > _SHOWN_MAX:
+        typer.echo(f"and {len(uploads) - _SHOWN_MAX:,} more")
+    size_bytes = sum(one["bytes"] for one in uploads)
+    _agree(f'{counted(len(uploads), "open upload")}, {size_text(size_bytes)}. Type "{_WORDS}" to give up their parts')
 
 
 def _check(name: str) -> None:
@@ -136,18 +208,17 @@ def _confirmed(port: AdminPort, name: str) -> int:
         raise typer.BadParameter("it gives up what only this node has: --yes is needed where nobody can be asked")
     one = next((one for one in _pages(port, "objects", {"prefix": name}) if _name(one) == name), None)
     if one is None:
-        _nothing(name)
+        fail(f"nothing is pending under {printable(name)}")
     typer.echo(_object_line(one))
     question = f'Only this node has these bytes. Type "{_WORDS}" to give them up'
-    if typer.prompt(question, default="", show_default=False) != _WORDS:
-        raise typer.Abort
+    _agree(question)
     sequence: int = one["sequence"]
     return sequence
 
 
-def _nothing(name: str) -> NoReturn:
-    typer.echo(printable(f"forebay: nothing is pending under {name}"), err=True)
-    raise typer.Exit(1)
+def _agree(question: str) -> None:
+    if typer.prompt(question, default="", show_default=False) != _WORDS:
+        raise typer.Abort
 
 
 def _name(one: dict[str, Any]) -> str:

@@ -118,6 +118,19 @@ _RESOLVED = {
         "etag_at_origin": {"type": ["string", "null"], "description": "keep-ours: what is overwritten, if it is there"},
     },
 }
+_UPLOAD_IDS = {"type": "array", "items": {"type": "string"}}
+_ABORT = {
+    "type": "object",
+    "properties": {"upload_ids": {**_UPLOAD_IDS, "minItems": 1, "maxItems": 100}},
+    "required": ["upload_ids"],
+}
+_ABORTED = {
+    "type": "object",
+    "properties": {
+        "aborted": _UPLOAD_IDS,
+        "not_open": {**_UPLOAD_IDS, "description": "completed or aborted before, or unknown"},
+    },
+}
 _SECURITY: list[dict[str, list[str]]] = [{"token": []}, {}]
 _WRONG = {"400": {"description": "What is given is wrong; the message says how."}}
 _KIND = {"415": {"description": "Another content type."}}
@@ -152,6 +165,7 @@ def writeback_paths(guarded: dict[str, Any]) -> dict[str, Any]:
         },
         "/api/v1/writeback/uploads": {"get": _does("Open uploads.", _UPLOADS, asked, parameters=page)},
         "/api/v1/writeback/resolve": {"post": _does("Decide about an object.", _RESOLVED, told, body=_RESOLVE)},
+        "/api/v1/writeback/abort": {"post": _does("Abort open uploads.", _ABORTED, asked | _KIND, body=_ABORT)},
     }
 
 

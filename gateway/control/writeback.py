@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import wraps
 from typing import Any, Protocol, TypeAlias
 
@@ -17,6 +17,9 @@ from gateway.policy.slots import Prefix
 
 PAGE = 100
 PAGE_MAX = 1000
+
+ABORTS_MAX = 100
+"""Uploads that one request ends: each costs a commit."""
 
 
 class Desk(Protocol):
@@ -35,6 +38,8 @@ class Desk(Protocol):
     async def progress(self, prefix: Prefix, through: int) -> dict[str, Any]: ...
 
     async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> dict[str, Any]: ...
+
+    async def abort(self, upload_ids: Sequence[str]) -> dict[str, Any]: ...
 
 
 class WritebackHolder:
@@ -128,6 +133,19 @@ class WritebackApi:
         if sequence is not None and not isinstance(sequence, int):
             raise ValueError("sequence must be the object's number, as it is listed")
         return json_answer(await desk.resolve(_key(_text(document, "object")), _text(document, "decision"), sequence))
+
+    @_answered
+    async def abort(self, desk: Desk, request: Request) -> Response:
+        """`{"upload_ids": ["..."]}`: end these open uploads, here and at the origin."""
+        document = await _posted(request)
+        if document is None:
+            return problem(415, "Content-Type must be application/json")
+        upload_ids = document.get("upload_ids")
+        if not isinstance(upload_ids, list) or not all(isinstance(one, str) for one in upload_ids):
+            raise ValueError("the document must say upload_ids, as a list of strings")
+        if not 1 <= len(upload_ids) <= ABORTS_MAX:
+            raise ValueError(f"upload_ids must be 1 to {ABORTS_MAX}")
+        return json_answer(await desk.abort(upload_ids))
 
 
 async def _posted(request: Request) -> dict[str, Any] | None:

@@ -39,6 +39,22 @@ def run(port: AdminDouble, *arguments: str) -> Result:
     return CliRunner().invoke(cli.app, ["writeback", *arguments, "--admin-url", port.url])
 
 
+def at_terminal(port: AdminDouble, typed: bytes, *arguments: str) -> tuple[int, bytes]:
+    """The exit code and the output of a command at whose terminal somebody types."""
+    shell, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gateway", "writeback", *arguments, "--admin-url", port.url],
+        stdin=terminal,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    os.close(terminal)
+    os.write(shell, typed)
+    output, _ = process.communicate(timeout=60)
+    os.close(shell)
+    return process.returncode, output
+
+
 def page(objects: Sequence[Any], following: str | None = None) -> tuple[int, Any]:
     return 200, {"objects": objects, "next": following}
 
@@ -81,7 +97,16 @@ def test_what_is_on_its_way_is_nobodys_to_decide() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["list", "b"], ["resolve", "b/k", "keep-ours"], ["resolve", "s3:/b/k", "discard"]]
+    "arguments",
+    [
+        *(["list", "b"], ["resolve", "b/k", "keep-ours"], ["resolve", "s3:/b/k", "discard"]),
+        *(
+            ["abort"],
+            ["abort", "b/u", "--yes"],
+            ["abort", "--prefix", "--yes"],
+            ["abort", "--prefix", "--upload-id", "i"],
+        ),
+    ],
 )
 def test_what_is_no_url_is_wrong_usage(arguments: list[str]) -> None:
     """Exit code 2, and nothing is asked."""
@@ -109,16 +134,8 @@ def test_nothing_is_given_up_unasked(decision: str) -> None:
 def test_somebody_at_a_terminal_has_to_say_it_in_words(typed: str, code: int) -> None:
     """And it is about the very object that was shown."""
     with admin_double(page([OBJECT | {"key": "kk"}, OBJECT | {"key": "k"}]), RESOLVED) as port:
-        shell, terminal = pty.openpty()
-        command = [sys.executable, "-m", "gateway", "writeback", "resolve", "s3://b/k", "discard"]
-        process = subprocess.Popen(
-            [*command, "--admin-url", port.url], stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        os.close(terminal)
-        os.write(shell, typed.encode())
-        output, _ = process.communicate(timeout=60)
-        os.close(shell)
-        assert process.returncode == code, output
+        code_found, output = at_terminal(port, typed.encode(), "resolve", "s3://b/k", "discard")
+        assert code_found == code, output
         assert b"s3://b/k (" in output
         posted = [document for method, _, document in port.asked if method == "POST"]
         assert posted == ([{"object": "s3://b/k", "decision": "discard", "sequence": 9}] if code == 0 else [])
@@ -138,3 +155,66 @@ def test_what_was_decided_is_told_in_a_line(decision: str) -> None:
     with admin_double(RESOLVED) as port:
         result = run(port, "resolve", "s3://b/k\n\x1b[2J", decision, "--yes")
         assert result.stdout.startswith("s3://b/k\\u000a\\u001b[2J")
+
+
+UPLOADS = (200, {"uploads": [UPLOAD, UPLOAD | {"key": "u2", "upload_id": "other"}], "next": None})
+ABORTED = (200, {"aborted": ["id"], "not_open": []})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "upload_ids"),
+    [
+        (["s3://b/u", "--yes"], ["id"]),
+        (["s3://b/u", "--prefix", "--yes"], ["id", "other"]),
+        (["s3://b/u", "--upload-id", "id"], ["id"]),
+        (["--upload-id", "anything"], ["anything"]),
+    ],
+)
+def test_uploads_are_aborted_by_key_by_id_or_by_prefix(arguments: list[str], upload_ids: list[str]) -> None:
+    """A key is that key alone, unless all of a prefix is asked for."""
+    answers = [ABORTED] if arguments[0] == "--upload-id" else [UPLOADS, ABORTED]
+    with admin_double(*answers) as port:
+        result = run(port, "abort", *arguments)
+        assert (result.exit_code, result.stdout) == (0, "1 upload aborted\n")
+        assert port.asked[-1] == ("POST", "/api/v1/writeback/abort", {"upload_ids": upload_ids})
+
+
+def test_many_uploads_are_aborted_a_few_at_a_time() -> None:
+    """Each request has an answer in time."""
+    many = [UPLOAD | {"upload_id": str(number)} for number in range(45)]
+    with admin_double((200, {"uploads": many, "next": None}), ABORTED) as port:
+        result = run(port, "abort", "s3://b/u", "--yes", "--json")
+        assert orjson.loads(result.stdout) == {"aborted": ["id"] * 3, "not_open": []}
+        asked = [document["upload_ids"] for method, _, document in port.asked if method == "POST"]
+        assert [len(one) for one in asked] == [20, 20, 5]
+        assert [upload_id for one in asked for upload_id in one] == [one["upload_id"] for one in many]
+
+
+def test_no_upload_is_aborted_unasked() -> None:
+    """Unless it is named by its id: where nobody can be asked, --yes is needed."""
+    with admin_double(UPLOADS) as port:
+        assert run(port, "abort", "s3://b/u", "--prefix").exit_code == 2
+        assert run(port, "abort", "s3://b/u").exit_code == 2
+        assert {method for method, *_ in port.asked} == {"GET"}
+
+
+def test_an_upload_that_is_not_open_is_told() -> None:
+    """Exit code 1: it has ended, or another key has it."""
+    with admin_double((200, {"aborted": [], "not_open": ["i"]})) as port:
+        result = run(port, "abort", "--upload-id", "i")
+        assert (result.exit_code, result.stderr) == (1, "forebay: no such upload is open: i\n")
+    with admin_double(UPLOADS) as port:
+        assert run(port, "abort", "s3://b/u", "--upload-id", "other").exit_code == 1
+        assert run(port, "abort", "s3://b/x", "--yes").exit_code == 1
+        assert {method for method, *_ in port.asked} == {"GET"}
+
+
+@pytest.mark.parametrize(("typed", "code"), [(b"give up\n", 0), (b"yes\n", 1)])
+def test_uploads_are_shown_before_they_are_aborted(typed: bytes, code: int) -> None:
+    """And somebody at a terminal has to say it in words."""
+    with admin_double(UPLOADS, ABORTED) as port:
+        code_found, output = at_terminal(port, typed, "abort", "s3://b/u", "--prefix")
+        assert code_found == code, output
+        assert b"s3://b/u2 other" in output
+        posted = [document for method, _, document in port.asked if method == "POST"]
+        assert posted == ([{"upload_ids": ["id", "other"]}] if code == 0 else [])

@@ -22,7 +22,7 @@ from gateway.policy.slots import Prefix
 from gateway.writeback.desk.desk import NoDesk
 from tests.support.writeback_office import Office
 
-OBJECTS, RESOLVE = "/api/v1/writeback/objects", "/api/v1/writeback/resolve"
+OBJECTS, RESOLVE, ABORT = (f"/api/v1/writeback/{name}" for name in ("objects", "resolve", "abort"))
 Scenario = Callable[[httpx.AsyncClient], Awaitable[None]]
 
 
@@ -82,6 +82,9 @@ def test_answers_are_as_they_are_described(tmp_path: Path) -> None:
         assert (await client.get("/api/v1/status")).json()["writeback"] == summary
         resolved = await client.post(RESOLVE, json={"object": "s3://bucket/k", "decision": "keep-ours"})
         assert resolved.json().keys() == described(RESOLVE, "post")["properties"].keys()
+        aborted = await client.post(ABORT, json={"upload_ids": ["u", "x"]})
+        assert aborted.json() == {"aborted": ["u"], "not_open": ["x"]}
+        assert aborted.json().keys() == described(ABORT, "post")["properties"].keys()
 
     asyncio.run(run())
 
@@ -111,6 +114,12 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
             (asked("POST", RESOLVE, json={"object": "s3://b/k", "decision": "discard", "sequence": "1"}), 400),
             (asked("POST", RESOLVE, json={"object": "s3://b/k", "decision": "discard"}), 404),
             (asked("POST", RESOLVE, content=b"{}", headers={"content-type": "text/plain"}), 415),
+            (asked("POST", ABORT, json={}), 400),
+            (asked("POST", ABORT, json={"upload_ids": "u"}), 400),
+            (asked("POST", ABORT, json={"upload_ids": [1]}), 400),
+            (asked("POST", ABORT, json={"upload_ids": []}), 400),
+            (asked("POST", ABORT, json={"upload_ids": ["u"] * 101}), 400),
+            (asked("POST", ABORT, content=b"{}", headers={"content-type": "text/plain"}), 415),
         ):
             answer = await client.send(request)
             assert (answer.status_code, bool(answer.json()["error"])) == (status, True), request.url
@@ -161,7 +170,7 @@ def test_a_page_of_another_site_decides_nothing(tmp_path: Path) -> None:
     """Without a token, the Host header must name this machine."""
 
     async def scenario(client: httpx.AsyncClient) -> None:
-        for path in ("/api/v1/flush", RESOLVE):
+        for path in ("/api/v1/flush", RESOLVE, ABORT):
             assert (await client.post(path, json={})).status_code == 403
 
     play(tmp_path, scenario, NoDesk(), host="rebound.example")

@@ -13,6 +13,7 @@ import httpx
 import orjson
 import pytest
 from botocore.config import Config
+from botocore.exceptions import ClientError
 from typer.testing import CliRunner, Result
 
 from gateway import cli
@@ -165,3 +166,32 @@ def test_a_killed_gateway_leaves_everything_to_be_exported(origin: StrictOrigin,
         one.gateway.start()
         assert one.run("flush", "s3://", "--wait").exit_code == 0
         assert at_origin(origin, "model") == content
+
+
+@pytest.mark.slow
+def test_an_aborted_upload_is_gone_for_its_client(origin: StrictOrigin, tmp_path: Path) -> None:
+    """Who goes on with it is told NoSuchUpload; its bytes are free, and the origin's upload is aborted."""
+    with running(origin, tmp_path / "cache") as one:
+        uploads = [one.s3.create_multipart_upload(Bucket="bucket", Key=f"back/{name}")["UploadId"] for name in "ab"]
+        for name, upload_id in zip("ab", uploads, strict=True):
+            one.s3.upload_part(
+                Bucket="bucket", Key=f"back/{name}", UploadId=upload_id, PartNumber=1, Body=b"x" * 5 * 2**20
+            )
+        at_the_origin = origin.model.buckets["bucket"].uploads
+        eventually(lambda: len(at_the_origin) == 2)
+        assert one.run("writeback", "abort", "s3://bucket/back/", "--prefix").exit_code == 2
+        result = one.run("writeback", "abort", "s3://bucket/back/a", "--yes")
+        assert (result.exit_code, result.stdout) == (0, "1 upload aborted\n")
+        upload = {"Bucket": "bucket", "Key": "back/a", "UploadId": uploads[0]}
+        parts = {"Parts": [{"PartNumber": 1, "ETag": '"x"'}]}
+        with pytest.raises(ClientError, match="NoSuchUpload"):
+            one.s3.upload_part(**upload, PartNumber=2, Body=b"y")
+        with pytest.raises(ClientError, match="NoSuchUpload"):
+            one.s3.complete_multipart_upload(**upload, MultipartUpload=parts)
+        eventually(lambda: len(at_the_origin) == 1)
+        [left] = one.listed("--uploads")
+        assert (left["upload_id"], left["bytes"]) == (uploads[1], 5 * 2**20)
+        assert one.run("writeback", "abort", "--upload-id", uploads[1], "--json").exit_code == 0
+        eventually(lambda: not at_the_origin)
+        eventually(lambda: not [file for file in (tmp_path / "cache/writeback/staged").rglob("*") if file.is_file()])
+        assert one.gateway.log.count("an open upload was aborted by an operator") == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,9 @@ class Office:
         await self.buffer.until(lambda: name in self.buffer.observer.conflicts)
 
     async def open_upload(self, name: str, upload_id: str) -> None:
-        """A client has begun one."""
-        await self.buffer.journal.change(lambda book: book.open_upload(upload(upload_id, key(name))))
+        """A client has just begun one."""
+        begun = replace(upload(upload_id, key(name)), began_at=self.buffer.clock.now())
+        await self.buffer.journal.change(lambda book: book.open_upload(begun))
 
     async def progress(self, prefix: Prefix = _EVERYTHING, through: int = 2**60) -> dict[str, Any]:
         return await self.desk.progress(prefix, through)

@@ -7,6 +7,8 @@ from contextlib import suppress
 from itertools import product
 from typing import Any
 
+import structlog
+
 from gateway.clock import Clock
 from gateway.errors import BufferUnavailable, NothingPending
 from gateway.objects import ObjectKey
@@ -21,10 +23,12 @@ from gateway.writeback.desk.documents import (
     to_token,
     upload_document,
 )
-from gateway.writeback.desk.overview import Figures, Overview, Shown, SlotFigures
+from gateway.writeback.desk.overview import Figures, Overview, Shown, ShownUpload, SlotFigures
 from gateway.writeback.flushing.reconciler import Reconciler
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import Profile
+
+_log = structlog.get_logger("forebay.writeback")
 
 PROBLEMS_SHOWN = 20
 """Of a flush: a list has them all."""
@@ -113,13 +117,30 @@ class WritebackDesk:
         await self._try_now(Prefix(key.bucket, key.key))
         return {"object": str(key), "sequence": shown.sequence, "decision": decision, "etag_at_origin": found}
 
-    async def abort(self, upload_id: str) -> dict[str, Any]:
-        """End an upload that its client has not completed; NothingPending where there is none."""
-        now = self._clock.now()
-        if not await self._journal.change(lambda book: book.abort(upload_id, now)):
-            raise NothingPending(f"no upload {upload_id} is open")
+    async def abort(self, upload_ids: Sequence[str]) -> dict[str, Any]:
+        """End uploads that their clients have not completed, as AbortMultipartUpload does; also where the row is
+        damaged. What the origin has of them is aborted soon."""
+        found = await self._overview.open_uploads(upload_ids)
+        aborted = [one.upload_id for one in found if await self._abort(one)]
         self._summary = None
-        return {"upload_id": upload_id, "aborted": True}
+        return {"aborted": aborted, "not_open": [one for one in upload_ids if one not in aborted]}
+
+    async def _abort(self, shown: ShownUpload) -> bool:
+        now = self._clock.now()
+        if shown.upload is None:
+            is_over = await self._journal.change(lambda book: book.discard(shown.id, now, only_conflict=False))
+        else:
+            is_over = await self._journal.change(lambda book: book.abort(shown.upload_id, now))
+        if is_over:
+            _log.warning(
+                "an open upload was aborted by an operator",
+                object=str(shown.key),
+                slot=shown.slot,
+                upload_id=shown.upload_id,
+                parts=shown.parts,
+                bytes=shown.size_bytes,
+            )
+        return is_over
 
     async def _try_now(self, prefix: Prefix) -> None:
         now = self._clock.now()
@@ -169,8 +190,8 @@ class NoDesk:
     async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> dict[str, Any]:
         raise NothingPending(f"nothing is pending under {key}: there is no write-back buffer")
 
-    async def abort(self, upload_id: str) -> dict[str, Any]:
-        raise NothingPending(f"no upload {upload_id} is open: there is no write-back buffer")
+    async def abort(self, upload_ids: Sequence[str]) -> dict[str, Any]:
+        return {"aborted": [], "not_open": list(upload_ids)}
 
 
 def summary_document(

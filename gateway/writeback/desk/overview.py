@@ -97,6 +97,7 @@ class SlotFigures:
 class ShownUpload:
     """An open upload, without its parts, which take `size_bytes` here; `upload` None: its row is damaged."""
 
+    id: int
     upload_id: str
     key: ObjectKey
     slot: str
@@ -185,6 +186,11 @@ class Overview:
         """Uploads that are open under a prefix, in the order of bucket, key and id, behind such a place."""
         where = _where_behind(prefix, "upload_id", after, "")
         return await self._look(lambda rows: list(_uploads(rows, where, count)))
+
+    async def open_uploads(self, upload_ids: Sequence[str]) -> Sequence[ShownUpload]:
+        """Those of these ids that are open."""
+        where = _Where(f"upload_id IN ({','.join('?' * len(upload_ids))})", upload_ids)
+        return await self._look(lambda rows: list(_uploads(rows, where, len(upload_ids))))
 
     async def conditions(self) -> Sequence[tuple[str, Profile]]:
         """What is known of each bucket."""
@@ -354,4 +360,4 @@ def _uploads(rows: sqlite3.Connection, where: _Where, count: int) -> Iterator[Sh
         except BufferDamaged:
             upload = None
         at = ObjectKey(bucket, key.decode(errors="replace"))
-        yield ShownUpload(upload_id, at, slot, upload, _turn(columns), parts, here_bytes, sent_parts)
+        yield ShownUpload(write_id, upload_id, at, slot, upload, _turn(columns), parts, here_bytes, sent_parts)

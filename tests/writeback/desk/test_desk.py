@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.errors import BufferUnavailable, NothingPending, NotToBeDecided, OriginUnreachable
 from gateway.objects import ObjectKey
@@ -133,16 +134,17 @@ def test_an_upload_is_shown_with_what_the_origin_has_of_it(tmp_path: Path) -> No
             PART_BYTES,
         )
         assert (await office.progress())["bytes_sent"] == PART_BYTES
+        began_at = office.buffer.clock.now()
         for upload_id in ("u2", "u1", "u3"):
             await office.open_upload("open", upload_id)
         await office.buffer.journal.change(lambda book: book.put_part("u2", part(1, "p"), 9.0))
         found = await all_pages(office.desk.uploads, Prefix("bucket", "o"), 2, "uploads")
         assert [(one["upload_id"], one["parts"], one["bytes"], one["touched_at"]) for one in found] == [
-            ("u1", 0, 0, 3.25),
+            ("u1", 0, 0, began_at),
             ("u2", 1, 1, 9.0),
-            ("u3", 0, 0, 3.25),
+            ("u3", 0, 0, began_at),
         ]
-        assert {one["initiated_at"] for one in found} == {3.25}
+        assert {one["initiated_at"] for one in found} == {began_at}
         assert (await office.progress(Prefix("bucket", "model")))["open_uploads"] == 0
         summary = await office.desk.summary()
         assert (summary["objects"], summary["bytes"], summary["open_uploads"]) == (1, PART_BYTES + 1003, 3)
@@ -539,22 +541,48 @@ def test_what_is_known_of_buckets_is_shown(tmp_path: Path) -> None:
     with_office(tmp_path, scenario)
 
 
-def test_an_upload_can_be_ended(tmp_path: Path) -> None:
-    """Here at once, and at the origin; one that has ended, or is none, is told as such."""
+def test_open_uploads_are_aborted_with_their_bytes(tmp_path: Path) -> None:
+    """Here at once, and at the origin; their room is free. Those that have ended, or are none, are told as such."""
+
+    async def scenario(office: Office) -> None:
+        for upload_id in ("u", "v", "stays"):
+            await office.open_upload("k", upload_id)
+        now, journal = office.buffer.clock.now(), office.buffer.journal
+        stored = replace(part(1, "p"), file=office.buffer.stage(b"bytes"))
+        await journal.change(lambda book: book.put_part("u", stored, now))
+        office.start()
+        await office.buffer.until(lambda: len(office.buffer.bucket.uploads) == 3)
+        with capture_logs() as logs:
+            ended = await office.desk.abort(["u", "no such", "v"])
+        assert ended == {"aborted": ["u", "v"], "not_open": ["no such"]}
+        assert [(one["object"], one["upload_id"], one["bytes"]) for one in logs if "operator" in one["event"]] == [
+            ("s3://bucket/k", "u", 5),
+            ("s3://bucket/k", "v", 0),
+        ]
+        assert [one["upload_id"] for one in (await office.desk.uploads(EVERYTHING, "", 10))["uploads"]] == ["stays"]
+        assert journal.read(lambda book: book.usage("slot").staged_bytes) == 0
+        assert not await journal.change(lambda book: book.put_part("u", stored, now))
+        await office.buffer.until(lambda: len(office.buffer.bucket.uploads) == 1)
+        assert list(office.buffer.staging.names()) == []
+        for desk in (office.desk, NoDesk()):
+            assert await desk.abort(["u"]) == {"aborted": [], "not_open": ["u"]}
+
+    with_office(tmp_path, scenario)
+
+
+def test_a_damaged_upload_can_be_aborted(tmp_path: Path) -> None:
+    """Nothing else would ever end it: its bytes go."""
 
     async def scenario(office: Office) -> None:
         await office.open_upload("k", "u")
-        now = office.buffer.clock.now()
         stored = replace(part(1, "p"), file=office.buffer.stage(b"bytes"))
-        await office.buffer.journal.change(lambda book: book.put_part("u", stored, now))
-        office.start()
-        await office.buffer.until(lambda: bool(office.buffer.bucket.uploads))
-        assert await office.desk.abort("u") == {"upload_id": "u", "aborted": True}
+        await office.buffer.journal.change(lambda book: book.put_part("u", stored, 9.0))
+        with sqlite3.connect(tmp_path / "journal") as other:
+            other.execute("UPDATE writes SET record = zeroblob(60)")
+        other.close()
+        assert (await office.desk.abort(["u"]))["aborted"] == ["u"]
         assert (await office.desk.uploads(EVERYTHING, "", 10))["uploads"] == []
-        await office.buffer.until(lambda: not office.buffer.bucket.uploads and not list(office.buffer.staging.names()))
-        for desk in (office.desk, NoDesk()):
-            with pytest.raises(NothingPending, match="no upload u is open"):
-                await desk.abort("u")
+        assert list(office.buffer.staging.names()) == []
 
     with_office(tmp_path, scenario)
 
