@@ -35,7 +35,7 @@ from gateway.writeback.journal.records import (
     Write,
     runs_of,
 )
-from gateway.writeback.journal.rows import Rows, decoded, encoded, text
+from gateway.writeback.journal.rows import BEHIND_ALL, OPEN, PENDING, Rows, decoded, encoded, text
 from gateway.writeback.presence import News, place_of
 
 ENDED_KEPT_SECONDS = 24 * 3600.0
@@ -61,12 +61,6 @@ RETRY_SECONDS_MAX, UPLOAD_SECONDS_MAX = 90.0, 700.0
 since."""
 
 _HURRIED_MAX = 100
-
-_BEHIND_ALL = b"\xff"
-"""No byte of UTF-8 is as great."""
-
-_PENDING = "pending = 1 AND state < 5"
-_OPEN = "upload_id IS NOT NULL AND pending = 0 AND state < 3"
 
 
 class Places(Protocol):
@@ -129,7 +123,7 @@ class Book(Rows):
 
     def latest(self, key: ObjectKey) -> Write | None:
         """What is pending under a key: the object or tombstone that was acknowledged last; without its parts."""
-        return self._one_of(key, f"{_PENDING} ORDER BY sequence DESC")
+        return self._one_of(key, f"{PENDING} ORDER BY sequence DESC")
 
     def earliest(self, key: ObjectKey) -> Write | None:
         """What is to be dealt with first under a key, of what has a place in the order; without its parts."""
@@ -154,9 +148,9 @@ class Book(Rows):
         Reads nothing outside of the range.
         """
         found = self._rows.execute(
-            f"SELECT id, record, max(sequence) FROM writes WHERE bucket = ? AND key >= ? AND key < ? AND {_PENDING} "
+            f"SELECT id, record, max(sequence) FROM writes WHERE bucket = ? AND key >= ? AND key < ? AND {PENDING} "
             "GROUP BY key ORDER BY key LIMIT ?",
-            (bucket, start, _BEHIND_ALL if stop is None else stop, count_max),
+            (bucket, start, BEHIND_ALL if stop is None else stop, count_max),
         )
         return [codec.unpack_write(write_id, record) for write_id, record, _ in found]
 
@@ -167,7 +161,7 @@ class Book(Rows):
     def counts(self) -> tuple[int, int]:
         """How many objects are pending, and how many uploads open."""
         row = self._row(
-            f"SELECT (SELECT count(*) FROM writes WHERE pending = 1), (SELECT count(*) FROM writes WHERE {_OPEN})"
+            f"SELECT (SELECT count(*) FROM writes WHERE pending = 1), (SELECT count(*) FROM writes WHERE {OPEN})"
         )
         return (row[0], row[1]) if row else (0, 0)
 
@@ -187,14 +181,14 @@ class Book(Rows):
 
     def upload(self, upload_id: str) -> Write | None:
         """An upload that is open, without its parts."""
-        row = self._row(f"SELECT id, record FROM writes WHERE upload_id = ? AND {_OPEN}", upload_id)
+        row = self._row(f"SELECT id, record FROM writes WHERE upload_id = ? AND {OPEN}", upload_id)
         return codec.unpack_write(*row) if row else None
 
     def uploads(self, bucket: str, prefix: str = "", after: tuple[str, str] = ("", "")) -> Iterator[Write]:
         """The open uploads of a bucket under a prefix in the order of key and id, behind such a pair."""
         start = max(text(prefix), text(after[0]))
         found = self._rows.execute(
-            f"SELECT id, upload_id, key, record FROM writes WHERE bucket = ? AND key >= ? AND {_OPEN} "
+            f"SELECT id, upload_id, key, record FROM writes WHERE bucket = ? AND key >= ? AND {OPEN} "
             "ORDER BY key, upload_id",
             (bucket, start),
         )
@@ -455,9 +449,7 @@ class Book(Rows):
         """The origin has completed an upload, to which its client has added parts meanwhile: it is open still."""
         opened = replace(write, state=State.OPEN, sequence=0, origin_upload_id=None, answer=None, conditions={})
         self._update(opened, Turn(write.touched_then.at, priority=Priority.UPLOAD))
-        for part in list(self.parts(write.id)):
-            if part.file.is_here and part.origin_etag is not None:
-                self._put_part_row(write.id, replace(part, origin_etag=None))
+        self._send_again(write.id)
         if write.sequence:
             self._release(write.sequence, write.touched_then.at)
 
@@ -538,7 +530,7 @@ class Book(Rows):
         """Somebody waits for what is pending under a key: it comes before what nobody waits for, and so does what it
         waits for itself."""
         found = self._rows.execute(
-            f"SELECT id, after_sequence FROM writes WHERE bucket = ? AND key = ? AND {_PENDING}",
+            f"SELECT id, after_sequence FROM writes WHERE bucket = ? AND key = ? AND {PENDING}",
             (key.bucket, encoded(key)),
         ).fetchall()
         left = _HURRIED_MAX
@@ -560,7 +552,7 @@ class Book(Rows):
         where, values = "1", list[str | bytes]()
         if bucket:
             start = text(prefix)
-            where, values = "bucket = ? AND key >= ? AND key < ?", [bucket, start, start + _BEHIND_ALL]
+            where, values = "bucket = ? AND key >= ? AND key < ?", [bucket, start, start + BEHIND_ALL]
         self._rows.execute(
             f"UPDATE writes SET due_at = ? WHERE {where} AND state < 5 AND attempts > 0 AND due_at > ?",
             (now, *values, now),
@@ -569,12 +561,16 @@ class Book(Rows):
 
     def start_over(self, write_id: int, now: float) -> None:
         """The origin's upload of a write is of no use: it is to be aborted, and its parts are to be sent again."""
-        write = self.write(write_id)
+        write = self.write(write_id, with_parts=False)
         if write is None:
             return
         self._drop_origin_upload(write, now)
         self._update(replace(write, origin_upload_id=None))
-        for part in write.parts:
+        self._send_again(write_id)
+
+    def _send_again(self, write_id: int) -> None:
+        """What is here of its parts is not at the origin."""
+        for part in list(self.parts(write_id)):
             if part.file.is_here and part.origin_etag is not None:
                 self._put_part_row(write_id, replace(part, origin_etag=None))
 
@@ -758,10 +754,10 @@ class Book(Rows):
             found.append(
                 self._row(
                     "SELECT max(sequence) FROM writes WHERE bucket = ? AND key >= ? AND key < ? AND since_sequence < ? "
-                    f"AND sequence <> ? AND {_PENDING}",
+                    f"AND sequence <> ? AND {PENDING}",
                     write.key.bucket,
                     start,
-                    start + _BEHIND_ALL,
+                    start + BEHIND_ALL,
                     write.sequence,
                     write.sequence,
                 )
@@ -812,8 +808,7 @@ class Book(Rows):
 
     def _end(self, write: Write, now: float, ended: Ended | None) -> None:
         """It is over; what repeats its last request finds how."""
-        files = self._files_of(write.id)
-        self._rows.execute("DELETE FROM parts WHERE write_id = ?", (write.id,))
+        self._drop_parts(write.id)
         if ended is None or write.upload_id is None:
             self._rows.execute("DELETE FROM writes WHERE id = ?", (write.id,))
         else:
@@ -823,17 +818,14 @@ class Book(Rows):
                 "WHERE id = ?",
                 (ended.ended_at + ENDED_KEPT_SECONDS, codec.pack_ended(write.id, ended), write.id),
             )
-        self._free(files)
         if write.sequence:
             self._release(write.sequence, now)
 
     def _remove_row(self, write_id: int, now: float) -> None:
         """A damaged one: it says nothing of what it was."""
         row = self._row("SELECT sequence FROM writes WHERE id = ?", write_id)
-        files = self._files_of(write_id)
-        self._rows.execute("DELETE FROM parts WHERE write_id = ?", (write_id,))
+        self._drop_parts(write_id)
         self._rows.execute("DELETE FROM writes WHERE id = ?", (write_id,))
-        self._free(files)
         if row is not None and row[0] is not None:
             self._release(row[0], now)
 
@@ -857,10 +849,10 @@ class Book(Rows):
         self._rows.executemany("DELETE FROM parts WHERE write_id = ? AND number = ?", doomed)
         self._free([file for _, file in dropped])
 
-    def _files_of(self, write_id: int) -> list[str]:
-        return [
-            name for (name,) in self._rows.execute("SELECT DISTINCT file FROM parts WHERE write_id = ?", (write_id,))
-        ]
+    def _drop_parts(self, write_id: int) -> None:
+        files = self._rows.execute("SELECT DISTINCT file FROM parts WHERE write_id = ?", (write_id,)).fetchall()
+        self._rows.execute("DELETE FROM parts WHERE write_id = ?", (write_id,))
+        self._free([name for (name,) in files])
 
     def _one_of(self, key: ObjectKey, condition: str) -> Write | None:
         row = self._row(

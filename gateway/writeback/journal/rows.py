@@ -25,6 +25,14 @@ OWN_DOINGS_MAX = 50_000
 loses nothing."""
 
 
+PENDING = "pending = 1 AND state < 5"
+OPEN = "upload_id IS NOT NULL AND pending = 0 AND state < 3"
+"""What is acknowledged, and open uploads, as the indices have it."""
+
+BEHIND_ALL = b"\xff"
+"""No byte of UTF-8 is as great."""
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Bytes of staged files that something refers to, a file that copies share once; objects and tombstones that are
@@ -152,10 +160,7 @@ class Rows:
 
     def _forget_own_doings(self, moment: Moment, count_max: int) -> int:
         """Those that nobody can ask for any more; those of keys with an open upload stay, as far as there is room."""
-        open_upload = (
-            "SELECT 1 FROM writes WHERE writes.bucket = origin.bucket AND writes.key = origin.key "
-            "AND upload_id IS NOT NULL AND pending = 0 AND state < 3"
-        )
+        open_upload = f"SELECT 1 FROM writes WHERE bucket = origin.bucket AND key = origin.key AND {OPEN}"
         old = f"SELECT bucket, key, record FROM origin WHERE at < ? AND NOT EXISTS ({open_upload}) LIMIT ?"
         found = self._rows.execute(old, (moment.at - OWN_DOING_KEPT_SECONDS, count_max)).fetchall()
         for bucket, key, record in found:
