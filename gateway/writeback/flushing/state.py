@@ -330,7 +330,12 @@ class Progress:
     now: Moment = field(default_factory=lambda: Moment(0.0))
     expiry_seconds: float = 86_400.0
     _step: _Step = _Step.CHECK
-    _under_way: set[int] = field(default_factory=set)
+    _parts: list[Part] = field(default_factory=list)
+    """Those of `write`, which are changed in place while they are sent: there may be 10,000."""
+    _unsent: list[int] = field(default_factory=list)
+    """Where in `_parts` those are that are neither sent nor under way, the next one last."""
+    _under_way: dict[int, int] = field(default_factory=dict)
+    """The numbers of those that are being sent, and where in `_parts` they are."""
     _expected: str | None = None
     _found: str | None = None
     _made: str | None = None
@@ -443,23 +448,28 @@ class Progress:
     def _begin_or_send(self) -> Sequence[Instruction]:
         if self.write.multipart and self.write.origin_upload_id is None:
             return self._ask(_Step.BEGIN, Begin())
-        return self._send_parts()
+        return self._begin_parts()
 
     def _begun(self, write: Write) -> Sequence[Instruction]:
         if write.state is not self.write.state:
             return self._end(Rest(0.0))
         self.write = replace(write, parts=self.write.parts)
+        return self._begin_parts()
+
+    def _begin_parts(self) -> Sequence[Instruction]:
+        self._step = _Step.PARTS
+        self._parts = list(self.write.parts)
+        self.write = replace(self.write, parts=self._parts)
+        unsent = [at for at, part in enumerate(self._parts) if part.origin_etag is None] if self.write.multipart else []
+        self._unsent = unsent[::-1]
         return self._send_parts()
 
     def _send_parts(self) -> Sequence[Instruction]:
-        self._step = _Step.PARTS
-        unsent = [part for part in self.write.parts if part.origin_etag is None] if self.write.multipart else []
-        if not unsent and not self._under_way:
+        if not self._unsent and not self._under_way:
             return self._when_all_sent()
-        chosen = [part for part in unsent if part.number not in self._under_way]
-        chosen = chosen[: PARTS_AT_ONCE - len(self._under_way)]
-        self._under_way |= {part.number for part in chosen}
-        return [SendPart(self.write.origin_upload_id or "", part) for part in chosen]
+        chosen = [self._unsent.pop() for _ in range(min(len(self._unsent), PARTS_AT_ONCE - len(self._under_way)))]
+        self._under_way |= {self._parts[at].number: at for at in chosen}
+        return [SendPart(self.write.origin_upload_id or "", self._parts[at]) for at in chosen]
 
     def _when_all_sent(self) -> Sequence[Instruction]:
         if self.write.state is State.OPEN:
@@ -473,8 +483,8 @@ class Progress:
     def _part_sent(self, event: PartSent) -> Sequence[Instruction]:
         if event.origin_upload_id != self.write.origin_upload_id or self._step is not _Step.PARTS:
             return []
-        self._under_way.discard(event.number)
-        self.write = with_part_sent(self.write, event)
+        at = self._under_way.pop(event.number)
+        self._parts[at] = replace(self._parts[at], origin_etag=event.etag)
         if event.state is not self.write.state:  # its client has completed it, or ended it
             return [] if self._under_way else self._end(Rest(0.0))
         return self._send_parts()
@@ -482,7 +492,7 @@ class Progress:
     def _part_failed(self, event: PartFailed) -> Sequence[Instruction]:
         if event.origin_upload_id != self.write.origin_upload_id or self._step is not _Step.PARTS:
             return []  # another has failed before
-        self._under_way.discard(event.number)
+        del self._under_way[event.number]
         return self._failed(event.reason, event.code)
 
     # Open uploads
@@ -598,7 +608,7 @@ class Progress:
             self._has_resent = True
             parts = [replace(part, origin_etag=None) if part.file.is_here else part for part in self.write.parts]
             self.write = replace(self.write, parts=parts)
-            return self._send_parts()
+            return self._begin_parts()
         if code == "NoSuchUpload":
             return self._ask(_Step.VERIFY, Head())
         if code in _DOES_NOT_HOLD:
@@ -647,9 +657,3 @@ class Progress:
     def _end(self, instruction: End) -> Sequence[Instruction]:
         self._step = _Step.END
         return [instruction]
-
-
-def with_part_sent(write: Write, event: PartSent) -> Write:
-    """The write, one of whose parts the origin has."""
-    parts = [replace(one, origin_etag=event.etag) if one.number == event.number else one for one in write.parts]
-    return replace(write, parts=parts)

@@ -54,9 +54,9 @@ from gateway.writeback.flushing.state import (
     StartOver,
     Unmark,
     Wait,
-    with_part_sent,
 )
 from gateway.writeback.journal.records import Asked, Base, Conditions, Honoured, State, Write
+from tests.support.loop_steps import longest_step
 from tests.support.writeback import key, part, pending, upload
 
 OURS = "ours"
@@ -80,6 +80,12 @@ def tombstone(**changed: object) -> Write:
 def opened(count: int = 0, **changed: object) -> Write:
     parts = tuple(part(number, f"{OURS}{number}") for number in range(1, count + 1))
     return replace(upload("u", key("k")), parts=parts, touched=Moment(0.0), **changed)  # type: ignore[arg-type]
+
+
+def with_part_sent(write: Write, event: PartSent) -> Write:
+    """The write, one of whose parts the origin has."""
+    parts = [replace(one, origin_etag=event.etag) if one.number == event.number else one for one in write.parts]
+    return replace(write, parts=parts)
 
 
 def sent(write: Write, *numbers: int) -> Write:
@@ -164,6 +170,20 @@ def test_parts_go_side_by_side_and_complete_comes_last() -> None:
         last = progress.after(PartSent("o", number, f"e{number}"))
         numbers += [one.part.number for one in last if isinstance(one, SendPart)]
     assert last == [Finish(None)]
+
+
+def test_what_a_part_takes_does_not_grow_with_their_number() -> None:
+    """Of an object of many parts, too, what is done when one of them is sent is as much as of few."""
+    progress = Progress(multipart(2000), ALL)
+    play(progress, Headed(None))
+    under_way = list(progress.after(begun(progress.write)))
+    with longest_step() as longest:
+        while isinstance(first := under_way.pop(0), SendPart):
+            longest.end()
+            under_way += progress.after(PartSent("o", first.part.number, f"e{first.part.number}"))
+    assert isinstance(first, Finish)
+    assert [one.origin_etag for one in progress.write.parts] == [f"e{number}" for number in range(1, 2001)]
+    assert longest.lines < 100, longest
 
 
 def test_where_conditions_are_not_honoured_a_look_comes_right_before_complete() -> None:
