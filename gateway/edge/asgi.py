@@ -26,7 +26,6 @@ from structlog.typing import FilteringBoundLogger
 from gateway import cancellation
 from gateway.counting import RequestMetrics
 from gateway.edge.access import Authenticator, Caller, authorise
-from gateway.edge.failures import reply_to
 from gateway.edge.foreign_services import foreign_service_reply
 from gateway.edge.server.cycle import LENT, RESPONSE, SPAN, ZERO_COPY, in_task
 from gateway.edge.server.request_body import RECEIVE_INTO, BodyDrain, ReceiveThreads
@@ -43,6 +42,7 @@ from gateway.operations.context import (
     Response,
     Sink,
 )
+from gateway.operations.failures import reply_to
 from gateway.operations.passthrough import READ_METHODS
 from gateway.operations.router import perform
 from gateway.origin.client import ACCOUNT

@@ -19,7 +19,6 @@ from gateway.operations.payload import announced_bytes, check_rate, receive_veri
 from gateway.s3.checksums import PREFIX
 from gateway.s3.error_codes import s3_error
 from gateway.writeback.bounds.bounds import Bound
-from gateway.writeback.files.staged_file import StagedWriter
 from gateway.writeback.journal.records import Part
 
 if TYPE_CHECKING:
@@ -56,36 +55,15 @@ async def stage_body(context: RequestContext, buffer: WritebackBuffer, slot: str
 
     try:
         received = await receive_verified(context, write)
-    except BufferUnavailable as error:
+    except BaseException as error:
         await buffer.discard(writer)
-        buffer.bounds.trouble(error)
-        raise unavailable(error) from error
-    except BaseException:
-        await buffer.discard(writer)
+        if isinstance(error, BufferUnavailable):
+            buffer.bounds.trouble(error)
         raise
-    return await _sealed(context, buffer, writer, number, received.md5, dict(received.checksums))
-
-
-async def _sealed(
-    context: RequestContext,
-    buffer: WritebackBuffer,
-    writer: StagedWriter,
-    number: int,
-    md5: bytes,
-    sums: dict[str, str],
-) -> Staged:
-    try:
-        file = await buffer.seal(writer, md5)
-    except BufferUnavailable as error:
-        raise unavailable(error) from error
-    checksums = {name.removeprefix(PREFIX): value for name, value in sums.items()}
-    part = Part(number, file, context.services.clock.now(), checksums)
-    return Staged(part, [("etag", file.etag), *sums.items()])
-
-
-def unavailable(error: BufferUnavailable) -> S3Error:
-    """What the client is told: it may try again, nothing was acknowledged."""
-    return s3_error("ServiceUnavailable", f"The write-back buffer cannot take this now: {error}")
+    file = await buffer.seal(writer, received.md5)
+    checksums = {name.removeprefix(PREFIX): value for name, value in received.checksums.items()}
+    part = Part(number, file, clock.now(), checksums)
+    return Staged(part, [("etag", file.etag), *received.checksums.items()])
 
 
 PATIENCE_SECONDS = 20.0

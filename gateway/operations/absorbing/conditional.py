@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from gateway import cancellation
 from gateway.clock import Moment
-from gateway.errors import BufferUnavailable, S3Error
+from gateway.errors import S3Error
 from gateway.operations.absorbing.barrier import flushed
-from gateway.operations.absorbing.bodies import unavailable
 from gateway.operations.absorbing.objects import is_condition
 from gateway.operations.absorbing.parts import no_such_upload
 from gateway.operations.context import RequestContext
@@ -38,21 +37,18 @@ async def complete_at_origin(context: RequestContext, buffer: WritebackBuffer, m
     clock, token, upload_id = context.services.clock, secrets.token_hex(8), made.upload_id or ""
     conditions = {name: value for name, value in context.request.headers.items() if is_condition(name)}
     asked = replace(made, conditions=conditions, asked_as=token, touched=Moment.of(clock))
-    try:
-        if not await buffer.complete_at_origin(asked):
-            raise s3_error(
-                "ServiceUnavailable",
-                "A part has just been replaced, or the upload has ended, or is just being completed: try again.",
-            )
-        deadline = clock.monotonic() + PATIENCE_SECONDS
-        while clock.monotonic() < deadline:
-            ended = buffer.look(lambda book: _outcome(book, upload_id, token))
-            if ended is not None:
-                return ended
-            with cancellation.turn():
-                await clock.sleep(_LOOK_SECONDS)
-    except BufferUnavailable as error:
-        raise unavailable(error) from error
+    if not await buffer.complete_at_origin(asked):
+        raise s3_error(
+            "ServiceUnavailable",
+            "A part has just been replaced, or the upload has ended, or is just being completed: try again.",
+        )
+    deadline = clock.monotonic() + PATIENCE_SECONDS
+    while clock.monotonic() < deadline:
+        ended = buffer.look(lambda book: _outcome(book, upload_id, token))
+        if ended is not None:
+            return ended
+        with cancellation.turn():
+            await clock.sleep(_LOOK_SECONDS)
     raise s3_error("ServiceUnavailable", "The origin has not done it in time: try again.")
 
 

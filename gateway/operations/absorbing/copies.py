@@ -16,7 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gateway.errors import BufferUnavailable, OriginBodyError, S3Error
+from gateway.errors import OriginBodyError, S3Error
 from gateway.objects import BorrowedBuffer, FileSpan, ObjectKey, PinnedFileSpan
 from gateway.operations.absorbing.barrier import flushed
 from gateway.operations.absorbing.base import base_asked, base_told
@@ -26,7 +26,6 @@ from gateway.operations.absorbing.bodies import (
     room_for_body,
     slow_down,
     stage_body,
-    unavailable,
 )
 from gateway.operations.absorbing.objects import check_stored, fixed_headers, is_foreseen, why_of_bucket, why_of_headers
 from gateway.operations.absorbing.parts import check_owner, may_be_on_its_way, number_of_part, store_part, upload_of
@@ -102,17 +101,10 @@ async def absorb_copy(context: RequestContext, buffer: WritebackBuffer, source: 
         checksums=source.checksums,
         acknowledged_at=now,
     )
-    if not await _acknowledge(buffer, copy):
+    if not await buffer.acknowledge_sharing(copy):
         raise s3_error("ServiceUnavailable", "The source has just reached the origin: try again.")
     fields = element("ETag", copy.etag) + element("LastModified", format_iso_date(now))
     return Response(200, [("content-type", "application/xml")], document("CopyObjectResult", fields), "absorbed")
-
-
-async def _acknowledge(buffer: WritebackBuffer, copy: Write) -> bool:
-    try:
-        return await buffer.acknowledge_sharing(copy)
-    except BufferUnavailable as error:
-        raise unavailable(error) from error
 
 
 def _fixed(headers: Mapping[str, str], source: Write, target: ObjectKey) -> dict[str, str]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, OriginAnswered, OriginUnreachable
 from gateway.operations.absorbing.base import base_asked
-from gateway.operations.absorbing.bodies import leaves_to_the_origin, unavailable
+from gateway.operations.absorbing.bodies import leaves_to_the_origin
 from gateway.operations.absorbing.objects import (
     check_stored,
     created_headers,
@@ -73,17 +73,14 @@ async def absorb_create(context: RequestContext, buffer: WritebackBuffer) -> Res
     """Begin an upload at the origin, and here."""
     check_stored(context.request.headers)
     profile = buffer.look(lambda book: book.profile(context.object_key.bucket))
-    try:
-        reason = why_of_bucket(profile)
-        if profile is not None and reason is not None:
-            goes_through(context, reason)
-            return await _created_through(context, buffer)
-        if leaves_to_the_origin(context, buffer, takes_room=True):
-            return await _created_through(context, buffer)
-        async with asking(buffer.journal, context.object_key, context.slot.name, context.services.clock) as question:
-            return await _created(context, buffer, profile, question)
-    except BufferUnavailable as error:
-        raise unavailable(error) from error
+    reason = why_of_bucket(profile)
+    if profile is not None and reason is not None:
+        goes_through(context, reason)
+        return await _created_through(context, buffer)
+    if leaves_to_the_origin(context, buffer, takes_room=True):
+        return await _created_through(context, buffer)
+    async with asking(buffer.journal, context.object_key, context.slot.name, context.services.clock) as question:
+        return await _created(context, buffer, profile, question)
 
 
 async def _created_through(context: RequestContext, buffer: WritebackBuffer) -> Response:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from types import NoneType
 from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.errors import BufferUnavailable, InConflict, S3Error
 from gateway.objects import ObjectKey
 from gateway.operations.absorbing.barrier import PATIENCE_SECONDS, conflict, settled
-from gateway.operations.absorbing.bodies import unavailable
 from gateway.operations.absorbing.objects import may_be_deleted_here
 from gateway.operations.context import RequestContext, Response
+from gateway.operations.failures import s3_error_of
 from gateway.s3.xml import DeleteEntry, DeleteError
 from gateway.writeback.journal.records import Base, Fixed, Write
 
@@ -87,15 +86,16 @@ async def _tombstones(
     buried = await asyncio.gather(*(_acknowledge(context, buffer, key) for key in pending), return_exceptions=True)
     found: dict[ObjectKey, Write | S3Error | None] = {}
     for key, tombstone in zip(pending, buried, strict=True):
-        if not isinstance(tombstone, (Write, S3Error, NoneType)):
+        if isinstance(tombstone, BaseException) and not isinstance(tombstone, (S3Error, BufferUnavailable)):
             raise tombstone
-        found[key] = tombstone
+        found[key] = s3_error_of(tombstone) if isinstance(tombstone, Exception) else tombstone
     return found
 
 
 async def _acknowledge(context: RequestContext, buffer: WritebackBuffer, key: ObjectKey) -> Write | None:
-    """A tombstone in place of what is pending, None: the origin has nothing of it; S3Error ServiceUnavailable where the
-    disk does not take it, OperationAborted where a person is to decide first.
+    """A tombstone in place of what is pending, None: the origin has nothing of it.
+
+    BufferUnavailable where the disk does not take it, S3Error OperationAborted where a person is to decide first.
     """
     fixed = Fixed(key, {}, context.services.slots.find(key.bucket, key.key).name)
     now = context.services.clock.now()
@@ -104,5 +104,3 @@ async def _acknowledge(context: RequestContext, buffer: WritebackBuffer, key: Ob
         return await buffer.bury(tombstone)
     except InConflict as error:
         raise conflict(key) from error
-    except BufferUnavailable as error:
-        raise unavailable(error) from error

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from gateway.errors import BufferUnavailable, OriginAnswered
 from gateway.operations.absorbing.barrier import in_its_turn
 from gateway.operations.absorbing.base import base_asked, base_told
-from gateway.operations.absorbing.bodies import paced, room_for_body, stage_body, unavailable
+from gateway.operations.absorbing.bodies import paced, room_for_body, stage_body
 from gateway.operations.absorbing.through import Reason, goes_through, written_through
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import forward_write
@@ -80,10 +80,7 @@ async def _absorb(context: RequestContext, buffer: WritebackBuffer) -> Response:
         checksums=part.checksums,
         acknowledged_at=part.stored_at,
     )
-    try:
-        await buffer.acknowledge(pending)
-    except BufferUnavailable as error:
-        raise unavailable(error) from error
+    await buffer.acknowledge(pending)
     return Response(200, staged.answer_headers, b"", "absorbed")
 
 

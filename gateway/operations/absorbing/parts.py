@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gateway.errors import BufferUnavailable, OriginUnreachable, S3Error
-from gateway.operations.absorbing.bodies import paced, room_for_body, slow_down, stage_body, unavailable
+from gateway.errors import OriginUnreachable, S3Error
+from gateway.operations.absorbing.bodies import paced, room_for_body, slow_down, stage_body
 from gateway.operations.absorbing.through import goes_through
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import onward_request
@@ -50,12 +50,8 @@ async def absorb_part(context: RequestContext, buffer: WritebackBuffer) -> Respo
 
 
 async def store_part(buffer: WritebackBuffer, upload: Write, part: Part) -> None:
-    """Write a part down; S3Error, and its file is gone, where that cannot be."""
-    try:
-        stored = await buffer.put_part(upload.upload_id or "", part)
-    except BufferUnavailable as error:
-        raise unavailable(error) from error
-    if not stored:
+    """Write a part down; S3Error NoSuchUpload, and its file is gone, where there is no such upload any more."""
+    if not await buffer.put_part(upload.upload_id or "", part):
         raise no_such_upload(upload.upload_id or "")
 
 

@@ -15,10 +15,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from gateway.clock import Clock, Moment
-from gateway.errors import BufferUnavailable, ForebayError, S3Error
+from gateway.errors import BufferUnavailable, ForebayError
 from gateway.objects import BodyStream, ObjectKey, PinnedFileSpan
 from gateway.operations.context import CacheLabel, Closable, RequestContext, Response
-from gateway.s3.error_codes import error_document, s3_error
+from gateway.operations.failures import s3_error_of
+from gateway.s3.error_codes import error_document
 from gateway.s3.requests import Operation
 from gateway.s3.results import RESULT_SIZE_BYTES_MAX, etag_of_result, says_nothing_yet
 from gateway.s3.xml_writer import PROLOG
@@ -249,7 +250,6 @@ class _Wait:
         try:
             reply = await self.answering
         except ForebayError as error:
-            said = error if isinstance(error, S3Error) else s3_error("ServiceUnavailable", str(error))
-            return error_document(said, resource="", request_id="", host_id="")
+            return error_document(s3_error_of(error), resource="", request_id="", host_id="")
         assert isinstance(reply.body, bytes)  # noqa: S101 - as `with_retries` says
         return reply.body

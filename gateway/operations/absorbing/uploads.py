@@ -14,10 +14,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gateway.errors import BufferUnavailable
 from gateway.objects import ObjectKey
 from gateway.operations.absorbing.base import base_now
-from gateway.operations.absorbing.bodies import unavailable
 from gateway.operations.absorbing.completion import Completion, complete
 from gateway.operations.absorbing.conditional import complete_at_origin
 from gateway.operations.absorbing.objects import has_conditions
@@ -59,10 +57,7 @@ async def absorb_complete(context: RequestContext, buffer: WritebackBuffer) -> R
         completing = _completed_at_origin(context, buffer, _as_write(upload, made, completed_of, 0.0), made)
         return await with_retries(with_invalidation(changed_by(context), completing), context.services.clock)
     upload = replace(upload, base=await base_now(context, buffer, upload.base))
-    try:
-        completed = await buffer.complete(_as_write(upload, made, completed_of, context.services.clock.now()))
-    except BufferUnavailable as error:
-        raise unavailable(error) from error
+    completed = await buffer.complete(_as_write(upload, made, completed_of, context.services.clock.now()))
     if completed is None and buffer.look(lambda book: book.upload(upload_id)) is None:
         return _completed_before(context, buffer, upload_id, listed)
     if completed is None:
@@ -108,11 +103,7 @@ async def absorb_abort(context: RequestContext, buffer: WritebackBuffer) -> Resp
     """Throw an upload away, here at once and at the origin soon."""
     found = upload_of(context, buffer)
     await check_owner(context, found)
-    try:
-        aborted = await buffer.abort(found.upload_id or "")
-    except BufferUnavailable as error:
-        raise unavailable(error) from error
-    if not aborted:
+    if not await buffer.abort(found.upload_id or ""):
         raise no_such_upload(found.upload_id or "")
     return Response(204, cache="absorbed")
 

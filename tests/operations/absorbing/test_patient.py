@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gateway.errors import BufferUnavailable, ForebayError
+from gateway.errors import BufferUnavailable, ForebayError, OriginAnswered, OutcomeUnknown
 from gateway.operations.absorbing.through import QUIET_SECONDS, with_retries
 from gateway.operations.context import Response
 from gateway.s3.error_codes import s3_error
@@ -69,11 +69,17 @@ def test_a_slow_answer_begins_with_white_space() -> None:
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(s3_error("InvalidPart"), "InvalidPart"), (BufferUnavailable("no"), "ServiceUnavailable")],
-    ids=["s3", "other"],
+    [
+        (s3_error("InvalidPart"), "InvalidPart"),
+        (BufferUnavailable("no"), "ServiceUnavailable"),
+        (OutcomeUnknown("lost"), "OutcomeUnknown"),
+        (OriginAnswered(404, [], b"<Error><Code>NoSuchBucket</Code><Message>none</Message></Error>"), "NoSuchBucket"),
+        (OriginAnswered(403, [], b""), "AccessDenied"),
+    ],
+    ids=["s3", "buffer", "unknown", "origin", "origin's-head"],
 )
 def test_a_slow_error_is_an_error_document(error: ForebayError, code: str) -> None:
-    """As S3 answers it, and SDKs expect it."""
+    """As S3 answers it, and SDKs expect it: with the code that it has when it comes soon."""
     _, pieces = asyncio.run(answered(3 * QUIET_SECONDS, error))
     root = ElementTree.fromstring(b"".join(pieces))
     assert (root.tag, root.findtext("Code")) == ("Error", code)

@@ -1,0 +1,100 @@
+"""From an exception to what the client is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import structlog
+
+from gateway.errors import (
+    BufferUnavailable,
+    OriginAnswered,
+    OriginBodyError,
+    OriginBusy,
+    OriginUnreachable,
+    OutcomeUnknown,
+    S3Error,
+)
+from gateway.operations.context import Response
+from gateway.rate_limited_log import RateLimitedLog
+from gateway.s3.error_codes import error_document, s3_error
+from gateway.s3.headers import filter_response_headers
+from gateway.s3.xml import error_code_of, text_of
+
+_FORBIDDEN = 403
+
+_log = structlog.get_logger("forebay.requests")
+_refusals = RateLimitedLog(_log)
+
+_LATER = {"Retry-After": "1"}
+
+
+def reply_to(error: Exception, request_id: str, resource: str) -> Response:
+    """The answer to a request that failed before the head of its answer was sent.
+
+    The origin's own refusals reach the client as they are. What nobody expected is InternalError; the request id finds
+    its log line.
+    """
+    if isinstance(error, OriginAnswered):
+        headers = filter_response_headers(dict(error.headers))
+        return Response(error.status, [pair for pair in headers if pair[0] != "content-length"], error.body)
+    _log_failure(error, request_id)
+    return _document(s3_error_of(error), request_id, resource)
+
+
+def s3_error_of(error: Exception) -> S3Error:
+    """What the client is told of a failure; InternalError of one that nobody expected.
+
+    Of the origin's own refusal, where it can only be told in a document: its code and message.
+    """
+    match error:
+        case S3Error():
+            return error
+        case OriginAnswered():
+            code = error_code_of(error.body) or _CODES_OF_HEADS.get(error.status, "ServiceUnavailable")
+            return S3Error(code, text_of(error.body, "Message") or str(error), error.status)
+        case OutcomeUnknown():
+            return s3_error("OutcomeUnknown")
+        case OriginBusy():
+            return s3_error("SlowDown", headers=_LATER)
+        case OriginUnreachable():
+            return s3_error("ServiceUnavailable", "The origin does not answer. Try again later.", headers=_LATER)
+        case BufferUnavailable():
+            return s3_error("ServiceUnavailable", f"The write-back buffer cannot be used now: {error}")
+        case OriginBodyError():
+            return s3_error("ServiceUnavailable", "The origin's answer broke off or did not match. Please try again.")
+    return s3_error("InternalError")
+
+
+_CODES_OF_HEADS = {400: "InvalidRequest", 403: "AccessDenied", 404: "NoSuchKey", 412: "PreconditionFailed"}
+"""Of the answers to HEAD, which have no document."""
+
+
+def _log_failure(error: Exception, request_id: str) -> None:
+    if isinstance(error, S3Error):
+        if error.status == _FORBIDDEN:
+            _refusals.warning("callers are refused", error.code, code=error.code, example=request_id, why=error.message)
+        return
+    for kind, event in _EXPECTED.items():
+        if isinstance(error, kind):
+            _log.warning(event, request_id=request_id, reason=str(error))
+            return
+    _log.error("internal error", request_id=request_id, exc_info=error)
+
+
+_EXPECTED: Mapping[type[Exception], str] = {
+    OutcomeUnknown: "outcome of a write unknown",
+    OriginBusy: "origin busy",
+    OriginUnreachable: "origin unreachable",
+    BufferUnavailable: "write-back buffer unavailable",
+    OriginBodyError: "origin body refused",
+}
+"""The first that fits."""
+
+
+def _document(error: S3Error, request_id: str, resource: str) -> Response:
+    headers = [(name.lower(), value) for name, value in error.headers.items()]
+    if error.status == 304:
+        return Response(304, headers)
+    body = error_document(error, resource=resource, request_id=request_id, host_id=f"forebay/{request_id}")
+    return Response(error.status, [("content-type", "application/xml"), *headers], body)
