@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
@@ -17,26 +16,60 @@ if TYPE_CHECKING:
 
 
 ANSWER_SECONDS_MAX = 1.0
-"""So long an acknowledgement waits for the origin, once the body is on the disk: then what is there is unknown."""
+"""So long an acknowledgement waits for the origin, when nothing else is left to wait for: then what is there is
+unknown."""
 
 
-@asynccontextmanager
-async def base_asked(context: RequestContext) -> AsyncIterator[asyncio.Task[Base]]:
-    """Asks while the body comes in. The task raises OriginAnswered where the origin refuses to say."""
-    asking = asyncio.create_task(_ask(context))
-    try:
-        yield asking
-    finally:
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+class BaseQuestion:
+    """What the origin has under the request's key, asked while the body comes in, until `aclose`.
 
-
-async def base_told(context: RequestContext, buffer: WritebackBuffer, asking: asyncio.Task[Base], began: Base) -> Base:
-    """What the origin has under the key, as far as it says so within a second from now; else what was known when it was
-    asked (`Base.unknown`).
+    `nothing` is what is known as long as it has not answered.
     """
+
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+        self._clock = context.services.clock
+        self.nothing = Base.unknown(self._clock)
+        self._asking = asyncio.create_task(self._ask())
+
+    async def answer(self, deadline: float | None = None) -> Base:
+        """As far as it has said so by a time of the monotonic clock, or else within a second from now; else `nothing`.
+
+        OriginAnswered where it refuses to say.
+        """
+        seconds = ANSWER_SECONDS_MAX if deadline is None else max(0.0, deadline - self._clock.monotonic())
+        if not self._asking.done():
+            waiting = asyncio.ensure_future(self._clock.sleep(seconds))
+            try:
+                await asyncio.wait({self._asking, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()
+        return self._asking.result() if self._asking.done() else self.nothing
+
+    async def aclose(self) -> None:
+        """Nobody wants to know any more."""
+        self._asking.cancel()
+        await asyncio.gather(self._asking, return_exceptions=True)
+
+    async def _ask(self) -> Base:
+        context, nothing = self._context, self.nothing
+        try:
+            head = await context.services.catalog.ask(context.object_key, context.slot, headers={})
+        except OriginAnswered as answer:
+            if answer.status == 404:
+                return Base(absent=True, asked_at=nothing.asked_at, asked=nothing.asked)
+            if answer.status >= 500:
+                return nothing
+            raise
+        except (OriginUnreachable, OriginBodyError):
+            return nothing
+        return Base((head.version.etag,), asked_at=nothing.asked_at, asked=nothing.asked)
+
+
+async def base_told(context: RequestContext, buffer: WritebackBuffer, question: BaseQuestion) -> Base:
+    """The answer, which this gateway may have made an old one since."""
     deadline = context.services.clock.monotonic() + ANSWER_SECONDS_MAX
-    return await base_now(context, buffer, await _told(context, asking, began, deadline), deadline)
+    return await base_now(context, buffer, await _told(question, deadline), deadline)
 
 
 async def base_now(context: RequestContext, buffer: WritebackBuffer, base: Base, deadline: float | None = None) -> Base:
@@ -50,39 +83,15 @@ async def base_now(context: RequestContext, buffer: WritebackBuffer, base: Base,
     is_old = not 0 <= nothing.asked_then.since(base.asked_then)[0] < OWN_DOING_KEPT_SECONDS / 2
     if not is_old and (own is None or own.known or own.seconds_after(base.asked_then) < 0):
         return base
-    deadline = clock.monotonic() + ANSWER_SECONDS_MAX if deadline is None else deadline
-    if clock.monotonic() >= deadline:
-        return nothing if not is_old else base
-    async with base_asked(context) as asking:
-        now = await _told(context, asking, nothing, deadline)
+    if deadline is not None and clock.monotonic() >= deadline:
+        return base if is_old else nothing
+    async with aclosing(BaseQuestion(context)) as question:
+        now = await _told(question, deadline)
     return base if is_old and not now.known else now
 
 
-async def _told(context: RequestContext, asking: asyncio.Task[Base], nothing: Base, deadline: float) -> Base:
-    """Nothing is known of the base where the origin refuses to say, or takes longer."""
-    clock = context.services.clock
-    if not asking.done():
-        waiting = asyncio.ensure_future(clock.sleep(max(0.0, deadline - clock.monotonic())))
-        try:
-            await asyncio.wait({asking, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiting.cancel()
-    if asking.done():
-        with suppress(OriginAnswered):
-            return asking.result()
-    return nothing
-
-
-async def _ask(context: RequestContext) -> Base:
-    services, nothing = context.services, Base.unknown(context.services.clock)
-    try:
-        head = await services.catalog.ask(context.object_key, context.slot, headers={})
-    except OriginAnswered as answer:
-        if answer.status == 404:
-            return Base(absent=True, asked_at=nothing.asked_at, asked=nothing.asked)
-        if answer.status >= 500:
-            return nothing
-        raise
-    except (OriginUnreachable, OriginBodyError):
-        return nothing
-    return Base((head.version.etag,), asked_at=nothing.asked_at, asked=nothing.asked)
+async def _told(question: BaseQuestion, deadline: float | None) -> Base:
+    """Nothing is known of the base where the origin refuses to say."""
+    with suppress(OriginAnswered):
+        return await question.answer(deadline)
+    return question.nothing

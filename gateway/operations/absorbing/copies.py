@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.errors import OriginBodyError, S3Error
 from gateway.objects import BorrowedBuffer, FileSpan, ObjectKey, PinnedFileSpan
 from gateway.operations.absorbing.barrier import flushed
-from gateway.operations.absorbing.base import base_asked, base_told
+from gateway.operations.absorbing.base import BaseQuestion, base_told
 from gateway.operations.absorbing.bodies import (
     leaves_to_the_origin,
     paced,
@@ -49,7 +49,7 @@ from gateway.s3.requests import CopySource, Operation, parse_copy_source
 from gateway.s3.xml import error_code_of, text_of
 from gateway.s3.xml_writer import document, element
 from gateway.writeback.files.staged_file import StagedFile
-from gateway.writeback.journal.records import Base, Fixed, Part, Write
+from gateway.writeback.journal.records import Fixed, Part, Write
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
@@ -85,8 +85,8 @@ async def absorb_copy(context: RequestContext, buffer: WritebackBuffer, source: 
     headers, now = context.request.headers, context.services.clock.now()
     check_copy_source(headers, etag=source.etag, last_modified=source.acknowledged_at, now=now)
     fixed = Fixed(context.object_key, _fixed(headers, source, context.object_key), context.slot.name)
-    async with base_asked(context) as asking:
-        base = await base_told(context, buffer, asking, Base.unknown(context.services.clock))
+    async with aclosing(BaseQuestion(context)) as question:
+        base = await base_told(context, buffer, question)
     whole = buffer.look(lambda book: book.write(source.id))
     if whole is None:
         raise s3_error("ServiceUnavailable", "The source has just reached the origin: try again.")

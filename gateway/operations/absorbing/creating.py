@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, OriginAnswered, OriginUnreachable
-from gateway.operations.absorbing.base import base_asked
+from gateway.operations.absorbing.base import BaseQuestion
 from gateway.operations.absorbing.bodies import leaves_to_the_origin
 from gateway.operations.absorbing.objects import (
     check_stored,
@@ -130,7 +130,7 @@ def _open(book: Book, answer: _Answer, upload: Write, question: Question) -> Non
 
 
 async def _ask(context: RequestContext) -> _Answer:
-    async with base_asked(context) as asking_base:
+    async with aclosing(BaseQuestion(context)) as question:
         payload = await receive_payload(context)
         request = onward_request(context, payload)
         async with await context.services.origin.send(request) as response:
@@ -140,11 +140,12 @@ async def _ask(context: RequestContext) -> _Answer:
         base, may_look = Base(), False
         if origin_upload_id is not None:
             with suppress(OriginAnswered):
-                base, may_look = await asking_base, True
+                base, may_look = await question.answer(), True
     asked = context.request.headers
     md5_etags = makes_md5_etags({**asked, **response.headers})
     profile = Profile(md5_etags, may_look, context.services.clock.now())
-    return _Answer(response.status, headers, body, origin_upload_id, profile, not names_encryption(asked), base)
+    is_of_bucket = not names_encryption(asked) and (base.known or not may_look)
+    return _Answer(response.status, headers, body, origin_upload_id, profile, is_of_bucket, base)
 
 
 def _upload(context: RequestContext, buffer: WritebackBuffer, base: Base, origin_upload_id: str | None) -> Write:

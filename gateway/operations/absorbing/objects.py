@@ -10,12 +10,12 @@ are not known to be accepted. A body whose digest the client announced is verifi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, OriginAnswered
 from gateway.operations.absorbing.barrier import in_its_turn
-from gateway.operations.absorbing.base import base_asked, base_told
+from gateway.operations.absorbing.base import BaseQuestion, base_told
 from gateway.operations.absorbing.bodies import paced, room_for_body, stage_body
 from gateway.operations.absorbing.through import Reason, goes_through, written_through
 from gateway.operations.context import RequestContext, Response
@@ -26,7 +26,7 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import etag_matches, filter_request_headers, sendable
 from gateway.s3.requests import S3Request
 from gateway.writeback.bounds.bounds import Bound
-from gateway.writeback.journal.records import Base, Fixed, Profile, Write
+from gateway.writeback.journal.records import Fixed, Profile, Write
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
@@ -60,12 +60,11 @@ def _is_old(context: RequestContext, profile: Profile) -> bool:
 
 
 async def _absorb(context: RequestContext, buffer: WritebackBuffer) -> Response:
-    nothing = Base.unknown(context.services.clock)
-    async with base_asked(context) as asking:
+    async with aclosing(BaseQuestion(context)) as question:
         staged = await stage_body(context, buffer, context.slot.name, 1)
         part = staged.part
         try:
-            base = await base_told(context, buffer, asking, nothing)
+            base = await base_told(context, buffer, question)
         except BaseException:
             await buffer.give_up(part)
             raise
@@ -73,7 +72,7 @@ async def _absorb(context: RequestContext, buffer: WritebackBuffer) -> Response:
     pending = Write(
         fixed,
         base,
-        nothing.asked_at,
+        question.nothing.asked_at,
         etag=part.file.etag,
         size_bytes=part.file.size_bytes,
         parts=(part,),
@@ -95,10 +94,10 @@ async def _through_and_learn(context: RequestContext, buffer: WritebackBuffer, r
 
     Where the origin does not say the latter, the next write asks again.
     """
-    async with base_asked(context) as asking:
+    async with aclosing(BaseQuestion(context)) as question:
         reply = await _through(context, buffer, reason)
         try:
-            may_look, is_certain = True, (await asking).known
+            may_look, is_certain = True, (await question.answer()).known
         except OriginAnswered:
             may_look, is_certain = False, True
     if reply.status == 200 and is_certain:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gateway.operations.absorbing import base
 from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import Asked
 from tests.support.absorbing import PART_BYTES, Client, eventually, with_client
@@ -24,6 +25,27 @@ CREATE = Operation.CREATE_MULTIPART_UPLOAD
 def questions(client: Client, name: str) -> list[Asked]:
     """What the origin was asked to begin, and nobody knows yet what came of it."""
     return [one.asked for one in client.buffer.look(lambda book: book.asked(key(name))) if one.asked is not None]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_no_answer_waits_for_what_lies_under_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, known: bool
+) -> None:
+    """A HEAD that hangs delays neither Create nor the first PutObject; nothing is learned of the bucket then."""
+    monkeypatch.setattr(base, "ANSWER_SECONDS_MAX", 0.05)
+
+    async def scenario(client: Client) -> None:
+        if known:
+            await client.learn()
+        held = asyncio.Event()
+        client.origin.inject(on(Operation.HEAD_OBJECT), Hold(held), times=100)
+        upload_id = await asyncio.wait_for(client.create("back/m"), 10.0)
+        assert upload_id.startswith(client.buffer.node_id)
+        await asyncio.wait_for(client.ask("PUT", "back/k", b"x"), 10.0)
+        assert (client.buffer.look(lambda book: book.profile("bucket")) is not None) == known
+        held.set()
+
+    with_client(tmp_path, scenario)
 
 
 def test_it_is_written_down_before_the_origin_is_asked(tmp_path: Path) -> None:
