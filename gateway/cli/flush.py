@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlencode
 
@@ -13,7 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_port, print_json, printable
 from gateway.config.units import DURATION_FORM, parse_duration_seconds
-from gateway.control.words import are, counted, size_text
+from gateway.control.words import age_text, are, counted, size_text
 
 if TYPE_CHECKING:
     from gateway.cli.admin_port import AdminPort
@@ -29,6 +31,15 @@ _AGAIN_SECONDS = 3.0
 _GONE_SECONDS = 60.0
 """A background process that was killed is back by then, and goes on."""
 
+_REFUSED_SECONDS = 30.0
+"""So long nothing has got there, and all that is left fails: the bucket refuses it, as far as anybody can tell."""
+
+_BODY_SECONDS = 10.0
+"""An attempt that takes longer is likely to be a large body on its way, however often it has failed before."""
+
+_AWAY_SECONDS = 300.0
+"""The same of an origin that does not answer, where no --timeout says how long it is waited for."""
+
 _COLUMNS = (
     TextColumn("{task.description}"),
     BarColumn(),
@@ -38,16 +49,36 @@ _COLUMNS = (
 )
 
 PrefixArgument = Annotated[
-    str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The keys that begin so; s3:// is everything.")
+    str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The keys that begin so; s3:// (the default) is everything.")
 ]
-WaitOption = Annotated[bool, typer.Option("--wait", help="Return when the origin has it; exit code 1 if it cannot.")]
+WaitOption = Annotated[
+    bool, typer.Option("--wait", help="Return when the origin has it; exit code 1 when it does not get there.")
+]
 TimeoutOption = Annotated[
     str | None, typer.Option("--timeout", metavar="DURATION", help="Wait no longer, such as 10m; then exit code 1.")
 ]
 
 
+class Outcome(StrEnum):
+    """How waiting has ended, and why."""
+
+    FLUSHED = "flushed"
+    STUCK = "stuck"
+    """What is left is in conflict or damaged, or waits behind that."""
+    FAILING = "failing"
+    """What is left fails, and none of it has got anywhere for a while."""
+    TIMEOUT = "timeout"
+
+
+_WHY = {
+    Outcome.STUCK: "an operator must decide",
+    Outcome.FAILING: "all of it fails; the gateway goes on trying",
+    Outcome.TIMEOUT: "the time is over; the gateway goes on",
+}
+
+
 def flush(
-    prefix: PrefixArgument,
+    prefix: PrefixArgument = "s3://",
     wait: WaitOption = False,
     timeout: TimeoutOption = None,
     config: ConfigOption = None,
@@ -56,18 +87,21 @@ def flush(
 ) -> None:
     """Have a running gateway take to the origin what it has acknowledged under a prefix by now.
 
-    What has failed is tried at once. Exit code 1 when something cannot get there: a conflict, or damaged bytes.
+    What has failed is tried at once. With --wait it ends with exit code 0 when the origin has all of it; with exit code
+    1, and a table of what the origin does not have, when the rest is in conflict, damaged or fails, or the time is
+    over. Open uploads are named, and not waited for.
     """
     _check(prefix)
     seconds = _timeout_seconds(timeout, wait=wait)
     port = admin_port(admin_url, config)
     begun = _ask(port, prefix)
-    left = _wait(port, begun, seconds, quiet=json) if wait else begun
+    outcome, left = _wait(port, begun, seconds, quiet=json) if wait else (None, begun)
     if json:
-        print_json(left)
+        print_json(left | ({"outcome": outcome} if outcome is not None else {}))
     else:
-        _tell(begun, left, wait=wait)
-    raise typer.Exit(1 if left["stuck"] or (wait and left["objects"]) else 0)
+        _tell(begun, left, outcome)
+    failed = left["stuck"] > 0 if outcome is None else outcome is not Outcome.FLUSHED
+    raise typer.Exit(1 if failed else 0)
 
 
 def _check(prefix: str) -> None:
@@ -91,26 +125,66 @@ def _ask(port: AdminPort, prefix: str, *, patience_seconds: float = 0.0) -> dict
     return port.post(_PATH, asked, "application/json", patience_seconds=patience_seconds)
 
 
-def _wait(port: AdminPort, begun: dict[str, Any], seconds: float | None, *, quiet: bool) -> dict[str, Any]:
-    """What is left when nothing more can come of waiting."""
+def _wait(
+    port: AdminPort, begun: dict[str, Any], seconds: float | None, *, quiet: bool
+) -> tuple[Outcome, dict[str, Any]]:
+    """How it ended, and what is left then."""
     path = f"{_PATH}?{urlencode({'prefix': begun['prefix'], 'through': begun['through']})}"
-    deadline = None if seconds is None else time.monotonic() + seconds
-    console, left = Console(stderr=True), begun
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
+    console, left, stall = Console(stderr=True), begun, _Stall(begun, has_deadline=seconds is not None)
     again_at, pause = time.monotonic() + _AGAIN_SECONDS, _LOOK_SECONDS
     with Progress(*_COLUMNS, console=console, disable=quiet or not console.is_terminal) as progress:
         task = progress.add_task("flush", total=begun["bytes"] or None)
         while True:
             done_bytes = begun["bytes"] - left["bytes"] + left["bytes_sent"]
             progress.update(task, description=_description(left), completed=max(0, done_bytes))
-            if left["objects"] == left["stuck"] or (deadline is not None and time.monotonic() >= deadline):
-                return left
-            time.sleep(pause if deadline is None else max(0.0, min(pause, deadline - time.monotonic())))
+            outcome = _outcome(left, stall, is_late=time.monotonic() >= deadline)
+            if outcome is not None:
+                return outcome, left
+            time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
+            patience_seconds = max(0.0, min(_GONE_SECONDS, deadline - time.monotonic()))
             if left["failing"] and time.monotonic() >= again_at:
                 again_at = time.monotonic() + _AGAIN_SECONDS
-                _ask(port, begun["prefix"], patience_seconds=_GONE_SECONDS)
+                _ask(port, begun["prefix"], patience_seconds=patience_seconds)
             asked_at = time.monotonic()
-            left = port.get(path, patience_seconds=_GONE_SECONDS)
+            left = port.get(path, patience_seconds=patience_seconds)
             pause = max(_LOOK_SECONDS, _PAUSE_PER_ANSWER * (time.monotonic() - asked_at))
+
+
+def _outcome(left: dict[str, Any], stall: _Stall, *, is_late: bool) -> Outcome | None:
+    """None: there is something to wait for."""
+    if not left["objects"]:
+        return Outcome.FLUSHED
+    if left["objects"] == left["stuck"]:
+        return Outcome.STUCK
+    if stall.is_over(left):
+        return Outcome.FAILING
+    return Outcome.TIMEOUT if is_late else None
+
+
+class _Stall:
+    """Since when nothing has got to the origin of what is waited for."""
+
+    def __init__(self, begun: dict[str, Any], *, has_deadline: bool) -> None:
+        self._has_deadline = has_deadline
+        self._reached = self._progress(begun)
+        self._since = time.monotonic()
+
+    def is_over(self, left: dict[str, Any]) -> bool:
+        """Whether all that is left has failed since, and there is no use in waiting for it."""
+        now, reached = time.monotonic(), self._progress(left)
+        if reached != self._reached or left["held_up"] < left["objects"]:
+            self._reached, self._since = reached, now
+            return False
+        stalled_seconds, attempt_seconds = now - self._since, left["longest_attempt_seconds"] or 0.0
+        if left["origin_away"] and self._has_deadline:
+            return False
+        if not left["origin_away"] and stalled_seconds >= _REFUSED_SECONDS and attempt_seconds < _BODY_SECONDS:
+            return True
+        return stalled_seconds >= _AWAY_SECONDS and attempt_seconds < stalled_seconds
+
+    def _progress(self, left: dict[str, Any]) -> tuple[int, int]:
+        return left["objects"], left["bytes_sent"]
 
 
 def _description(left: dict[str, Any]) -> str:
@@ -118,24 +192,39 @@ def _description(left: dict[str, Any]) -> str:
     return f"flush, {counted(left['objects'], 'object')} left{failing}"
 
 
-def _tell(begun: dict[str, Any], left: dict[str, Any], *, wait: bool) -> None:
-    for one in left["problems"]:
-        failing = f"failing, {counted(one['failures'], 'time')}"
-        what = one["state"] if one["state"] in ("conflict", "damaged") else failing
-        reason = f": {one['reason']}" if one["reason"] else ""
-        typer.echo(printable(f"s3://{one['bucket']}/{one['key']}: {what}{reason}"), err=True)
-    if left["stuck"]:
-        stuck = counted(left["stuck"], "object")
-        typer.echo(f"{stuck} cannot get to the origin: forebay writeback list --problems", err=True)
+def _tell(begun: dict[str, Any], left: dict[str, Any], outcome: Outcome | None) -> None:
+    if left["problems"]:
+        _show_problems(left)
+    if left["open_uploads"]:
+        uploads = counted(left["open_uploads"], "open upload")
+        what = "is no object" if left["open_uploads"] == 1 else "are no objects"
+        size = size_text(left["open_upload_bytes"])
+        typer.echo(f"{uploads} with {size} {what} yet: forebay writeback list --uploads", err=True)
     if not begun["objects"]:
         typer.echo(printable(f"nothing is pending under {begun['prefix']}"))
-    elif not wait:
+    elif outcome is None:
         typer.echo(f"{_amount(left)} on the way to the origin")
-    elif left["objects"]:
-        why = "" if left["objects"] == left["stuck"] else ": the time is over"
-        typer.echo(f"{_amount(left)} not at the origin{why}")
-    else:
+    elif outcome is Outcome.FLUSHED:
         typer.echo(f"{_amount(begun)} at the origin")
+    else:
+        typer.echo(f"{_amount(left)} not at the origin: {_WHY[outcome]}")
+
+
+def _show_problems(left: dict[str, Any]) -> None:
+    """What does not get there, and why: a line each."""
+    rows = [("state", "failures", "since", "object", "reason")]
+    for one in left["problems"]:
+        state = one["state"] if one["state"] in ("conflict", "damaged") else "failing"
+        since = one["failing_since"] if one["failing_since"] is not None else one["acknowledged_at"]
+        name = printable(f"s3://{one['bucket']}/{one['key']}")
+        rows.append((state, f"{one['failures']:,}", age_text(since), name, printable(one["reason"] or "-")))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for state, failures, since, name, reason in rows:
+        line = f"{state:{widths[0]}}  {failures:>{widths[1]}}  {since:>{widths[2]}}  {name:{widths[3]}}  {reason}"
+        typer.echo(line, err=True)
+    problems = left["conflicts"] + left["damaged"] + left["failing"]
+    more = f"and {problems - len(left['problems']):,} more: " if problems > len(left["problems"]) else ""
+    typer.echo(f"{more}forebay writeback list --problems {printable(left['prefix'])}", err=True)
 
 
 def _amount(pending: dict[str, Any]) -> str:

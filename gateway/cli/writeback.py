@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
-from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlencode
@@ -15,7 +13,7 @@ import typer
 
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_port, fail, print_json, printable
 from gateway.cli.export import export
-from gateway.control.words import are, counted, size_text
+from gateway.control.words import age_text, are, counted, size_text
 
 if TYPE_CHECKING:
     from gateway.cli.admin_port import AdminPort
@@ -234,13 +232,11 @@ def _object_line(one: dict[str, Any]) -> str:
     if one["reason"]:
         told.append(one["reason"])
     more = f" ({', '.join(told)})" if told else ""
-    return f"{one['state']:8} {_age(one['acknowledged_at']):>10} {size:>14}  {printable(_name(one))}{printable(more)}"
+    return (
+        f"{one['state']:8} {age_text(one['acknowledged_at']):>10} {size:>14}  {printable(_name(one))}{printable(more)}"
+    )
 
 
 def _upload_line(one: dict[str, Any]) -> str:
     size = f"{counted(one['parts'], 'part'):>12} {size_text(one['bytes']):>14}"
-    return f"{_age(one['initiated_at']):>10} {size}  {printable(_name(one))} {one['upload_id']}"
-
-
-def _age(at: float | None) -> str:
-    return "-" if at is None else str(timedelta(seconds=round(max(0.0, time.time() - at))))
+    return f"{age_text(one['initiated_at']):>10} {size}  {printable(_name(one))} {one['upload_id']}"

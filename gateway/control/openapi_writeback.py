@@ -94,7 +94,14 @@ _PROGRESS = {
         "through": {"type": "integer", "description": "what was acknowledged later does not count"},
         **_SUMS,
         "bytes_sent": {"type": "integer"},
+        "open_upload_bytes": {"type": "integer", "description": "what parts of open uploads take here"},
         "stuck": {"type": "integer", "description": "conflicts, damaged objects, and what waits behind these"},
+        "held_up": {"type": "integer", "description": "what is stuck, what fails, and what waits behind these"},
+        "longest_attempt_seconds": {
+            "type": ["number", "null"],
+            "description": "since the first of the attempts began that are under way; null: none is",
+        },
+        "origin_away": {"type": "boolean", "description": "it has not carried out several requests in a row"},
         "problems": {"type": "array", "items": _OBJECT, "description": "the first of them"},
     },
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
@@ -23,6 +25,11 @@ def size_text(size_bytes: float) -> str:
 def counted(number: int, noun: str) -> str:
     """`1 object`, `1,281,167 objects`; with a noun that has its plural in s."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def age_text(at: float | None) -> str:
+    """`0:12:05`: how long ago a time (seconds since 1970) was; `-` for none."""
+    return "-" if at is None else str(timedelta(seconds=round(max(0.0, time.time() - at))))
 
 
 def are(number: int) -> str:

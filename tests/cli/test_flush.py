@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -24,11 +25,25 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def left(objects: int, **more: Any) -> tuple[int, dict[str, Any]]:
     """An answer: so much is pending."""
     document = {"prefix": "s3://b/", "through": 7, "objects": objects, "bytes": objects * 2**20, "bytes_sent": 0}
-    return 200, document | {"failing": 0, "stuck": 0, "problems": []} | more
+    document |= dict.fromkeys(("conflicts", "damaged", "failing", "stuck", "held_up"), 0)
+    document |= {"open_uploads": 0, "open_upload_bytes": 0, "longest_attempt_seconds": None, "origin_away": False}
+    return 200, document | {"problems": []} | more
 
 
-PROBLEM = {"bucket": "b", "key": "k\x1b[2J", "state": "conflict", "failures": 0, "reason": None}
-FAILING = PROBLEM | {"key": "f", "state": "waiting", "failures": 3, "reason": "AccessDenied"}
+PROBLEM = {
+    "bucket": "b",
+    "key": "k\x1b[2J",
+    "state": "conflict",
+    "failures": 0,
+    "reason": None,
+    "failing_since": None,
+    "acknowledged_at": None,
+}
+FAILING = PROBLEM | {"key": "f", "state": "waiting", "failures": 3, "reason": "AccessDenied", "failing_since": 1.0}
+REFUSED = {"failing": 1, "held_up": 1, "problems": [FAILING]}
+
+
+NOT_THERE = "1 object, 1.0 MiB, is not at the origin:"
 
 
 def run(port: AdminDouble, *arguments: str) -> Result:
@@ -40,7 +55,10 @@ def test_without_waiting_it_is_asked_for_and_told() -> None:
     with admin_double(left(3, problems=[FAILING], failing=1)) as port:
         result = run(port)
         assert (result.exit_code, result.stdout) == (0, "3 objects, 3.0 MiB, are on the way to the origin\n")
-        assert result.stderr == "s3://b/f: failing, 3 times: AccessDenied\n"
+        head, row, more = result.stderr.splitlines()
+        assert head.split() == ["state", "failures", "since", "object", "reason"]
+        assert [row.split()[n] for n in (0, 1, -2, -1)] == ["failing", "3", "s3://b/f", "AccessDenied"]
+        assert more == "forebay writeback list --problems s3://b/"
         assert port.asked == [("POST", "/api/v1/flush", {"prefix": "s3://b/"})]
 
 
@@ -56,12 +74,11 @@ def test_waiting_ends_when_nothing_is_left_of_it() -> None:
 
 def test_waiting_ends_when_the_rest_cannot_get_there() -> None:
     """It is named, as a line that no terminal obeys; exit code 1."""
-    with admin_double(left(2), left(1, stuck=1, problems=[PROBLEM])) as port:
+    with admin_double(left(2), left(1, stuck=1, held_up=1, conflicts=1, problems=[PROBLEM])) as port:
         result = run(port, "--wait")
         assert result.exit_code == 1
-        assert "s3://b/k\\u001b[2J: conflict\n" in result.stderr
-        assert "1 object cannot get to the origin" in result.stderr
-        assert result.stdout == "1 object, 1.0 MiB, is not at the origin\n"
+        assert result.stderr.splitlines()[1].split() == ["conflict", "0", "-", "s3://b/k\\u001b[2J", "-"]
+        assert result.stdout == "1 object, 1.0 MiB, is not at the origin: an operator must decide\n"
         assert run(port).exit_code == 1
 
 
@@ -74,8 +91,8 @@ def test_nothing_to_do_is_told_as_such(arguments: list[str]) -> None:
 
 
 def test_what_fails_is_waited_for_and_tried_again() -> None:
-    """For as long as it takes."""
-    failing = left(1, failing=1, problems=[FAILING])
+    """As long as it is not clear that it always will."""
+    failing = left(1, **REFUSED)
     with admin_double(failing, failing, failing, failing, failing, left(0)) as port:
         assert run(port, "--wait").exit_code == 0
         assert [method for method, *_ in port.asked].count("POST") > 1
@@ -85,9 +102,10 @@ def test_waiting_ends_with_the_time() -> None:
     """Exit code 1, what is left, and that it is for the time."""
     with admin_double(left(1)) as port:
         result = run(port, "--wait", "--timeout", "10ms")
-        assert (result.exit_code, result.stdout) == (1, "1 object, 1.0 MiB, is not at the origin: the time is over\n")
+        assert (result.exit_code, result.stdout) == (1, f"{NOT_THERE} the time is over; the gateway goes on\n")
         result = run(port, "--wait", "--timeout", "50ms", "--json")
-        assert (result.exit_code, orjson.loads(result.stdout)["objects"]) == (1, 1)
+        document = orjson.loads(result.stdout)
+        assert (result.exit_code, document["objects"], document["outcome"]) == (1, 1, "timeout")
 
 
 def test_a_background_process_that_is_started_again_is_waited_for() -> None:
@@ -102,9 +120,81 @@ def test_a_background_process_that_is_started_again_is_waited_for() -> None:
         assert run(port, "--wait").exit_code == 1
 
 
-@pytest.mark.parametrize(
-    "arguments", [["b/"], ["s3://", "--timeout", "1s"], ["s3://", "--wait", "--timeout", "soon"], []]
-)
+@pytest.mark.parametrize("arguments", [["b/"], ["s3://", "--timeout", "1s"], ["s3://", "--wait", "--timeout", "soon"]])
 def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
     """And nothing is asked."""
     assert CliRunner().invoke(cli.app, ["flush", *arguments]).exit_code == 2
+
+
+def test_without_a_prefix_it_is_about_everything() -> None:
+    """As a hook before a node stops needs it."""
+    with admin_double(left(0)) as port:
+        assert CliRunner().invoke(cli.app, ["flush", "--admin-url", port.url]).exit_code == 0
+        assert port.asked == [("POST", "/api/v1/flush", {"prefix": "s3://"})]
+
+
+@pytest.mark.parametrize("arguments", [["--wait"], ["--wait", "--timeout", "10m"]])
+def test_waiting_ends_when_the_bucket_refuses_the_rest(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+    """Whatever time there would be: exit code 1, a table of what is left, and why."""
+    monkeypatch.setattr(flush, "_REFUSED_SECONDS", 0.05)
+    with admin_double(left(2), left(1, **REFUSED)) as port:
+        result = run(port, *arguments)
+        assert (result.exit_code, result.stdout) == (1, f"{NOT_THERE} all of it fails; the gateway goes on trying\n")
+        assert result.stderr.splitlines()[1].split()[-1] == "AccessDenied"
+
+
+@pytest.mark.parametrize(
+    "going_on",
+    [
+        {"held_up": 0},  # not all of it fails
+        {"longest_attempt_seconds": 1000.0},  # a large body may be on its way
+        {"origin_away": True},
+    ],
+    ids=str,
+)
+def test_what_may_still_get_there_is_waited_for(monkeypatch: pytest.MonkeyPatch, going_on: dict[str, Any]) -> None:
+    """An origin that is away comes back, what is being sent arrives."""
+    monkeypatch.setattr(flush, "_REFUSED_SECONDS", 0.0)
+    waiting = left(1, **REFUSED | going_on)
+    with admin_double(*[waiting] * 5, left(0)) as port:
+        assert run(port, "--wait").exit_code == 0
+
+
+def test_what_progresses_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time begins anew with every object and part that gets there."""
+    monkeypatch.setattr(flush, "_REFUSED_SECONDS", 1.0)
+    now = iter(range(10_000))
+    monkeypatch.setattr(flush, "time", SimpleNamespace(monotonic=lambda: next(now) / 20, sleep=lambda _: None))
+    parts = [left(2, failing=2, held_up=2, bytes_sent=number) for number in range(30)]
+    with admin_double(*parts, left(1, **REFUSED), left(0)) as port:
+        assert run(port, "--wait").exit_code == 0
+
+
+def test_an_origin_that_is_away_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --timeout some minutes; with it, so long as that says."""
+    monkeypatch.setattr(flush, "_AWAY_SECONDS", 0.05)
+    with admin_double(left(1, **REFUSED, origin_away=True)) as port:
+        assert f"{NOT_THERE} all of it fails" in run(port, "--wait").stdout
+        assert f"{NOT_THERE} the time is over" in run(port, "--wait", "--timeout", "300ms").stdout
+
+
+@pytest.mark.parametrize("arguments", [[], ["--wait"]])
+def test_open_uploads_are_named_and_not_waited_for(arguments: list[str]) -> None:
+    """They are no objects before their clients complete them."""
+    with admin_double(left(0, open_uploads=2, open_upload_bytes=2**20)) as port:
+        result = run(port, *arguments)
+        told = "2 open uploads with 1.0 MiB are no objects yet: forebay writeback list --uploads\n"
+        assert (result.exit_code, result.stderr) == (0, told)
+
+
+def test_a_table_says_how_many_it_leaves_out() -> None:
+    """An answer names the first of them."""
+    with admin_double(left(900, failing=800, conflicts=100, problems=[PROBLEM, FAILING])) as port:
+        assert run(port).stderr.endswith("and 898 more: forebay writeback list --problems s3://b/\n")
+
+
+def test_a_gateway_that_is_gone_is_waited_for_no_longer_than_said() -> None:
+    """The time that was given is for all of it."""
+    with admin_double(left(1), (503, {"error": "the cache directory is not open yet"})) as port:
+        result = run(port, "--wait", "--timeout", "200ms")
+        assert (result.exit_code, "answered 503" in result.stderr) == (1, True)

@@ -24,7 +24,7 @@ from gateway.writeback.desk.documents import (
     upload_document,
 )
 from gateway.writeback.desk.overview import Figures, Overview, Shown, ShownUpload, SlotFigures
-from gateway.writeback.flushing.reconciler import Reconciler
+from gateway.writeback.flushing.reconciler import Attempts, Reconciler
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import Profile
 
@@ -102,7 +102,8 @@ class WritebackDesk:
         """What of it is pending still that was acknowledged as `through` or before it."""
         figures = await self._overview.figures(prefix, through)
         problems = await self._overview.worst(prefix, through, PROBLEMS_SHOWN)
-        return progress_document(prefix, through, figures, [object_document(one) for one in problems])
+        shown = [object_document(one) for one in problems]
+        return progress_document(prefix, through, figures, shown, self._reconciler.attempts(prefix))
 
     async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> dict[str, Any]:
         """Decide about what is pending under a key (deciding.py); `sequence`, where it must be this very object."""
@@ -185,7 +186,7 @@ class NoDesk:
         return await self.progress(prefix, 0)
 
     async def progress(self, prefix: Prefix, through: int) -> dict[str, Any]:
-        return progress_document(prefix, through, Figures(), [])
+        return progress_document(prefix, through, Figures(), [], Attempts())
 
     async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> dict[str, Any]:
         raise NothingPending(f"nothing is pending under {key}: there is no write-back buffer")

@@ -11,6 +11,7 @@ import orjson
 
 from gateway.policy.slots import Prefix
 from gateway.writeback.desk.overview import Figures, Shown, ShownUpload, SlotFigures
+from gateway.writeback.flushing.reconciler import Attempts
 from gateway.writeback.journal.records import Profile, State
 
 
@@ -98,8 +99,11 @@ def bucket_document(bucket: str, profile: Profile) -> dict[str, Any]:
     }
 
 
-def progress_document(prefix: Prefix, through: int, figures: Figures, problems: Sequence[Any]) -> dict[str, Any]:
-    """What is left of a flush. `stuck` are conflicts, damaged objects, and what waits behind these."""
+def progress_document(
+    prefix: Prefix, through: int, figures: Figures, problems: Sequence[Any], attempts: Attempts
+) -> dict[str, Any]:
+    """What is left of a flush. `stuck` are conflicts, damaged objects, and what waits behind these; `held_up` these,
+    what fails, and what waits behind that."""
     return {
         "prefix": str(prefix),
         "through": through,
@@ -108,10 +112,14 @@ def progress_document(prefix: Prefix, through: int, figures: Figures, problems: 
         "bytes_sent": figures.sent_bytes,
         "oldest_acknowledged_at": figures.oldest_at,
         "open_uploads": figures.uploads,
+        "open_upload_bytes": figures.upload_bytes,
         "conflicts": figures.conflicts,
         "damaged": figures.damaged,
         "failing": figures.failing,
         "stuck": figures.stuck,
+        "held_up": figures.held_up,
+        "longest_attempt_seconds": attempts.longest_seconds,
+        "origin_away": attempts.is_away,
         "problems": list(problems),
     }
 

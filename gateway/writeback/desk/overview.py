@@ -72,8 +72,12 @@ class Figures:
     failing: int = 0
     stuck: int = 0
     """Conflicts, what is damaged, and what waits for these."""
+    held_up: int = 0
+    """The same, and what fails, and what waits for that."""
     oldest_at: float | None = None
     uploads: int = 0
+    upload_bytes: int = 0
+    """What the parts of open uploads take here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,11 +253,15 @@ def _figures(rows: sqlite3.Connection, where: _Where, through: int) -> Figures:
     objects, size_bytes, conflicts, damaged, failing, first = rows.execute(sums, values).fetchone()
     sent_parts = "parts CROSS JOIN writes ON write_id = id"  # of what is pending few are sent: they are looked at first
     sent = f"SELECT sum(parts.size_bytes) FROM {sent_parts} WHERE sent = 1 AND {these}"
-    waiting = (
-        f"WITH RECURSIVE stuck (at) AS (SELECT sequence FROM writes WHERE {_PENDING} AND (state = 3 OR damaged = 1) "
-        "UNION SELECT sequence FROM writes JOIN stuck ON after_sequence = at) "
-        f"SELECT count(*) FROM stuck JOIN writes ON sequence = at WHERE {these}"
+    behind = (
+        f"WITH RECURSIVE held_up (at) AS (SELECT sequence FROM writes WHERE {_PENDING} AND {{roots}} "
+        "UNION SELECT sequence FROM writes JOIN held_up ON after_sequence = at) "
+        f"SELECT count(*) FROM held_up JOIN writes ON sequence = at WHERE {these}"
     )
+    open_here = f"FROM writes LEFT JOIN parts ON write_id = id AND file <> '' WHERE {where.condition} AND {_OPEN}"
+    uploads, upload_bytes = rows.execute(
+        f"SELECT count(DISTINCT id), coalesce(sum(parts.size_bytes), 0) {open_here}", tuple(where.values)
+    ).fetchone()
     return Figures(
         objects,
         size_bytes,
@@ -261,9 +269,11 @@ def _figures(rows: sqlite3.Connection, where: _Where, through: int) -> Figures:
         conflicts,
         damaged,
         failing,
-        _one(rows, waiting, *values),
+        _one(rows, behind.format(roots="(state = 3 OR damaged = 1)"), *values),
+        _one(rows, behind.format(roots=_PROBLEM), *values),
         _acknowledged_at(rows, first),
-        _one(rows, f"SELECT count(*) FROM writes WHERE {where.condition} AND {_OPEN}", *where.values),
+        uploads,
+        upload_bytes,
     )
 
 

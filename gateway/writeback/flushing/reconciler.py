@@ -179,6 +179,15 @@ class Tools:
         return self.slots.get(name, SlotOrder())
 
 
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """What is under way to the origin now. `longest_seconds` is the time since the first of it began, None: nothing is;
+    `is_away` says that an origin has not carried out several requests in a row."""
+
+    longest_seconds: float | None = None
+    is_away: bool = False
+
+
 class _Lane:
     """What of a slot and bucket is on its way."""
 
@@ -236,6 +245,16 @@ class Reconciler:
             if not prefix.bucket or prefix.bucket == bucket:
                 lane.not_before = 0.0
         self._news.tell()
+
+    def attempts(self, prefix: Prefix) -> Attempts:
+        """Of what was acknowledged under a prefix."""
+        now = self._clock.monotonic()
+        writes = [(run.write, run.began) for run in self._runs.values()]
+        began = [at for one, at in writes if one.is_acknowledged and prefix.covers(one.key.bucket, one.key.key)]
+        is_away = any(
+            lane.failures >= AWAY_AFTER for (_, bucket), lane in self._lanes.items() if prefix.bucket in ("", bucket)
+        )
+        return Attempts(now - min(began) if began else None, is_away)
 
     async def run(self) -> None:
         """For ever. A journal that cannot be used now is asked again."""
@@ -411,6 +430,7 @@ class _Run:
         self._dice = dice
         self._progress = progress
         self._id = progress.write.id
+        self.began = tools.clock.monotonic()
         self._turn = turn
         self._news = news
         self._events: asyncio.Queue[asyncio.Task[Event]] = asyncio.Queue()
@@ -418,6 +438,11 @@ class _Run:
         self._is_marked = progress.write.state is State.PUBLISHING
         self.is_ending = False
         """It may have written down itself that the write is over, and is about to tell."""
+
+    @property
+    def write(self) -> Write:
+        """As it is by now."""
+        return self._progress.write
 
     async def run(self) -> End | None:
         """The last instruction, which was carried out. BufferDamaged, BufferUnavailable, Overtaken."""

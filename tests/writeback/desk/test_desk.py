@@ -24,7 +24,7 @@ from gateway.writeback.flushing.state import OTHERS
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.records import Base, Fixed, Honoured, Priority, State, Turn, Write
 from tests.support.flushing import HEADERS, PART_BYTES
-from tests.support.memory_origin.faults import Answer, Unreachable, on
+from tests.support.memory_origin.faults import Answer, Hold, Unreachable, on
 from tests.support.writeback import key, part
 from tests.support.writeback_office import Office
 
@@ -145,6 +145,8 @@ def test_an_upload_is_shown_with_what_the_origin_has_of_it(tmp_path: Path) -> No
             ("u3", 0, 0, began_at),
         ]
         assert {one["initiated_at"] for one in found} == {began_at}
+        left = await office.progress(Prefix("bucket", "o"))
+        assert (left["open_uploads"], left["open_upload_bytes"]) == (3, 1)
         assert (await office.progress(Prefix("bucket", "model")))["open_uploads"] == 0
         summary = await office.desk.summary()
         assert (summary["objects"], summary["bytes"], summary["open_uploads"]) == (1, PART_BYTES + 1003, 3)
@@ -174,7 +176,8 @@ def test_a_flush_that_waits_is_tried_at_once(tmp_path: Path, effect: Answer | Un
         assert (slot["failing"], slot["reason"]) == (2, shown[-1]["reason"])
         office.buffer.origin.faults.remove(fault)
         left = await office.desk.flush(Prefix("bucket", "a/"))
-        assert (left["objects"], left["failing"], left["stuck"]) == (1, 1, 0)
+        assert (left["objects"], left["failing"], left["stuck"], left["held_up"]) == (1, 1, 0, 1)
+        assert left["origin_away"] is isinstance(effect, Unreachable)
         await settled_without_time(office, "a/1")
         assert [one.key.key for one in office.buffer.left()] == ["b/1"]
         assert (await office.progress(Prefix("bucket", "a/")))["objects"] == 0
@@ -596,5 +599,43 @@ def test_what_a_marker_waits_for_that_is_stuck_makes_it_stuck(tmp_path: Path) ->
         await office.buffer.journal.change(lambda book: book.keep(shard.id, OTHERS))
         left = await office.progress()
         assert (left["objects"], left["conflicts"], left["stuck"]) == (2, 1, 2)
+
+    with_office(tmp_path, scenario)
+
+
+def test_what_waits_for_what_fails_is_held_up_with_it(tmp_path: Path) -> None:
+    """It is not stuck: it goes on when the other does."""
+
+    async def scenario(office: Office) -> None:
+        shard = await office.buffer.put(key("step/1"), b"x")
+        await office.buffer.put(key("step/manifest.json"), b"{}", behind="step/")
+        await office.buffer.put(key("other"), b"x")
+        await fail(office, shard)
+        left = await office.progress()
+        assert (left["objects"], left["failing"], left["held_up"], left["stuck"]) == (3, 1, 2, 0)
+
+    with_office(tmp_path, scenario)
+
+
+def test_how_long_an_attempt_takes_is_told(tmp_path: Path) -> None:
+    """The longest that is under way under the prefix, of what is waited for: an open upload is not."""
+
+    async def scenario(office: Office) -> None:
+        await office.buffer.learn()
+        reached, go_on, never = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        office.buffer.origin.inject(on(Operation.CREATE_MULTIPART_UPLOAD), Hold(never))
+        office.buffer.origin.inject(on(Operation.PUT_OBJECT), Hold(go_on, reached))
+        await office.open_upload("a/open", "u")
+        await office.buffer.put(key("a/1"), b"x")
+        office.start()
+        await office.buffer.until(reached.is_set)
+        for prefix, expected in ((EVERYTHING, 7.0), (Prefix("bucket", "b"), None)):
+            before = (await office.progress(prefix))["longest_attempt_seconds"]
+            await office.buffer.clock.advance(7.0)
+            after = (await office.progress(prefix))["longest_attempt_seconds"]
+            assert (after if expected is None else after - before) == expected
+        go_on.set()
+        await office.buffer.flushed()
+        assert (await office.progress())["longest_attempt_seconds"] is None
 
     with_office(tmp_path, scenario)
