@@ -656,20 +656,23 @@ class Book(Rows):
         }
 
     def set_right(self, now: Moment | float) -> None:
-        """What is due later than anything can be was written by a clock that has gone back since. What the origin was
-        asked to begin so long ago, nobody will tell of any more: it could not be written down."""
+        """What is due later than anything can be was written by a clock that has gone back since; what has not been
+        tried yet is due at once. What the origin was asked to begin so long ago, nobody will tell of any more: it could
+        not be written down."""
         moment = Moment.at_wall(now)
         for one in self._asked_and_living():
             asked_seconds, _ = moment.since(one.asked.begun) if one.asked is not None else (0.0, True)
             if asked_seconds > ASKED_SECONDS_MAX:
                 self.suspect(one.id, moment)
-        late = (moment.at + RETRY_SECONDS_MAX, moment.at + UPLOAD_SECONDS_MAX)
-        for lane in self.lanes():  # by the index: what is due soon is not looked at
-            for priority in Priority:
+        late = {"now": moment.at, "retry": moment.at + RETRY_SECONDS_MAX, "upload": moment.at + UPLOAD_SECONDS_MAX}
+        for slot, bucket in self.lanes():
+            for priority in Priority:  # by the index: what is due soon is not looked at
+                from_at = late["retry"] if priority > Priority.LARGE else moment.at
                 self._rows.execute(
-                    "UPDATE writes SET due_at = ? WHERE slot = ? AND bucket = ? AND priority = ? AND state < 5 "
-                    "AND due_at > ? AND (due_at > ? OR NOT (pending = 0 AND state < 3))",
-                    (moment.at, *lane, priority, *late),
+                    "UPDATE writes SET due_at = :now WHERE slot = :slot AND bucket = :bucket AND priority = :priority "
+                    "AND due_at > :from AND state < 5 AND CASE WHEN pending = 1 AND attempts = 0 THEN 1 "
+                    "WHEN pending = 0 AND state < 3 THEN due_at > :upload ELSE due_at > :retry END",
+                    {**late, "slot": slot, "bucket": bucket, "priority": priority, "from": from_at},
                 )
 
     def begin_epoch(self, now: float) -> None:

@@ -569,7 +569,8 @@ def test_what_has_failed_is_tried_now(book: Book) -> None:
 
 
 def test_a_clock_that_went_back_puts_nothing_off(book: Book) -> None:
-    """What no clock of now can have said is due now; what may sleep that long sleeps on; what has ended stays."""
+    """What no clock of now can have said is due now; what may sleep that long sleeps on; what has ended stays. What has
+    not been tried yet sleeps for no second."""
     ends = (
         NOW + RETRY_SECONDS_MAX + 1,
         NOW + RETRY_SECONDS_MAX,
@@ -582,7 +583,10 @@ def test_a_clock_that_went_back_puts_nothing_off(book: Book) -> None:
         book.wait(one.id, turn(book, one), Turn(due_at, 1, NOW, "refused", Priority.RETRY))
     book.open_upload(upload("over", key("over")))
     book.abort("over", NOW)
+    fresh = book.acknowledge(replace(pending(key("fresh"), "fresh"), acknowledged_at=NOW + 1))
+    assert turn(book, fresh).due_at == NOW + 1
     book.set_right(NOW)
+    assert turn(book, fresh).due_at == NOW
     assert [turn(book, one).due_at for one in writes] == [NOW, ends[1], NOW, ends[3]]
     assert book.ended("over") is not None
 
