@@ -357,7 +357,7 @@ class Reconciler:
     # Which conditions a bucket honours
 
     async def _conditions(self, write: Write) -> Conditions:
-        """What is known of the bucket; found out before the first of its writes."""
+        """What is known of the bucket; found out before the first of its writes, and again while others go on."""
         bucket = write.key.bucket
         profile = self._journal.read(lambda book: book.profile(bucket))
         if profile is None or not write.is_acknowledged:
@@ -367,8 +367,13 @@ class Reconciler:
         probing = self._probes.get(bucket)
         if probing is None:
             probing = self._probes[bucket] = asyncio.create_task(self._probe(write, profile))
-            probing.add_done_callback(lambda _: self._probes.pop(bucket, None))
-        return await asyncio.shield(probing)
+            probing.add_done_callback(partial(self._probe_ended, bucket))
+        return profile.conditions if profile.conditions.learned_at else await asyncio.shield(probing)
+
+    def _probe_ended(self, bucket: str, probing: asyncio.Task[Conditions]) -> None:
+        del self._probes[bucket]
+        if not probing.cancelled() and (error := probing.exception()) is not None:
+            _log.warning("it was not found out which conditions a bucket honours", bucket=bucket, reason=repr(error))
 
     async def _probe(self, write: Write, profile: Profile) -> Conditions:
         slot, bucket = write.fixed.slot, write.key.bucket
@@ -383,6 +388,7 @@ class Reconciler:
             self._tools.probed.discard(key)
         if found is None:
             return profile.conditions
+        found = replace(found, learned_at=self._clock.now())  # the clock may have been set since it began
         await self._journal.change(lambda book: book.learn_conditions(bucket, found))
         _log.info(
             "it was found out which conditions a bucket honours",

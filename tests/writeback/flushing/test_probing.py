@@ -242,6 +242,37 @@ def test_an_origin_that_was_away_at_the_probe_is_probed_again(tmp_path: Path) ->
     with_buffer(tmp_path, scenario)
 
 
+def test_a_bucket_that_is_known_is_probed_while_its_writes_go_on(tmp_path: Path) -> None:
+    """A week later, or when the clock was set back: nothing waits, and what others learn meanwhile of the bucket stays.
+
+    What is found out was found out at its end, by the clock of then.
+    """
+
+    async def scenario(buffer: Buffer) -> None:
+        old = Conditions(Honoured.YES, Honoured.YES, Honoured.YES, buffer.clock.now() - LEARNED_AGAIN_SECONDS)
+        await buffer.journal.change(lambda book: book.learn("bucket", Profile(True, True, 0.0, old)))
+        go_on, reached = asyncio.Event(), asyncio.Event()
+        node, _ = buffer.journal.read(lambda book: book.node())
+        at = probe_key("bucket", "", node)
+        buffer.origin.inject(on(Operation.DELETE_OBJECT, key=at.key), Hold(go_on, reached))
+        await buffer.put(key("k"), b"x")
+        buffer.start()
+        await buffer.flushed()
+        await buffer.until(reached.is_set)
+        assert conditions(buffer) == old
+        await buffer.journal.change(lambda book: book.learn("bucket", Profile(False, True, 0.0)))
+        await buffer.passes(10.0)
+        ends_at = buffer.clock.now()
+        go_on.set()
+        await buffer.until(lambda: conditions(buffer) != old)
+        assert conditions(buffer).learned_at >= ends_at
+        profile = buffer.journal.read(lambda book: book.profile("bucket"))
+        assert profile is not None
+        assert not profile.md5_etags
+
+    with_buffer(tmp_path, scenario)
+
+
 class Closed:
     """An origin to which nobody can connect."""
 
