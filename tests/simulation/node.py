@@ -210,6 +210,8 @@ class Node:
     # What it keeps, seen by nobody: no process dies of it
 
     def kept(self) -> Kept:
+        """Nothing where nobody lives who could say."""
+
         def look(book: Book) -> Kept:
             waiting = book.waiting(0, _MANY)
             return Kept(
@@ -220,7 +222,9 @@ class Node:
                 sum(1 for _ in self.directory.glob("staged/*/*")),
             )
 
-        number = next(one for one in sorted(self._buffers) if self.alive(one))
+        number = next((one for one in sorted(self._buffers) if self.alive(one)), None)
+        if number is None:
+            return NOTHING_KEPT
         process = self._processes[number]
         dies_in, process.dies_in = process.dies_in, None
         try:

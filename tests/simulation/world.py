@@ -21,6 +21,7 @@ from gateway.operations.absorbing import completion, creating
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback import news
 from gateway.writeback.bounds import exposure
+from gateway.writeback.journal import book
 from tests.simulation.clients import PART_BYTES, WORKERS, Clients, Work
 from tests.simulation.dialects import DIALECTS
 from tests.simulation.disk import SimulatedDisk
@@ -28,7 +29,7 @@ from tests.simulation.invariants import Judge, Violation
 from tests.simulation.node import BACKGROUND, BodyThreads, Node
 from tests.simulation.origins import DENIED, OF_A_CLIENT, Change, SimulatedOrigin, Trouble
 from tests.simulation.processes import simulated
-from tests.simulation.traffic import NOTICED_SECONDS, Traffic
+from tests.simulation.traffic import LARGE_BYTES, NOTICED_SECONDS, Traffic
 from tests.simulation.virtual_time import VirtualClock, VirtualTimeLoop
 from tests.support.memory_origin import multipart
 
@@ -427,6 +428,7 @@ def play(setting: Setting) -> World:
             stack.enter_context(simulated(Random(setting.seed), world.node.disk))
             stack.enter_context(mock.patch.object(completion, "PART_SIZE_BYTES_MIN", PART_BYTES))
             stack.enter_context(mock.patch.object(multipart, "PART_SIZE_BYTES_MIN", PART_BYTES))
+            stack.enter_context(mock.patch.object(book, "SMALL_BYTES_MAX", LARGE_BYTES))  # in proportion to the line
             ids = Random(setting.seed)
             numbered = SimpleNamespace(uuid4=lambda: UUID(int=ids.getrandbits(128)))
             stack.enter_context(mock.patch.object(multipart, "uuid", numbered))
