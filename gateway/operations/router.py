@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gateway.objects import ObjectKey
-from gateway.operations.absorbing.barrier import flushed, flushed_under, in_its_turn
+from gateway.operations.absorbing.barrier import FlushWait
 from gateway.operations.absorbing.copies import absorb_copy, absorb_part_copy, copied_here
 from gateway.operations.absorbing.creating import absorb_create
 from gateway.operations.absorbing.deleting import delete_pending
@@ -261,15 +261,21 @@ def _is_write_past_the_buffer(context: RequestContext) -> bool:
 
 
 async def _when_all_flushed(context: RequestContext, buffer: WritebackBuffer) -> Response:
-    await flushed_under(context, buffer, context.request.bucket or "", context.request.parameter("prefix") or "")
-    return await _when_flushed(context, buffer, ())
+    wait = FlushWait(context, buffer)
+    await wait.for_prefix(context.request.bucket or "", context.request.parameter("prefix") or "")
+    return await _past_the_buffer_in_turn(context, buffer, wait)
 
 
 async def _when_flushed(context: RequestContext, buffer: WritebackBuffer, keys: Sequence[ObjectKey]) -> Response:
-    await flushed(context, buffer, keys)
+    wait = FlushWait(context, buffer)
+    await wait.for_keys(keys)
+    return await _past_the_buffer_in_turn(context, buffer, wait)
+
+
+async def _past_the_buffer_in_turn(context: RequestContext, buffer: WritebackBuffer, wait: FlushWait) -> Response:
     if not _is_write_past_the_buffer(context):
         return await _awaited(_past_the_buffer(context))
-    await in_its_turn(context, buffer)
+    await wait.for_turn()
     return await written_through(context, buffer, _awaited(_past_the_buffer(context)))
 
 

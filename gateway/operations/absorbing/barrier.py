@@ -28,61 +28,58 @@ _PATIENT_LOOKS = 2
 _KEYS_AT_A_LOOK = 100
 
 
-async def flushed(context: RequestContext, buffer: WritebackBuffer, keys: Iterable[ObjectKey]) -> None:
-    """Return when nothing that was pending under these keys by now is any more.
+class FlushWait:
+    """One request's wait for the origin to have what this node has acknowledged, of PATIENCE_SECONDS in all.
 
-    S3Error ServiceUnavailable (503) when that takes too long, OperationAborted (409) where a conflict is in its way.
+    Each method returns when the origin has what was pending when it was called. S3Error ServiceUnavailable (503) when
+    that takes too long, OperationAborted (409) where a conflict is in its way.
     """
-    deadline = context.services.clock.monotonic() + PATIENCE_SECONDS
-    for key, sequence in [(key, pending.sequence) for key in keys if (pending := buffer.pending(key)) is not None]:
-        await settled(context, buffer, key, sequence, deadline)
 
+    def __init__(self, context: RequestContext, buffer: WritebackBuffer) -> None:
+        self._context = context
+        self._buffer = buffer
+        self._clock = context.services.clock
+        self._deadline = self._clock.monotonic() + PATIENCE_SECONDS
 
-async def in_its_turn(context: RequestContext, buffer: WritebackBuffer) -> None:
-    """Return when a write of the request's key may go past the buffer: what is pending under the key is at the origin,
-    and, of a marker, all that is pending under its directory (writeback/order.py). Raises as `flushed`."""
-    key, slot = context.object_key, context.slot
-    prefix = key_prefix_before(key.key, slot)
-    if slot.write == "back" and prefix is not None and context.request.method != "DELETE":
-        await flushed_under(context, buffer, key.bucket, prefix)
-    await flushed(context, buffer, [key])
+    async def for_keys(self, keys: Iterable[ObjectKey]) -> None:
+        """Of what is pending under these keys."""
+        pending = [(key, found.sequence) for key in keys if (found := self._buffer.pending(key)) is not None]
+        for key, sequence in pending:
+            await self.for_write(key, sequence)
 
+    async def for_prefix(self, bucket: str, prefix: str = "") -> None:
+        """Of all that is pending in a bucket under a prefix."""
+        newest = self._buffer.look(lambda book: book.newest())
+        start = prefix.encode()
+        stop = prefix_end(start) if start else END
+        while found := self._buffer.look(lambda book: book.listing(bucket, start, stop, _KEYS_AT_A_LOOK)):  # noqa: B023
+            for one in found:
+                await self.for_write(one.key, min(one.sequence, newest))
+            start = key_successor(found[-1].key.key.encode())
 
-async def flushed_under(context: RequestContext, buffer: WritebackBuffer, bucket: str, prefix: str = "") -> None:
-    """The same of all that is pending by now in a bucket under a prefix."""
-    deadline = context.services.clock.monotonic() + PATIENCE_SECONDS
-    newest = buffer.look(lambda book: book.newest())
-    place = prefix.encode()
-    stop = prefix_end(place) if place else END
-    while found := buffer.look(lambda book: book.listing(bucket, place, stop, _KEYS_AT_A_LOOK)):  # noqa: B023
-        for one in found:
-            await settled(context, buffer, one.key, min(one.sequence, newest), deadline)
-        place = key_successor(found[-1].key.key.encode())
+    async def for_turn(self) -> None:
+        """Of what a write of the request's key has to come after where it goes past the buffer: what is pending under
+        the key and, of a marker, under its directory (writeback/order.py)."""
+        key, slot = self._context.object_key, self._context.slot
+        prefix = key_prefix_before(key.key, slot)
+        if slot.write == "back" and prefix is not None and self._context.request.method != "DELETE":
+            await self.for_prefix(key.bucket, prefix)
+        await self.for_keys([key])
 
-
-async def settled(
-    context: RequestContext, buffer: WritebackBuffer, key: ObjectKey, sequence: int, deadline: float
-) -> None:
-    """Return when nothing is pending under a key that was acknowledged as `sequence` or before it; raises as `flushed`.
-
-    `deadline` is of the monotonic clock.
-    """
-    clock, looks = context.services.clock, 0
-    while (first := buffer.look(lambda book: book.earliest(key))) is not None and first.sequence <= sequence:
-        if first.state is State.CONFLICT:
-            raise conflict(key)
-        if clock.monotonic() >= deadline:
-            raise s3_error("ServiceUnavailable", f"{key} is not at the origin yet: try again.")
-        if looks == _PATIENT_LOOKS:
-            await _hurry(buffer, key)
-        looks += 1
-        with cancellation.turn():
-            await clock.sleep(_LOOK_SECONDS)
-
-
-async def _hurry(buffer: WritebackBuffer, key: ObjectKey) -> None:
-    with suppress(BufferUnavailable):  # it comes in its turn, then
-        await buffer.hurry(key)
+    async def for_write(self, key: ObjectKey, sequence: int) -> None:
+        """Of what was acknowledged under a key as `sequence`, and before it."""
+        looks = 0
+        while (first := self._buffer.look(lambda book: book.earliest(key))) is not None and first.sequence <= sequence:
+            if first.state is State.CONFLICT:
+                raise conflict(key)
+            if self._clock.monotonic() >= self._deadline:
+                raise s3_error("ServiceUnavailable", f"{key} is not at the origin yet: try again.")
+            if looks == _PATIENT_LOOKS:
+                with suppress(BufferUnavailable):  # it comes in its turn, then
+                    await self._buffer.hurry(key)
+            looks += 1
+            with cancellation.turn():
+                await self._clock.sleep(_LOOK_SECONDS)
 
 
 def conflict(key: ObjectKey) -> S3Error:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from gateway import cancellation
 from gateway.clock import Moment
 from gateway.errors import S3Error
-from gateway.operations.absorbing.barrier import flushed
+from gateway.operations.absorbing.barrier import FlushWait
 from gateway.operations.absorbing.objects import is_condition
 from gateway.operations.absorbing.parts import no_such_upload
 from gateway.operations.context import RequestContext
@@ -33,7 +33,7 @@ _LOOK_SECONDS = 0.02
 
 async def complete_at_origin(context: RequestContext, buffer: WritebackBuffer, made: Write) -> Ended:
     """How it has ended, when the origin has made the object; S3Error with its code when it has not."""
-    await flushed(context, buffer, [context.object_key])
+    await FlushWait(context, buffer).for_keys([context.object_key])
     clock, token, upload_id = context.services.clock, secrets.token_hex(8), made.upload_id or ""
     conditions = {name: value for name, value in context.request.headers.items() if is_condition(name)}
     asked = replace(made, conditions=conditions, asked_as=token, touched=Moment.of(clock))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.errors import OriginBodyError, S3Error
 from gateway.objects import BorrowedBuffer, FileSpan, ObjectKey, PinnedFileSpan
-from gateway.operations.absorbing.barrier import flushed
+from gateway.operations.absorbing.barrier import FlushWait
 from gateway.operations.absorbing.base import BaseQuestion, base_told
 from gateway.operations.absorbing.bodies import (
     leaves_to_the_origin,
@@ -343,7 +343,7 @@ async def _leave_to_the_origin(context: RequestContext, buffer: WritebackBuffer,
             "This upload was begun while the origin was away, and the origin, which is to copy, has none of it yet: "
             "begin another.",
         )
-    await flushed(context, buffer, [copying.source.key])
+    await FlushWait(context, buffer).for_keys([copying.source.key])
     if may_be_on_its_way(buffer, upload, copying.number):
         raise s3_error("SlowDown", "A part of this number is just on its way to the origin: try again.")
 

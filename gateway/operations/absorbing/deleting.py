@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.errors import BufferUnavailable, InConflict, S3Error
 from gateway.objects import ObjectKey
-from gateway.operations.absorbing.barrier import PATIENCE_SECONDS, conflict, settled
+from gateway.operations.absorbing.barrier import FlushWait, conflict
 from gateway.operations.absorbing.objects import may_be_deleted_here
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.failures import s3_error_of
@@ -32,10 +32,10 @@ async def delete_pending(context: RequestContext, buffer: WritebackBuffer) -> Re
 
 async def bury(context: RequestContext, buffer: WritebackBuffer, keys: Sequence[ObjectKey]) -> None:
     """Have these keys, under which something is pending, deleted here at once, and at the origin when this returns."""
-    deadline = context.services.clock.monotonic() + PATIENCE_SECONDS
+    wait = FlushWait(context, buffer)
     for key, tombstone in [(key, await _acknowledge(context, buffer, key)) for key in keys]:
         if tombstone is not None:
-            await settled(context, buffer, key, tombstone.sequence, deadline)
+            await wait.for_write(key, tombstone.sequence)
 
 
 class Buried(NamedTuple):
@@ -53,7 +53,7 @@ async def bury_pending(context: RequestContext, buffer: WritebackBuffer, entries
     origin can judge, is left to it, once it has what was pending.
     """
     bucket, is_ours = context.request.bucket or "", may_be_deleted_here(context.request)
-    deadline = context.services.clock.monotonic() + PATIENCE_SECONDS
+    wait = FlushWait(context, buffer)
     plain = [ObjectKey(bucket, one.key) for one in entries if is_ours and _is_plain(one)]
     tombstones = await _tombstones(context, buffer, plain)
     left, deleted, errors = list[DeleteEntry](), list[str](), list[DeleteError]()
@@ -65,7 +65,7 @@ async def bury_pending(context: RequestContext, buffer: WritebackBuffer, entries
             if isinstance(last, S3Error):
                 raise last
             if last is not None:
-                await settled(context, buffer, key, last.sequence, deadline)
+                await wait.for_write(key, last.sequence)
         except S3Error as error:
             errors.append(DeleteError(entry.key, entry.version_id, error.code, error.message))
         else:

@@ -14,7 +14,7 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, OriginAnswered
-from gateway.operations.absorbing.barrier import in_its_turn
+from gateway.operations.absorbing.barrier import FlushWait
 from gateway.operations.absorbing.base import BaseQuestion, base_told
 from gateway.operations.absorbing.bodies import paced, room_for_body, stage_body
 from gateway.operations.absorbing.through import Reason, goes_through, written_through
@@ -85,7 +85,7 @@ async def _absorb(context: RequestContext, buffer: WritebackBuffer) -> Response:
 
 async def _through(context: RequestContext, buffer: WritebackBuffer, reason: Reason | Bound) -> Response:
     goes_through(context, reason)
-    await in_its_turn(context, buffer)
+    await FlushWait(context, buffer).for_turn()
     return await written_through(context, buffer, forward_write(context))
 
 

@@ -345,6 +345,28 @@ def test_what_waits_too_long_is_told_so(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_all_that_a_request_waits_for_takes_no_longer_than_one_thing(tmp_path: Path) -> None:
+    """The source of a copy, the keys of its marker's directory, the key itself: 503 comes while clients wait for it."""
+    clock = ManualClock()
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path, slots=SLOTS, writeback=True, clock=clock, allow_unsigned=True) as gateway:
+            client = Client(gateway)
+            source = await client.buffer.acknowledge(pending(key("back/source"), "x"))
+            await client.buffer.acknowledge(pending(key("back/shard"), "x"))
+            began, headers = clock.monotonic(), {"x-amz-copy-source": "bucket/back/source"}
+            asking = asyncio.create_task(call(gateway.app, "PUT", "/bucket/back/_SUCCESS", headers=headers, sign=False))
+            while clock.monotonic() < began + PATIENCE_SECONDS * 0.8:
+                await clock.advance(PATIENCE_SECONDS / 10)
+            await client.buffer.journal.change(lambda book: book.discard(source.id, clock.now(), only_conflict=False))
+            while not asking.done():
+                await clock.advance(PATIENCE_SECONDS / 10)
+            assert (await asking).status == 503
+            assert clock.monotonic() <= began + 1.2 * PATIENCE_SECONDS
+
+    asyncio.run(scenario())
+
+
 def test_errors_of_create_are_the_origins(tmp_path: Path) -> None:
     """Rights and headers are its to judge: its answer is passed on, and nothing is begun here."""
 
