@@ -6,8 +6,8 @@ pending, before it commits, and cleared within one that changes nothing and has 
 place any more: SQLite's write lock orders the two, so no lock of our own is needed. A process that is killed in between
 leaves a byte too many, which costs look-ups until somebody tidies up.
 
-Behind them lie stamps: who has committed something that the flush is to know of stamps, and who flushes sees that
-without a question to the journal.
+Behind them lies a stamp: who has committed something that the reconciler is to know of stamps, and it sees that without
+a question to the journal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import struct
 import time
 import zlib
 from collections.abc import Iterable
-from enum import IntEnum
 from pathlib import Path
 
 from gateway.objects import ObjectKey
@@ -26,19 +25,12 @@ from gateway.objects import ObjectKey
 PLACES = 65_536
 
 _STAMP = struct.Struct("<QQ")
-_FILE_BYTES = PLACES + 2 * _STAMP.size
+_FILE_BYTES = PLACES + _STAMP.size
 _FILE_MODE = 0o600
 
 
 def place_of(key: ObjectKey) -> int:
     return zlib.crc32(f"{key.bucket}\0{key.key}".encode("utf-8", "surrogatepass")) % PLACES
-
-
-class News(IntEnum):
-    """What there may be more of in the journal, for the reconciler."""
-
-    WRITES = 0
-    """That are due."""
 
 
 class Presence:
@@ -56,10 +48,6 @@ class Presence:
         """Whether the journal is to be asked about a key."""
         return self._bytes[place_of(key)] != 0
 
-    def anything(self) -> bool:
-        """Whether the journal is to be asked at all."""
-        return self._bytes.find(b"\1", 0, PLACES) >= 0
-
     def set(self, place: int) -> None:
         """Something is about to be pending there. Only within a transaction that writes the journal."""
         self._bytes[place] = 1
@@ -72,14 +60,13 @@ class Presence:
             wanted[place] = 1
         self._bytes[:PLACES] = bytes(wanted)
 
-    def stamp(self, news: News) -> None:
-        """The journal has something new for whoever flushes. Only after the commit: it must find it."""
-        _STAMP.pack_into(self._bytes, PLACES + news * _STAMP.size, time.monotonic_ns(), os.getpid())
+    def stamp(self) -> None:
+        """The journal has something that is due. Only after the commit: the reconciler must find it."""
+        _STAMP.pack_into(self._bytes, PLACES, time.monotonic_ns(), os.getpid())
 
-    def stamped(self, news: News) -> bytes:
+    def stamped(self) -> bytes:
         """Another value than before, where anybody has stamped since."""
-        start = PLACES + news * _STAMP.size
-        return self._bytes[start : start + _STAMP.size]
+        return self._bytes[PLACES:_FILE_BYTES]
 
     def close(self) -> None:
         self._bytes.close()

@@ -79,7 +79,6 @@ from gateway.writeback.journal.records import (
     Write,
 )
 from gateway.writeback.news import Awaited
-from gateway.writeback.presence import News
 from gateway.writeback.tidying import Tidying
 
 FIRST_PAUSE_SECONDS = 0.5
@@ -233,7 +232,7 @@ class Reconciler:
         self._lanes: dict[tuple[str, str], _Lane] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._runs: dict[int, _Run] = {}
-        self._news = Awaited(partial(tools.journal.stamp, News.WRITES), tools.clock)
+        self._news = Awaited(tools.journal.presence.stamped, tools.clock)
         self._tidying = Tidying(tools.journal, tools.clock)
         self._probes: dict[str, asyncio.Task[Conditions]] = {}
         self._again_at = 0.0

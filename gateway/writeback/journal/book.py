@@ -36,7 +36,7 @@ from gateway.writeback.journal.records import (
     runs_of,
 )
 from gateway.writeback.journal.rows import BEHIND_ALL, OPEN, PENDING, Rows, decoded, encoded, text
-from gateway.writeback.presence import News, place_of
+from gateway.writeback.presence import place_of
 
 ENDED_KEPT_SECONDS = 24 * 3600.0
 """How long a repeated Complete or Abort is answered as the first was."""
@@ -243,7 +243,7 @@ class Book(Rows):
         if write is not None and write.asked is not None and write.asked.suspect is None:
             asked, turn = replace(write.asked, suspect=now), Turn(now.at + CARRIED_OUT_SECONDS, priority=Priority.ABORT)
             self._update(replace(write, asked=asked), turn)
-            self.news.add(News.WRITES)
+            self.has_due = True
 
     def suspect_all(self, now: Moment, worker: int | None = None) -> None:
         """The same of all that a worker slot (None: any) has left, whose process is dead."""
@@ -267,7 +267,7 @@ class Book(Rows):
         if asked_as is not None:
             self.forget(asked_as)
         opened = replace(upload, state=State.OPEN, multipart=True)
-        self.news.add(News.WRITES)
+        self.has_due = True
         return self._insert(opened, Turn(opened.began_at, priority=Priority.UPLOAD))
 
     def unsent_parts(self, write_id: int, count_max: int) -> Sequence[Part]:
@@ -300,7 +300,7 @@ class Book(Rows):
         """Nothing will complete an upload of the origin's."""
         write = Write(Fixed(key, {}, slot), Base(), now, State.ABORTING, origin_upload_id=origin_upload_id)
         self._insert(write, Turn(now, priority=Priority.ABORT))
-        self.news.add(News.WRITES)
+        self.has_due = True
 
     # Parts
 
@@ -317,7 +317,7 @@ class Book(Rows):
             self._update(replace(upload, touched=moment))
         if upload.state is State.OPEN and part.origin_etag is None:
             self._rows.execute("UPDATE writes SET due_at = ? WHERE id = ? AND attempts = 0", (moment.at, upload.id))
-            self.news.add(News.WRITES)
+            self.has_due = True
         return True
 
     def part_sent(self, write_id: int, part: Part) -> Write | None:
@@ -545,7 +545,7 @@ class Book(Rows):
                     "SELECT id, after_sequence FROM writes WHERE sequence = ? AND priority <> ?",
                     (after, Priority.URGENT),
                 ).fetchall()
-        self.news.add(News.WRITES)
+        self.has_due = True
 
     def try_now(self, bucket: str, prefix: str, now: float) -> None:
         """What has failed under a prefix (no bucket: everywhere) is tried again."""
@@ -557,7 +557,7 @@ class Book(Rows):
             f"UPDATE writes SET due_at = ? WHERE {where} AND state < 5 AND attempts > 0 AND due_at > ?",
             (now, *values, now),
         )
-        self.news.add(News.WRITES)
+        self.has_due = True
 
     def start_over(self, write_id: int, now: float) -> None:
         """The origin's upload of a write is of no use: it is to be aborted, and its parts are to be sent again."""
@@ -737,7 +737,7 @@ class Book(Rows):
             (after, now if after is None else None, write.id),
         )
         if after is None:
-            self.news.add(News.WRITES)
+            self.has_due = True
 
     def _blocker(self, write: Write) -> int | None:
         """The sequence of one that is to be over before: of those, the one that is likely to be the last."""

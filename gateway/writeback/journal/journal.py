@@ -23,7 +23,7 @@ from gateway.clock import Moment
 from gateway.errors import BufferRefused, BufferUnavailable
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.schema import connect, prepare
-from gateway.writeback.presence import News, Presence
+from gateway.writeback.presence import Presence
 
 R = TypeVar("R")
 
@@ -61,10 +61,6 @@ class Journal:
         """Asked when the disk is full: whether it is worth trying again."""
 
     # Reads
-
-    def stamp(self, news: News) -> bytes:
-        """Another value than before, where any process has committed something of that kind."""
-        return self.presence.stamped(news)
 
     def read(self, look: Callable[[Book], R]) -> R:
         """What a look at the journal as it is now finds. Event loop only."""
@@ -157,8 +153,8 @@ class Journal:
             for _, future in [*batch, *self._refused_with(error)]:
                 future.set_exception(failure)
             return
-        for news in book.news:
-            self.presence.stamp(news)
+        if book.has_due:
+            self.presence.stamp()
         if book.freed:
             self._remove(book.freed)
         for (_, future), tell in zip(batch, outcomes, strict=True):

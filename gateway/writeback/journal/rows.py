@@ -14,7 +14,6 @@ from gateway.objects import ObjectKey
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal import codec
 from gateway.writeback.journal.records import Conditions, OwnDoing, Profile
-from gateway.writeback.presence import News
 
 OWN_DOING_KEPT_SECONDS = 600.0
 """What this gateway has put at the origin longer ago, a question about the base that is asked since has seen. (An
@@ -45,13 +44,13 @@ class Usage:
 class Rows:
     """One transaction's view. `freed` are the names of the files that nothing refers to any more.
 
-    `news`: what there is more of to do for the reconciler.
+    `has_due`: there is more for the reconciler to look at.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._rows = connection
         self.freed: list[str] = []
-        self.news: set[News] = set()
+        self.has_due = False
 
     # Staged files
 

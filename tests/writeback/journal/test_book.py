@@ -37,7 +37,7 @@ from gateway.writeback.journal.records import (
 )
 from gateway.writeback.journal.rows import OWN_DOING_KEPT_SECONDS
 from gateway.writeback.journal.schema import prepare
-from gateway.writeback.presence import PLACES, News, place_of
+from gateway.writeback.presence import PLACES, place_of
 from tests.support.writeback import PlainPresence, key, part, pending, staged, upload
 
 KEYS = [key(name) for name in ("a", "a/b", "é", "z")]
@@ -539,10 +539,10 @@ def test_who_waits_for_a_write_hurries_all_that_it_waits_for(book: Book) -> None
     shard = book.acknowledge(pending(key("d/x"), "two"))
     marker = book.acknowledge(replace(pending(key("d/_SUCCESS"), "m"), behind="d/"))
     other = book.acknowledge(pending(key("e"), "x"))
-    book.news.clear()
+    book.has_due = False
     seen = turn(book, sent)
     book.hurry(key("d/_SUCCESS"), NOW)
-    assert News.WRITES in book.news
+    assert book.has_due
     priorities = [turn(book, one).priority for one in (sent, shard, marker, other)]
     assert priorities == [Priority.URGENT] * 3 + [Priority.SMALL]
     assert turn(book, sent).due_at == NOW
