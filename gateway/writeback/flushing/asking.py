@@ -85,7 +85,7 @@ def _is_carried_out(asked: Asked, now: Moment) -> bool:
 
 
 def _may_be_of(asked: Asked, one: OpenUpload, listed: OpenUploads) -> bool:
-    since_begun, is_certain = listed.asked.since(asked.begun)
+    since_begun, is_certain = listed.answered.since(asked.begun)
     since_suspect, is_suspect_certain = listed.asked.since(asked.suspect or asked.begun)
     begun_apart = TOLD_APART_SECONDS if is_certain and listed.are_ages_told else CLOCKS_APART_SECONDS
     suspect_apart = TOLD_APART_SECONDS if is_suspect_certain and listed.are_ages_told else CLOCKS_APART_SECONDS

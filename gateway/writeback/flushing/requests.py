@@ -61,11 +61,13 @@ class OpenUpload:
 
 @dataclass(frozen=True, slots=True)
 class OpenUploads:
-    """Of one key, asked for at a moment; whether their ages are told by the origin's own clock, or by ours."""
+    """Of one key; whether their ages are told by the origin's own clock, or by ours. They were so old at some time
+    between the question and the answer."""
 
     uploads: Sequence[OpenUpload]
     are_ages_told: bool
     asked: Moment
+    answered: Moment
 
 
 class Requests:
@@ -150,7 +152,7 @@ class Requests:
             found += [OpenUpload(one.upload_id, now - one.initiated) for one in page.uploads if one.key == key.key]
             # In the order of keys: those that the key is only the beginning of come behind it.
             following = None if any(one.key != key.key for one in page.uploads) else page.following
-        return OpenUploads(found, told is not None, asked)
+        return OpenUploads(found, told is not None, asked, Moment.of(self._clock))
 
     async def _page_of_uploads(
         self, key: ObjectKey, following: tuple[str, str]
@@ -171,7 +173,7 @@ class Requests:
         asked = Moment.of(self._clock)
         async with await self._origin.send(_request("HEAD", write)) as response:
             if response.status == 200:
-                return _headed(response, asked)
+                return _headed(response, asked, Moment.of(self._clock))
             if response.status != 404:
                 return await _failure(response)
         if not _is_absence_expected(write) and await self._is_bucket_gone(write):
@@ -293,14 +295,16 @@ def _request(
     )
 
 
-def _headed(response: OriginResponse, asked: Moment) -> Headed:
-    """Ages are told by the origin's own clock, where its answer tells the time (RFC 9110, 6.6.1)."""
+def _headed(response: OriginResponse, asked: Moment, answered: Moment) -> Headed:
+    """Ages are told by the origin's own clock, where its answer tells the time (RFC 9110, 6.6.1): that it has looked at
+    while the question and the answer were on their way, which may take seconds."""
     written = parse_http_date(response.headers.get("last-modified", ""))
     told = parse_http_date(response.headers.get("date", ""))
     age_seconds = -math.inf if written is None else (asked.at if told is None else told) - written
     length = response.headers.get("content-length", "")
     size_bytes = int(length) if length.isdecimal() else -1
-    return Headed(response.headers.get("etag", ""), age_seconds, told is not None, size_bytes, asked)
+    moment = asked if told is None else answered
+    return Headed(response.headers.get("etag", ""), age_seconds, told is not None, size_bytes, moment)
 
 
 async def _has_parts(response: OriginResponse, parts: Sequence[Part]) -> bool:

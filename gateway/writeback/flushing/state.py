@@ -51,7 +51,7 @@ class Headed:
     """What the origin has under the key: an ETag, and its length; None is no object.
 
     `age_seconds` is the time since it was written, by the origin's own clock where `is_age_told`, by ours otherwise;
-    `moment` is when it was asked.
+    at `moment` it was that old, or older.
     """
 
     etag: str | None

@@ -67,6 +67,25 @@ def play(path: Path, scenario: Callable[[Node], Coroutine[Any, Any, None]]) -> N
     asyncio.run(run())
 
 
+def test_an_upload_is_found_however_long_the_list_takes(tmp_path: Path) -> None:
+    """The origin tells its age when it answers: it is no younger than the question then, but not another's for that."""
+
+    async def scenario(node: Node) -> None:
+        await node.intend()
+        await node.ask()
+        await node.die()
+        go_on, reached = asyncio.Event(), asyncio.Event()
+        node.origin.inject(on(LIST), Hold(go_on, reached))
+        node.start()
+        assert await node.passes(2 * CARRIED_OUT_SECONDS, reached.is_set, step=1.0)
+        await node.clock.advance(20.0)
+        go_on.set()
+        await node.found_out()
+        assert not node.bucket.uploads
+
+    play(tmp_path, scenario)
+
+
 def test_an_upload_whose_asker_died_is_aborted(tmp_path: Path) -> None:
     """It is found by key and time, and the origin has nothing of it in the end."""
 

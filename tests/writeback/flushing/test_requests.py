@@ -122,6 +122,26 @@ def test_a_node_with_a_wrong_clock_tells_older_from_newer(tmp_path: Path, ahead_
     with_buffer(tmp_path, scenario)
 
 
+def test_what_others_wrote_is_theirs_however_long_the_look_takes(tmp_path: Path) -> None:
+    """The origin tells an age when it answers: by then more time has passed since the write, too."""
+
+    async def scenario(buffer: Buffer) -> None:
+        base = Base.unknown(buffer.clock)
+        await buffer.clock.advance(3.0)
+        buffer.origin.put("bucket", "k", b"theirs")
+        go_on, reached = asyncio.Event(), asyncio.Event()
+        buffer.origin.inject(on(Operation.HEAD_OBJECT), Hold(go_on, reached))
+        await buffer.put(key("k"), b"ours", base=base)
+        buffer.start()
+        await buffer.until(reached.is_set)
+        await buffer.clock.advance(20.0)
+        go_on.set()
+        await buffer.at_once(lambda: bool(buffer.observer.conflicts) or not buffer.left())
+        assert buffer.origin.data("bucket", "k") == b"theirs"
+
+    with_buffer(tmp_path, scenario)
+
+
 # ETags
 
 
