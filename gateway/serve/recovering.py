@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import structlog
@@ -34,12 +33,11 @@ def recover_buffer(settings: Settings) -> str | None:
 
 
 def _recover(directory: Path, endpoint_url: str, *, wanted: bool) -> None:
-    from gateway.writeback.opening import recover  # the supervisor stays small where there is no buffer
-    from gateway.writeback.origin_name import keep_to_origin
+    from gateway.writeback.opening import drop, keep_to_origin, recover  # small where there is no buffer
 
     found = recover(directory, Moment.of(SystemClock()))
     keep_to_origin(directory, endpoint_url, found)
-    if found.pending or found.uploads or found.orphans:
+    if not found.is_nothing:
         _log.info(
             "the write-back buffer holds what the origin does not have yet",
             objects=found.pending,
@@ -48,4 +46,4 @@ def _recover(directory: Path, endpoint_url: str, *, wanted: bool) -> None:
         if not wanted:
             _log.warning('no slot has write = "back" any more: what was acknowledged is flushed, and no more taken')
     elif not wanted:
-        shutil.rmtree(directory)
+        drop(directory)

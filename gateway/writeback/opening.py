@@ -1,7 +1,14 @@
-"""Opening the buffer's directory: its format, and what crashes have left. All of this blocks."""
+"""Opening the buffer's directory: its format, whose it is, and what crashes have left. All of this blocks.
+
+A buffer's writes were acknowledged for one origin and go to no other: buckets of the same names at another endpoint are
+other buckets, of which nothing is known.
+"""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +20,9 @@ from gateway.writeback.journal.checking import check_journal
 from gateway.writeback.journal.journal import Journal
 
 FORMAT = b"forebay writeback 1\n"
+
+ORIGIN = "origin"
+"""The file with the endpoint URL."""
 
 ARRIVING = "arriving"
 """The file of `Reservations` (bounds/bounds.py): made anew when nobody has the buffer open."""
@@ -28,17 +38,20 @@ class Recovered:
     orphans: int
     removed_files: int
 
+    @property
+    def is_nothing(self) -> bool:
+        """Whether nothing would be lost with the buffer."""
+        return not (self.pending or self.uploads or self.orphans)
+
 
 def prepare(directory: Path) -> None:
     """Make the directory where it is not there. StartupError for one that is not ours, or of another version."""
-    try:
+    with _usable(directory):
         directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
         found = _format(directory)
         if found is None:
             write_durably(directory / "FORMAT", FORMAT)
             sync_directory(directory.parent)
-    except OSError as error:
-        raise BufferUnavailable(f"the write-back buffer {directory} cannot be used: {error}") from error
     if found not in (None, FORMAT):
         raise StartupError(
             f"{directory} has the write-back format {found!r}, this version reads {FORMAT!r}: what it holds is "
@@ -52,6 +65,8 @@ def recover(directory: Path, now: Moment | float) -> Recovered:
     A plain number is of the wall clock. StartupError where acknowledged writes would be lost by it: then nothing is
     touched.
     """
+    with _usable(directory):
+        _remove_dropped(directory)
     prepare(directory)
     try:
         if not check_journal(directory):
@@ -63,13 +78,73 @@ def recover(directory: Path, now: Moment | float) -> Recovered:
         ) from error
     journal = Journal(directory, lambda _: None)
     try:
-        _forget_arriving(directory)
+        with _usable(directory):
+            (directory / ARRIVING).unlink(missing_ok=True)
         removed = Staging(directory, 0).sweep(journal.knows_file)
         pending, uploads = journal.recover(now)
         orphans = journal.read(lambda book: book.aborting_count())
     finally:
         journal.close()
     return Recovered(pending, uploads, orphans, removed)
+
+
+def keep_to_origin(directory: Path, endpoint_url: str, held: Recovered) -> None:
+    """Return when the buffer is of this origin; one of another is made anew where it holds nothing.
+
+    StartupError, and nothing is touched, where it does. BufferUnavailable when the disk fails.
+    """
+    with _usable(directory):
+        named = _origin(directory)
+        if named == endpoint_url:
+            return
+        if named is not None:
+            if not held.is_nothing:
+                raise StartupError(_of_another_origin(directory, named, endpoint_url, held))
+            drop(directory)
+            prepare(directory)
+        write_durably(directory / ORIGIN, f"{endpoint_url}\n".encode())
+
+
+def drop(directory: Path) -> None:
+    """Remove a buffer that holds nothing, wholly or not at all, whatever is killed in between. BufferUnavailable."""
+    with _usable(directory):
+        _remove_dropped(directory)
+        directory.rename(_dropped(directory))
+        sync_directory(directory.parent)
+        _remove_dropped(directory)
+
+
+def _dropped(directory: Path) -> Path:
+    return directory.with_name(f".{directory.name}.gone")
+
+
+def _remove_dropped(directory: Path) -> None:
+    with suppress(FileNotFoundError):
+        shutil.rmtree(_dropped(directory))
+
+
+def _origin(directory: Path) -> str | None:
+    try:
+        return (directory / ORIGIN).read_text("utf-8", "replace").removesuffix("\n")
+    except FileNotFoundError:
+        return None
+
+
+def _of_another_origin(directory: Path, named: str, endpoint_url: str, held: Recovered) -> str:
+    return (
+        f"origin.endpoint_url is {endpoint_url!r}, and the write-back buffer {directory} holds what was acknowledged "
+        f"for {named!r} and is not there yet ({held.pending} objects, {held.uploads} open uploads): nothing was "
+        f"changed. Start with {named!r} and have it flushed (`forebay flush --wait`); where both are names of one and "
+        f"the same store, write the new one into {directory / ORIGIN}"
+    )
+
+
+@contextmanager
+def _usable(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BufferUnavailable(f"the write-back buffer {directory} cannot be used: {error}") from error
 
 
 def _refuse_without_journal(directory: Path) -> None:
@@ -84,13 +159,6 @@ def _refuse_without_journal(directory: Path) -> None:
             "acknowledged writes: nothing was changed. Put the journal back (with journal-wal, if there was one); only "
             "when what the files hold is not needed any more, move the directory away"
         )
-
-
-def _forget_arriving(directory: Path) -> None:
-    try:
-        (directory / ARRIVING).unlink(missing_ok=True)
-    except OSError as error:
-        raise BufferUnavailable(f"the write-back buffer {directory} cannot be used: {error}") from error
 
 
 def _format(directory: Path) -> bytes | None:

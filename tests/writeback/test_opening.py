@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import stat
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from gateway.errors import BufferUnavailable, StartupError
 from gateway.writeback.files.staged_file import Staging
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.opening import ARRIVING, FORMAT, prepare, recover
+from gateway.writeback.opening import ARRIVING, FORMAT, ORIGIN, Recovered, drop, keep_to_origin, prepare, recover
 from tests.support.writeback import key, md5, part, pending
 
 
@@ -117,3 +118,79 @@ def test_without_its_journal_a_buffer_is_left_alone(directory: Path, left: str) 
         recover(directory, 0.0)
     after = {name: content for name, content in contents(directory).items() if name not in _MADE_BY_READING}
     assert after == before
+
+
+# Whose it is
+
+HERE, THERE = "https://s3.here.example", "https://s3.there.example"
+NOTHING = Recovered(0, 0, 0, 0)
+
+
+@pytest.fixture
+def of_here(directory: Path) -> Path:
+    """A buffer of HERE."""
+    keep_to_origin(directory, HERE, recover(directory, 0.0))
+    return directory
+
+
+def test_a_buffer_says_whose_it_is(of_here: Path) -> None:
+    """For its owner only to read, as all that lies in it; and stays so."""
+    assert (of_here / ORIGIN).read_text() == f"{HERE}\n"
+    assert (of_here / ORIGIN).stat().st_mode & 0o777 == 0o600
+    keep_to_origin(of_here, HERE, Recovered(3, 1, 1, 0))
+    assert (of_here / ORIGIN).read_text() == f"{HERE}\n"
+
+
+@pytest.mark.parametrize("held", [Recovered(1, 0, 0, 0), Recovered(0, 1, 0, 0), Recovered(0, 0, 1, 0)])
+def test_what_it_holds_is_not_taken_elsewhere(of_here: Path, held: Recovered) -> None:
+    """Objects, open uploads, and uploads to be aborted. The message names the key, both values and the ways out."""
+    before = {path.name: path.stat().st_mtime_ns for path in of_here.iterdir()}
+    with pytest.raises(StartupError) as refused:
+        keep_to_origin(of_here, THERE, held)
+    for said in ("origin.endpoint_url", repr(HERE), repr(THERE), "forebay flush --wait", str(of_here / ORIGIN)):
+        assert said in str(refused.value)
+    assert {path.name: path.stat().st_mtime_ns for path in of_here.iterdir()} == before
+
+
+def test_where_it_holds_nothing_all_is_forgotten(of_here: Path) -> None:
+    """What is known of buckets and keys is not true of those of the same names elsewhere."""
+    keep_to_origin(of_here, THERE, NOTHING)
+    assert {path.name: path.read_bytes() for path in of_here.iterdir()} == {
+        "FORMAT": FORMAT,
+        ORIGIN: f"{THERE}\n".encode(),
+    }
+    assert recover(of_here, 0.0) == NOTHING
+
+
+def test_whose_it_is_can_be_said_by_hand(of_here: Path) -> None:
+    """One store has two names: nothing is forgotten then."""
+    (of_here / ORIGIN).write_text(THERE)
+    keep_to_origin(of_here, THERE, Recovered(1, 0, 0, 0))
+    assert (of_here / "journal").exists()
+
+
+def test_a_disk_that_does_not_say_is_no_other_origin(of_here: Path) -> None:
+    """It may be well tomorrow."""
+    (of_here / ORIGIN).unlink()
+    (of_here / ORIGIN).mkdir()
+    with pytest.raises(BufferUnavailable, match="cannot be used"):
+        keep_to_origin(of_here, HERE, NOTHING)
+
+
+@pytest.mark.parametrize("forget", [lambda directory: keep_to_origin(directory, THERE, NOTHING), drop])
+def test_a_kill_while_a_buffer_is_dropped_stops_no_start(
+    of_here: Path, monkeypatch: pytest.MonkeyPatch, forget: Callable[[Path], None]
+) -> None:
+    """It is there wholly or not at all: for another origin, or because no slot writes back; and nothing of it stays."""
+
+    def killed(path: Path) -> None:
+        if path.exists():
+            (path / "FORMAT").unlink()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("gateway.writeback.opening.shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            forget(of_here)
+    keep_to_origin(of_here, THERE, recover(of_here, 0.0))
+    assert [path.name for path in of_here.parent.iterdir()] == [of_here.name]
