@@ -40,7 +40,7 @@ from gateway.origin.signing import ChainCredentials, KeyPair, OriginCredentials,
 from gateway.origin.traffic_meter import MeteredOrigin
 from gateway.policy.slots import Grant, Prefix, Slot, Slots
 from gateway.writeback.desk.desk import NoDesk, WritebackDesk
-from gateway.writeback.flushing.telling import Teller
+from gateway.writeback.flushing.flush_logger import FlushLogger
 
 SNAPSHOTS = "snapshots"
 """Where in the cache directory they lie."""
@@ -252,7 +252,8 @@ async def upkeep(
             events = OriginEvents(catalog, blocks, node.slots)
             service = SnapshotService(tools, jobs)
             counters = node.metrics.writeback
-            around = Surroundings(node.origin, catalog, blocks, node.slots, node.clock, Teller(counters), counters)
+            log = FlushLogger(counters, node.clock)
+            around = Surroundings(node.origin, catalog, blocks, node.slots, node.clock, log, counters)
             async with flushing(settings, buffer, around) as flusher:
                 yield Upkeep(jobs, events, indexes, blocks, _scrubber(settings, blocks), service, flusher)
         finally:

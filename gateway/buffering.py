@@ -25,7 +25,8 @@ from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.desk.deciding import Decider
 from gateway.writeback.desk.desk import WritebackDesk
 from gateway.writeback.desk.overview import Overview
-from gateway.writeback.flushing.reconciler import FlushObserver, Reconciler, SlotOrder, Tools
+from gateway.writeback.flushing.flush_logger import FlushLogger
+from gateway.writeback.flushing.reconciler import Reconciler, SlotOrder, Tools
 from gateway.writeback.flushing.requests import Requests
 
 BALLAST_SECONDS = 10.0
@@ -85,7 +86,7 @@ class Surroundings:
     blocks: BlockCache
     slots: Slots
     clock: Clock
-    observer: FlushObserver
+    log: FlushLogger
     counters: WritebackMetrics
 
 
@@ -96,19 +97,21 @@ class Flushing:
         publisher = Publisher(around.catalog, around.blocks, around.slots, buffer.staging)
         requests = Requests(around.origin, buffer.staging, buffer.threads, around.clock)
         orders = {slot.name: SlotOrder(slot.prefix.key_prefix, slot.upload_expiry_seconds) for slot in around.slots}
-        tools = Tools(buffer.journal, requests, publisher, around.observer, around.clock, orders)
+        tools = Tools(buffer.journal, requests, publisher, around.log, around.clock, orders)
         self.buffer = buffer
         self._clock = around.clock
         self.reconciler = Reconciler(tools)
         self._exposure = Exposure(buffer.bounds, around.clock, around.counters)
         buffers = {slot.name: slot.buffer_bytes or 0 for slot in around.slots if slot.write == "back"}
         self.desk = WritebackDesk(overview, buffer.journal, self.reconciler, Decider(tools), buffers, around.clock)
+        self._log = around.log
         self._gauge = around.counters.not_flushed
 
     async def run(self) -> None:
         """For ever. What is under way when this is cancelled is found out by the next one."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.reconciler.run())
+            group.create_task(self._log.run())
             group.create_task(self._exposure.run())
             group.create_task(self._keep_ballast())
             group.create_task(self.desk.watch(self._gauge))

@@ -235,7 +235,7 @@ class SlotExposure(Protocol):
 
 
 class WritebackMetrics:
-    """Counts what becomes of acknowledged writes (the methods of `writeback.telling.FlushCounters`,
+    """Counts what becomes of acknowledged writes (the methods of `writeback.flush_logger.FlushCounters`,
     `writeback.bounds.BoundsObserver` and `writeback.exposure.ExposureObserver`)."""
 
     def flushed(self, slot: str, size_bytes: int) -> None:

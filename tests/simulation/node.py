@@ -23,7 +23,7 @@ from gateway.operations.context import AppContext
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.desk.overview import Overview
-from gateway.writeback.flushing.telling import Teller
+from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.records import State
 from gateway.writeback.opening import recover
@@ -154,7 +154,7 @@ class Node:
                 cast(Any, _NoBlocks(origin, self.clock, CacheMetrics())),
                 self.slots,
                 self.clock,
-                Teller(WritebackMetrics(), self.clock.monotonic),
+                FlushLogger(WritebackMetrics(), self.clock),
                 WritebackMetrics(),
             )
             flushing = Flushing(buffer, Overview(self.directory), around)

@@ -77,7 +77,7 @@ class Silent:
     damages = False
     expiries = False
 
-    def settled(self, pending: Write) -> None:
+    def settled(self, pending: Write, etag: str | None, attempt_seconds: float) -> None:
         """As it should be."""
 
     def failing(self, pending: Write, failures: int, reason: str) -> None:

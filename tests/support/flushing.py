@@ -32,6 +32,7 @@ class Observer:
 
     def __init__(self) -> None:
         self.published: list[tuple[str, str | None]] = []
+        self.settlements: list[tuple[str, str | None, float]] = []
         self.failures: list[str] = []
         self.conflicts: list[str] = []
         self.damages: list[str] = []
@@ -40,8 +41,8 @@ class Observer:
     async def publish(self, write: Write, etag: str | None) -> None:
         self.published.append((write.key.key, etag))
 
-    def settled(self, write: Write) -> None:
-        """As it should be."""
+    def settled(self, write: Write, etag: str | None, attempt_seconds: float) -> None:
+        self.settlements.append((write.key.key, etag, attempt_seconds))
 
     def failing(self, write: Write, failures: int, reason: str) -> None:
         self.failures.append(reason)

@@ -130,8 +130,9 @@ class Publication(Protocol):
 class FlushObserver(Protocol):
     """What happens to writes, for metrics and logs."""
 
-    def settled(self, write: Write) -> None:
-        """The origin has it, and nothing is pending of it any more."""
+    def settled(self, write: Write, etag: str | None, attempt_seconds: float) -> None:
+        """The origin has it as this version (None: the key is deleted), and nothing is pending of it any more. The
+        attempt that succeeded has taken so long."""
 
     def failing(self, write: Write, failures: int, reason: str) -> None:
         """It failed, and is tried again."""
@@ -638,7 +639,7 @@ class _Run:
         await self._tools.publication.publish(write, settle.etag)
         now = Moment.of(self._clock)
         await self._journal.change(lambda book: _settle(book, write, settle, now))
-        self._tools.observer.settled(write)
+        self._tools.observer.settled(write, settle.etag, self._clock.monotonic() - self.began)
 
     async def _rest(self, seconds: float) -> None:
         write, now = self._progress.write, self._clock.now()

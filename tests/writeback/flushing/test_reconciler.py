@@ -23,7 +23,7 @@ from gateway.writeback.news import LOOK_SECONDS, QUICK_SECONDS, QUIET_SECONDS
 from tests.support.flushing import HEADERS, PART_BYTES, Buffer, with_buffer
 from tests.support.journal_steps import steps_of_reads
 from tests.support.memory_origin.content import BytesContent
-from tests.support.memory_origin.faults import AlterBody, Answer, Hold, Unreachable, on
+from tests.support.memory_origin.faults import AlterBody, Answer, Delay, Hold, Unreachable, on
 from tests.support.memory_origin.origin import MemoryOrigin
 from tests.support.memory_origin.response import MemoryResponse
 from tests.support.memory_origin.store import StoredObject
@@ -481,8 +481,6 @@ def test_every_object_that_arrives_is_told(tmp_path: Path) -> None:
     """Also where the next look at the journal comes between the commit that ends it and who waits for that."""
 
     async def scenario(buffer: Buffer) -> None:
-        settled: list[str] = []
-        buffer.observer.settled = lambda write: settled.append(write.key.key)  # type: ignore[method-assign]
         change = buffer.journal.change
 
         async def looked_at_behind(step: Callable[[Book], R]) -> R:
@@ -498,7 +496,7 @@ def test_every_object_that_arrives_is_told(tmp_path: Path) -> None:
         buffer.start()
         await buffer.flushed()
         await buffer.still()
-        assert sorted(settled) == sorted(names)
+        assert sorted(name for name, *_ in buffer.observer.settlements) == sorted(names)
 
     with_buffer(tmp_path, scenario)
 
@@ -555,5 +553,26 @@ def test_a_clock_that_was_set_back_keeps_nothing_waiting(tmp_path: Path) -> None
         await buffer.journal.change(lambda book: book.wait(stored.id, seen, far))
         buffer.start()
         await buffer.flushed()
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_who_observes_is_told_what_the_origin_has_and_how_long_that_took(tmp_path: Path) -> None:
+    """Of the attempt that succeeded: its version, and its seconds; of a deletion no version."""
+
+    async def scenario(buffer: Buffer) -> None:
+        await buffer.learn()
+        buffer.origin.inject(on(Operation.PUT_OBJECT), Answer(503, "SlowDown"))
+        await buffer.put(key("k"), b"x")
+        buffer.start()
+        await buffer.until(lambda: bool(buffer.observer.failures))
+        buffer.origin.inject(on(Operation.PUT_OBJECT), Delay(20.0))
+        await buffer.until(lambda: bool(buffer.observer.settlements))
+        [(name, etag, seconds)] = buffer.observer.settlements
+        assert (name, etag) == ("k", buffer.bucket.object("k").etag)
+        assert 20.0 <= seconds < 30.0
+        await buffer.delete(key("k"))
+        await buffer.until(lambda: len(buffer.observer.settlements) == 2)
+        assert buffer.observer.settlements[1][:2] == ("k", None)
 
     with_buffer(tmp_path, scenario)

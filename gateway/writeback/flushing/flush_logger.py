@@ -1,19 +1,23 @@
-"""What becomes of flushes, told to people: counted, and written to the log without flooding it."""
+"""What becomes of flushes: counted, and written to the log without flooding it."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Protocol
 
 import structlog
 
+from gateway.clock import Clock
 from gateway.writeback.journal.records import Write
 
 _log = structlog.get_logger("forebay.writeback")
 
 LINES_PER_MINUTE = 30
 """Of failing flushes and of such as go on: with the origin away, all that is pending fails."""
+
+
+FLUSHED_LINES_PER_SECOND = 100
+"""Flushed objects that have a line each; those beyond share one."""
 
 
 class FlushCounters(Protocol):
@@ -28,16 +32,52 @@ class FlushCounters(Protocol):
     def flush_damaged(self, slot: str) -> None: ...
 
 
-class Teller:
-    """The methods of `reconciler.FlushObserver`."""
+class FlushLogger:
+    """The methods of `reconciler.FlushObserver`, and `run`."""
 
-    def __init__(self, counters: FlushCounters, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, counters: FlushCounters, clock: Clock) -> None:
         self._counters = counters
-        self._failing = _Seldom(LINES_PER_MINUTE, monotonic)
-        self._going_on = _Seldom(LINES_PER_MINUTE, monotonic)
+        self._clock = clock
+        self._failing = _RateLimitedLogger(LINES_PER_MINUTE, clock.monotonic)
+        self._going_on = _RateLimitedLogger(LINES_PER_MINUTE, clock.monotonic)
+        self._lines = 0
+        self._objects = 0
+        self._deletions = 0
+        self._bytes = 0
 
-    def settled(self, write: Write) -> None:
+    async def run(self) -> None:
+        """For ever: once a second, log the sum of what had no line of its own."""
+        try:
+            while True:
+                await self._clock.sleep(1.0)
+                self._log_sum()
+        finally:
+            self._log_sum()
+
+    def _log_sum(self) -> None:
+        self._lines = 0
+        if self._objects:
+            _log.info("objects were flushed", objects=self._objects, deletions=self._deletions, bytes=self._bytes)
+            self._objects = self._deletions = self._bytes = 0
+
+    def settled(self, write: Write, etag: str | None, attempt_seconds: float) -> None:
         self._counters.flushed(write.fixed.slot, write.size_bytes)
+        if self._lines == FLUSHED_LINES_PER_SECOND:
+            self._objects += 1
+            self._deletions += write.deleted
+            self._bytes += write.size_bytes
+            return
+        self._lines += 1
+        _log.info(
+            "a deletion was flushed" if write.deleted else "an object was flushed",
+            object=str(write.key),
+            slot=write.fixed.slot,
+            sequence=write.sequence,
+            bytes=write.size_bytes,
+            etag=etag,
+            age_seconds=round(max(0.0, self._clock.now() - write.acknowledged_at), 3),
+            attempt_seconds=round(attempt_seconds, 3),
+        )
 
     def failing(self, write: Write, failures: int, reason: str) -> None:
         self._counters.flush_failed(write.fixed.slot)
@@ -88,7 +128,7 @@ class Teller:
         )
 
 
-class _Seldom:
+class _RateLimitedLogger:
     """So many lines a minute, and how many were left out."""
 
     def __init__(self, lines_per_minute: int, monotonic: Callable[[], float]) -> None:
