@@ -18,6 +18,11 @@ def says_nothing_yet(document: bytes) -> bool:
     return _NOTHING_YET.fullmatch(document) is not None
 
 
+def without_prolog(document: bytes) -> bytes:
+    """What of one is still to come behind a prolog that has been sent, and white space."""
+    return _NOTHING_YET.sub(b"", document.lstrip(), count=1)
+
+
 def etag_of_result(document: bytes) -> str | None:
     """The quoted ETag of the object that was made; None for an error, behind a 200 too, or where none is named.
 

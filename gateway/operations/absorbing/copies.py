@@ -29,7 +29,7 @@ from gateway.operations.absorbing.bodies import (
 )
 from gateway.operations.absorbing.objects import check_stored, fixed_headers, is_foreseen, why_of_bucket, why_of_headers
 from gateway.operations.absorbing.parts import check_owner, may_be_on_its_way, number_of_part, store_part, upload_of
-from gateway.operations.absorbing.through import Reason, goes_through, with_retries
+from gateway.operations.absorbing.through import Reason, goes_through, whole_document, with_retries
 from gateway.operations.context import NO_BODY, Answer, RequestContext, Response, Sink
 from gateway.operations.payload import receive_payload
 from gateway.origin.client import OriginRequest, Purpose
@@ -357,10 +357,7 @@ async def _copied_at_origin(
     query = [(name, ids.get(name, value)) for name, value in context.request.query]
     context.request = replace(context.request, query=query)
     reply = await _awaited(copy(context))
-    try:
-        document = await _whole(reply)
-    finally:
-        await reply.aclose()
+    document = await whole_document(reply)
     answered = Response(reply.status, without(reply.headers, "content-length"), document, "forwarded")
     etag = text_of(document, "ETag")
     if reply.status != 200 or error_code_of(document) is not None or etag is None:
@@ -377,19 +374,6 @@ async def _copied_at_origin(
 
 async def _awaited(answer: Answer) -> Response:
     return answer if isinstance(answer, Response) else await answer
-
-
-async def _whole(reply: Response) -> bytes:
-    """The body of an answer of the origin: a small document, and the white space before it."""
-    if isinstance(reply.body, (bytes, memoryview, PinnedFileSpan)):
-        raise OriginBodyError("the answer to UploadPartCopy did not come from the origin")
-    document = b""
-    async for piece in reply.body:
-        assert isinstance(piece, (bytes, memoryview))  # noqa: S101 - the origin's bytes, and no file's
-        document = (document + bytes(piece)).lstrip()
-        if len(document) > ANSWER_SIZE_BYTES_MAX:
-            raise OriginBodyError("the answer to UploadPartCopy is too long")
-    return document
 
 
 async def _size_bytes(context: RequestContext, upload: Write, number: int, etag: str) -> int:

@@ -9,19 +9,21 @@ document says, which may come long after its head.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Iterable
-from contextlib import aclosing, suppress
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.clock import Clock, Moment
-from gateway.errors import BufferUnavailable, ForebayError
+from gateway.errors import BufferUnavailable, ForebayError, OriginBodyError
 from gateway.objects import BodyStream, ObjectKey, PinnedFileSpan
-from gateway.operations.context import CacheLabel, Closable, RequestContext, Response
+from gateway.operations.context import CacheLabel, RequestContext, Response
 from gateway.operations.failures import s3_error_of
 from gateway.s3.error_codes import error_document
+from gateway.s3.headers import without
 from gateway.s3.requests import Operation
-from gateway.s3.results import RESULT_SIZE_BYTES_MAX, etag_of_result, says_nothing_yet
+from gateway.s3.results import RESULT_SIZE_BYTES_MAX, etag_of_result, without_prolog
 from gateway.s3.xml_writer import PROLOG
 from gateway.writeback.journal.records import OwnDoing
 
@@ -80,24 +82,69 @@ CHANGES_NO_OBJECT = frozenset(
 
 async def written_through(context: RequestContext, buffer: WritebackBuffer, write: Awaitable[Response]) -> Response:
     """Carry out a write of the request's key at the origin, answered or not."""
-    outcome = Outcome(context.object_key, buffer, context.services.clock)
+    clock = context.services.clock
+
+    async def note(etag: str | None, *, known: bool) -> None:
+        with suppress(BufferUnavailable):
+            await buffer.did(context.object_key, OwnDoing.now(Moment.of(clock), etag, known=known))
+
     try:
         reply = await write
     except BaseException:
-        await outcome.note(None)
+        await note(None, known=False)
         raise
     if 400 <= reply.status < 500:  # it has refused, and nothing is changed
         return reply
     match context.request.operation, reply.status:
         case ((Operation.COPY_OBJECT | Operation.COMPLETE_MULTIPART_UPLOAD), 200):
-            return await told_by_document(reply, outcome)
+            return await told_by_document(reply, note, clock)
         case Operation.PUT_OBJECT, 200:
-            await outcome.note(dict(reply.headers).get("etag"))
+            etag = dict(reply.headers).get("etag")
+            await note(etag, known=etag is not None)
         case Operation.DELETE_OBJECT, 204:
-            await outcome.note_deletion()
+            await note(None, known=True)
         case _:
-            await outcome.note(None)
+            await note(None, known=False)
     return reply
+
+
+class Note(Protocol):
+    """Writes down what the origin has under a key now (None: nothing), or, not `known`, that nobody knows."""
+
+    async def __call__(self, etag: str | None, *, known: bool) -> None: ...
+
+
+async def told_by_document(reply: Response, note: Note, clock: Clock) -> Response:
+    """An answer whose document says what was made: noted before the client has it, or closes the answer."""
+
+    async def noted() -> Response:
+        etag = None
+        try:
+            document = await whole_document(reply)
+            etag = etag_of_result(document)
+        finally:
+            await note(etag, known=etag is not None)
+        return replace(reply, headers=headers, body=document, resource=None)
+
+    headers = without(reply.headers, "content-length")
+    return await with_retries(noted(), clock, headers=headers)
+
+
+async def whole_document(reply: Response) -> bytes:
+    """The body of an answer of the origin, a small document, and the white space before it; the answer is closed."""
+    try:
+        if isinstance(reply.body, bytes):
+            return reply.body
+        document = b""
+        if not isinstance(reply.body, (memoryview, PinnedFileSpan)):
+            async for piece in reply.body:
+                assert isinstance(piece, (bytes, memoryview))  # noqa: S101 - the origin's bytes, and no file's
+                document = (document + bytes(piece)).lstrip()
+                if len(document) > RESULT_SIZE_BYTES_MAX:
+                    raise OriginBodyError("the origin's answer is too long for the result of a write")
+        return document
+    finally:
+        await reply.aclose()
 
 
 async def deleted_through(
@@ -120,81 +167,6 @@ async def deleted_through(
                 await buffer.journal.change(note)
 
 
-# What the origin has under the key behind it: written down before the client knows of it
-
-
-class Outcome:
-    """Of one write. Where the journal cannot be written, nobody is told."""
-
-    def __init__(self, key: ObjectKey, buffer: WritebackBuffer, clock: Clock) -> None:
-        self._key = key
-        self._buffer = buffer
-        self._clock = clock
-        self.is_noted = False
-
-    async def note(self, etag: str | None) -> None:
-        """This version is there now; None: who knows."""
-        await self._note(OwnDoing.now(Moment.of(self._clock), etag, known=etag is not None))
-
-    async def note_deletion(self) -> None:
-        """No object is there now."""
-        await self._note(OwnDoing.now(Moment.of(self._clock)))
-
-    async def _note(self, own: OwnDoing) -> None:
-        self.is_noted = True
-        with suppress(BufferUnavailable):
-            await self._buffer.did(self._key, own)
-
-
-async def told_by_document(reply: Response, outcome: Outcome) -> Response:
-    """An answer whose document says what was made: noted before the client has all of it, or closes the answer."""
-    body = reply.body
-    if isinstance(body, (bytes, memoryview, PinnedFileSpan)):
-        await outcome.note(etag_of_result(body) if isinstance(body, bytes) else None)
-        return reply
-    reply.body = _noted(body, outcome)
-    reply.resource = _NotedAtTheEnd(outcome, reply.resource)
-    return reply
-
-
-async def _noted(body: BodyStream, outcome: Outcome) -> BodyStream:
-    """Pass on what keeps the client waiting; the document when it is whole, and noted what it says.
-
-    Nothing longer than a result may be is held back, or looked at.
-    """
-    document = b""
-    async with aclosing(body):
-        async for piece in body:
-            if outcome.is_noted or not isinstance(piece, (bytes, memoryview)):
-                yield piece
-                continue
-            document += piece
-            if len(document) > RESULT_SIZE_BYTES_MAX:
-                await outcome.note(None)
-            if outcome.is_noted or says_nothing_yet(document):
-                yield document
-                document = b""
-    if not outcome.is_noted:
-        await outcome.note(etag_of_result(document))
-        yield document
-
-
-class _NotedAtTheEnd:
-    """The answer is closed, sent or not: what nobody has read to its end has made who knows what."""
-
-    def __init__(self, outcome: Outcome, resource: Closable | None) -> None:
-        self._outcome = outcome
-        self._resource = resource
-
-    async def aclose(self) -> None:
-        try:
-            if self._resource is not None:
-                await self._resource.aclose()
-        finally:
-            if not self._outcome.is_noted:
-                await self._outcome.note(None)
-
-
 # An answer that may take longer than clients wait without a byte: head and white space first, the outcome when known
 
 QUIET_SECONDS = 10.0
@@ -203,12 +175,15 @@ _PROLOG = PROLOG.encode()
 
 
 async def with_retries(
-    answering: Coroutine[Any, Any, Response], clock: Clock, cache: CacheLabel = "forwarded"
+    answering: Coroutine[Any, Any, Response],
+    clock: Clock,
+    cache: CacheLabel = "forwarded",
+    headers: Sequence[tuple[str, str]] = (("content-type", "application/xml"),),
 ) -> Response:
     """The answer, whose body is an XML document in memory. Who does not want it any more ends what makes it.
 
     So does S3 with CompleteMultipartUpload (S3 API, "CompleteMultipartUpload"): a 200 whose document may be an
-    `<Error>`, which SDKs treat as one.
+    `<Error>`, which SDKs treat as one. `headers` are those of a 200 whose document is not known yet.
     """
     wait = _Wait(asyncio.create_task(answering), clock)
     try:
@@ -217,7 +192,7 @@ async def with_retries(
     except BaseException:
         await wait.aclose()
         raise
-    return Response(200, [("content-type", "application/xml")], wait.body(), cache, wait)
+    return Response(200, headers, wait.body(), cache, wait)
 
 
 class _Wait:
@@ -240,7 +215,7 @@ class _Wait:
         yield _PROLOG
         while not await self.is_over():
             yield b" "
-        yield (await self._document()).removeprefix(_PROLOG)
+        yield without_prolog(await self._document())
 
     async def aclose(self) -> None:
         self.answering.cancel()

@@ -1,62 +1,69 @@
-"""The document of a write's answer: passed on as it came, and its ETag noted before the client has the end of it."""
+"""The document of a write's answer: its ETag is noted before the client has any of it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from itertools import pairwise
-from typing import cast
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.clock import SystemClock
-from gateway.objects import BodyStream, ObjectKey
-from gateway.operations.absorbing.through import Outcome, told_by_document
+from gateway.errors import OriginBodyError
+from gateway.objects import BodyStream
+from gateway.operations.absorbing.through import QUIET_SECONDS, told_by_document
 from gateway.operations.context import Response
 from gateway.s3.results import RESULT_SIZE_BYTES_MAX
-from gateway.writeback.buffer import WritebackBuffer
-from gateway.writeback.journal.records import OwnDoing
+from tests.support.manual_clock import ManualClock
 
 PROLOG = b'<?xml version="1.0"?>'
 RESULT = b"<CopyObjectResult><LastModified>2026</LastModified><ETag>&quot;abc&quot;</ETag></CopyObjectResult>"
-AT = ObjectKey("bucket", "k")
+KNOWN, UNKNOWN = ('"abc"', True), (None, False)
 
 
-class Noted:
-    """A buffer, as far as it is told what went past it."""
+class Told:
+    """An answer that comes in these pieces, each `seconds` after the one before."""
 
-    def __init__(self) -> None:
+    def __init__(self, pieces: Sequence[bytes], seconds: float = 0.0) -> None:
+        self.pieces, self.seconds = pieces, seconds
+        self.clock = ManualClock()
         self.noted: list[tuple[str | None, bool]] = []
-
-    async def did(self, _key: ObjectKey, own: OwnDoing) -> None:
-        self.noted.append((own.etag, own.known))
-
-
-class Read:
-    """What a client got: each piece, with what was noted by then."""
-
-    def __init__(self, pieces: Sequence[bytes], *, until: int | None = None) -> None:
-        self.buffer, self.pieces = Noted(), pieces
         self.got: list[tuple[bytes, int]] = []
-        self.waited_for: list[int] = []
-        asyncio.run(self._read(until))
+        """What the client got, with how much was noted by then."""
 
-    async def _read(self, until: int | None) -> None:
-        outcome = Outcome(AT, cast(WritebackBuffer, self.buffer), SystemClock())
-        reply = await told_by_document(Response(200, body=self._body()), outcome)
-        body = cast(BodyStream, reply.body)
-        while until is None or len(self.got) < until:
-            piece = await anext(body, None)
-            if piece is None:
-                break
-            self.got.append((bytes(cast(bytes, piece)), len(self.buffer.noted)))
-        await reply.aclose()
+    async def note(self, etag: str | None, *, known: bool) -> None:
+        self.noted.append((etag, known))
 
     async def _body(self) -> BodyStream:
         for piece in self.pieces:
-            self.waited_for.append(len(self.got))
+            if self.seconds:
+                await self.clock.sleep(self.seconds)
             yield piece
+
+    async def answer(self) -> Response:
+        reply = Response(200, [("x-amz-version-id", "7"), ("content-length", "9")], self._body())
+        telling = asyncio.create_task(told_by_document(reply, self.note, self.clock))
+        while not telling.done():
+            await self.clock.advance(QUIET_SECONDS / 2)
+        return await telling
+
+    async def _read(self, answer: Response) -> None:
+        if isinstance(answer.body, bytes):
+            self.got.append((answer.body, len(self.noted)))
+            return
+        assert isinstance(answer.body, AsyncGenerator)
+        async for piece in answer.body:
+            assert isinstance(piece, bytes)
+            self.got.append((piece, len(self.noted)))
+
+    async def read(self) -> Response:
+        answer = await self.answer()
+        reading = asyncio.create_task(self._read(answer))
+        while not reading.done():
+            await self.clock.advance(QUIET_SECONDS / 2)
+        await reading
+        await answer.aclose()
+        return answer
 
     @property
     def whole(self) -> bytes:
@@ -70,32 +77,45 @@ class Read:
     end=st.sampled_from([b"", b"\n"]),
 )
 def test_however_it_is_cut_into_pieces(*, prolog: bool, spaces: int, cuts: list[int], end: bytes) -> None:
-    """All of it comes, and nothing of the document itself before its ETag is noted."""
+    """All of the document comes, and none of it before its ETag is noted."""
     document = (PROLOG if prolog else b"") + b" " * spaces + RESULT + end
     ends = sorted({0, len(document), *(min(cut, len(document)) for cut in cuts)})
-    read = Read([document[start:stop] for start, stop in pairwise(ends)])
-    assert read.whole == document
-    assert read.buffer.noted == [('"abc"', True)]
-    assert all(b"<CopyObjectResult" not in piece for piece, noted in read.got if not noted)
+    told = Told([document[start:stop] for start, stop in pairwise(ends)])
+    asyncio.run(told.read())
+    assert told.whole.endswith(RESULT + end)
+    assert told.noted == [KNOWN]
+    assert all(noted == 1 for _, noted in told.got)
 
 
-def test_white_space_is_not_held_back() -> None:
-    """The client gets each piece of it before the next is waited for, however much comes."""
-    read = Read([PROLOG, *([b" " * 1024] * 100), RESULT])
-    assert read.waited_for == list(range(102))
-    assert read.buffer.noted == [('"abc"', True)]
+def test_one_that_takes_long_keeps_its_client_waiting() -> None:
+    """With the origin's headers, white space in every ten seconds, and one prolog, whichever the origin's is."""
+    told = Told([PROLOG, *([b" "] * 10), RESULT], seconds=QUIET_SECONDS)
+    answer = asyncio.run(told.read())
+    assert dict(answer.headers) == {"x-amz-version-id": "7"}
+    assert told.whole.count(b"<?xml") == 1
+    assert told.whole.startswith(b"<?xml")
+    assert told.whole.endswith(RESULT)
+    assert len(told.got) > 10
+    assert all(noted == 0 for _, noted in told.got[:-1])
+    assert told.noted == [KNOWN]
 
 
-def test_what_is_too_long_is_passed_on_as_it_comes() -> None:
-    """From then on nothing is held back."""
-    pieces = [b"<x>" * (RESULT_SIZE_BYTES_MAX // 3), b"12", b"345", b"6"]
-    read = Read(pieces)
-    assert [len(piece) for piece, _ in read.got] == [RESULT_SIZE_BYTES_MAX + 1, 3, 1]
-    assert read.buffer.noted == [(None, False)]
+def test_what_is_too_long_for_a_result_is_none() -> None:
+    """No more of it is held than a result may take, and the key is unknown."""
+    told = Told([b"<x>" * (RESULT_SIZE_BYTES_MAX // 3), b"12", b"345", b"6"])
+    try:
+        asyncio.run(told.read())
+    except OriginBodyError:
+        assert told.noted == [UNKNOWN]
+    else:
+        raise AssertionError("it was passed on")
 
 
 def test_an_answer_that_is_closed_before_its_end_leaves_the_key_unknown() -> None:
-    """Never begun, or left in the middle: the origin may have done it."""
-    for until in (0, 1):
-        assert Read([b" ", RESULT], until=until).buffer.noted == [(None, False)]
-    assert Read([b" ", RESULT], until=2).buffer.noted == [('"abc"', True)]
+    """The origin may have done it."""
+
+    async def scenario(told: Told) -> None:
+        await (await told.answer()).aclose()
+        assert told.noted == [UNKNOWN]
+
+    asyncio.run(scenario(Told([b" ", RESULT], seconds=10 * QUIET_SECONDS)))

@@ -13,7 +13,7 @@ from gateway.errors import BufferUnavailable, ForebayError, OriginAnswered, Outc
 from gateway.operations.absorbing.through import QUIET_SECONDS, with_retries
 from gateway.operations.context import Response
 from gateway.s3.error_codes import s3_error
-from gateway.s3.xml_writer import document, element
+from gateway.s3.xml_writer import PROLOG, document, element
 from tests.support.manual_clock import ManualClock
 
 RESULT = document("CompleteMultipartUploadResult", element("ETag", '"e-2"'))
@@ -57,9 +57,10 @@ def test_a_quick_answer_is_given_as_it_is() -> None:
         asyncio.run(answered(QUIET_SECONDS - 1, s3_error("InvalidPart")))
 
 
-def test_a_slow_answer_begins_with_white_space() -> None:
-    """A byte in every ten seconds; the document is well-formed, prolog first."""
-    reply, pieces = asyncio.run(answered(5.5 * QUIET_SECONDS, RESULT))
+@pytest.mark.parametrize("prolog", [PROLOG.encode(), b'<?xml version="1.0"?>', b' <?xml version="1.0"?>\n', b""])
+def test_a_slow_answer_begins_with_white_space(prolog: bytes) -> None:
+    """A byte in every ten seconds; the document is well-formed, prolog first, whichever the origin's is."""
+    reply, pieces = asyncio.run(answered(5.5 * QUIET_SECONDS, prolog + RESULT.removeprefix(PROLOG.encode())))
     assert reply.status == 200
     assert pieces[1:-1] == [b" "] * len(pieces[1:-1])
     assert len(pieces) >= 5
