@@ -24,6 +24,7 @@ from gateway.writeback.bounds.exposure import Exposure
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.desk.deciding import Decider
 from gateway.writeback.desk.desk import WritebackDesk
+from gateway.writeback.desk.monitor import PendingMonitor
 from gateway.writeback.desk.overview import Overview
 from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.flushing.reconciler import Reconciler, SlotOrder, Tools
@@ -105,7 +106,7 @@ class Flushing:
         buffers = {slot.name: slot.buffer_bytes or 0 for slot in around.slots if slot.write == "back"}
         self.desk = WritebackDesk(overview, buffer.journal, self.reconciler, Decider(tools), buffers, around.clock)
         self._log = around.log
-        self._gauge = around.counters.not_flushed
+        self._monitor = PendingMonitor(overview, buffers, around.clock, around.counters)
 
     async def run(self) -> None:
         """For ever. What is under way when this is cancelled is found out by the next one."""
@@ -114,7 +115,7 @@ class Flushing:
             group.create_task(self._log.run())
             group.create_task(self._exposure.run())
             group.create_task(self._keep_ballast())
-            group.create_task(self.desk.watch(self._gauge))
+            group.create_task(self._monitor.run())
 
     async def _keep_ballast(self) -> None:
         while True:

@@ -57,11 +57,16 @@ from gateway.metrics import (
     WRITEBACK_FLUSH_FAILURES,
     WRITEBACK_FLUSHED_BYTES,
     WRITEBACK_FLUSHED_OBJECTS,
+    WRITEBACK_JOURNAL_BYTES,
     WRITEBACK_NOT_FLUSHED,
     WRITEBACK_OLDEST_SECONDS,
+    WRITEBACK_OPEN_UPLOAD_BYTES,
+    WRITEBACK_OPEN_UPLOAD_IDLE,
+    WRITEBACK_OPEN_UPLOADS,
     WRITEBACK_PACED_SECONDS,
     WRITEBACK_PENDING_BYTES,
     WRITEBACK_PENDING_OBJECTS,
+    WRITEBACK_REMEMBERED,
     WRITEBACK_SLOWED_DOWN,
     WRITEBACK_THROUGH,
     WRITEBACK_USED_BYTES,
@@ -236,7 +241,7 @@ class SlotExposure(Protocol):
 
 class WritebackMetrics:
     """Counts what becomes of acknowledged writes (the methods of `writeback.flush_logger.FlushCounters`,
-    `writeback.bounds.BoundsObserver` and `writeback.exposure.ExposureObserver`)."""
+    `writeback.bounds.BoundsObserver`, `writeback.exposure.ExposureObserver`, `writeback.monitor.PendingObserver`)."""
 
     def flushed(self, slot: str, size_bytes: int) -> None:
         WRITEBACK_FLUSHED_OBJECTS.add(1, slot)
@@ -270,6 +275,16 @@ class WritebackMetrics:
     def not_flushed(self, slot: str, state: str, objects: int) -> None:
         """How many do not get to the origin now."""
         WRITEBACK_NOT_FLUSHED.set(objects, slot, state)
+
+    def uploads_open(self, slot: str, uploads: int, size_bytes: int, idle_seconds: float) -> None:
+        WRITEBACK_OPEN_UPLOADS.set(uploads, slot)
+        WRITEBACK_OPEN_UPLOAD_BYTES.set(size_bytes, slot)
+        WRITEBACK_OPEN_UPLOAD_IDLE.set(idle_seconds, slot)
+
+    def journal_holds(self, ended_uploads: int, own_writes: int, size_bytes: int) -> None:
+        WRITEBACK_REMEMBERED.set(ended_uploads, "ended-upload")
+        WRITEBACK_REMEMBERED.set(own_writes, "own-write")
+        WRITEBACK_JOURNAL_BYTES.set(size_bytes)
 
 
 class SmallAnswerMetrics:

@@ -292,6 +292,43 @@ WRITEBACK_NOT_FLUSHED = Gauge(
     "is gone, expired credentials, no answer), conflict (others have changed the object: forebay writeback resolve) or "
     "damaged. forebay writeback list --problems names them.",
 )
+WRITEBACK_OPEN_UPLOADS = Gauge(
+    "forebay_writeback_open_uploads",
+    "uploads",
+    ("slot",),
+    "Multipart uploads that were begun here, and are neither completed nor aborted: forebay writeback list --uploads.",
+    latest=True,
+)
+WRITEBACK_OPEN_UPLOAD_BYTES = Gauge(
+    "forebay_writeback_open_upload_bytes",
+    "bytes",
+    ("slot",),
+    "What the parts of open uploads take of the buffer. They are no objects yet, and cannot be flushed.",
+    latest=True,
+)
+WRITEBACK_OPEN_UPLOAD_IDLE = Gauge(
+    "forebay_writeback_open_upload_idle_seconds",
+    "seconds",
+    ("slot",),
+    "Since the last part of the open upload that was left alone longest (of the 10,000 begun first); 0: there is none. "
+    "At the slot's upload_expiry it is aborted.",
+    latest=True,
+)
+WRITEBACK_REMEMBERED = Gauge(
+    "forebay_writeback_remembered_rows",
+    "rows",
+    ("kind",),
+    "What the journal remembers of what is over; 50,000 of each kind at most. kind: ended-upload (answers a repeated "
+    "CompleteMultipartUpload for a day) or own-write (what this gateway has last put under a key at the origin).",
+    latest=True,
+)
+WRITEBACK_JOURNAL_BYTES = Gauge(
+    "forebay_writeback_journal_bytes",
+    "bytes",
+    (),
+    "The size of the write-back journal and its log on the disk. The file does not shrink: room in it is used again.",
+    latest=True,
+)
 
 SNAPSHOT_REFUSALS = Counter(
     "forebay_snapshot_refusals_total",

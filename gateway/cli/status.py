@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from gateway.control.words import counted, origin_text, size_text, wrong_with
+from gateway.control.words import bucket_text, counted, open_uploads_text, origin_text, size_text, wrong_with
 
 DISK_STATES = {
     "full": "full; what is cached is served, nothing is added",
@@ -66,7 +66,7 @@ def _show_writeback(console: Console, pending: dict[str, Any]) -> None:
             age_seconds = max(0.0, time.time() - slot["oldest_acknowledged_at"])
             text += f", the oldest for {timedelta(seconds=round(age_seconds))}"
         if slot["open_uploads"]:
-            text += f"; {counted(slot['open_uploads'], 'open upload')}"
+            text += f"; {open_uploads_text(slot)}"
         if slot["buffer_bytes"] is not None:
             text += f"; {size_text(slot['staged_bytes'])} of {size_text(slot['buffer_bytes'])} of its buffer in use"
         console.print(text, soft_wrap=True, highlight=False, markup=False)
@@ -75,6 +75,8 @@ def _show_writeback(console: Console, pending: dict[str, Any]) -> None:
             reason = f" ({slot['reason']})" if slot["reason"] else ""
             text = f"{slot['slot']}: {', '.join(wrong)}{reason}: forebay writeback list --problems"
             console.print(text, style="bold red", soft_wrap=True, highlight=False, markup=False)
+    for bucket in pending["buckets"]:
+        console.print(bucket_text(bucket), soft_wrap=True, highlight=False, markup=False)
 
 
 def _index(index: dict[str, Any]) -> str:

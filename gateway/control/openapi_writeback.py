@@ -11,6 +11,7 @@ _SUMS = {
     "bytes": {"type": "integer", "description": "of these objects"},
     "oldest_acknowledged_at": _TIME,
     "open_uploads": {"type": "integer"},
+    "open_upload_bytes": {"type": "integer", "description": "what parts of open uploads take here"},
     "conflicts": {"type": "integer", "description": "others have changed the object at the origin"},
     "damaged": {"type": "integer"},
     "failing": {"type": "integer", "description": "tried again and again"},
@@ -23,6 +24,7 @@ _SLOT = {
         "buffer_bytes": {"type": ["integer", "null"], "description": "null: it does not write back any more"},
         "staged_bytes": _STAGED,
         **_SUMS,
+        "oldest_upload_touched_at": {**_TIME, "description": "the last part of the one left alone longest"},
         "reason": {"type": ["string", "null"], "description": "why the last of its flushes failed that do"},
     },
 }
@@ -94,7 +96,6 @@ _PROGRESS = {
         "through": {"type": "integer", "description": "what was acknowledged later does not count"},
         **_SUMS,
         "bytes_sent": {"type": "integer"},
-        "open_upload_bytes": {"type": "integer", "description": "what parts of open uploads take here"},
         "stuck": {"type": "integer", "description": "conflicts, damaged objects, and what waits behind these"},
         "held_up": {"type": "integer", "description": "what is stuck, what fails, and what waits behind these"},
         "longest_attempt_seconds": {

@@ -44,6 +44,20 @@ def wrong_with(slot: Mapping[str, Any]) -> list[str]:
     return [text for name, text in told.items() if slot[name]]
 
 
+def open_uploads_text(slot: Mapping[str, Any]) -> str:
+    """`2 open uploads, 1.0 GiB, one without a part for 0:12:05`: of a slot's figures."""
+    text = f"{counted(slot['open_uploads'], 'open upload')}, {size_text(slot['open_upload_bytes'])}"
+    touched_at = slot["oldest_upload_touched_at"]
+    return text if touched_at is None else f"{text}, one without a part for {age_text(touched_at)}"
+
+
+def bucket_text(bucket: Mapping[str, Any]) -> str:
+    """`bucket b: ETags are MD5s; conditions on put: yes, complete: yes, delete: ignored`."""
+    etags = "ETags are MD5s" if bucket["md5_etags"] else "ETags are no MD5s: nothing is written back"
+    conditions = ", ".join(f"{kind}: {honoured}" for kind, honoured in bucket["conditions"].items())
+    return f"bucket {bucket['bucket']}: {etags}; conditions on {conditions}"
+
+
 def origin_text(origin: dict[str, Any]) -> str:
     """How the origin is, in words: of the part `origin` of the status document."""
     if origin["problem"] is None:

@@ -18,10 +18,19 @@ WELL = {
     "bytes": 3 * 2**30,
     "oldest_acknowledged_at": None,
     "open_uploads": 0,
+    "open_upload_bytes": 0,
+    "oldest_upload_touched_at": None,
     "conflicts": 0,
     "damaged": 0,
     "failing": 0,
     "reason": None,
+}
+
+
+BUCKET = {
+    "bucket": "b",
+    "md5_etags": True,
+    "conditions": {"put": "yes", "complete": "refused", "delete": "ignored"},
 }
 
 
@@ -34,7 +43,7 @@ def status_of(slots: list[dict[str, Any]] | None) -> dict[str, Any]:
         "origin": {"endpoint_url": "o", "reachable": True, "problem": None},
         "cache": cache | {"disk": {"state": "well"}},
         **{name: [] for name in ("pins", "frozen", "slots", "indexes")},
-        "writeback": None if slots is None else {"slots": slots},
+        "writeback": None if slots is None else {"slots": slots, "buckets": [BUCKET, BUCKET | {"md5_etags": False}]},
     }
 
 
@@ -43,7 +52,10 @@ def status_of(slots: list[dict[str, Any]] | None) -> dict[str, Any]:
     [
         ({}, "not at the origin yet, checkpoints: 12 objects, 3.0 GiB\n"),
         ({"buffer_bytes": 2**40}, "3.0 GiB; 4.0 GiB of 1.0 TiB of its buffer in use\n"),
-        ({"open_uploads": 2}, "not at the origin yet, checkpoints: 12 objects, 3.0 GiB; 2 open uploads\n"),
+        (
+            {"open_uploads": 2, "open_upload_bytes": 2**20},
+            "not at the origin yet, checkpoints: 12 objects, 3.0 GiB; 2 open uploads, 1.0 MiB\n",
+        ),
         ({"objects": 0, "bytes": 0}, "not at the origin yet, checkpoints: nothing\n"),
         (
             {"conflicts": 1, "failing": 2, "reason": "AccessDenied"},
@@ -64,6 +76,22 @@ def test_status_says_how_old_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     """In the terms of who waits for it."""
     show_status(status_of([WELL | {"oldest_acknowledged_at": time.time() - 3600}]))
     assert "the oldest for 1:00:0" in capsys.readouterr().out
+
+
+def test_status_says_how_long_an_upload_was_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Somebody may have forgotten it."""
+    touched_at = time.time() - 7200
+    show_status(status_of([WELL | {"open_uploads": 1, "oldest_upload_touched_at": touched_at}]))
+    assert "; 1 open upload, 0 B, one without a part for 2:00:0" in capsys.readouterr().out
+
+
+def test_status_says_what_is_known_of_buckets(capsys: pytest.CaptureFixture[str]) -> None:
+    """What they make of conditions, and whether anything is written back to them."""
+    show_status(status_of([WELL]))
+    lines = capsys.readouterr().out.splitlines()
+    conditions = "; conditions on put: yes, complete: refused, delete: ignored"
+    assert f"bucket b: ETags are MD5s{conditions}" in lines
+    assert f"bucket b: ETags are no MD5s: nothing is written back{conditions}" in lines
 
 
 def test_the_page_shows_it_too() -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from itertools import product
 from typing import Any
 
 import structlog
 
 from gateway.clock import Clock
-from gateway.errors import BufferUnavailable, NothingPending
+from gateway.errors import NothingPending
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.desk.deciding import Decider, decision_of
@@ -35,13 +33,6 @@ PROBLEMS_SHOWN = 20
 
 REMEMBERED_SECONDS = 2.0
 """So long figures of all slots are given again: they cost a look at every row."""
-
-WATCH_SECONDS = 10.0
-
-STATES = ("conflict", "damaged", "failing")
-
-Gauge = Callable[[str, str, int], None]
-"""Told how many objects of a slot are in one of these states."""
 
 
 class WritebackDesk:
@@ -148,17 +139,6 @@ class WritebackDesk:
         await self._journal.change(lambda book: book.try_now(prefix.bucket, prefix.key_prefix, now))
         self._reconciler.hurry(prefix)
 
-    async def watch(self, gauge: Gauge) -> None:
-        """For ever: tell how many objects do not get to the origin."""
-        told = set(self._buffers)
-        while True:
-            with suppress(BufferUnavailable):  # whoever writes to the journal learns of it
-                counts = await self._overview.problems_by_slot()
-                told |= counts.keys()
-                for slot, (number, state) in product(told, enumerate(STATES)):
-                    gauge(slot, state, counts.get(slot, (0, 0, 0))[number])
-            await self._clock.sleep(WATCH_SECONDS)
-
     async def _summed(self) -> dict[str, Any]:
         return summary_document(await self._overview.slots(), self._buffers, await self._overview.conditions())
 
@@ -201,7 +181,7 @@ def summary_document(
     """Of all slots that write back or have something here, and all of them together; and what is known of buckets."""
     names = sorted({*buffers, *(name for name, one in slots.items() if one != SlotFigures())})
     documents = [slot_document(name, slots.get(name, SlotFigures()), buffers.get(name)) for name in names]
-    sums = ("objects", "bytes", "staged_bytes", "open_uploads", "conflicts", "damaged", "failing")
+    sums = ("objects", "bytes", "staged_bytes", "open_uploads", "open_upload_bytes", "conflicts", "damaged", "failing")
     oldest = [one["oldest_acknowledged_at"] for one in documents if one["oldest_acknowledged_at"] is not None]
     return {
         **{name: sum(one[name] for one in documents) for name in sums},

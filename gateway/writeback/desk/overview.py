@@ -6,22 +6,28 @@ asked for often; pages cost what they show.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gateway.clock import Moment
 from gateway.errors import BufferDamaged, BufferUnavailable
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.journal import codec
 from gateway.writeback.journal.records import Priority, Profile, State, Turn, Write
-from gateway.writeback.journal.rows import text
+from gateway.writeback.journal.rows import Rows, text
 from gateway.writeback.journal.schema import connect_reading
 from gateway.writeback.threads import BufferThreads
 
 R = TypeVar("R")
+
+TOUCHED_MAX = 10_000
+"""Their rows are read whole: some 20 ms for a thousand."""
 
 _PENDING = "pending = 1 AND sequence IS NOT NULL"
 _OPEN = "upload_id IS NOT NULL AND pending = 0 AND state < 3"
@@ -81,6 +87,16 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
+class UploadFigures:
+    """Of the open uploads of a slot, whose parts take `size_bytes` here. `touched` is when the client of the one that
+    was left alone longest has last done something about it; of the first `TOUCHED_MAX` that were begun."""
+
+    uploads: int = 0
+    size_bytes: int = 0
+    touched: Moment | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SlotFigures:
     """Of what is pending in a slot; `oldest_at` in seconds since 1970, None: nothing is, or it cannot be read."""
 
@@ -92,9 +108,18 @@ class SlotFigures:
     reason: str | None = None
     """Why the last of its flushes failed that do."""
     oldest_at: float | None = None
-    uploads: int = 0
+    uploads: UploadFigures = UploadFigures()
     staged_bytes: int = 0
     """What its files take, those of open uploads too."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFigures:
+    """What is remembered of what is over, which is bounded, and the size of the journal's files."""
+
+    ended_uploads: int
+    own_writes: int
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +181,26 @@ class Overview:
         found = await self._look(lambda rows: rows.execute(counted).fetchall())
         return {slot: (conflicts, damaged, failing) for slot, conflicts, damaged, failing in found}
 
+    async def uploads_by_slot(self) -> Mapping[str, UploadFigures]:
+        """Of the slots that have open uploads."""
+        return await self._look(_uploads_by_slot)
+
+    async def journal(self) -> JournalFigures:
+        """What of it is not about anything pending, and its size."""
+
+        def look(rows: sqlite3.Connection) -> JournalFigures:
+            ended = _one(rows, "SELECT count(*) FROM writes WHERE state = 5")
+            return JournalFigures(ended, Rows(rows).own_doings(), self._size_bytes())
+
+        return await self._look(look)
+
+    def _size_bytes(self) -> int:
+        sizes = 0
+        for path in (self._path, f"{self._path}-wal"):
+            with suppress(FileNotFoundError):  # the log goes with the last process that has the journal open
+                sizes += os.stat(path).st_size
+        return sizes
+
     async def page(self, prefix: Prefix, after: tuple[str, str, int], count: int) -> Sequence[Shown]:
         """What is pending under a prefix in the order of bucket, key and sequence, behind such a place."""
         where = _where_behind(prefix, "sequence", after, -1)
@@ -198,12 +243,7 @@ class Overview:
 
     async def conditions(self) -> Sequence[tuple[str, Profile]]:
         """What is known of each bucket."""
-
-        def look(rows: sqlite3.Connection) -> list[tuple[str, Profile]]:
-            found = rows.execute("SELECT bucket, record FROM profiles ORDER BY bucket").fetchall()
-            return [(bucket, codec.unpack_profile(bucket, record)) for bucket, record in found]
-
-        return await self._look(look)
+        return await self._look(lambda rows: Rows(rows).profiles())
 
     async def _look(self, at: Callable[[sqlite3.Connection], R]) -> R:
         return await self._thread.run(self._looked, at)
@@ -284,7 +324,7 @@ def _slots(rows: sqlite3.Connection) -> dict[str, SlotFigures]:
         f"WHERE {_PENDING} GROUP BY slot"
     )
     last = f"SELECT slot, last_error, max(due_at) FROM writes WHERE {_PENDING} AND attempts > 0 GROUP BY slot"
-    uploads = dict(rows.execute(f"SELECT slot, count(*) FROM writes WHERE {_OPEN} GROUP BY slot").fetchall())
+    uploads = _uploads_by_slot(rows)
     staged = dict(rows.execute("SELECT slot, staged_bytes FROM usage").fetchall())
     reasons = {slot: reason for slot, reason, _ in rows.execute(last).fetchall()}
     sums_of = {slot: of for slot, *of in rows.execute(sums).fetchall()}
@@ -299,10 +339,27 @@ def _slots(rows: sqlite3.Connection) -> dict[str, SlotFigures]:
             failing,
             reasons.get(slot),
             _acknowledged_at(rows, first),
-            uploads.get(slot, 0),
+            uploads.get(slot, UploadFigures()),
             staged.get(slot, 0),
         )
     return found
+
+
+def _uploads_by_slot(rows: sqlite3.Connection) -> dict[str, UploadFigures]:
+    counts = rows.execute(f"SELECT slot, count(*) FROM writes WHERE {_OPEN} GROUP BY slot").fetchall()
+    sizes = dict(
+        rows.execute(
+            "SELECT slot, sum(parts.size_bytes) FROM writes JOIN parts ON write_id = id "
+            f"WHERE {_OPEN} AND file <> '' GROUP BY slot"
+        ).fetchall()
+    )
+    touched: dict[str, Moment] = {}
+    found = rows.execute(f"SELECT id, slot, record FROM writes WHERE {_OPEN} ORDER BY id LIMIT ?", (TOUCHED_MAX,))
+    for write_id, slot, record in found:
+        with suppress(BufferDamaged):  # the reconciler tells
+            at = codec.unpack_write(write_id, record).touched_then
+            touched[slot] = min(at, touched.get(slot, at), key=lambda one: one.at)
+    return {slot: UploadFigures(count, sizes.get(slot, 0), touched.get(slot)) for slot, count in counts}
 
 
 def _acknowledged_at(rows: sqlite3.Connection, sequence: int | None) -> float | None:

@@ -1,0 +1,64 @@
+"""What is pending, what is open and what is remembered, as metrics: looked at every ten seconds, or less often where
+that takes long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Protocol
+
+from gateway.clock import Clock, Moment
+from gateway.errors import BufferUnavailable
+from gateway.writeback.desk.overview import Overview, UploadFigures
+
+LOOK_SECONDS = 10.0
+
+STATES = ("conflict", "damaged", "failing")
+
+_SHARE = 50.0
+"""A look may take this part of the time: it reads a row of each open upload, and of each of its parts."""
+
+
+class PendingObserver(Protocol):
+    """For metrics."""
+
+    def not_flushed(self, slot: str, state: str, objects: int) -> None:
+        """So many objects of a slot are in one of `STATES`."""
+
+    def uploads_open(self, slot: str, uploads: int, size_bytes: int, idle_seconds: float) -> None:
+        """So many uploads, and so much of them here; since the last part of the one that was left alone longest."""
+
+    def journal_holds(self, ended_uploads: int, own_writes: int, size_bytes: int) -> None:
+        """What is remembered of what is over, and the size of the journal's files."""
+
+
+class PendingMonitor:
+    """Of one buffer; in the process that flushes it. `slots` are told of also while nothing is pending in them."""
+
+    def __init__(self, overview: Overview, slots: Iterable[str], clock: Clock, observer: PendingObserver) -> None:
+        self._overview = overview
+        self._clock = clock
+        self._observer = observer
+        self._slots = set(slots)
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            began = self._clock.monotonic()
+            with suppress(BufferUnavailable):  # whoever writes to the journal learns of it
+                await self._look()
+            await self._clock.sleep(max(LOOK_SECONDS, _SHARE * (self._clock.monotonic() - began)))
+
+    async def _look(self) -> None:
+        problems = await self._overview.problems_by_slot()
+        uploads = await self._overview.uploads_by_slot()
+        now = Moment.of(self._clock)
+        self._slots |= problems.keys() | uploads.keys()
+        for slot in self._slots:
+            for state, objects in zip(STATES, problems.get(slot, (0, 0, 0)), strict=True):
+                self._observer.not_flushed(slot, state, objects)
+            figures = uploads.get(slot, UploadFigures())
+            idle_seconds = max(0.0, now.since(figures.touched)[0]) if figures.touched is not None else 0.0
+            self._observer.uploads_open(slot, figures.uploads, figures.size_bytes, idle_seconds)
+        journal = await self._overview.journal()
+        self._observer.journal_holds(journal.ended_uploads, journal.own_writes, journal.size_bytes)

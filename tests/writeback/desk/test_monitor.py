@@ -1,0 +1,163 @@
+"""What is pending, open and remembered is told as metrics, as it is, and again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway import metrics
+from gateway.counting import WritebackMetrics
+from gateway.writeback.desk.monitor import LOOK_SECONDS, STATES, PendingMonitor
+from gateway.writeback.desk.overview import Overview
+from gateway.writeback.flushing.state import OTHERS
+from gateway.writeback.journal.records import Priority, Turn
+from tests.support.writeback import key, part
+from tests.support.writeback_office import Office
+
+
+class Monitored:
+    """A buffer whose monitor runs; what it has told last."""
+
+    def __init__(self, path: Path) -> None:
+        self.office = Office(path)
+        self.problems: dict[tuple[str, str], int] = {}
+        self.uploads: dict[str, tuple[int, int, float]] = {}
+        self.journal: tuple[int, int, int] | None = None
+        self._overview = Overview(path / "seen")
+        self._path = path
+        monitor = PendingMonitor(self._overview, ["slot"], self.office.buffer.clock, self)
+        self._running = asyncio.create_task(monitor.run())
+
+    def not_flushed(self, slot: str, state: str, objects: int) -> None:
+        self.problems[slot, state] = objects
+
+    def uploads_open(self, slot: str, uploads: int, size_bytes: int, idle_seconds: float) -> None:
+        self.told_at = self.office.buffer.clock.now()
+        self.uploads[slot] = uploads, size_bytes, idle_seconds
+
+    def journal_holds(self, ended_uploads: int, own_writes: int, size_bytes: int) -> None:
+        self.journal = ended_uploads, own_writes, size_bytes
+
+    def let_see(self) -> None:
+        """From now on the journal can be read."""
+        (self._path / "seen").symlink_to(self._path)
+
+    async def looked(self) -> None:
+        """It has looked anew: not only ended a look that was under way."""
+        async with asyncio.timeout(60):
+            for _ in range(2):
+                self.journal = None
+                while self.journal is None:
+                    await self.office.buffer.clock.advance(LOOK_SECONDS)
+                    await self.office.buffer.still()
+
+    async def close(self) -> None:
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+        await self.office.close()
+        self._overview.close()
+
+
+def test_what_does_not_get_to_the_origin_is_counted_by_state(tmp_path: Path) -> None:
+    """And is told to be gone when it is."""
+
+    async def run() -> None:
+        one = Monitored(tmp_path)
+        journal = one.office.buffer.journal
+        try:
+            stored = [await one.office.buffer.put(key(f"{number}"), b"x") for number in range(7)]
+            failed = Turn(0.0, 2, 50.0, "why", Priority.RETRY)
+            for write in stored[:4]:
+                await journal.change(lambda book, write=write: book.keep(write.id, OTHERS))  # type: ignore[misc]
+            for write in stored[4:6]:
+                await journal.change(lambda book, write=write: book.wait(write.id, book.turn(write.id), failed))  # type: ignore[misc]
+            await journal.change(lambda book: book.set_aside(stored[3].id, "how"))
+            one.let_see()
+            await one.looked()
+            for write in stored:
+                await journal.change(lambda book, write=write: book.settle(write.id, write.etag, 1.0))  # type: ignore[misc]
+            before = dict(one.problems)
+            await one.looked()
+            assert one.problems == {("slot", state): 0 for state in STATES}
+            assert before == {("slot", "conflict"): 4, ("slot", "damaged"): 1, ("slot", "failing"): 2}
+        finally:
+            await one.close()
+
+    asyncio.run(run())
+
+
+def test_a_journal_that_cannot_be_read_ends_nothing(tmp_path: Path) -> None:
+    """It is looked at again, and seen when it is there."""
+
+    async def run() -> None:
+        one = Monitored(tmp_path)
+        try:
+            await one.office.buffer.clock.advance(3 * LOOK_SECONDS)
+            assert one.problems == {}
+            one.let_see()
+            await one.looked()
+            assert set(one.problems) == {("slot", state) for state in STATES}
+        finally:
+            await one.close()
+
+    asyncio.run(run())
+
+
+def test_open_uploads_are_told_with_what_they_take_and_how_long_nobody_has_gone_on(tmp_path: Path) -> None:
+    """Of the one that was left alone longest; a damaged row hides none of the others."""
+
+    async def run() -> None:
+        one = Monitored(tmp_path)
+        buffer = one.office.buffer
+        try:
+            one.let_see()
+            await one.looked()
+            assert one.uploads == {"slot": (0, 0, 0.0)}
+            began_at = buffer.clock.now()
+            for upload_id in ("u1", "u2", "u3"):
+                await one.office.open_upload("k", upload_id)
+            with sqlite3.connect(tmp_path / "journal") as other:
+                other.execute("UPDATE writes SET record = zeroblob(60) WHERE upload_id = 'u1'")
+            other.close()
+            await buffer.clock.advance(1000.0)
+            stored = replace(part(1, "p"), file=buffer.stage(b"bytes"))
+            now = buffer.clock.now()
+            await buffer.journal.change(lambda book: book.put_part("u2", stored, now))
+            await one.looked()
+            uploads, size_bytes, idle_seconds = one.uploads["slot"]
+            assert (uploads, size_bytes) == (3, 5)
+            assert idle_seconds == pytest.approx(one.told_at - began_at)
+            assert one.told_at - began_at >= 1000.0
+            await one.office.desk.abort(["u1", "u2", "u3"])
+            await one.looked()
+            assert one.uploads == {"slot": (0, 0, 0.0)}
+            assert one.journal is not None
+            ended, own_writes, journal_bytes = one.journal
+            assert (ended, own_writes) == (2, 0)  # of the damaged one nothing is left to remember
+            assert journal_bytes >= (tmp_path / "journal").stat().st_size > 0
+            await buffer.put(key("k"), b"x")
+            one.office.start()
+            await buffer.flushed()
+            await one.looked()
+            assert one.journal[:2] == (2, 1)
+        finally:
+            await one.close()
+
+    asyncio.run(run())
+
+
+def test_what_is_told_is_a_metric() -> None:
+    """By slot; what is remembered by its kind."""
+    told = WritebackMetrics()
+    told.uploads_open("a", 2, 3000, 7.5)
+    told.journal_holds(4, 5, 6000)
+    assert metrics.WRITEBACK_OPEN_UPLOADS.value("a") == 2
+    assert metrics.WRITEBACK_OPEN_UPLOAD_BYTES.value("a") == 3000
+    assert metrics.WRITEBACK_OPEN_UPLOAD_IDLE.value("a") == 7.5
+    assert metrics.WRITEBACK_REMEMBERED.value("ended-upload") == 4
+    assert metrics.WRITEBACK_REMEMBERED.value("own-write") == 5
+    assert metrics.WRITEBACK_JOURNAL_BYTES.value() == 6000
