@@ -55,19 +55,22 @@ _WITHOUT_BODY = frozenset({204, 304})
 """RFC 9110, 6.4.1: their answers end with the head, whatever Content-Length says."""
 
 
-async def forward(context: RequestContext, *, cache: CacheLabel = "forwarded") -> Response:
-    """Send the client's request on and stream the answer back, whatever its status."""
-    payload = await receive_payload(context)
+async def forward(
+    context: RequestContext, *, cache: CacheLabel = "forwarded", payload: Payload | None = None
+) -> Response:
+    """Send the client's request on and stream the answer back, whatever its status. `payload`: where it was received
+    already."""
+    payload = payload or await receive_payload(context)
     response = await context.services.origin.send(onward_request(context, payload))
     return streamed_reply(response, head_only=context.request.method == "HEAD", cache=cache)
 
 
-async def forward_write(context: RequestContext) -> Response:
-    """Forward a request that changes an object, and forget what is known of it.
+async def forward_write(context: RequestContext, payload: Payload | None = None) -> Response:
+    """Forward a request that changes an object, and forget what is known of it. `payload` as in `forward`.
 
     The origin has answered when catalog and cache are told, so a reader that starts after the client's 200 sees it.
     """
-    reply = await with_invalidation(changed_by(context), forward(context))
+    reply = await with_invalidation(changed_by(context), forward(context, payload=payload))
     if context.request.bucket is not None and context.request.key is not None:
         await context.services.blocks.invalidate(context.object_key)
     return reply

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from gateway.operations.context import RequestContext, Sink
@@ -155,10 +156,14 @@ def check_rate(received_bytes: int, seconds: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A body for the origin, and the headers that come with it."""
+    """A body for the origin, and the headers that come with it.
+
+    `md5`, where it was asked for: the digest of the data, once the body has been sent.
+    """
 
     body: bytes | StreamedBody = b""
     headers: dict[str, str] = field(default_factory=dict)
+    md5: Callable[[], bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,19 +185,20 @@ def announced_bytes(context: RequestContext) -> int:
     return length_bytes if length_bytes is not None and length_bytes <= PUT_SIZE_BYTES_MAX else 0
 
 
-async def receive_payload(context: RequestContext) -> Payload:
+async def receive_payload(context: RequestContext, *, with_md5: bool = False) -> Payload:
     """The request's body, ready to be sent on: verified whole when it is small, else verified as it streams."""
-    incoming = _incoming(context)
-    length_bytes = incoming.length_bytes
+    incoming = IncomingBody(context.request, context.seed, context.body.length_bytes, also=("md5",) if with_md5 else ())
+    length_bytes, md5 = incoming.length_bytes, partial(incoming.digest, "md5") if with_md5 else None
     if length_bytes is not None and length_bytes > BUFFERED_SIZE_BYTES_MAX:
-        return Payload(_streamed(context, incoming, length_bytes))
+        return Payload(_streamed(context, incoming, length_bytes), md5=md5)
     document = await _collect(context, incoming, BUFFERED_SIZE_BYTES_MAX)
-    return Payload(document, {name: value for name, value in incoming.trailers.items() if is_checksum(name)})
+    return Payload(document, {name: value for name, value in incoming.trailers.items() if is_checksum(name)}, md5)
 
 
 async def receive_document(context: RequestContext, size_bytes_max: int) -> bytes:
     """The whole body of an XML request, verified; MaxMessageLengthExceeded when it is longer than allowed."""
-    return await _collect(context, _incoming(context), size_bytes_max)
+    incoming = IncomingBody(context.request, context.seed, context.body.length_bytes)
+    return await _collect(context, incoming, size_bytes_max)
 
 
 async def in_steps(steps: Steps[T]) -> T:
@@ -224,10 +230,6 @@ async def receive_verified(context: RequestContext, sink: Sink) -> Received:
     await context.body.receive(decode)
     checksums = incoming.finish()
     return Received(length_bytes, incoming.digest("md5"), checksums)
-
-
-def _incoming(context: RequestContext) -> IncomingBody:
-    return IncomingBody(context.request, context.seed, context.body.length_bytes)
 
 
 def _streamed(context: RequestContext, incoming: IncomingBody, length_bytes: int) -> StreamedBody:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, OriginAnswered, OriginUnreachable
@@ -22,6 +22,7 @@ from gateway.operations.absorbing.objects import (
     makes_md5_etags,
     may_begin_without_origin,
     names_encryption,
+    tells_encryption,
     why_of_bucket,
 )
 from gateway.operations.absorbing.through import goes_through
@@ -49,7 +50,8 @@ _DOWN = frozenset({500, 502, 503, 504})
 class _Answer:
     """The origin's to Create, and what it has under the key. No `origin_upload_id`: it has begun nothing.
 
-    `profile` is that of the bucket, or, where `is_of_bucket` is false, of this upload alone.
+    `profile` is that of the bucket, or, where `is_of_bucket` is false, of this upload alone. Without `tells_etags` it
+    guesses that ETags are MD5s.
     """
 
     status: int
@@ -58,12 +60,18 @@ class _Answer:
     origin_upload_id: str | None
     profile: Profile
     is_of_bucket: bool
+    tells_etags: bool
     base: Base
 
     def learn(self, book: Book, bucket: str) -> None:
         """What it says of the bucket."""
-        if self.origin_upload_id is not None and self.is_of_bucket:
+        if self.origin_upload_id is None or not self.is_of_bucket:
+            return
+        known = book.profile(bucket)
+        if known is None or known.md5_etags or self.tells_etags:
             book.learn(bucket, self.profile)
+        else:
+            book.learn(bucket, replace(known, may_look=self.profile.may_look))
 
     def forwarded(self) -> Response:
         return Response(self.status, self.headers, self.body, "forwarded")
@@ -145,7 +153,8 @@ async def _ask(context: RequestContext) -> _Answer:
     md5_etags = makes_md5_etags({**asked, **response.headers})
     profile = Profile(md5_etags, may_look, context.services.clock.now())
     is_of_bucket = not names_encryption(asked) and (base.known or not may_look)
-    return _Answer(response.status, headers, body, origin_upload_id, profile, is_of_bucket, base)
+    tells_etags = tells_encryption(response.headers)
+    return _Answer(response.status, headers, body, origin_upload_id, profile, is_of_bucket, tells_etags, base)
 
 
 def _upload(context: RequestContext, buffer: WritebackBuffer, base: Base, origin_upload_id: str | None) -> Write:

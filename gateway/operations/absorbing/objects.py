@@ -20,10 +20,11 @@ from gateway.operations.absorbing.bodies import paced, room_for_body, stage_body
 from gateway.operations.absorbing.through import Reason, goes_through, written_through
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import forward_write
+from gateway.operations.payload import receive_payload
 from gateway.operations.read_object import judged_by_the_origin
 from gateway.s3.checksums import ALGORITHMS, PREFIX
 from gateway.s3.error_codes import s3_error
-from gateway.s3.headers import etag_matches, filter_request_headers, sendable
+from gateway.s3.headers import etag_matches, filter_request_headers, sendable, unquote
 from gateway.s3.requests import S3Request
 from gateway.writeback.bounds.bounds import Bound
 from gateway.writeback.journal.records import Fixed, Profile, Write
@@ -95,13 +96,18 @@ async def _through_and_learn(context: RequestContext, buffer: WritebackBuffer, r
     Where the origin does not say the latter, the next write asks again.
     """
     async with aclosing(BaseQuestion(context)) as question:
-        reply = await _through(context, buffer, reason)
+        goes_through(context, reason)
+        await FlushWait(context, buffer).for_turn()
+        payload = await receive_payload(context, with_md5=True)
+        reply = await written_through(context, buffer, forward_write(context, payload))
         try:
             may_look, is_certain = True, (await question.answer()).known
         except OriginAnswered:
             may_look, is_certain = False, True
     if reply.status == 200 and is_certain:
-        profile = Profile(makes_md5_etags(dict(reply.headers)), may_look, context.services.clock.now())
+        headers = dict(reply.headers)
+        is_md5 = payload.md5 is not None and unquote(headers.get("etag", "")) == payload.md5().hex()
+        profile = Profile(is_md5 and makes_md5_etags(headers), may_look, context.services.clock.now())
         with suppress(BufferUnavailable):  # the origin has the object: then the next write tells of the bucket
             await buffer.journal.change(lambda book: book.learn(context.object_key.bucket, profile))
     return reply
@@ -212,6 +218,11 @@ def may_begin_without_origin(request: S3Request) -> bool:
     return all(_may_be_replayed(name, value) for name, value in request.headers.items())
 
 
+def tells_encryption(answer: Mapping[str, str]) -> bool:
+    """Whether the answer to a write says how its bucket encrypts, as S3's does; those of others' may not."""
+    return _ENCRYPTION in answer
+
+
 def names_encryption(headers: Mapping[str, str]) -> bool:
     """Whether a write says itself how it is to be encrypted: then its answer tells nothing of the bucket."""
     return any(name.startswith(_ENCRYPTION) for name in headers)
@@ -228,7 +239,7 @@ def is_condition(name: str) -> bool:
 
 
 def makes_md5_etags(answer: Mapping[str, str]) -> bool:
-    """Whether the bucket whose answer to a write this is makes ETags that are MD5s (S3 API, "Object", ETag)."""
+    """Whether the bucket whose answer to a write this is may make ETags that are MD5s (S3 API, "Object", ETag)."""
     if f"{_ENCRYPTION}-customer-algorithm" in answer:
         return False
     return answer.get(_ENCRYPTION, "") not in _ENCRYPTED_WITHOUT_MD5

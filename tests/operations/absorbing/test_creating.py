@@ -13,7 +13,7 @@ import pytest
 
 from gateway.operations.absorbing import base
 from gateway.s3.requests import Operation
-from gateway.writeback.journal.records import Asked
+from gateway.writeback.journal.records import Asked, Profile
 from tests.support.absorbing import PART_BYTES, Client, eventually, with_client
 from tests.support.asgi import call
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Effect, Hold, Unreachable, on
@@ -125,6 +125,7 @@ def test_an_upload_that_is_not_absorbed_is_its_clients_own(tmp_path: Path) -> No
         assert not questions(client, "back/second")
         held.set()
         assert await creating in client.origin.buckets["bucket"].uploads
+        client.origin.inject(on(CREATE), AlterHeaders({"x-amz-server-side-encryption": "AES256"}))
         assert await client.create("back/third") in client.origin.buckets["bucket"].uploads
         assert await client.create("back/fourth") not in client.origin.buckets["bucket"].uploads
 
@@ -222,6 +223,28 @@ def test_what_the_origin_must_judge_does_not_begin_without_it(
     with_client(tmp_path, scenario)
     written = b"".join(one.read_bytes() for one in (tmp_path / "writeback").glob("journal*"))
     assert b"c2VjcmV0" not in written
+
+
+@pytest.mark.parametrize(
+    ("told", "how"),
+    [({}, "forwarded"), ({"x-amz-server-side-encryption": "AES256"}, "absorbed")],
+    ids=["silent", "told"],
+)
+def test_an_upload_that_says_nothing_of_encryption_tells_nothing_of_etags(
+    tmp_path: Path, told: dict[str, str], how: str
+) -> None:
+    """A flush has found that they are no MD5s: that stays, until the bucket says otherwise. It may be looked at."""
+
+    async def scenario(client: Client) -> None:
+        await client.buffer.journal.change(lambda book: book.learn("bucket", Profile(False, False, 1e12)))
+        client.origin.inject(on(Operation.CREATE_MULTIPART_UPLOAD), AlterHeaders(told))
+        await client.ask("POST", "back/m?uploads")
+        profile = client.buffer.look(lambda book: book.profile("bucket"))
+        assert profile is not None
+        assert profile.may_look
+        assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == how
+
+    with_client(tmp_path, scenario)
 
 
 @pytest.mark.parametrize("default", [{}, KMS], ids=["plain", "kms"])

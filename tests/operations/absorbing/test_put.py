@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from gateway.errors import BufferUnavailable, S3Error
 from gateway.operations.absorbing.objects import check_stored, created_headers, fixed_headers
+from gateway.operations.payload import BUFFERED_SIZE_BYTES_MAX
 from gateway.s3.headers import sendable
 from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import Profile
 from tests.support.absorbing import Client, with_client
 from tests.support.asgi import call, signed_headers
-from tests.support.memory_origin.faults import Answer, Effect, Hold, Unreachable, on
+from tests.support.memory_origin.faults import AlterHeaders, Answer, Effect, Hold, Unreachable, on
 
 
 def test_a_journal_that_cannot_be_read_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +79,21 @@ def test_a_bucket_that_is_not_absorbed_is_looked_at_again(tmp_path: Path, monkey
         monkeypatch.setattr("gateway.operations.absorbing.objects.LEARNED_AGAIN_SECONDS", 0.0)
         for how in ("forwarded", "absorbed"):
             assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == how
+
+    with_client(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("size_bytes", [1, BUFFERED_SIZE_BYTES_MAX + 1], ids=["whole", "streamed"])
+@pytest.mark.parametrize("is_md5", [True, False])
+def test_what_an_etag_is_the_first_write_tells(tmp_path: Path, size_bytes: int, is_md5: bool) -> None:
+    """Not what the bucket says of its encryption: others than S3 say nothing of it, and make other ETags."""
+
+    async def scenario(client: Client) -> None:
+        if not is_md5:
+            client.origin.inject(on(Operation.PUT_OBJECT), AlterHeaders({"etag": f'"{"0" * 32}"'}))
+        for how in ("forwarded", "absorbed" if is_md5 else "forwarded"):
+            answer = await client.ask("PUT", "back/k", b"x" * size_bytes)
+            assert answer.headers["x-forebay-cache"] == how
 
     with_client(tmp_path, scenario)
 
