@@ -788,9 +788,9 @@ class Book(Rows):
     def _base_now(self, write: Write) -> Base:
         """What was there when the absorb began, or what this gateway itself has put there since."""
         own, base = self.own_doing(write.key), write.base
-        if own is None or not own.known:
+        if own is None or (base.known and not own.known):
             return base
-        if own.seconds_after(base.asked_then) >= 0:
+        if own.known and own.seconds_after(base.asked_then) >= 0:
             return Base.exactly(own.etag)
         return base if base.known else replace(base, etags=(own.etag,) if own.etag is not None else ())
 

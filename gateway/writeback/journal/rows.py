@@ -143,7 +143,10 @@ class Rows:
     # What this gateway has done
 
     def did(self, key: ObjectKey, own: OwnDoing) -> None:
-        """This gateway has changed what the origin has under a key."""
+        """This gateway has changed what the origin has under a key. Where who knows how: perhaps not at all."""
+        before = self.own_doing(key) if not own.known else None
+        if before is not None:
+            own = replace(own, etag=before.etag)
         row = (key.bucket, encoded(key), own.at, codec.pack_own_doing(key, own))
         self._rows.execute("INSERT OR REPLACE INTO origin VALUES (?, ?, ?, ?)", row)
 

@@ -259,6 +259,9 @@ def test_where_the_origin_could_not_be_asked_what_this_gateway_has_put_there_is_
     assert book.acknowledge(replace(pending(KEYS[0], "one"), base=unknown)).base == replace(unknown, etags=('"own"',))
     book.did(KEYS[1], OwnDoing(70.0, known=False))
     assert book.acknowledge(replace(pending(KEYS[1], "one"), base=unknown)).base == unknown
+    for own in (OwnDoing(50.0, '"own"'), OwnDoing(55.0, known=False), OwnDoing(70.0, known=False)):
+        book.did(KEYS[2], own)  # a deletion, say, that was answered 503
+    assert book.acknowledge(replace(pending(KEYS[2], "one"), base=unknown)).base == replace(unknown, etags=('"own"',))
 
 
 def test_what_follows_a_complete_at_the_origin_expects_its_version(book: Book) -> None:
