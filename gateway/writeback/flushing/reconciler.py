@@ -577,6 +577,7 @@ class _Run:
             return Lost("the bucket is just being probed")
         self._tools.probed.add(write.key)
         try:
+            await Probe(self._requests.origin, write.key, write.fixed.slot).clear()
             listed = await self._requests.open_uploads(write.key)
             if isinstance(listed, Refused | Lost):
                 return listed
@@ -584,7 +585,6 @@ class _Run:
                 aborted = await self._requests.abort(replace(write, origin_upload_id=one.upload_id))
                 if not isinstance(aborted, Aborted):
                     return aborted
-            await Probe(self._requests.origin, write.key, write.fixed.slot).clear()
         except (OriginUnreachable, OriginBodyError) as error:
             return Lost(str(error))
         finally:

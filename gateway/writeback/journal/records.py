@@ -296,8 +296,8 @@ class Profile:
 class OwnDoing:
     """What this gateway itself has put under a key at the origin, at a time (seconds since 1970).
 
-    `etag` None: it has deleted the object. Where `known` is false a forwarded request has changed it, who knows how, and
-    `etag` is what was put there before that, if that is known.
+    `etag` None: it has deleted the object. Where `known` is false a forwarded request has changed it, who knows how,
+    and `etag` is what was put there before that, if that is known.
     """
 
     at: float

@@ -221,6 +221,32 @@ def test_a_probe_that_was_killed_leaves_nothing_in_the_end(tmp_path: Path, opera
     with_buffer(tmp_path, scenario)
 
 
+def test_the_object_of_a_killed_probe_goes_where_uploads_are_not_listed(tmp_path: Path) -> None:
+    """Of the upload nobody can know."""
+
+    async def scenario(buffer: Buffer) -> None:
+        await know(buffer)
+        await buffer.put(key("k"), b"x")
+        node, _ = buffer.journal.read(lambda book: book.node())
+        at = probe_key("bucket", "", node)
+        buffer.origin.inject(on(Operation.LIST_MULTIPART_UPLOADS), Answer(501, "NotImplemented"), times=None)
+        never, reached = asyncio.Event(), asyncio.Event()
+        buffer.origin.inject(on(Operation.CREATE_MULTIPART_UPLOAD, key=at.key), Hold(never, reached))
+        buffer.start()
+        await buffer.until(reached.is_set)
+        await buffer.kill()
+        buffer.origin.put("bucket", at.key, b"")  # what a process that is killed in truth has no time to remove
+        await buffer.journal.change(lambda book: book.suspect_all(Moment.of(buffer.clock)))
+        found = replace(ALL_HONOURED, learned_at=buffer.clock.now())  # by others: no probe follows that would remove it
+        await buffer.journal.change(lambda book: book.learn_conditions("bucket", found))
+        buffer.start()
+        await buffer.passes(2 * CARRIED_OUT_SECONDS)
+        await buffer.until(lambda: not buffer.journal.read(lambda book: book.aborting()))
+        assert list(buffer.bucket.objects) == ["k"]
+
+    with_buffer(tmp_path, scenario)
+
+
 def test_an_origin_that_was_away_at_the_probe_is_probed_again(tmp_path: Path) -> None:
     """Meanwhile writes go as where nothing is known: nothing waits for a probe."""
 
