@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 Value = bytes | None
 """Of a key; None: no object."""
 
+UNCLEAR_SECONDS = 10.0
+"""So long after a request without an outcome what it has made cannot be told from others' (docs/semantics.md, 6.2)."""
+
 
 @dataclass(eq=False)
 class Attempt:
@@ -24,13 +27,15 @@ class Attempt:
 class KeyHistory:
     """Of one key. `arrived`: what of this node's writes has been at the origin, and since when.
 
-    `open_uploads`: how many clients have begun, and not ended.
+    `open_uploads`: how many clients have begun, and not ended. `is_spoiled`: the origin has made something else of what
+    this node had acknowledged.
     """
 
     attempts: list[Attempt] = field(default_factory=list)
     others: list[tuple[float, Value]] = field(default_factory=list)
     arrived: list[tuple[float, Value]] = field(default_factory=list)
     open_uploads: int = 0
+    is_spoiled: bool = False
 
     def begin(self, value: Value, now: float) -> Attempt:
         attempt = Attempt(value, now)
@@ -50,6 +55,15 @@ class KeyHistory:
             before = [value for at, value in self.others if at < since]
             found.add(before[-1] if before else None)
         return found
+
+    def may_conflict(self, found: Value) -> bool:
+        """Whether a write of this node may take what is at the origin for others'."""
+        if self.others or self.is_spoiled:
+            return True
+        last = self.last_acknowledged()
+        since = last.begun - UNCLEAR_SECONDS if last is not None else 0.0
+        unclear = [one for one in self.attempts if not one.acknowledged and (one.ended or 0.0) >= since]
+        return any(one.value == found for one in unclear)
 
     def written_by_others_since(self, moment: float) -> bool:
         return any(at >= moment for at, _ in self.others)

@@ -110,11 +110,21 @@ class Judge:
             history.others.append((change.at, value))
             return
         self._check_others_are_kept(bucket, change, history)
+        sent = self.origin.spoiled.get(value, value) if value is not None else None
+        if sent != value:
+            self._note_spoiled(history, change.at, sent, value)
         history.arrived.append((change.at, value))
         if is_marker(change.key) and value is not None:
             self._check_marker(bucket, change.key, value)
         if value is not None:
             self._note_difference(bucket, change, history, value)
+
+    def _note_spoiled(self, history: KeyHistory, at: float, sent: Value, made: Value) -> None:
+        """What was acknowledged is kept here. What a client waits for is not: its ETag tells it."""
+        if any(one.absorbed for one in history.attempts if one.value == sent):
+            history.is_spoiled = True
+        else:
+            history.others.append((at, made))
 
     def _check_others_are_kept(self, bucket: str, change: Change, history: KeyHistory) -> None:
         if change.before is None or not history.others:
@@ -213,10 +223,8 @@ class Judge:
             waits = is_small and is_well and now - acknowledged > SMALL_FLUSHED_WITHIN_SECONDS + self._patience()
             if not (is_late or waits) or self.origin.data(bucket, key) == last.value:
                 continue
-            if history.others and (bucket, key) in self.kept().conflicts:
-                continue
             if (bucket, key) in self.kept().conflicts:
-                self.violated("conflicts are with others", f"{bucket}/{key}")
+                self._check_conflict(bucket, key, history)
                 continue
             if _waits_for_a_person(key, self.kept().conflicts):
                 continue
@@ -237,13 +245,13 @@ class Judge:
             value = self.origin.data(bucket, key)
             if (bucket, key) in kept.pending and _waits_for_a_person(key, kept.conflicts):
                 continue
-            is_kept = (bucket, key) in kept.conflicts and bool(history.others)
-            if not is_kept and value not in history.may_be():
+            is_conflict = (bucket, key) in kept.conflicts
+            if not (is_conflict and history.may_conflict(value)) and value not in history.may_be():
                 self.violated(
                     "nothing is lost", f"{bucket}/{key} is {_short(value)} at the origin, acknowledged: {said}"
                 )
-            if (bucket, key) in kept.conflicts and last is not None and not history.others:
-                self.violated("conflicts are with others", f"{bucket}/{key}")
+            if is_conflict and last is not None:
+                self._check_conflict(bucket, key, history)
         held = sum(
             1
             for _, key in kept.pending - kept.conflicts
@@ -252,6 +260,10 @@ class Judge:
         files = 0 if kept.pending or kept.open_uploads else kept.files
         left = {"pending": held, "in doubt": kept.in_doubt, "files": files, "probes": self.origin.probes()}
         self._check_left("nothing is left", left)
+
+    def _check_conflict(self, bucket: str, key: str, history: KeyHistory) -> None:
+        if not history.may_conflict(self.origin.data(bucket, key)):
+            self.violated("conflicts are with others", f"{bucket}/{key}")
 
     def check_next_day(self) -> None:
         """Nobody has touched anything for a day."""

@@ -127,7 +127,9 @@ class SimulatedOrigin:
         self._late: set[asyncio.Task[MemoryResponse]] = set()
         self._line = _Line(self.clock)
         self._numbers = 0
-        self._corrupted = 0
+        self.spoiled: dict[bytes, bytes] = {}
+        """What has become of objects on its disks, and what was sent."""
+
         self._of_clients: set[str] = set()
 
     def create_bucket(self, name: str) -> None:
@@ -296,12 +298,13 @@ class SimulatedOrigin:
         return response
 
     def _made(self, stored: StoredObject) -> StoredObject:
-        """What becomes of an object on its way to the origin's disks."""
-        may_rot = self.dialect.corrupts and SENDER.get() and stored.size_bytes and self._corrupted < CORRUPTED_MAX
-        if may_rot and self.dice.random() < 0.03:
-            self._corrupted += 1
-            data = bytearray(stored.content.read(0, stored.size_bytes))
+        """What becomes of an object on its way to the origin's disks; a client can tell of what it sends through."""
+        may_rot = self.dialect.corrupts and SENDER.get() == "background" and len(self.spoiled) < CORRUPTED_MAX
+        if may_rot and stored.size_bytes and self.dice.random() < 0.03:
+            sent = stored.content.read(0, stored.size_bytes)
+            data = bytearray(sent)
             data[len(data) // 2] ^= 1
+            self.spoiled[bytes(data)] = sent
             etag = f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
             stored = replace(stored, content=BytesContent(bytes(data)), etag=etag)
         if not self.is_opaque:

@@ -18,7 +18,7 @@ NOTICED_SECONDS = 2.0
 """The same to hear of what a worker has acknowledged."""
 
 KILL_COSTS_BYTES_MAX = 2_500_000
-"""Eight large parts: so much may be on its way at once."""
+"""Eight large parts: so much may be on its way to a bucket at once."""
 
 TRIES_OF_A_KEY_AT_REST_MAX = 20
 """In two and a half minutes, when nothing has been wrong for twice as long; two requests make a try."""
@@ -90,14 +90,16 @@ class Traffic:
             self._delivered[sent.bucket, sent.key, sent.digest] = sent
 
     def killed(self, process: Process, now: float) -> None:
-        on_the_way = [one for one in self._on_the_way if one.process is process]
-        lost_bytes = sum(one.sent_bytes for one in on_the_way)
-        for one in on_the_way:
+        lost = [one for one in self._on_the_way if one.process is process]
+        for one in lost:
             del self._on_the_way[one]
-        if lost_bytes > KILL_COSTS_BYTES_MAX:
-            keys = len({one.key for one in on_the_way})
-            told = f"{lost_bytes:,} bytes of {len(on_the_way)} parts of {keys} objects were on their way"
-            self._tell("a kill costs little", f"{told} when {process.name} was killed")
+        for bucket in sorted({one.bucket for one in lost}):
+            on_the_way = [one for one in lost if one.bucket == bucket]
+            lost_bytes = sum(one.sent_bytes for one in on_the_way)
+            if lost_bytes > KILL_COSTS_BYTES_MAX:
+                keys = len({one.key for one in on_the_way})
+                told = f"{lost_bytes:,} bytes of {len(on_the_way)} parts of {keys} objects were on their way"
+                self._tell("a kill costs little", f"{told} when {process.name} was killed")
         for one in self._delivered.values():
             if one.process is process and now - (one.answered_at or 0.0) <= WRITTEN_DOWN_SECONDS:
                 one.is_excused = True
