@@ -14,7 +14,7 @@ from gateway.operations.absorbing.deleting import Buried, bury_pending
 from gateway.operations.absorbing.through import deleted_through
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import forward_write, onward_request, streamed_reply
-from gateway.operations.payload import Payload, in_steps, receive_document
+from gateway.operations.payload import Payload, receive_document
 from gateway.operations.visibility import changed_keys, with_invalidation
 from gateway.policy.slots import refusal_of_write
 from gateway.s3.headers import filter_request_headers, filter_response_headers, without
@@ -28,6 +28,7 @@ from gateway.s3.xml import (
     parse_delete,
 )
 from gateway.s3.xml_writer import document
+from gateway.steps import in_steps
 
 RESULT_SIZE_BYTES_MAX = 8 * 1024**2
 

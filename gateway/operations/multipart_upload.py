@@ -15,7 +15,7 @@ from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
 from gateway.objects import BodyStream
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import onward_request, streamed_reply
-from gateway.operations.payload import Payload, in_steps, receive_document
+from gateway.operations.payload import Payload, receive_document
 from gateway.operations.visibility import changed_by, with_invalidation
 from gateway.origin.client import OriginResponse, StreamedBody
 from gateway.s3.headers import filter_response_headers, multipart_etag, without
@@ -26,6 +26,7 @@ from gateway.s3.xml import (
     complete_multipart_upload_result,
     parse_complete_multipart_upload,
 )
+from gateway.steps import in_steps
 
 _EMPTY_ETAG = re.compile(rb"<ETag\s*+/>|<ETag>\s*+(?:(?:&quot;&quot;|\"\")\s*+)?</ETag>")
 

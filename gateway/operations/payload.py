@@ -13,7 +13,6 @@ import re
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
 
 from gateway.operations.context import RequestContext, Sink
 from gateway.origin.client import UNSIGNED_PAYLOAD, StreamedBody
@@ -22,9 +21,6 @@ from gateway.s3.checksums import BodyVerifier
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import Operation, S3Request
 from gateway.s3.signature_v4 import PayloadMode, SeedSignature, payload_mode
-from gateway.s3.xml import Steps
-
-T = TypeVar("T")
 
 PUT_SIZE_BYTES_MAX = 5 * 1024**3
 """S3's limit for PutObject and UploadPart."""
@@ -199,17 +195,6 @@ async def receive_document(context: RequestContext, size_bytes_max: int) -> byte
     """The whole body of an XML request, verified; MaxMessageLengthExceeded when it is longer than allowed."""
     incoming = IncomingBody(context.request, context.seed, context.body.length_bytes)
     return await _collect(context, incoming, size_bytes_max)
-
-
-async def in_steps(steps: Steps[T]) -> T:
-    """The outcome of work that would hold the event loop too long: others have their turn between its steps."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            outcome: T = end.value
-            return outcome
-        await asyncio.sleep(0)
 
 
 async def receive_verified(context: RequestContext, sink: Sink) -> Received:

@@ -56,7 +56,7 @@ class PendingVersions(CurrentVersions):
             raise s3_error("InvalidRequest", "Cannot specify both Range header and partNumber query parameter.")
         part = _part(pending, number) if number is not None else None
         if number is not None and pending.multipart:
-            headers["x-amz-mp-parts-count"] = str(sum(run.length for run in pending.runs))
+            headers["x-amz-mp-parts-count"] = str(pending.parts_count)
         version = ObjectVersion(pending.key, pending.etag, pending.size_bytes)
         return ObjectHead(version, headers, pending.acknowledged_at, part)
 

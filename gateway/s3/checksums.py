@@ -21,6 +21,7 @@ from awscrt import checksums as crt
 from gateway.errors import S3Error
 from gateway.s3.error_codes import s3_error
 from gateway.s3.signature_v4 import PayloadMode
+from gateway.steps import ENTRIES, Steps, each
 
 Buffer = bytes | memoryview
 
@@ -299,15 +300,14 @@ def _no_such_pair(checksum_type: str, name: str) -> S3Error:
     )
 
 
-def composite_checksum(algorithm: str, part_checksums: Sequence[str]) -> str:
+def composite_checksum(algorithm: str, part_checksums: Sequence[str]) -> Steps[str]:
     """The COMPOSITE checksum of parts whose own are given in base64: `uWBwpe1d…=-3`."""
     whole = Checksum(algorithm)
-    for value in part_checksums:
-        whole.update(decode_checksum(algorithm, value))
+    yield from each(lambda value: whole.update(decode_checksum(algorithm, value)), part_checksums)
     return f"{whole.base64()}-{len(part_checksums)}"
 
 
-def full_object_checksum(algorithm: str, parts: Sequence[tuple[str, int]]) -> str:
+def full_object_checksum(algorithm: str, parts: Sequence[tuple[str, int]]) -> Steps[str]:
     """The FULL_OBJECT checksum of (base64 checksum, length in bytes) parts in order.
 
     Raises S3Error InvalidRequest for an algorithm that cannot be combined.
@@ -316,7 +316,9 @@ def full_object_checksum(algorithm: str, parts: Sequence[tuple[str, int]]) -> st
     if known.combine is None:
         raise _no_such_pair("FULL_OBJECT", algorithm)
     value = 0
-    for checksum, size_bytes in parts:
+    for number, (checksum, size_bytes) in enumerate(parts, 1):
         part = int.from_bytes(decode_checksum(algorithm, checksum), "big")
         value = known.combine(value, part, size_bytes)
+        if number % ENTRIES == 0:
+            yield
     return base64.b64encode(value.to_bytes(known.size_bytes, "big")).decode()

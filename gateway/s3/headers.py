@@ -215,8 +215,12 @@ def multipart_etag(part_etags: Sequence[str]) -> str | None:
     """
     if not part_etags or not all(is_md5_etag(etag) for etag in part_etags):
         return None
-    digests = b"".join([bytes.fromhex(unquote(etag)) for etag in part_etags])
-    return f'"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(part_etags)}"'
+    return md5s_etag([bytes.fromhex(unquote(etag)) for etag in part_etags])
+
+
+def md5s_etag(part_md5s: Sequence[bytes]) -> str:
+    """The same from the parts' raw MD5s."""
+    return f'"{hashlib.md5(b"".join(part_md5s), usedforsecurity=False).hexdigest()}-{len(part_md5s)}"'
 
 
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")

@@ -10,49 +10,25 @@ expat and the tree do a large document at ten to thirty milliseconds for each Mi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from itertools import pairwise
-from typing import NamedTuple, NoReturn, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter, lt
+from typing import NamedTuple, NoReturn
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers.expat import ExpatError, ParserCreate
 
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import quote
 from gateway.s3.xml_writer import NAMESPACE, PROLOG, document, element, encode_list_key, escape
+from gateway.steps import Steps, at_once, each
 
 ANSWER_SIZE_BYTES_MAX = 1024**2
 
 _DEPTH_MAX = 8
 _STEP_BYTES = 16 * 1024
-_STEP_ENTRIES = 256
 
 _TOKEN_BYTES_MAX = 32 * 1024
 """Of a tag with its attributes, or a comment. Expat looks at one that has not ended again from its beginning, and hands
 it over all at once. Text does not count: it comes piece by piece."""
-
-T = TypeVar("T")
-U = TypeVar("U")
-Steps = Generator[None, None, T]
-"""Work that can wait at each `yield`. What it returns is the outcome."""
-
-
-def at_once(steps: Steps[T]) -> T:
-    """The outcome, without waiting."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            outcome: T = end.value
-            return outcome
-
-
-def _each(convert: Callable[[T], U], entries: Sequence[T]) -> Steps[list[U]]:
-    converted: list[U] = []
-    for first in range(0, len(entries), _STEP_ENTRIES):
-        if first:
-            yield
-        converted += map(convert, entries[first : first + _STEP_ENTRIES])
-    return converted
 
 
 def error_code_of(body: bytes, size_bytes_max: int = ANSWER_SIZE_BYTES_MAX) -> str | None:
@@ -168,8 +144,6 @@ __all__ = [
     "DeleteEntry",
     "DeleteError",
     "DeleteRequest",
-    "Steps",
-    "at_once",
     "complete_multipart_upload_document",
     "complete_multipart_upload_result",
     "delete_request_document",
@@ -236,7 +210,7 @@ def parse_delete(body: bytes, size_bytes_max: int = DELETE_SIZE_BYTES_MAX) -> St
     root = yield from _parse_request(body, "Delete", size_bytes_max, OBJECTS_COUNT_MAX)
     if any(local_name(child) not in ("Object", "Quiet") for child in root):
         raise s3_error("MalformedXML")
-    entries = yield from _each(_delete_entry, [child for child in root if local_name(child) == "Object"])
+    entries = yield from each(_delete_entry, [child for child in root if local_name(child) == "Object"])
     if not 1 <= len(entries) <= OBJECTS_COUNT_MAX:
         raise s3_error("MalformedXML")
     return DeleteRequest(entries, quiet=(child_text(root, "Quiet") or "").strip().lower() == "true")
@@ -261,16 +235,19 @@ def parse_complete_multipart_upload(
     Raises S3Error: MalformedXML, MaxMessageLengthExceeded, InvalidArgument (part number), InvalidPartOrder.
     """
     root = yield from _parse_request(body, "CompleteMultipartUpload", size_bytes_max, PARTS_COUNT_MAX)
-    parts = yield from _each(_completed_part, [child for child in root if local_name(child) == "Part"])
+    parts = list(filter(None, (yield from each(_completed_part, list(root)))))
     if not parts:
         raise s3_error("MalformedXML")
-    for before, after in pairwise(parts):
-        if before.number >= after.number:
-            raise s3_error("InvalidPartOrder")
+    numbers = list(map(attrgetter("number"), parts))
+    if not all(map(lt, numbers, numbers[1:])):
+        raise s3_error("InvalidPartOrder")
     return parts
 
 
-def _completed_part(node: Element) -> CompletedPart:
+def _completed_part(node: Element) -> CompletedPart | None:
+    """None: it is something else."""
+    if local_name(node) != "Part":
+        return None
     fields = {local_name(child): child.text or "" for child in node}
     number = _PART_NUMBER.fullmatch(fields.get("PartNumber", ""))
     etag = fields.get("ETag", "").strip()
@@ -320,14 +297,14 @@ def complete_multipart_upload_result(bucket: str, key: str, etag: str, location:
     return document("CompleteMultipartUploadResult", "".join(element(*field) for field in fields.items()))
 
 
-def complete_multipart_upload_document(parts: Sequence[tuple[int, str, Mapping[str, str]]]) -> bytes:
-    """The body of a CompleteMultipartUpload request for the origin: number, ETag, checksums (algorithm → base64)."""
-    return document("CompleteMultipartUpload", "".join(_part(*part) for part in parts))
+def complete_multipart_upload_document(parts: Sequence[CompletedPart]) -> Steps[bytes]:
+    """The body of a CompleteMultipartUpload request for the origin."""
+    return document("CompleteMultipartUpload", "".join((yield from each(_part, parts))))
 
 
-def _part(number: int, etag: str, checksums: Mapping[str, str]) -> str:
-    sums = "".join(element(f"Checksum{algorithm.upper()}", value) for algorithm, value in checksums.items())
-    return f"<Part>{element('PartNumber', str(number))}{element('ETag', quote(etag))}{sums}</Part>"
+def _part(part: CompletedPart) -> str:
+    sums = "".join(element(f"Checksum{algorithm.upper()}", value) for algorithm, value in part.checksums.items())
+    return f"<Part>{element('PartNumber', str(part.number))}{element('ETag', quote(part.etag))}{sums}</Part>"
 
 
 def delete_request_document(request: DeleteRequest) -> bytes:

@@ -13,7 +13,6 @@ from gateway.s3.xml import (
     DeleteEntry,
     DeleteError,
     DeleteRequest,
-    at_once,
     complete_multipart_upload_result,
     delete_request_document,
     error_code_of,
@@ -25,6 +24,7 @@ from gateway.s3.xml import (
     text_of,
 )
 from gateway.s3.xml_writer import element, encode_list_key, escape
+from gateway.steps import at_once
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 

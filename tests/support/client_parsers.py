@@ -42,7 +42,8 @@ from gateway.s3.signature_v4 import (
     payload_mode,
 )
 from gateway.s3.upload_list import UploadsQuery, uploads_query
-from gateway.s3.xml import at_once, insert_delete_results, parse_complete_multipart_upload, parse_delete
+from gateway.s3.xml import insert_delete_results, parse_complete_multipart_upload, parse_delete
+from gateway.steps import at_once
 from tests.support.manual_clock import ManualClock
 
 HEAD_BYTES_MAX = 64 * 1024

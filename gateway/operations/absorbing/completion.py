@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from gateway.s3.checksums import PREFIX, composite_checksum, full_object_checksum, upload_checksum_type
 from gateway.s3.error_codes import s3_error
-from gateway.s3.headers import multipart_etag, unquote
+from gateway.s3.headers import md5s_etag, unquote
 from gateway.s3.xml import CompletedPart
+from gateway.steps import Steps, each
 from gateway.writeback.journal.records import Part
 
 PART_SIZE_BYTES_MIN = 5 * 1024**2
@@ -32,20 +33,20 @@ def complete(
     request: Mapping[str, str],
     stored: Mapping[int, Part],
     listed: Sequence[CompletedPart],
-) -> Completion:
+) -> Steps[Completion]:
     """`create` and `request` are the headers of Create and of Complete; `listed` is in ascending order.
 
     Raises S3Error InvalidPart, EntityTooSmall, InvalidPartOrder, InvalidRequest, BadDigest.
     """
-    chosen = [_part(upload_id, stored, one) for one in listed]
-    _check_sizes(chosen)
-    size_bytes = sum(part.file.size_bytes for part in chosen)
+    chosen = yield from each(lambda one: _part(upload_id, stored, one), listed)
+    yield from each(_check_size, chosen[:-1])
+    size_bytes = sum((yield from each(lambda part: part.file.size_bytes, chosen)))
     declared = request.get("x-amz-mp-object-size")
     if declared is not None and declared != str(size_bytes):
         raise s3_error("InvalidRequest", "The provided x-amz-mp-object-size does not match the size of the object.")
-    checksums, checksum_type = _checksums(create, chosen)
+    checksums, checksum_type = yield from _checksums(create, chosen)
     _check_digest(request, checksums)
-    etag = multipart_etag([part.file.etag for part in chosen]) or ""
+    etag = md5s_etag((yield from each(lambda part: part.file.md5, chosen)))
     return Completion(chosen, etag, size_bytes, checksums, checksum_type)
 
 
@@ -60,26 +61,26 @@ def _checksums_fit(part: Part, listed: CompletedPart) -> bool:
     return all(part.checksums.get(name, value) == value for name, value in listed.checksums.items())
 
 
-def _check_sizes(chosen: Sequence[Part]) -> None:
-    for part in chosen[:-1]:
-        if part.file.size_bytes < PART_SIZE_BYTES_MIN:
-            raise s3_error(
-                "EntityTooSmall",
-                ProposedSize=str(part.file.size_bytes),
-                MinSizeAllowed=str(PART_SIZE_BYTES_MIN),
-                PartNumber=str(part.number),
-                ETag=unquote(part.file.etag),
-            )
+def _check_size(part: Part) -> None:
+    if part.file.size_bytes < PART_SIZE_BYTES_MIN:
+        raise s3_error(
+            "EntityTooSmall",
+            ProposedSize=str(part.file.size_bytes),
+            MinSizeAllowed=str(PART_SIZE_BYTES_MIN),
+            PartNumber=str(part.number),
+            ETag=unquote(part.file.etag),
+        )
 
 
-def _checksums(create: Mapping[str, str], chosen: Sequence[Part]) -> tuple[dict[str, str], str | None]:
+def _checksums(create: Mapping[str, str], chosen: Sequence[Part]) -> Steps[tuple[dict[str, str], str | None]]:
     declared = create.get("x-amz-checksum-algorithm")
     if declared is None:
         return {}, None
     algorithm, checksum_type = upload_checksum_type(declared, create.get("x-amz-checksum-type"))
-    own = [part.checksums.get(algorithm) for part in chosen]
-    known = [value for value in own if value is not None]
-    if len(known) == len(own) and [part.number for part in chosen] != list(range(1, len(chosen) + 1)):
+    own = yield from each(lambda part: part.checksums.get(algorithm), chosen)
+    known = list(filter(None, own))
+    # They are in ascending order.
+    if len(known) == len(own) and (chosen[0].number, chosen[-1].number) != (1, len(chosen)):
         raise s3_error("InvalidPartOrder", "With a checksum for each part, part numbers must be consecutive from 1.")
     if checksum_type == "COMPOSITE":
         if len(known) < len(own):
@@ -88,11 +89,11 @@ def _checksums(create: Mapping[str, str], chosen: Sequence[Part]) -> tuple[dict[
                 f"The upload was created using a {algorithm} checksum. The complete request must include the checksum "
                 "for each part.",
             )
-        return {algorithm: composite_checksum(algorithm, known)}, checksum_type
+        return {algorithm: (yield from composite_checksum(algorithm, known))}, checksum_type
     if len(known) < len(own):
         return {}, None  # the origin computes it from the bytes
-    sizes = [part.file.size_bytes for part in chosen]
-    return {algorithm: full_object_checksum(algorithm, list(zip(known, sizes, strict=True)))}, checksum_type
+    sized = yield from each(lambda part: (part.checksums[algorithm], part.file.size_bytes), chosen)
+    return {algorithm: (yield from full_object_checksum(algorithm, sized))}, checksum_type
 
 
 def _check_digest(request: Mapping[str, str], checksums: Mapping[str, str]) -> None:

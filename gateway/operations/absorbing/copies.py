@@ -48,6 +48,7 @@ from gateway.s3.headers import (
 from gateway.s3.requests import CopySource, Operation, parse_copy_source
 from gateway.s3.xml import error_code_of, text_of
 from gateway.s3.xml_writer import document, element
+from gateway.steps import each, in_steps
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal.records import Fixed, Part, Write
 
@@ -87,8 +88,8 @@ async def absorb_copy(context: RequestContext, buffer: WritebackBuffer, source: 
     fixed = Fixed(context.object_key, _fixed(headers, source, context.object_key), context.slot.name)
     async with aclosing(BaseQuestion(context)) as question:
         base = await base_told(context, buffer, question)
-    whole = buffer.look(lambda book: book.write(source.id))
-    if whole is None:
+    parts = await buffer.journal.parts(source.id)
+    if len(parts) != source.parts_count:
         raise s3_error("ServiceUnavailable", "The source has just reached the origin: try again.")
     copy = Write(
         fixed,
@@ -96,7 +97,7 @@ async def absorb_copy(context: RequestContext, buffer: WritebackBuffer, source: 
         now,
         etag=source.etag,
         size_bytes=source.size_bytes,
-        parts=tuple(replace(part, origin_etag=None) for part in whole.parts),
+        parts=await in_steps(each(lambda part: replace(part, origin_etag=None), parts)),
         multipart=source.multipart,
         checksums=source.checksums,
         acknowledged_at=now,

@@ -10,7 +10,6 @@ Uploads that the journal does not know were begun at the origin before: they are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,12 +21,13 @@ from gateway.operations.absorbing.objects import has_conditions
 from gateway.operations.absorbing.parts import check_owner, no_such_upload, number_of, upload_of
 from gateway.operations.absorbing.through import Reason, goes_through, with_retries
 from gateway.operations.context import RequestContext, Response
-from gateway.operations.payload import in_steps, receive_document
+from gateway.operations.payload import receive_document
 from gateway.operations.visibility import changed_by, with_invalidation
 from gateway.s3.error_codes import s3_error
-from gateway.s3.headers import format_iso_date, unquote
+from gateway.s3.headers import format_iso_date
 from gateway.s3.xml import COMPLETE_SIZE_BYTES_MAX, CompletedPart, parse_complete_multipart_upload
 from gateway.s3.xml_writer import document, element
+from gateway.steps import Steps, each, in_steps
 from gateway.writeback.journal.codec import parts_digest
 from gateway.writeback.journal.records import Part, Write
 
@@ -46,20 +46,20 @@ async def absorb_complete(context: RequestContext, buffer: WritebackBuffer) -> R
     listed = await in_steps(parse_complete_multipart_upload(document))
     upload = buffer.look(lambda book: book.upload(upload_id))
     if upload is None or upload.fixed.key != context.object_key:
-        return _completed_before(context, buffer, upload_id, listed)
+        return await _completed_before(context, buffer, upload_id, listed)
     await check_owner(context, upload)
-    write_id = upload.id
-    stored = buffer.look(lambda book: {part.number: part for part in book.parts(write_id)})
-    made = complete(upload_id, upload.fixed.headers, context.request.headers, stored, listed)
-    completed_of = parts_digest([(one.number, unquote(one.etag)) for one in listed])
-    if has_conditions(context.request.headers) or not all(part.file.is_here for part in made.parts):
+    stored = dict(await in_steps(each(lambda part: (part.number, part), await buffer.journal.parts(upload.id))))
+    made = await in_steps(complete(upload_id, upload.fixed.headers, context.request.headers, stored, listed))
+    completed_of = await in_steps(parts_digest(listed))
+    are_here = all(await in_steps(each(lambda part: part.file.is_here, made.parts)))
+    if has_conditions(context.request.headers) or not are_here:
         goes_through(context, Reason.CONDITION if has_conditions(context.request.headers) else Reason.PART)
         completing = _completed_at_origin(context, buffer, _as_write(upload, made, completed_of, 0.0), made)
         return await with_retries(with_invalidation(changed_by(context), completing), context.services.clock)
     upload = replace(upload, base=await base_now(context, buffer, upload.base))
     completed = await buffer.complete(_as_write(upload, made, completed_of, context.services.clock.now()))
     if completed is None and buffer.look(lambda book: book.upload(upload_id)) is None:
-        return _completed_before(context, buffer, upload_id, listed)
+        return await _completed_before(context, buffer, upload_id, listed)
     if completed is None:
         raise s3_error("ServiceUnavailable", "A part has just been replaced: try again.")
     return Response(200, [_XML], _result(context.object_key, made), "absorbed")
@@ -86,11 +86,11 @@ def _as_write(upload: Write, made: Completion, completed_of: str, acknowledged_a
     )
 
 
-def _completed_before(
+async def _completed_before(
     context: RequestContext, buffer: WritebackBuffer, upload_id: str, listed: list[CompletedPart]
 ) -> Response:
     ended = buffer.look(lambda book: book.ended(upload_id))
-    asked = parts_digest([(one.number, unquote(one.etag)) for one in listed])
+    asked = await in_steps(parts_digest(listed))
     if ended is None or ended.etag is None or ended.key != context.object_key or ended.parts != asked:
         raise no_such_upload(upload_id)
     is_composite = any("-" in value for value in ended.checksums.values())
@@ -114,8 +114,9 @@ async def absorbed_parts(context: RequestContext, buffer: WritebackBuffer) -> Re
     await check_owner(context, found)
     maximum = min(number_of(context, "max-parts", LISTED_PARTS_MAX), LISTED_PARTS_MAX)
     marker = number_of(context, "part-number-marker", 0)
-    parts = buffer.look(lambda book: list(book.parts(found.id, marker)))
-    return Response(200, [_XML], _listing(found, parts[:maximum], marker, maximum, len(parts) > maximum), "absorbed")
+    parts = await buffer.journal.parts(found.id, marker, maximum + 1)
+    listing = await in_steps(_listing(found, parts[:maximum], marker, maximum, len(parts) > maximum))
+    return Response(200, [_XML], listing, "absorbed")
 
 
 def is_known(context: RequestContext, buffer: WritebackBuffer) -> bool:
@@ -133,19 +134,18 @@ def _result(key: ObjectKey, made: Completion) -> bytes:
     return document("CompleteMultipartUploadResult", fields)
 
 
-def _listing(upload: Write, parts: list[Part], marker: int, maximum: int, truncated: bool) -> bytes:
+def _listing(upload: Write, parts: list[Part], marker: int, maximum: int, truncated: bool) -> Steps[bytes]:
     key = upload.fixed.key
     fields = element("Bucket", key.bucket) + element("Key", key.key) + element("UploadId", upload.upload_id or "")
     fields += element("StorageClass", upload.fixed.headers.get("x-amz-storage-class", "STANDARD"))
     fields += element("PartNumberMarker", str(marker))
     fields += element("NextPartNumberMarker", str(parts[-1].number if parts else 0))
     fields += element("MaxParts", str(maximum)) + element("IsTruncated", "true" if truncated else "false")
-    return document("ListPartsResult", fields + "".join(_listed(parts)))
+    return document("ListPartsResult", fields + "".join((yield from each(_listed, parts))))
 
 
-def _listed(parts: list[Part]) -> Iterator[str]:
-    for part in parts:
-        fields = element("PartNumber", str(part.number)) + element("LastModified", format_iso_date(part.stored_at))
-        fields += element("ETag", part.file.etag) + element("Size", str(part.file.size_bytes))
-        fields += "".join(element(f"Checksum{name.upper()}", value) for name, value in part.checksums.items())
-        yield f"<Part>{fields}</Part>"
+def _listed(part: Part) -> str:
+    fields = element("PartNumber", str(part.number)) + element("LastModified", format_iso_date(part.stored_at))
+    fields += element("ETag", part.file.etag) + element("Size", str(part.file.size_bytes))
+    fields += "".join(element(f"Checksum{name.upper()}", value) for name, value in part.checksums.items())
+    return f"<Part>{fields}</Part>"

@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from gateway.errors import OriginBodyError, OriginUnreachable
 from gateway.objects import ObjectKey
 from gateway.origin.client import Origin, OriginRequest, Purpose
-from gateway.s3.xml import complete_multipart_upload_document, error_code_of, text_of
+from gateway.s3.xml import CompletedPart, complete_multipart_upload_document, error_code_of, text_of
+from gateway.steps import at_once
 from gateway.writeback.journal.records import Conditions, Honoured
 
 ANSWER_SIZE_BYTES_MAX = 64 * 1024
@@ -116,7 +117,7 @@ class Probe:
         if status != 200:
             return Honoured.UNKNOWN
         etag = f'"{hashlib.md5(part, usedforsecurity=False).hexdigest()}"'
-        document = complete_multipart_upload_document([(1, etag, {})])
+        document = at_once(complete_multipart_upload_document([CompletedPart(1, etag, {})]))
         headers = {**condition, "content-type": "application/xml"}
         return _meaning(*(await self._ask("POST", [("uploadId", upload_id)], headers, document)), done=(200,))
 

@@ -95,7 +95,7 @@ AGAIN_SECONDS = 60.0
 PARTS_PER_LANE = 8
 """On their way at once, of all objects of a lane."""
 
-UNSENT_AT_ONCE = 64
+UNSENT_AT_ONCE = 32
 """Parts of an open upload that a task takes up."""
 
 PLACES = {
@@ -338,7 +338,7 @@ class Reconciler:
             self._news.tell()
 
     async def _run(self, slot: str, lane: _Lane, due: Due) -> End | None:
-        found = self._journal.read(lambda book: _taken_up(book, due.id))
+        found = await _taken_up(self._journal, due.id)
         if found is None:
             return None
         write, turn = found
@@ -662,15 +662,28 @@ class _Run:
         self._tools.observer.failing(write, failures, wait.reason)
 
 
-def _taken_up(book: Book, write_id: int) -> tuple[Write, Turn] | None:
-    """A write with the parts that matter: of an open upload, the next ones that the origin lacks."""
-    write, turn = book.write(write_id, with_parts=False), book.turn(write_id)
-    if write is None or turn is None or turn.due_at is None:
-        return None
-    if write.state is State.OPEN:
-        return replace(write, parts=book.unsent_parts(write_id, UNSENT_AT_ONCE)), turn
-    numbers = {number for run in write.runs for number in range(run.first, run.first + run.length)}
-    return replace(write, parts=[part for part in book.parts(write_id) if part.number in numbers]), turn
+async def _taken_up(journal: Journal, write_id: int) -> tuple[Write, Turn] | None:
+    """A write with the parts that matter: of an open upload, the next ones that the origin lacks. BufferDamaged where
+    parts are missing: the write is over by now, or damaged."""
+
+    def look(book: Book) -> tuple[Write, Turn] | None:
+        write, turn = book.write(write_id, with_parts=False), book.turn(write_id)
+        if write is None or turn is None or turn.due_at is None:
+            return None
+        is_open = write.state is State.OPEN
+        return replace(write, parts=book.unsent_parts(write_id, UNSENT_AT_ONCE)) if is_open else write, turn
+
+    found = journal.read(look)
+    if found is None or not found[0].runs or found[0].state is State.OPEN:
+        return found
+    write, turn = found
+    parts = await journal.parts(write_id)
+    if not write.is_acknowledged:  # its client may have sent others
+        numbers = {number for run in write.runs for number in range(run.first, run.first + run.length)}
+        parts = [part for part in parts if part.number in numbers]
+    if len(parts) != write.parts_count:
+        raise BufferDamaged(f"the journal has {len(parts)} parts of {write.parts_count} of {write.key}")
+    return replace(write, parts=parts), turn
 
 
 def _completed(book: Book, write: Write, completed: Completed, now: float) -> None:

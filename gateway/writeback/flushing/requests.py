@@ -20,7 +20,8 @@ from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.s3.headers import parse_http_date, quote, unquote
 from gateway.s3.results import etag_of_result
 from gateway.s3.upload_list import UPLOADS_SIZE_BYTES_MAX, UploadsPage, parse_uploads_page
-from gateway.s3.xml import complete_multipart_upload_document, error_code_of, text_of
+from gateway.s3.xml import CompletedPart, complete_multipart_upload_document, error_code_of, text_of
+from gateway.steps import Steps, each, in_steps
 from gateway.writeback.files.staged_file import StagedFile, Staging, read_verified
 from gateway.writeback.flushing.state import (
     Aborted,
@@ -214,12 +215,7 @@ class Requests:
             return Finished(response.headers.get("etag") or None)
 
     async def _complete(self, write: Write, conditions: Mapping[str, str]) -> Event:
-        document = complete_multipart_upload_document(
-            [
-                (part.number, part.origin_etag or part.file.etag, _declared_checksums(write, part))
-                for part in write.parts
-            ]
-        )
+        document = await in_steps(_completion(write))
         headers = {**conditions, "content-type": "application/xml"}
         query = [("uploadId", write.origin_upload_id or "")]
         body = StreamedBody(_once(document), len(document))  # once: a repeated Complete is answered NoSuchUpload
@@ -334,6 +330,15 @@ def _is_absence_expected(write: Write) -> bool:
     """Whether it makes no difference why nothing lies under the key: then what is sent next is refused, or not."""
     base = write.base
     return write.state is State.COMMITTED and not write.deleted and (base.absent or not base.known)
+
+
+def _completion(write: Write) -> Steps[bytes]:
+    """The document that says which parts the object is made of."""
+
+    def completed(part: Part) -> CompletedPart:
+        return CompletedPart(part.number, part.origin_etag or part.file.etag, _declared_checksums(write, part))
+
+    return (yield from complete_multipart_upload_document((yield from each(completed, write.parts))))
 
 
 def _declared_checksums(write: Write, part: Part) -> Mapping[str, str]:

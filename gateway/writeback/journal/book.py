@@ -105,12 +105,14 @@ class Book(Rows):
         due_at, attempts, failing_since, last_error, priority, after_sequence, damaged = row
         return Turn(due_at, attempts, failing_since, last_error, Priority(priority), after_sequence, bool(damaged))
 
-    def parts(self, write_id: int, after: int = 0, until: int = PARTS_COUNT_MAX) -> Iterator[Part]:
-        """The parts of a write behind a number, up to another, in order."""
+    def parts(
+        self, write_id: int, after: int = 0, until: int = PARTS_COUNT_MAX, count_max: int = PARTS_COUNT_MAX
+    ) -> Iterator[Part]:
+        """The parts of a write behind a number, up to another, in order, so many at most."""
         found = self._rows.execute(
             "SELECT number, parts.record, name, files.record FROM parts LEFT JOIN files ON file = name "
-            "WHERE write_id = ? AND number > ? AND number <= ? ORDER BY number",
-            (write_id, after, until),
+            "WHERE write_id = ? AND number > ? AND number <= ? ORDER BY number LIMIT ?",
+            (write_id, after, until, count_max),
         )
         for number, record, name, file in found:
             staged = codec.unpack_file(name, file) if name is not None else None

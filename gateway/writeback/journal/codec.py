@@ -16,6 +16,9 @@ from awscrt import checksums as crt
 from gateway.clock import Moment
 from gateway.errors import BufferDamaged
 from gateway.objects import ObjectKey
+from gateway.s3.headers import unquote
+from gateway.s3.xml import CompletedPart
+from gateway.steps import Steps, each
 from gateway.writeback.files import trailer
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal.records import (
@@ -187,9 +190,10 @@ def unpack_ended(write_id: int, packed: bytes) -> Ended:
     return Ended(record["upload"], key, record["at"], record["etag"], record["parts"], record["checksums"])
 
 
-def parts_digest(parts: Sequence[tuple[int, str]]) -> str:
+def parts_digest(parts: Sequence[CompletedPart]) -> Steps[str]:
     """Of the numbers and ETags, unquoted, of a CompleteMultipartUpload."""
-    return hashlib.sha256("\n".join(f"{number} {etag}" for number, etag in parts).encode()).hexdigest()
+    lines = yield from each(lambda part: f"{part.number} {unquote(part.etag)}", parts)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def pack_profile(bucket: str, profile: Profile) -> bytes:

@@ -21,13 +21,18 @@ from typing import Any, TypeVar
 
 from gateway.clock import Moment
 from gateway.errors import BufferRefused, BufferUnavailable
+from gateway.s3.xml import PARTS_COUNT_MAX
 from gateway.writeback.journal.book import Book
+from gateway.writeback.journal.records import Part
 from gateway.writeback.journal.schema import connect, prepare
 from gateway.writeback.presence import Presence
 
 R = TypeVar("R")
 
 CHANGES_PER_COMMIT_MAX = 256
+
+PARTS_AT_ONCE = 32
+"""Read in a third of a millisecond."""
 
 _PASSING = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL})
 """What nothing is lost by: the transaction was rolled back, and the next commit may be believed."""
@@ -72,6 +77,22 @@ class Journal:
                 self._reader.execute("ROLLBACK")
         except sqlite3.Error as error:
             raise BufferUnavailable(f"the write-back journal cannot be read: {error}") from error
+
+    async def parts(self, write_id: int, after: int = 0, count_max: int = PARTS_COUNT_MAX) -> list[Part]:
+        """The parts of a write behind a number, in order, so many at most. Event loop only.
+
+        Some are read at a time, and others have their turn in between: what they do to the write meanwhile is seen in
+        part. Of a write that has ended parts are missing.
+        """
+        found: list[Part] = []
+        while len(found) < count_max:
+            after, count = found[-1].number if found else after, min(PARTS_AT_ONCE, count_max - len(found))
+            page = self.read(lambda book: list(book.parts(write_id, after, count_max=count)))  # noqa: B023
+            found += page
+            if len(page) < count:
+                break
+            await asyncio.sleep(0)
+        return found
 
     def knows_file(self, name: str) -> bool:
         """Whether anything acknowledged is in a staged file. Not while other threads read."""

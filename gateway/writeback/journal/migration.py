@@ -12,13 +12,15 @@ A row that is not what was written goes over as it is, and still is none: it cos
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from gateway.clock import Moment
 from gateway.errors import BufferDamaged
 from gateway.objects import ObjectKey
+from gateway.s3.xml import CompletedPart
+from gateway.steps import at_once
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal import codec
 from gateway.writeback.journal.records import (
@@ -244,7 +246,7 @@ class _Migration:
             upload,
             state=State.PUBLISHING,
             etag=record["etag"] or "",
-            completed_of=codec.parts_digest([(number, etag) for number, etag in record["parts"]]),
+            completed_of=_digest(record["parts"]),
             asked_as="",
             answer="ServiceUnavailable",
             touched=Moment(record["at"]),
@@ -365,5 +367,9 @@ def _base(record: dict[str, Any]) -> Base:
 
 
 def _ended(upload_id: str, record: dict[str, Any]) -> Ended:
-    parts = codec.parts_digest([(number, etag) for number, etag in record["parts"]])
+    parts = _digest(record["parts"])
     return Ended(upload_id, ObjectKey(record["bucket"], record["key"]), record["at"], record["etag"], parts)
+
+
+def _digest(parts: Sequence[tuple[int, str]]) -> str:
+    return at_once(codec.parts_digest([CompletedPart(number, etag, {}) for number, etag in parts]))

@@ -213,6 +213,11 @@ class Write:
         return self.touched or Moment(self.began_at)
 
     @property
+    def parts_count(self) -> int:
+        """How many it is made of, once that is said."""
+        return sum(run.length for run in self.runs)
+
+    @property
     def is_acknowledged(self) -> bool:
         """Whether it is what the key has."""
         return self.acknowledged_at > 0

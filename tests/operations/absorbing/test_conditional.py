@@ -13,7 +13,8 @@ from gateway.clock import SystemClock
 from gateway.origin.client import OriginRequest
 from gateway.s3.requests import Operation
 from gateway.s3.results import etag_of_result
-from gateway.s3.xml import complete_multipart_upload_document
+from gateway.s3.xml import CompletedPart, complete_multipart_upload_document
+from gateway.steps import at_once
 from tests.support.absorbing import PART_BYTES, SLOTS, Client, with_client
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
@@ -211,7 +212,9 @@ def test_what_is_found_out_is_seen_at_once(tmp_path: Path) -> None:
         await client.ask("HEAD", "back/m", status=404)
         await client.gateway.catalog.settle()
         [origin_upload_id] = client.origin.buckets["bucket"].uploads
-        document = complete_multipart_upload_document([(number, etag, {}) for number, etag in etags.items()])
+        document = at_once(
+            complete_multipart_upload_document([CompletedPart(number, etag, {}) for number, etag in etags.items()])
+        )
         request = OriginRequest("POST", "bucket", "back/m", [("uploadId", origin_upload_id)], {}, document)
         async with await client.origin.send(request) as response:
             assert response.status == 200
@@ -247,7 +250,9 @@ def test_a_complete_is_answered_with_what_the_origin_has_made(tmp_path: Path, *,
 
 
 async def completed(client: Client, upload_id: str, etags: dict[int, str]) -> Got:
-    document = complete_multipart_upload_document([(number, etag, {}) for number, etag in etags.items()])
+    document = at_once(
+        complete_multipart_upload_document([CompletedPart(number, etag, {}) for number, etag in etags.items()])
+    )
     target = f"/bucket/back/m?uploadId={upload_id}"
     return await call(client.gateway.app, "POST", target, IF_ABSENT, document)
 

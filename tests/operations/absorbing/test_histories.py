@@ -29,7 +29,8 @@ from hypothesis import strategies as st
 from gateway.clock import SystemClock
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Slot
-from gateway.s3.xml import complete_multipart_upload_document, text_of
+from gateway.s3.xml import CompletedPart, complete_multipart_upload_document, text_of
+from gateway.steps import at_once
 from gateway.writeback.flushing import state
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.records import State
@@ -226,7 +227,7 @@ class History:
         known = {f'"{md5(value).hexdigest()}"': value for value in self.may_be[key] if value is not None}
         value = known[etag]
         self._saw(key, value)
-        document = complete_multipart_upload_document([(1, etag, {})])
+        document = at_once(complete_multipart_upload_document([CompletedPart(1, etag, {})]))
         async with client.flushing(conflicts=True):
             done = await self._ask(client, "POST", f"{other}?uploadId={upload_id}", document)
         self._wrote(other, value, done)

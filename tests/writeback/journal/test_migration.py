@@ -19,6 +19,8 @@ from gateway.clock import Moment
 from gateway.errors import BufferDamaged, StartupError
 from gateway.objects import ByteRange
 from gateway.s3.headers import multipart_etag
+from gateway.s3.xml import CompletedPart
+from gateway.steps import at_once
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal import codec, migration
 from gateway.writeback.journal.book import ENDED_KEPT_SECONDS, Book
@@ -52,6 +54,10 @@ TABLES_DIGEST = "a12946ab32a74385898b324bb3f59fe7da2961f60c30d56cbaa21f9760ffc89
 """Of what the last gateway that wrote version 1 has made: names and statements."""
 
 NOTHING, OLD = Base(absent=True), Base(('"old"',), asked_at=900.0)
+
+
+def digest_of(*parts: tuple[int, str]) -> str:
+    return at_once(codec.parts_digest([CompletedPart(*one, {}) for one in parts]))
 
 
 def part(number: int, name: str, origin_etag: str | None = None) -> Part:
@@ -236,7 +242,7 @@ def test_a_complete_in_doubt_is_found_out(book: Book) -> None:
     assert doubt is not None
     assert (doubt.state, doubt.is_completed_at_origin, doubt.etag) == (State.PUBLISHING, True, '"doubt-1"')
     assert (doubt.answer, doubt.touched_then.at, turn(book, doubt).due_at) == ("ServiceUnavailable", 995.0, 0.0)
-    assert doubt.completed_of == codec.parts_digest([(1, "abc")])
+    assert doubt.completed_of == digest_of((1, "abc"))
     book.answer(doubt.id, "NoSuchUpload", is_over=True)
     found = book.upload("u-doubt")
     assert found is not None
@@ -246,11 +252,11 @@ def test_a_complete_in_doubt_is_found_out(book: Book) -> None:
 def test_how_uploads_ended_is_told_as_before(book: Book) -> None:
     """Completed, aborted, and become an object that is still pending: for a day."""
     model = latest(book, "model")
-    digest = codec.parts_digest([(one.number, one.file.etag) for one in PARTS])
+    digest = digest_of(*((one.number, one.file.etag) for one in PARTS))
     assert book.ended("u-model") == Ended("u-model", key("model"), 1008.0, model.etag, digest, model.checksums)
-    done = Ended("u-done", key("z"), 970.0, '"e-2"', codec.parts_digest([(1, "a"), (2, "b")]))
+    done = Ended("u-done", key("z"), 970.0, '"e-2"', digest_of((1, "a"), (2, "b")))
     assert book.ended("u-done") == done
-    assert book.ended("u-aborted") == Ended("u-aborted", key("z"), 980.0, None, codec.parts_digest([]))
+    assert book.ended("u-aborted") == Ended("u-aborted", key("z"), 980.0, None, digest_of())
     book.forget_ended(975.0 + ENDED_KEPT_SECONDS)
     assert (book.ended("u-done"), book.ended("u-aborted") is not None) == (None, True)
 
