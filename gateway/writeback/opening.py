@@ -133,9 +133,10 @@ def _origin(directory: Path) -> str | None:
 def _of_another_origin(directory: Path, named: str, endpoint_url: str, held: Recovered) -> str:
     return (
         f"origin.endpoint_url is {endpoint_url!r}, and the write-back buffer {directory} holds what was acknowledged "
-        f"for {named!r} and is not there yet ({held.pending} objects, {held.uploads} open uploads): nothing was "
-        f"changed. Start with {named!r} and have it flushed (`forebay flush --wait`); where both are names of one and "
-        f"the same store, write the new one into {directory / ORIGIN}"
+        f"for {named!r} and is not there yet ({held.pending} objects, {held.uploads} open uploads), or is to be "
+        f"cleared away there, which takes minutes ({held.orphans} uploads and probes): nothing was changed. Start with "
+        f"{named!r} and have it flushed (`forebay flush --wait`); where both are names of one and the same store, "
+        f"write the new one into {directory / ORIGIN}"
     )
 
 

@@ -147,7 +147,15 @@ def test_what_it_holds_is_not_taken_elsewhere(of_here: Path, held: Recovered) ->
     before = {path.name: path.stat().st_mtime_ns for path in of_here.iterdir()}
     with pytest.raises(StartupError) as refused:
         keep_to_origin(of_here, THERE, held)
-    for said in ("origin.endpoint_url", repr(HERE), repr(THERE), "forebay flush --wait", str(of_here / ORIGIN)):
+    counted = f"{held.pending} objects, {held.uploads} open uploads", f"{held.orphans} uploads and probes"
+    for said in (
+        *counted,
+        "origin.endpoint_url",
+        repr(HERE),
+        repr(THERE),
+        "forebay flush --wait",
+        str(of_here / ORIGIN),
+    ):
         assert said in str(refused.value)
     assert {path.name: path.stat().st_mtime_ns for path in of_here.iterdir()} == before
 
