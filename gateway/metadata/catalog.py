@@ -90,12 +90,13 @@ class Catalog:
         So is what is listed in slots that are strict now; `slots` are the same in all processes.
         StartupError when it has another format or is a mistake, StoreUnavailable when the disk fails.
         """
+        thread = DiskThread("opening the catalog")
         try:
-            opened = await DiskThread("opening the catalog").run(
-                OPENING_SECONDS_MAX, _opened, directory, origin_name, slots, process
-            )
+            opened = await thread.run(OPENING_SECONDS_MAX, _opened, directory, origin_name, slots, process)
         except TimeoutError:
             raise StoreUnavailable(f"the catalog {directory} cannot be opened: another process holds it up") from None
+        finally:
+            await thread.close(0.0)  # it ends with what it does now, however long that takes
         return cls(origin, opened, clock, observer)
 
     @classmethod
