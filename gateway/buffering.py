@@ -20,7 +20,6 @@ from gateway.origin.client import Origin
 from gateway.policy.slots import Slots
 from gateway.writeback import DIRECTORY
 from gateway.writeback.bounds.bounds import BoundsObserver
-from gateway.writeback.bounds.exposure import Exposure
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.desk.deciding import Decider
 from gateway.writeback.desk.desk import WritebackDesk
@@ -30,7 +29,7 @@ from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.flushing.reconciler import Reconciler, SlotOrder, Tools
 from gateway.writeback.flushing.requests import Requests
 
-BALLAST_SECONDS = 10.0
+RESERVE_SECONDS = 10.0
 """How often room is set aside again that was given up."""
 
 
@@ -102,25 +101,25 @@ class Flushing:
         self.buffer = buffer
         self._clock = around.clock
         self.reconciler = Reconciler(tools)
-        self._exposure = Exposure(buffer.bounds, around.clock, around.counters)
         buffers = {slot.name: slot.buffer_bytes or 0 for slot in around.slots if slot.write == "back"}
         self.desk = WritebackDesk(overview, buffer.journal, self.reconciler, Decider(tools), buffers, around.clock)
         self._log = around.log
         self._monitor = PendingMonitor(overview, buffers, around.clock, around.counters)
+        self._counters = around.counters
 
     async def run(self) -> None:
         """For ever. What is under way when this is cancelled is found out by the next one."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.reconciler.run())
             group.create_task(self._log.run())
-            group.create_task(self._exposure.run())
-            group.create_task(self._keep_ballast())
+            group.create_task(self.buffer.bounds.tell_exposure(self._counters))
+            group.create_task(self._keep_reserve())
             group.create_task(self._monitor.run())
 
-    async def _keep_ballast(self) -> None:
+    async def _keep_reserve(self) -> None:
         while True:
-            await self.buffer.keep_ballast()
-            await self._clock.sleep(BALLAST_SECONDS)
+            await self.buffer.keep_reserve()
+            await self._clock.sleep(RESERVE_SECONDS)
 
 
 @asynccontextmanager

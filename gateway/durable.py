@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -45,6 +46,28 @@ def sync_directory(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def set_aside(path: Path, size_bytes: int) -> None:
+    """Have the file system keep room for a file, and for all of one that is larger; made where it is not. OSError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
+    try:
+        os.posix_fallocate(descriptor, 0, max(size_bytes, os.fstat(descriptor).st_size))
+    finally:
+        os.close(descriptor)
+
+
+def map_shared(path: Path, size_bytes: int) -> mmap.mmap:
+    """A file mapped into memory, made where it does not exist. OSError.
+
+    It is whole on its file system: a page that could not be backed would kill the process that touches it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
+    try:
+        os.posix_fallocate(descriptor, 0, size_bytes)
+        return mmap.mmap(descriptor, size_bytes)
     finally:
         os.close(descriptor)
 

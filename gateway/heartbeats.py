@@ -7,12 +7,12 @@ one that is busy: a lock tells no more than that a process lives, and a stopped 
 from __future__ import annotations
 
 import asyncio
-import mmap
-import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+from gateway.durable import map_shared
 
 PROCESSES_MAX = 512
 
@@ -69,16 +69,3 @@ class Heartbeats:
         while True:
             self.beat(process)
             await asyncio.sleep(BEAT_SECONDS)
-
-
-def map_shared(path: Path, size_bytes: int) -> mmap.mmap:
-    """A file mapped into memory, made where it does not exist. OSError.
-
-    It is whole on its file system: a page that could not be backed would kill the process that touches it.
-    """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        os.posix_fallocate(descriptor, 0, size_bytes)
-        return mmap.mmap(descriptor, size_bytes)
-    finally:
-        os.close(descriptor)

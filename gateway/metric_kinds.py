@@ -19,7 +19,8 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
-from gateway.metric_values import GROWTH_BYTES, SharedValues, Value, set_aside
+from gateway.durable import set_aside
+from gateway.metric_values import GROWTH_BYTES, SharedValues, Value
 
 _log = structlog.get_logger("forebay.metrics")
 

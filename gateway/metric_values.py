@@ -16,6 +16,8 @@ from typing import Any, Protocol
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.values import MutexValue
 
+from gateway.durable import set_aside
+
 GROWTH_BYTES = 2**18
 """By so much a file grows that is full. It is mapped anew then, and what was mapped stays."""
 
@@ -121,12 +123,3 @@ class _WholeFile(MmapedDict):
             self._m = mmap.mmap(descriptor, size_bytes)
             self._capacity = size_bytes
         super()._init_value(key)  # type: ignore[no-untyped-call]
-
-
-def set_aside(path: Path, size_bytes: int) -> None:
-    """Have the file system keep room for a file, and for all of one that is larger. OSError."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(descriptor, 0, max(size_bytes, os.fstat(descriptor).st_size))
-    finally:
-        os.close(descriptor)

@@ -21,6 +21,7 @@ BASE = LEAVES | COUNTING | {"s3", "cancellation"}
 
 ALLOWED: Mapping[str, set[str]] = {
     **{leaf: set[str]() for leaf in LEAVES},
+    "heartbeats": {"durable"},
     "cancellation": {"errors"},
     "config": LEAVES,
     **dict.fromkeys(COUNTING, LEAVES | COUNTING),

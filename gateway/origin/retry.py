@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-import os
 import random
 import re
 import struct
@@ -30,6 +29,7 @@ from urllib.parse import unquote
 import structlog
 
 from gateway.clock import Clock
+from gateway.durable import map_shared
 from gateway.origin.client import OriginRequest
 from gateway.origin.settings import OriginSettings
 from gateway.s3.headers import parse_http_date
@@ -242,7 +242,7 @@ class SilenceBoard:
         if file is None:
             return
         try:
-            self._memory = _shared_memory(file)
+            self._memory = map_shared(file, _SIZE_BYTES)
         except OSError as error:
             log.warning("workers cannot tell each other that the origin is silent", error=str(error))
 
@@ -279,16 +279,6 @@ class SilenceCell:
     def _told(self) -> float:
         name, moment = _RECORD.unpack_from(self._memory, self._offset)
         return moment if name == self._name else 0.0
-
-
-def _shared_memory(file: Path) -> mmap.mmap:
-    """Allocated, not only mapped: a page that a full file system cannot give kills whoever touches it."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(descriptor, 0, _SIZE_BYTES)
-        return mmap.mmap(descriptor, _SIZE_BYTES)
-    finally:
-        os.close(descriptor)
 
 
 class CircuitBreaker:

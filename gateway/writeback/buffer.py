@@ -3,8 +3,8 @@
     <directory>/FORMAT      "forebay writeback 1"
     <directory>/journal     what was acknowledged (journal/schema.py); with SQLite's -wal and -shm beside it
     <directory>/presence    where anything is pending (presence.py)
-    <directory>/ballast     room for the journal on a full disk (ballast.py)
-    <directory>/arriving    what bodies that are arriving will take (bounds/bounds.py)
+    <directory>/ballast     room for the journal on a full disk (bounds/room.py)
+    <directory>/arriving    what bodies that are arriving will take (bounds/room.py)
     <directory>/staged/     the bytes, and their checksums (files/staged_file.py)
 
 A write is acknowledged in this order: the bytes are verified, its file is synced, the file's directory is synced, the
@@ -24,8 +24,8 @@ from gateway.clock import Clock, Moment, SystemClock
 from gateway.errors import BufferRefused, BufferUnavailable
 from gateway.objects import ByteRange, ObjectKey
 from gateway.policy.slots import Slot
-from gateway.writeback.bounds.ballast import Ballast
-from gateway.writeback.bounds.bounds import Bounds, BoundsObserver, DiskRoom, Reservations, Shared, SilentBoundsObserver
+from gateway.writeback.bounds.bounds import Bounds, BoundsObserver, Shared, SilentBoundsObserver
+from gateway.writeback.bounds.room import DiskRoom, Reservations, ReserveFile
 from gateway.writeback.files.staged_file import StagedFile, StagedWriter, Staging
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.journal import Journal
@@ -53,7 +53,7 @@ class WritebackBuffer:
         self.threads = threads
         self.bounds = bounds
         self._reservations = files.reservations
-        self._ballast = files.ballast
+        self._reserve = files.reserve
         self._reader = PendingReader(self.journal, self.staging, threads)
         self._clock = clock
 
@@ -84,10 +84,10 @@ class WritebackBuffer:
         shared = Shared(files.journal, files.reservations, DiskRoom(directory), clock)
         return cls(files, threads, Bounds(bounded, shared, observer or SilentBoundsObserver()), clock)
 
-    async def keep_ballast(self) -> None:
+    async def keep_reserve(self) -> None:
         """Have this process write down what leaves the buffer even on a full disk. Again from time to time."""
-        self.journal.make_room = self._ballast.give_up
-        await self.threads.run(self._ballast.keep)
+        self.journal.make_room = self._reserve.give_up
+        await self.threads.run(self._reserve.keep)
 
     async def close(self) -> None:
         """Finish what was begun, and close."""
@@ -236,7 +236,7 @@ class _Files:
     journal: Journal
     staging: Staging
     reservations: Reservations
-    ballast: Ballast
+    reserve: ReserveFile
 
 
 def _open(directory: Path, worker: int, slots: Sequence[str], now: Moment) -> _Files:
@@ -252,7 +252,7 @@ def _open(directory: Path, worker: int, slots: Sequence[str], now: Moment) -> _F
     journal.take_over(now)
     staging.sweep(journal.knows_file, worker)
     try:
-        return _Files(journal, staging, Reservations(directory / ARRIVING, worker, slots), Ballast(directory))
+        return _Files(journal, staging, Reservations(directory / ARRIVING, worker, slots), ReserveFile(directory))
     except OSError as error:
         journal.close()
         raise BufferUnavailable(f"the write-back buffer {directory} cannot be used: {error}") from error

@@ -25,7 +25,7 @@ ORIGIN = "origin"
 """The file with the endpoint URL."""
 
 ARRIVING = "arriving"
-"""The file of `Reservations` (bounds/bounds.py): made anew when nobody has the buffer open."""
+"""The file of `Reservations` (bounds/room.py): made anew when nobody has the buffer open."""
 
 
 @dataclass(frozen=True, slots=True)

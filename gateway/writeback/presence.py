@@ -12,7 +12,6 @@ a question to the journal.
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 import time
@@ -20,13 +19,13 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from gateway.durable import map_shared
 from gateway.objects import ObjectKey
 
 PLACES = 65_536
 
 _STAMP = struct.Struct("<QQ")
 _FILE_BYTES = PLACES + _STAMP.size
-_FILE_MODE = 0o600
 
 
 def place_of(key: ObjectKey) -> int:
@@ -37,12 +36,7 @@ class Presence:
     """The places, as one process sees them. Made where it is not there; OSError when the disk does not take it."""
 
     def __init__(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
-        try:
-            os.posix_fallocate(descriptor, 0, _FILE_BYTES)  # a page that could not be backed would kill the process
-            self._bytes = mmap.mmap(descriptor, _FILE_BYTES)
-        finally:
-            os.close(descriptor)
+        self._bytes = map_shared(path, _FILE_BYTES)
 
     def may_be(self, key: ObjectKey) -> bool:
         """Whether the journal is to be asked about a key."""

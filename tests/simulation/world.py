@@ -20,7 +20,7 @@ from gateway.edge import asgi
 from gateway.operations.absorbing import completion, creating
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback import news
-from gateway.writeback.bounds import exposure
+from gateway.writeback.bounds import bounds
 from gateway.writeback.journal import book
 from tests.simulation.clients import PART_BYTES, WORKERS, Clients, Work
 from tests.simulation.dialects import DIALECTS
@@ -434,7 +434,7 @@ def play(setting: Setting) -> World:
             stack.enter_context(mock.patch.object(multipart, "uuid", numbered))
             stack.enter_context(mock.patch.object(creating, "_created_through", _marked(creating._created_through)))
             stack.enter_context(mock.patch.object(news, "QUIET_SECONDS", 1.0))
-            stack.enter_context(mock.patch.object(exposure, "LOOK_SECONDS", 10.0))
+            stack.enter_context(mock.patch.object(bounds, "EXPOSURE_SECONDS", 10.0))
             stack.enter_context(mock.patch.object(asgi, "_shared_threads", BodyThreads))
             asyncio.set_event_loop(loop)
             try:

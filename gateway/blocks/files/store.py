@@ -35,6 +35,7 @@ from gateway.blocks import layout
 from gateway.blocks.files import page_cache
 from gateway.blocks.files.block_file import BlockLease, lease_of
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, BlockRecord, Extent
+from gateway.durable import set_aside
 from gateway.errors import BlockDamaged, StoreUnavailable
 
 ALIGNMENT_BYTES = 64
@@ -291,12 +292,7 @@ class BlockStore:
     def keep_ballast(self) -> None:
         """Have BALLAST_BYTES set aside in the directory; StoreUnavailable when they cannot be."""
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(self._ballast, flags, FILE_MODE)
-            try:
-                os.posix_fallocate(descriptor, 0, BALLAST_BYTES)
-            finally:
-                os.close(descriptor)
+            set_aside(self._ballast, BALLAST_BYTES)
         except OSError as error:
             raise StoreUnavailable(f"no ballast can be set aside: {error}") from error
 

@@ -12,7 +12,6 @@ the origin has changed, so that nothing here is ever dropped because it is in do
 
 from __future__ import annotations
 
-import mmap
 import os
 import shutil
 import threading
@@ -21,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.durable import sync_directory
+from gateway.durable import map_shared, sync_directory
 from gateway.errors import NoSuchSnapshot, SnapshotError, SnapshotUnusable, StoreUnavailable
 from gateway.metadata.snapshots.manifest import Manifest, unpack, valid_name
 from gateway.metadata.snapshots.object_file import ObjectFile
@@ -189,12 +188,7 @@ class ChangeCounter:
     """
 
     def __init__(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
-        try:
-            os.posix_fallocate(descriptor, 0, _SIZE_BYTES)  # a page that the disk has no room for would kill us
-            self._map = mmap.mmap(descriptor, _SIZE_BYTES)
-        finally:
-            os.close(descriptor)
+        self._map = map_shared(path, _SIZE_BYTES)
         self._number = memoryview(self._map).cast("Q")
 
     @property

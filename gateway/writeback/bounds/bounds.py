@@ -8,28 +8,16 @@ behind those who came before him, as long as the flush may make some; what becom
 
 Announced bytes take room before they come, so room is shared out. Where several credentials write to a slot, the bodies
 of one that are still arriving take no more than they leave free.
-
-What bodies that are arriving now will take lies in shared memory, as nothing of it is worth keeping (`Reservations`):
-
-    for each slot that writes back, in the order of the configuration: 8 bytes for each worker slot
-
-A worker writes its own numbers only, so no lock is needed: it adds what it wants first and looks at the sum then, so
-that of two that want the last room at once at least one sees both. A worker that is killed leaves its numbers to its
-successor, which clears them. The file is made anew when nobody has it open (opening.py): so its order of slots is
-everybody's.
 """
 
 from __future__ import annotations
 
 import asyncio
-import mmap
-import os
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Protocol
 
 import structlog
@@ -39,85 +27,17 @@ from gateway.clock import Clock
 from gateway.errors import BufferUnavailable, ClientDisconnected
 from gateway.policy.slots import Slot
 from gateway.writeback.bounds.pacing import PACED_FROM, delay_seconds, retry_after_seconds
-from gateway.writeback.files.trailer import checksums_bytes
+from gateway.writeback.bounds.room import MARGIN_BYTES, DiskRoom, Reservations, on_disk
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.rows import Usage
-
-DISK_LOOK_SECONDS = 0.05
-
-MARGIN_BYTES = 8 * 1024 * 1024
-"""Left free by bodies, for the journal: what takes things out of the buffer must be written down, too."""
-
-
-def _on_disk(size_bytes: int) -> int:
-    """What bodies of so many bytes take, with their checksums; but for the rest of each file's last page, and its
-    footer, which the margin has for some hundreds that arrive at once, and still room for the journal.
-    """
-    return size_bytes + checksums_bytes(size_bytes)
-
-
-class DiskRoom:
-    """Of one directory. Event loop only: a look takes microseconds on a local disk."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._free_bytes = 0
-        self._looked_at = float("-inf")
-
-    def takes(self, size_bytes: int, now: float) -> bool:
-        """Whether so much fits beside the margin; `now` is of the monotonic clock. OSError as the disk says it."""
-        if not self._looked_at <= now < self._looked_at + DISK_LOOK_SECONDS:
-            facts = os.statvfs(self._path)
-            self._free_bytes, self._looked_at = facts.f_bavail * facts.f_frsize, now
-        return self._free_bytes - MARGIN_BYTES >= size_bytes
-
-
-WORKER_SLOTS = 257
-"""S3 workers have 0 to 255, the background process 256."""
-
-_CELL_BYTES = 8
-_FILE_MODE = 0o600
-
-
-class Reservations:
-    """The numbers as one worker slot sees and changes them. OSError when the disk does not take the file."""
-
-    def __init__(self, path: Path, worker: int, slots: Sequence[str]) -> None:
-        self._rows = {slot: row * WORKER_SLOTS for row, slot in enumerate(slots)}
-        self._worker = worker
-        size_bytes = max(1, len(slots)) * WORKER_SLOTS * _CELL_BYTES
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
-        try:
-            os.posix_fallocate(descriptor, 0, size_bytes)  # a page that could not be backed would kill the process
-            self._map = mmap.mmap(descriptor, size_bytes)
-        finally:
-            os.close(descriptor)
-        self._cells = memoryview(self._map).cast("Q")
-        for first in self._rows.values():
-            self._cells[first + worker] = 0
-
-    def add(self, slot: str, count: int) -> None:
-        """This worker's bodies will take so many bytes more, or, negative, less."""
-        self._cells[self._rows[slot] + self._worker] += count
-
-    def total(self, slot: str) -> int:
-        """What those of all workers will take."""
-        first = self._rows[slot]
-        return sum(self._cells[first : first + WORKER_SLOTS])
-
-    def total_of_all(self) -> int:
-        """The same, of all slots."""
-        return sum(self._cells)
-
-    def close(self) -> None:
-        self._cells.release()
-        self._map.close()
-
 
 _log = structlog.get_logger("forebay.writeback")
 
 LOOK_SECONDS = 0.02
 """How often those who wait are looked after."""
+
+EXPOSURE_SECONDS = 1.0
+"""From one time that the exposure is told to the next."""
 
 TROUBLE_SECONDS = 5.0
 """How long the disk is not tried again by clients' bodies after it has failed."""
@@ -156,6 +76,24 @@ class BoundsObserver(Protocol):
 
     def paced(self, slot: str, seconds: float) -> None:
         """An acknowledgement was held back."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotExposure:
+    """What only this node has of one slot. `used_bytes` are the pending ones and room for bodies that are arriving;
+    `oldest_seconds` 0: nothing is on its way to the origin."""
+
+    buffer_bytes: int
+    used_bytes: int
+    pending_bytes: int
+    pending_objects: int
+    oldest_seconds: float
+
+
+class ExposureObserver(Protocol):
+    """For metrics, and for whoever is to be alarmed by them."""
+
+    def exposed(self, slot: str, exposure: SlotExposure) -> None: ...
 
 
 class SilentBoundsObserver:
@@ -217,6 +155,13 @@ class SlotBounds:
     def usage(self) -> Usage:
         """What acknowledged writes take."""
         return self._shared.journal.read(lambda book: book.usage(self.slot.name))
+
+    def exposure(self) -> SlotExposure:
+        """As it is now."""
+        usage, age_seconds = self.usage(), self.age_seconds()
+        return SlotExposure(
+            self.slot.buffer_bytes or 0, self.used_bytes(), usage.staged_bytes, usage.objects, age_seconds or 0.0
+        )
 
     def unused_bytes(self) -> int:
         """What of the disk it has a right to, and has not written yet."""
@@ -319,7 +264,7 @@ class SlotBounds:
         if now < self.trouble_until:
             return False
         with suppress(OSError):  # then it takes nothing
-            return self._shared.disk.takes(_on_disk(self._shared.reservations.total_of_all() + size_bytes), now)
+            return self._shared.disk.takes(on_disk(self._shared.reservations.total_of_all() + size_bytes), now)
         return False
 
     async def _look_after(self) -> None:
@@ -376,12 +321,17 @@ class Bounds:
         """One slot's; None for one that does not write back any more."""
         return self._of.get(slot)
 
-    def all(self) -> Iterable[SlotBounds]:
-        return self._of.values()
+    async def tell_exposure(self, observer: ExposureObserver) -> None:
+        """Every second, for ever; in one process of a gateway."""
+        while True:
+            with suppress(BufferUnavailable):  # whoever writes to the journal learns of it
+                for name, one in self._of.items():
+                    observer.exposed(name, one.exposure())
+            await self._clock.sleep(EXPOSURE_SECONDS)
 
     def unused_bytes(self) -> int:
         """What of the disk is for the buffers, and not written yet: what they may hold, and the journal's margin."""
-        return MARGIN_BYTES + _on_disk(sum(one.unused_bytes() for one in self._of.values()))
+        return MARGIN_BYTES + on_disk(sum(one.unused_bytes() for one in self._of.values()))
 
     def trouble(self, error: Exception) -> None:
         """The disk has failed to take something: it is left alone for a moment. Told once in that time."""

@@ -16,6 +16,7 @@ import pytest
 
 from gateway.policy.slots import Slot
 from gateway.writeback.bounds import bounds
+from gateway.writeback.bounds.room import MARGIN_BYTES
 from gateway.writeback.files.staged_file import StagedWriter, Staging
 from tests.support.absorbing import SLOTS, Client, eventually, with_client
 from tests.support.disks import fill_up, small_disk
@@ -36,7 +37,7 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.operations.absorbing.bodies.PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr("gateway.operations.absorbing.bodies.PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
     monkeypatch.setattr(bounds, "TROUBLE_SECONDS", 0.2)
-    monkeypatch.setattr(bounds, "DISK_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("gateway.writeback.bounds.room.DISK_LOOK_SECONDS", 0.0)
 
 
 def slots(**changed: Any) -> list[Slot]:
@@ -73,7 +74,7 @@ def test_where_somebody_else_fills_the_disk_writes_go_through(disk: Path) -> Non
         await client.learn()
         kept = os.urandom(MIB)
         assert await put(client, "kept", kept) == "absorbed"
-        others = fill_up(disk, leave_bytes=bounds.MARGIN_BYTES + 2 * MIB)
+        others = fill_up(disk, leave_bytes=MARGIN_BYTES + 2 * MIB)
         assert await put(client, "large", bytes(4 * MIB)) == "forwarded"
         assert await put(client, "small", bytes(MIB)) == "absorbed"
         fill_up(disk, "more")
@@ -119,7 +120,7 @@ def test_the_cache_leaves_the_buffer_its_room(disk: Path) -> None:
             answer = await client.ask("GET", f"data/{number}")
             assert answer.body == client.origin.data("bucket", f"data/{number}")
         cached_bytes = client.gateway.blocks.usage().used_bytes
-        assert 4 * MIB <= cached_bytes <= DISK_BYTES - 64 * MIB - bounds.MARGIN_BYTES
+        assert 4 * MIB <= cached_bytes <= DISK_BYTES - 64 * MIB - MARGIN_BYTES
         answers = [await put(client, f"k{number}", bytes(4 * MIB)) for number in range(16)]
         assert answers == ["absorbed"] * 16
         await client.flush()
@@ -205,7 +206,7 @@ def _flush_on_a_full_disk(disk: Path, *, ballast: bool) -> None:
     async def scenario(client: Client) -> None:
         await client.learn()
         if ballast:
-            await client.buffer.keep_ballast()
+            await client.buffer.keep_reserve()
         bodies = {f"k{n}": os.urandom(20_000) for n in range(8)}
         for name, body in bodies.items():
             assert await put(client, name, body) == "absorbed"
@@ -219,7 +220,7 @@ def _flush_on_a_full_disk(disk: Path, *, ballast: bool) -> None:
             (disk / "of somebody else").unlink()
             await client.flush_objects()
             if ballast:
-                await client.buffer.keep_ballast()
+                await client.buffer.keep_reserve()
                 assert (disk / "writeback" / "ballast").stat().st_size > 0
         for name, body in bodies.items():
             assert client.origin.data("bucket", f"back/{name}") == body

@@ -13,7 +13,6 @@ import pytest
 from gateway.operations import payload
 from gateway.policy.slots import Slot
 from gateway.s3.requests import Operation
-from gateway.writeback.bounds import bounds as bounds_module
 from gateway.writeback.bounds import pacing
 from gateway.writeback.bounds.bounds import Bound
 from gateway.writeback.journal.rows import Usage
@@ -456,7 +455,7 @@ def test_a_disk_that_has_just_failed_is_left_alone(
     tmp_path: Path, counts: Counts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """503 for the write that met it, nothing of it acknowledged; those after it go through; then it is tried again."""
-    monkeypatch.setattr(bounds_module, "TROUBLE_SECONDS", 0.5)
+    monkeypatch.setattr("gateway.writeback.bounds.bounds.TROUBLE_SECONDS", 0.5)
 
     def refuse(_: int) -> None:
         raise OSError(5, "Input/output error")

@@ -16,15 +16,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import BufferUnavailable
 from gateway.policy.slots import Prefix, Slot
-from gateway.writeback.bounds import bounds as bounds_module
-from gateway.writeback.bounds.bounds import (
-    MARGIN_BYTES,
-    SHARED_SECONDS,
-    TROUBLE_SECONDS,
-    Bound,
-    Reservations,
-    SlotBounds,
-)
+from gateway.writeback.bounds.bounds import SHARED_SECONDS, TROUBLE_SECONDS, Bound, SlotBounds
 from gateway.writeback.bounds.pacing import (
     DELAY_SECONDS_MAX,
     PACED_FROM,
@@ -32,6 +24,7 @@ from gateway.writeback.bounds.pacing import (
     delay_seconds,
     retry_after_seconds,
 )
+from gateway.writeback.bounds.room import MARGIN_BYTES, Reservations
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.files.trailer import CHECKSUM_BYTES
 from gateway.writeback.journal.records import Part
@@ -155,7 +148,7 @@ def test_a_start_forgets_what_was_arriving(tmp_path: Path) -> None:
         await buffer.close()
         recover(tmp_path, 0.0)
         async with opened(tmp_path, clock, slot("b"), slot("c"), slot()) as after:
-            assert [one.used_bytes() for one in after.bounds.all()] == [0, 0, 0]
+            assert [bounds_of(after, name).used_bytes() for name in ("b", "c", slot().name)] == [0, 0, 0]
 
     asyncio.run(scenario())
 
@@ -351,7 +344,7 @@ def test_a_disk_without_room_takes_nothing(tmp_path: Path, monkeypatch: pytest.M
     """However much of the buffer is free: what is acknowledged must find room, and its place in the journal, too."""
 
     async def scenario(_: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
-        monkeypatch.setattr(bounds_module, "MARGIN_BYTES", 2**62)
+        monkeypatch.setattr("gateway.writeback.bounds.room.MARGIN_BYTES", 2**62)
         assert await bounds.take("key", 1, 0) is Bound.DISK
         monkeypatch.undo()
         assert await bounds.take("key", 1, 0) is None

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.errors import BufferUnavailable
 from gateway.policy.slots import Prefix, Slot
-from gateway.writeback.bounds.exposure import LOOK_SECONDS, Exposure, SlotExposure
+from gateway.writeback.bounds.bounds import EXPOSURE_SECONDS, SlotExposure
 from gateway.writeback.buffer import WritebackBuffer
 from tests.support.manual_clock import ManualClock
 from tests.support.writeback import key, part, pending, upload
@@ -35,10 +35,10 @@ def test_pending_and_arriving_writes_are_told_with_the_age_of_the_oldest(
     async def scenario() -> None:
         clock, told = ManualClock(), Told()
         buffer = await WritebackBuffer.open(tmp_path, 0, [SLOT], clock=clock)
-        running = asyncio.create_task(Exposure(buffer.bounds, clock, told).run())
+        running = asyncio.create_task(buffer.bounds.tell_exposure(told))
         bounds = buffer.bounds.of("slot")
         assert bounds is not None
-        await clock.advance(LOOK_SECONDS)
+        await clock.advance(EXPOSURE_SECONDS)
         assert told.last == SlotExposure(1000, 0, 0, 0, 0.0)
         first = await buffer.acknowledge(replace(pending(key("a"), "x" * 10), acknowledged_at=clock.now()))
         await buffer.journal.change(lambda book: book.open_upload(upload("u", key("b"))))
@@ -48,14 +48,14 @@ def test_pending_and_arriving_writes_are_told_with_the_age_of_the_oldest(
         await clock.advance(30.0)
         assert told.last is not None
         assert replace(told.last, oldest_seconds=0.0) == SlotExposure(1000, 117, 17, 2, 0.0)
-        assert told.last.oldest_seconds == pytest.approx(30.0, abs=LOOK_SECONDS)
+        assert told.last.oldest_seconds == pytest.approx(30.0, abs=EXPOSURE_SECONDS)
         with monkeypatch.context() as patch:
             patch.setattr(buffer.journal, "read", _fail)
-            await clock.advance(LOOK_SECONDS)
+            await clock.advance(EXPOSURE_SECONDS)
         await buffer.journal.change(lambda book: book.keep(first.id, "others"))
-        await clock.advance(LOOK_SECONDS)
+        await clock.advance(EXPOSURE_SECONDS)
         assert told.last.pending_objects == 2
-        assert told.last.oldest_seconds == pytest.approx(27.0, abs=3 * LOOK_SECONDS)
+        assert told.last.oldest_seconds == pytest.approx(27.0, abs=3 * EXPOSURE_SECONDS)
         assert not running.done()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
