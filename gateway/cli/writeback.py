@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlencode
 
@@ -22,6 +23,9 @@ app = typer.Typer(name="writeback", help="See to what the origin does not have y
 
 _PATH = "/api/v1/writeback"
 _PAGE = 1000
+_LISTED_MAX = 1000
+"""More is for machines, and takes the gateway seconds."""
+
 _WORDS = "give up"
 _SHOWN_MAX = 20
 _ABORTED_AT_ONCE = 20
@@ -58,11 +62,17 @@ AbortYesOption = Annotated[bool, typer.Option("--yes", help="Do not ask before u
 UploadsOption = Annotated[bool, typer.Option("--uploads", help="Uploads that their clients have not completed.")]
 
 
+LimitOption = Annotated[
+    int, typer.Option("--limit", metavar="N", min=0, help="Show no more than so many; 0: all of them.")
+]
+
+
 @app.command("list")
 def list_(
     prefix: PrefixArgument = "s3://",
     problems: ProblemsOption = False,
     uploads: UploadsOption = False,
+    limit: LimitOption = _LISTED_MAX,
     config: ConfigOption = None,
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
@@ -73,19 +83,24 @@ def list_(
     _check(prefix)
     port = admin_port(admin_url, config)
     asked = {"prefix": prefix} | ({"problems": "true"} if problems else {})
-    line = _upload_line if uploads else _object_line
+    what, noun, line = ("uploads", "open upload", _upload_line) if uploads else ("objects", "object", _object_line)
+    found = _pages(port, what, asked)
     count = size_bytes = undecided = 0
-    for one in _pages(port, "uploads" if uploads else "objects", asked):
-        count, size_bytes = count + 1, size_bytes + one.get("bytes", 0)
+    for one in islice(found, limit or None):
+        if not json and not count:
+            typer.echo(_UPLOADS_HEAD if uploads else _OBJECTS_HEAD)
+        count, size_bytes = count + 1, size_bytes + one["bytes"]
         undecided += one.get("state") in _TO_BE_DECIDED
         if json:
             sys.stdout.buffer.write(orjson.dumps(one) + b"\n")
         else:
             typer.echo(line(one))
     if not json:
-        typer.echo(f"{counted(count, 'open upload' if uploads else 'object')}, {size_text(size_bytes)}", err=True)
+        typer.echo(f"{counted(count, noun)}, {size_text(size_bytes)}", err=True)
         if undecided:
             typer.echo(f"{undecided:,} {are(undecided)} yours to decide: forebay writeback resolve --help", err=True)
+    if next(found, None) is not None:
+        typer.echo("there are more: --limit 0 shows them all", err=True)
 
 
 @app.command()
@@ -223,20 +238,18 @@ def _name(one: dict[str, Any]) -> str:
     return f"s3://{one['bucket']}/{one['key']}"
 
 
+_OBJECTS_HEAD = f"{'state':8} {'age':>10} {'size':>10} {'sent':>10} {'failures':>8}  object"
+_UPLOADS_HEAD = f"{'age':>10} {'last part':>10} {'parts':>7} {'size':>10}  object and upload id"
+
+
 def _object_line(one: dict[str, Any]) -> str:
-    """`conflict   0:12:05      1.0 MiB  s3://bucket/key`, and what else there is to say."""
+    """`conflict    0:12:05    1.0 MiB        0 B        2  s3://bucket/key  AccessDenied`"""
     size = "deletion" if one["deleted"] else size_text(one["bytes"])
-    told = [f"{one['parts_sent']} of {one['parts']} parts sent"] if one["parts_sent"] else []
-    if one["failures"]:
-        told.append(f"failed {counted(one['failures'], 'time')}")
-    if one["reason"]:
-        told.append(one["reason"])
-    more = f" ({', '.join(told)})" if told else ""
-    return (
-        f"{one['state']:8} {age_text(one['acknowledged_at']):>10} {size:>14}  {printable(_name(one))}{printable(more)}"
-    )
+    figures = f"{age_text(one['acknowledged_at']):>10} {size:>10} {size_text(one['bytes_sent']):>10}"
+    reason = f"  {one['reason']}" if one["reason"] else ""
+    return f"{one['state']:8} {figures} {one['failures']:>8,}  {printable(_name(one) + reason)}"
 
 
 def _upload_line(one: dict[str, Any]) -> str:
-    size = f"{counted(one['parts'], 'part'):>12} {size_text(one['bytes']):>14}"
-    return f"{age_text(one['initiated_at']):>10} {size}  {printable(_name(one))} {one['upload_id']}"
+    ages = f"{age_text(one['initiated_at']):>10} {age_text(one['touched_at']):>10}"
+    return f"{ages} {one['parts']:>7,} {size_text(one['bytes']):>10}  {printable(_name(one))} {one['upload_id']}"

@@ -29,9 +29,14 @@ R = TypeVar("R")
 TOUCHED_MAX = 10_000
 """Their rows are read whole: some 20 ms for a thousand."""
 
-_PENDING = "pending = 1 AND sequence IS NOT NULL"
+_PENDING = "pending = 1 AND state < 5 AND sequence IS NOT NULL"
 _OPEN = "upload_id IS NOT NULL AND pending = 0 AND state < 3"
-_PROBLEM = "(state = 3 OR attempts > 0 OR damaged = 1)"
+
+# By the indexes of schema.py, which hold nothing else: of what is pending few are.
+_CONFLICTS = "SELECT id FROM writes WHERE state = 3"
+_FAILED = "SELECT id FROM writes WHERE (attempts > 0 OR damaged = 1)"
+_STUCK = f"id IN ({_CONFLICTS} UNION ALL {_FAILED} AND damaged = 1)"
+_PROBLEM = f"id IN ({_CONFLICTS} UNION ALL {_FAILED})"
 
 _BEHIND = b"\xff"
 """Behind a prefix, this is behind every key that begins with it: no byte of UTF-8 is as great."""
@@ -204,7 +209,7 @@ class Overview:
     async def page(self, prefix: Prefix, after: tuple[str, str, int], count: int) -> Sequence[Shown]:
         """What is pending under a prefix in the order of bucket, key and sequence, behind such a place."""
         where = _where_behind(prefix, "sequence", after, -1)
-        condition = f"{where.condition} AND state < 5 AND {_PENDING} ORDER BY bucket, key, sequence"
+        condition = f"{where.condition} AND {_PENDING} ORDER BY bucket, key, sequence"
         return await self._look(lambda rows: _shown(rows, condition, where.values, count))
 
     async def problems(self, prefix: Prefix, after: int, count: int, through: int = 2**62) -> Sequence[Shown]:
@@ -227,7 +232,7 @@ class Overview:
     async def first_of(self, key: ObjectKey) -> Shown | None:
         """What is to be dealt with first under a key."""
         values = (key.bucket, text(key.key))
-        condition = f"bucket = ? AND key = ? AND state < 5 AND {_PENDING} ORDER BY sequence"
+        condition = f"bucket = ? AND key = ? AND {_PENDING} ORDER BY sequence"
         found = await self._look(lambda rows: _shown(rows, condition, values, 1))
         return found[0] if found else None
 
@@ -296,7 +301,7 @@ def _figures(rows: sqlite3.Connection, where: _Where, through: int) -> Figures:
     behind = (
         f"WITH RECURSIVE held_up (at) AS (SELECT sequence FROM writes WHERE {_PENDING} AND {{roots}} "
         "UNION SELECT sequence FROM writes JOIN held_up ON after_sequence = at) "
-        f"SELECT count(*) FROM held_up JOIN writes ON sequence = at WHERE {these}"
+        f"SELECT count(*) FROM writes WHERE {these} AND sequence IN held_up"
     )
     open_here = f"FROM writes LEFT JOIN parts ON write_id = id AND file <> '' WHERE {where.condition} AND {_OPEN}"
     uploads, upload_bytes = rows.execute(
@@ -309,7 +314,7 @@ def _figures(rows: sqlite3.Connection, where: _Where, through: int) -> Figures:
         conflicts,
         damaged,
         failing,
-        _one(rows, behind.format(roots="(state = 3 OR damaged = 1)"), *values),
+        _one(rows, behind.format(roots=_STUCK), *values),
         _one(rows, behind.format(roots=_PROBLEM), *values),
         _acknowledged_at(rows, first),
         uploads,

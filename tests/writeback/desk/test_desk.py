@@ -91,7 +91,7 @@ def found_all(page: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_a_page_is_found_by_index(tmp_path: Path) -> None:
-    """However much lies before it."""
+    """However much lies before it; figures of a prefix, too."""
 
     async def scenario(office: Office) -> None:
         for number in range(100):
@@ -115,6 +115,13 @@ def test_a_page_is_found_by_index(tmp_path: Path) -> None:
             connection.set_progress_handler(None, 0)
             costs.append(steps)
         assert max(costs) < 1.5 * min(costs)
+        for prefix in (EVERYTHING, Prefix("bucket", "k05")):
+            connection.set_progress_handler(count, 1)
+            steps = 0
+            await office.overview.figures(prefix, 2**60)
+            connection.set_progress_handler(None, 0)
+            costs.append(steps)
+        assert costs[-1] < costs[-2] / 4  # a tenth of the objects lies under it
 
     with_office(tmp_path, scenario)
 
@@ -621,6 +628,7 @@ def test_how_long_an_attempt_takes_is_told(tmp_path: Path) -> None:
             assert (after if expected is None else after - before) == pytest.approx(expected)
         go_on.set()
         await office.buffer.flushed()
+        await office.buffer.at_once(lambda: office.reconciler.attempts(EVERYTHING).longest_seconds is None)
         assert (await office.progress())["longest_attempt_seconds"] is None
 
     with_office(tmp_path, scenario)
