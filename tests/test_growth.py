@@ -23,13 +23,14 @@ from gateway.s3.xml_writer import encode_list_key, escape
 from tests.support.client_parsers import PARSERS, ClientParser
 from tests.support.growth import backtracking, grows_in_pieces, grows_too_fast, python_steps
 from tests.support.piecewise_parsers import PIECEWISE
+from tests.support.rest_is_slow import rest_is_slow
 
 EXAMPLES = int(os.environ.get("FOREBAY_GROWTH_EXAMPLES", "2"))
 SOURCES = Path(gateway.__file__).parent
 OLD_ETAG = re.compile(r"""\s*(?:W/)?("[^"]*"|[^",\s]+(?:\s+[^",\s]+)*)?\s*(?:,|$)""")
 
 
-@pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.parametrize("name", rest_is_slow(PARSERS, *list(PARSERS)[::3]))
 def test_a_word_again_and_again_costs_in_proportion(name: str) -> None:
     """Every word of the grammar, from 256 bytes to 64 KiB of it."""
     parser = PARSERS[name]

@@ -63,7 +63,7 @@ def ask(method: str, target: str, headers: Mapping[str, str], body: bytes) -> An
     return asyncio.run(scenario())
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from(["GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH"]),
     st.sampled_from(PATHS),

@@ -44,6 +44,7 @@ def test_seeds_and_what_was_found_do_no_harm(name: str) -> None:
             check(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["head", "authorization", "presigned", "conditions", "DeleteObjects"])
 def test_nothing_is_kept_of_what_strangers_send(name: str) -> None:
     """However many different inputs come: what is kept for the next request is bounded."""

@@ -33,6 +33,7 @@ def test_every_load_test_is_among_all() -> None:
     assert set(loadtests.all.TESTS) == those_there_are()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(loadtests.all.TESTS))
 def test_each_can_be_run_alone_and_says_how(name: str) -> None:
     """`python -m loadtests.NAME --help` works and shows the command and its options."""

@@ -17,6 +17,7 @@ import pytest
 from gateway.clock import SystemClock
 from gateway.policy.token_bucket import BURST_SECONDS, make_shared_memory
 from tests.support.prepared_process import PreparedProcess
+from tests.support.rest_is_slow import rest_is_slow
 
 RATE = 4e6
 PIECE = 50_000
@@ -115,7 +116,7 @@ def rate_between(passed: list[tuple[float, int]], start: float, end: float) -> f
     return sum(count for when, count in passed if start <= when < end) / (end - start)
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", rest_is_slow(POINTS, *list(POINTS)[::3]))
 def test_a_process_that_stops_within_the_arithmetic_holds_nobody_up(point: str) -> None:
     """Wherever that is; and what it does when it goes on lets nobody above the ceiling."""
     with crowd() as one:

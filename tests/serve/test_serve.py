@@ -192,6 +192,7 @@ def wait_until_refused(url: str) -> None:
             return
 
 
+@pytest.mark.slow
 def test_what_is_in_flight_after_the_grace_time_is_cut(origin: GatedOrigin, background: ThreadPoolExecutor) -> None:
     """The end comes, whatever the origin does."""
     with gated(origin, shutdown_grace="0s") as gateway:
@@ -222,6 +223,7 @@ def test_children_end_with_a_killed_supervisor_and_the_next_one_starts(tmp_path:
         assert get(f"{gateway.admin_url}/readyz").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_second_gateway_on_one_directory_refuses(tmp_path: Path) -> None:
     """It says who is there; the first one is not disturbed."""
     with GatewayProcess({"origin": NOWHERE}, directory=tmp_path / "cache") as first:
@@ -247,6 +249,7 @@ def serve(
     )
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     """One line, exit code 1, nothing started."""
     with GatewayProcess({"origin": NOWHERE}) as first:
@@ -260,6 +263,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
     """The supervisor passes its reason on, ends the other children, and exits with code 1."""
     blocks = tmp_path / "cache" / "blocks"
@@ -287,6 +291,7 @@ def test_wrong_settings_end_the_start_with_all_of_them_named(tmp_path: Path) -> 
     ]
 
 
+@pytest.mark.slow
 def test_children_import_what_their_supervisor_imported(tmp_path: Path) -> None:
     """A package named `gateway` in the user's own directory is not taken for ours."""
     (tmp_path / "gateway").mkdir()
@@ -335,6 +340,7 @@ def test_the_directory_and_what_is_in_it_are_the_owners_alone(tmp_path: Path) ->
         assert gateway.directory.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.slow
 def test_nothing_is_left_in_shared_memory(tmp_path: Path) -> None:
     """The metrics of a run end with it."""
     (tmp_path / "cache").mkdir()

@@ -130,6 +130,7 @@ def test_a_child_that_is_stopped_while_it_starts_is_killed_and_started_again(tmp
     assert "a process hangs and is killed" in out
 
 
+@pytest.mark.slow
 def test_a_child_that_starts_slowly_and_turns_is_waited_for(tmp_path: Path) -> None:
     """It may have a large directory to look through; killed, it would begin again, for ever."""
     with supervised(tmp_path, "worker0 starts-slowly", HASTY + "child_monitor.SLOW_START_SECONDS = 0.5") as process:

@@ -17,6 +17,7 @@ from tests.edge.server.apps import read_body, respond
 from tests.edge.server.test_tls import authority, tls, trusting  # noqa: F401 - fixtures
 from tests.support.descriptors import open_descriptors
 from tests.support.manual_clock import ManualClock
+from tests.support.rest_is_slow import rest_is_slow
 from tests.support.serving import request, serving
 
 
@@ -147,7 +148,7 @@ UNREAD = {
 }
 
 
-@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("encrypted", rest_is_slow([False, True], False))
 @pytest.mark.parametrize("name", UNREAD)
 def test_who_leaves_is_noticed_where_nothing_is_read(
     name: str,
