@@ -17,7 +17,7 @@ from gateway.errors import StartupError, WritebackError
 from gateway.serve.preparation import kept_from_gateways
 
 if TYPE_CHECKING:
-    from gateway.writeback.salvage.records import Findings
+    from gateway.writeback.offline_export.manifest import Findings
 
 _COLUMNS = (
     TextColumn("{task.description}"),
@@ -47,7 +47,7 @@ def export(
 
     Exit code 1 when something could not be copied; everything else is, then, too.
     """
-    from gateway.writeback.salvage.export import buffer_of, export
+    from gateway.writeback.offline_export.export import buffer_of, export
 
     cache = directory or load(config, as_a_client(os.environ)).settings.cache.directory
     try:

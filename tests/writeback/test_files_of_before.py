@@ -18,7 +18,7 @@ from gateway.writeback.opening import prepare, recover
 from gateway.writeback.reading import PendingReader
 from tests.support.flushing import Buffer, with_buffer
 from tests.support.writeback import key, md5
-from tests.writeback.salvage.test_export import exported, left_by_a_kill, run
+from tests.writeback.offline_export.test_export import exported, left_by_a_kill, run
 
 SIZE_BYTES = 2 * CHUNK_BYTES + 100
 PART_BYTES = 5 * 2**20

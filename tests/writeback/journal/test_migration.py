@@ -47,8 +47,8 @@ from gateway.writeback.reading import PendingReader
 from tests.support.flushing import Buffer, with_buffer
 from tests.support.journal_v1 import JournalV1
 from tests.support.writeback import PlainPresence, fixed, key, md5
-from tests.writeback.salvage.test_export import exported, lines
-from tests.writeback.salvage.test_export import run as run_export
+from tests.writeback.offline_export.test_export import exported, lines
+from tests.writeback.offline_export.test_export import run as run_export
 
 TABLES_DIGEST = "a12946ab32a74385898b324bb3f59fe7da2961f60c30d56cbaa21f9760ffc89c"
 """Of what the last gateway that wrote version 1 has made: names and statements."""

@@ -17,7 +17,7 @@ from gateway.writeback.journal import codec, schema
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.log import check_log
 from gateway.writeback.journal.records import Write
-from gateway.writeback.salvage.records import Unreadable
+from gateway.writeback.offline_export.manifest import Unreadable
 
 _UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
 """SQLite's messages quote what is damaged, and Python takes them for UTF-8."""

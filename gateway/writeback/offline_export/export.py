@@ -1,6 +1,6 @@
 """Everything in a buffer that the origin does not have, into a directory of plain files. Blocks.
 
-    DIR/manifest.jsonl      one JSON document a line (records.py): what lies where, and what else there was
+    DIR/manifest.jsonl      one JSON document a line (manifest.py): what lies where, and what else there was
     DIR/objects/<name>      the bytes of one object each; keys never become names
 
 Run again, it goes on: files that are there are complete. The manifest is there once all is, and is that of the last
@@ -10,6 +10,7 @@ run. The buffer is only read.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import tempfile
@@ -23,14 +24,13 @@ import orjson
 
 from gateway.durable import sync_directory
 from gateway.errors import BufferDamaged, StartupError
+from gateway.s3.headers import multipart_etag, unquote
 from gateway.writeback import DIRECTORY
-from gateway.writeback.files.staged_file import DIRECTORY_MODE, FILE_MODE, Staging
+from gateway.writeback.files.staged_file import DIRECTORY_MODE, FILE_MODE, StagedFile, Staging, read_verified
 from gateway.writeback.journal.records import Write
 from gateway.writeback.journal.schema import connect_reading
-from gateway.writeback.opening import FORMAT
-from gateway.writeback.salvage.bodies import file_name, write_body
-from gateway.writeback.salvage.journal_copy import JOURNAL, JournalCopy, refuse_without_journal
-from gateway.writeback.salvage.records import (
+from gateway.writeback.offline_export.journal_copy import JOURNAL, JournalCopy, refuse_without_journal
+from gateway.writeback.offline_export.manifest import (
     Findings,
     Unreadable,
     damaged_line,
@@ -40,11 +40,13 @@ from gateway.writeback.salvage.records import (
     tombstone_line,
     upload_line,
 )
+from gateway.writeback.opening import FORMAT
 
 MANIFEST = "manifest.jsonl"
 OBJECTS = "objects"
 
 _SCRATCH = ".journal-"
+_PIECE_BYTES = 1024 * 1024
 
 
 class Progress(Protocol):
@@ -79,10 +81,12 @@ def export(buffer: Path, target: Path, progress: Progress, *, running: bool) -> 
         copy = (JournalCopy.of_running if running else JournalCopy.of_stopped)(buffer, Path(scratch))
         try:
             progress.begin(*copy.totals())
-            with _manifest(target) as manifest:
-                return _Export(buffer, target, progress, copy, manifest, running=running).run()
+            with _whole_file(target / MANIFEST) as manifest:
+                found = _Export(buffer, target, progress, copy, manifest, running=running).run()
         finally:
             copy.close()
+        sync_directory(target)
+        return found
 
 
 class _Export:
@@ -128,7 +132,7 @@ class _Export:
             if _has(self._objects / name, pending.size_bytes):
                 self._progress.advance(pending.size_bytes)
             else:
-                write_body(self._staging, pending, self._objects / name, self._progress.advance)
+                self._write_body(pending, self._objects / name)
         except BufferDamaged as error:
             files = [part.file.name for part in pending.parts]
             line = damaged_line(pending.sequence, pending.key, str(error), files)
@@ -137,6 +141,15 @@ class _Export:
         self._found.objects += 1
         self._found.size_bytes += pending.size_bytes
         self._write(object_line(pending, f"{OBJECTS}/{name}"))
+
+    def _write_body(self, pending: Write, path: Path) -> None:
+        """BufferDamaged when the bytes are not there, or are not those that were acknowledged: then no file is."""
+        _check_row(pending)
+        with _whole_file(path) as file:
+            for part in pending.parts:
+                for piece in _pieces(self._staging, part.file):
+                    file.write(piece)
+                    self._progress.advance(len(piece))
 
     def _count_unnamed(self) -> None:
         try:
@@ -205,18 +218,54 @@ def _buffer_of(line: bytes) -> str:
 
 
 @contextmanager
-def _manifest(target: Path) -> Iterator[BinaryIO]:
-    """The new manifest, which takes the place of the last one when it is written to its end."""
-    new = target / f"{MANIFEST}.new"
-    with suppress(FileNotFoundError):
-        new.unlink()
+def _whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A new file, which gets its name when all of it is on the disk; none, and what was there stays, after an error."""
+    new = path.with_name(f"{path.name}.part")
+    new.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    with os.fdopen(os.open(new, flags, FILE_MODE), "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    new.rename(target / MANIFEST)
-    sync_directory(target)
+    try:
+        with os.fdopen(os.open(new, flags, FILE_MODE), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        new.rename(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+
+
+# The bytes of one object
+
+
+def file_name(pending: Write) -> str:
+    """The same for the same object, another for any other; nothing of the key is in it."""
+    key = pending.key
+    named = "\0".join((key.bucket, key.key, pending.etag)).encode("utf-8", "surrogatepass")
+    return f"{pending.sequence:012d}-{hashlib.sha256(named).hexdigest()[:16]}"
+
+
+def _check_row(pending: Write) -> None:
+    """The parts that the journal has for it are those that it was acknowledged with."""
+    etags = [part.file.etag for part in pending.parts]
+    etag = multipart_etag(etags) if pending.multipart else etags[0] if len(etags) == 1 else None
+    size_bytes = sum(part.file.size_bytes for part in pending.parts)
+    if etag is None or unquote(etag) != unquote(pending.etag) or size_bytes != pending.size_bytes:
+        raise BufferDamaged(f"the journal's rows of parts do not make {pending.etag} of {pending.size_bytes} bytes")
+
+
+def _pieces(staging: Staging, file: StagedFile) -> Iterator[memoryview]:
+    """A staged file's bytes; BufferDamaged at the first that cannot be read, or is not what was acknowledged."""
+    md5 = hashlib.md5(usedforsecurity=False)
+    try:
+        with staging.open(file) as opened:
+            for position in range(0, file.size_bytes, _PIECE_BYTES):
+                piece = read_verified(opened, file, position, min(_PIECE_BYTES, file.size_bytes - position))
+                md5.update(piece)
+                yield piece
+    except OSError as error:
+        raise BufferDamaged(f"staged file {file.name} cannot be read: {error.strerror}") from error
+    if md5.digest() != file.md5:
+        raise BufferDamaged(f"staged file {file.name} is not what its MD5 says")
 
 
 def _has(path: Path, size_bytes: int) -> bool:

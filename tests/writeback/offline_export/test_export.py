@@ -17,8 +17,8 @@ import pytest
 
 from gateway.errors import BufferUnavailable, StartupError
 from gateway.writeback.journal.records import Write
-from gateway.writeback.salvage.export import MANIFEST, OBJECTS, buffer_of, export
-from gateway.writeback.salvage.records import Findings
+from gateway.writeback.offline_export.export import MANIFEST, OBJECTS, buffer_of, export
+from gateway.writeback.offline_export.manifest import Findings
 from tests.support.flushing import Buffer
 from tests.support.writeback import key, upload
 
