@@ -11,6 +11,11 @@ Conditions = Literal["honoured", "ignored", "refused"]
 _CONDITIONS: tuple[Conditions, ...] = ("honoured", "ignored", "refused")
 
 
+REQUESTS_OF_A_FLUSH = 20
+"""One after another: 14 of the probe of its bucket, then of the write: HEAD, Create, a part, HEAD, Complete, and one
+more that is under way when the origin comes back."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """What kind of S3 the origin is. Latencies in seconds, one way.
@@ -35,6 +40,11 @@ class Dialect:
     latency_seconds: tuple[float, float] = (0.001, 0.05)
     outages: tuple[str, ...] = ("unreachable", "503", "silent", "500", "lost answers", "errors in 200")
     drawn: bool = False
+
+    @property
+    def flush_seconds(self) -> float:
+        """What a flush may take of the origin's time, where its bucket is new: it waits for the probe."""
+        return REQUESTS_OF_A_FLUSH * 2 * self.latency_seconds[1]
 
     @property
     def may_be_opaque(self) -> bool:

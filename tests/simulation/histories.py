@@ -7,9 +7,6 @@ from dataclasses import dataclass, field
 Value = bytes | None
 """Of a key; None: no object."""
 
-UNCLEAR_SECONDS = 10.0
-"""So long after a request without an outcome what it has made cannot be told from others' (docs/semantics.md, 6.2)."""
-
 
 @dataclass(eq=False)
 class Attempt:
@@ -56,14 +53,17 @@ class KeyHistory:
             found.add(before[-1] if before else None)
         return found
 
-    def may_conflict(self, found: Value) -> bool:
-        """Whether a write of this node may take what is at the origin for others'."""
+    def may_conflict(self, found: Value, unclear_seconds: float) -> bool:
+        """Whether a write of this node may take what is at the origin for others'. So it may what one without an answer
+        has put there, so long before it at most."""
         if self.others or self.is_spoiled:
             return True
-        last = self.last_acknowledged()
-        since = last.begun - UNCLEAR_SECONDS if last is not None else 0.0
-        unclear = [one for one in self.attempts if not one.acknowledged and (one.ended or 0.0) >= since]
-        return any(one.value == found for one in unclear)
+        unclear = [one for one in self.attempts if not one.acknowledged and one.value == found]
+        return any(
+            one is not later and one.begun <= later.begun <= (one.ended or 0.0) + unclear_seconds
+            for one in unclear
+            for later in self.attempts
+        )
 
     def written_by_others_since(self, moment: float) -> bool:
         return any(at >= moment for at, _ in self.others)

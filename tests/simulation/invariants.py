@@ -34,7 +34,7 @@ RULES = (
 )
 
 FLUSHED_WITHIN_SECONDS = 120.0
-"""After its acknowledgement, or after its bucket takes writes again."""
+"""After its acknowledgement, or after its bucket takes writes again, and what the origin takes (`flush_seconds`)."""
 
 HELD = (
     "reads see the last write",
@@ -51,6 +51,9 @@ SMALL_FLUSHED_WITHIN_SECONDS = 10.0
 """What is small, in a bucket that has been well for two minutes, whatever large things are on their way."""
 
 SMALL_BYTES = 1024
+UNCLEAR_SECONDS = 10.0
+"""So long after a request without an outcome what it has made cannot be told from others' (docs/semantics.md, 6.2)."""
+
 ONCE = "crowd"
 """Keys that begin so are written once."""
 
@@ -207,6 +210,7 @@ class Judge:
 
     def check_liveness(self, now: float) -> None:
         """Whatever else fails: what the origin would take is there."""
+        within_seconds = FLUSHED_WITHIN_SECONDS + self.origin.dialect.flush_seconds
         for (bucket, key), history in self.keys.items():
             since = self.healthy_since.get(bucket)
             last = history.last_acknowledged()
@@ -217,9 +221,9 @@ class Judge:
             if history.arrived and history.arrived[-1][1] == last.value and not history.others:
                 continue  # it is there: nobody else writes this key
             acknowledged = last.ended or 0.0
-            is_late = now - max(since, acknowledged) > FLUSHED_WITHIN_SECONDS
+            is_late = now - max(since, acknowledged) > within_seconds
             is_small = (last.value is None or len(last.value) <= SMALL_BYTES) and not is_marker(key)
-            is_well = acknowledged - since > FLUSHED_WITHIN_SECONDS
+            is_well = acknowledged - since > within_seconds
             waits = is_small and is_well and now - acknowledged > SMALL_FLUSHED_WITHIN_SECONDS + self._patience()
             if not (is_late or waits) or self.origin.data(bucket, key) == last.value:
                 continue
@@ -246,7 +250,8 @@ class Judge:
             if (bucket, key) in kept.pending and _waits_for_a_person(key, kept.conflicts):
                 continue
             is_conflict = (bucket, key) in kept.conflicts
-            if not (is_conflict and history.may_conflict(value)) and value not in history.may_be():
+            is_kept = is_conflict and self._may_conflict(bucket, key, history)
+            if not is_kept and value not in history.may_be():
                 self.violated(
                     "nothing is lost", f"{bucket}/{key} is {_short(value)} at the origin, acknowledged: {said}"
                 )
@@ -261,8 +266,12 @@ class Judge:
         left = {"pending": held, "in doubt": kept.in_doubt, "files": files, "probes": self.origin.probes()}
         self._check_left("nothing is left", left)
 
+    def _may_conflict(self, bucket: str, key: str, history: KeyHistory) -> bool:
+        unclear_seconds = UNCLEAR_SECONDS + self.origin.dialect.latency_seconds[1]
+        return history.may_conflict(self.origin.data(bucket, key), unclear_seconds)
+
     def _check_conflict(self, bucket: str, key: str, history: KeyHistory) -> None:
-        if not history.may_conflict(self.origin.data(bucket, key)):
+        if not self._may_conflict(bucket, key, history):
             self.violated("conflicts are with others", f"{bucket}/{key}")
 
     def check_next_day(self) -> None:
@@ -297,9 +306,13 @@ class Judge:
 
     def taken(self, bucket: str, what: str, status: int, trouble: str | None) -> None:
         """A write that could have been acknowledged was not."""
-        away = status >= 500 and trouble in ("unreachable", "503", "silent")
+        away = status >= 500 and trouble in ("unreachable", "503", "silent") and self._is_known(bucket)
         if away and not self.origin.dialect.may_be_opaque and not self._had_no_room(self.origin.clock.monotonic()):
             self.violated("writes are taken while the bucket is away", f"{what} in {bucket}: {status} ({trouble})")
+
+    def _is_known(self, bucket: str) -> bool:
+        """Whether writes have been absorbed there."""
+        return any(one.absorbed for (name, _), of in self.keys.items() if name == bucket for one in of.attempts)
 
     def _check_left(self, rule: str, left: Mapping[str, int]) -> None:
         if any(left.values()):

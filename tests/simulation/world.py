@@ -36,7 +36,7 @@ from tests.support.memory_origin import multipart
 BUCKETS = ("bucket", "other")
 SLOTS = (Slot("all", Prefix.parse("s3://"), write="back", buffer_bytes=256 * 1024 * 1024),)
 SETTLES_SECONDS = 300.0
-"""At the end, without faults: by then all is at rest."""
+"""At the end, without faults: by then all is at rest, but for what the origin takes (`Dialect.flush_seconds`)."""
 
 AT_REST_SECONDS = 150.0
 
@@ -184,14 +184,15 @@ class World:
         self.origin.refused.clear()
         self.node.disk.make_room()
         await self._revive()
-        deadline = self.clock.monotonic() + 2 * SETTLES_SECONDS
+        settles_seconds = SETTLES_SECONDS + self.origin.dialect.flush_seconds
+        deadline = self.clock.monotonic() + 2 * settles_seconds
         while self.clients.tasks and self.clock.monotonic() < deadline:
             await asyncio.wait(self.clients.tasks, timeout=10.0)
             await self._revive()
         if self.clients.tasks:
             self.judge.violated("requests end", "; ".join(sorted(f"{one}/{key}" for one, key in self.clients.busy)))
         await self.origin.settle()
-        at_rest = self.clock.monotonic() + SETTLES_SECONDS
+        at_rest = self.clock.monotonic() + settles_seconds
         while self.clock.monotonic() < at_rest + AT_REST_SECONDS:
             await asyncio.sleep(10.0)
             await self._look()
@@ -207,7 +208,7 @@ class World:
         await self.node.bury()
         self._jump(DAY_SECONDS)
         await self.node.start(WORKERS)
-        await asyncio.sleep(180.0)
+        await asyncio.sleep(180.0 + self.origin.dialect.flush_seconds)
         self.judge.check_next_day()
 
     def _place(self) -> tuple[str, str]:
