@@ -31,6 +31,7 @@ from loadtests import (
     warm_small,
     writeback_burst,
     writeback_parts,
+    writeback_scale,
 )
 from loadtests.harness import command, machine, tools
 from loadtests.harness.command import Options, progress
@@ -53,6 +54,7 @@ TESTS: dict[str, tuple[command.Test, Options]] = {
     "receiving": (receiving.test, Options(2, 3, 0.5)),
     "writeback_parts": (writeback_parts.test, Options(2, 3, 0.5)),
     "writeback_burst": (writeback_burst.test, Options(2, 2, 0.5)),
+    "writeback_scale": (writeback_scale.test, Options(2, 1, 0.1)),
     "crawl": (crawl.test, Options(2, 2, 0.1)),
     "epochs": (epochs.test, Options(2, 2, 1)),
     "training": (training.test, Options(2, 3, 0.5)),
