@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.objects import ObjectKey
 from gateway.operations.absorbing.barrier import FlushWait
+from gateway.operations.absorbing.completing import absorb_complete
 from gateway.operations.absorbing.copies import absorb_copy, absorb_part_copy, copied_here
-from gateway.operations.absorbing.creating import absorb_create
 from gateway.operations.absorbing.deleting import delete_pending
-from gateway.operations.absorbing.objects import absorb_put, check_condition, may_be_deleted_here
+from gateway.operations.absorbing.objects import absorb_put
 from gateway.operations.absorbing.parts import absorb_part
-from gateway.operations.absorbing.through import CHANGES_NO_OBJECT, Reason, goes_through, written_through
-from gateway.operations.absorbing.uploads import absorb_abort, absorb_complete, absorbed_parts, is_known
+from gateway.operations.absorbing.through import CHANGES_NO_OBJECT, goes_through, written_through
+from gateway.operations.absorbing.uploads import absorb_abort, absorb_create, absorbed_parts, is_known
+from gateway.operations.absorbing.write_back_policy import Reason, check_condition, may_be_deleted_here
 from gateway.operations.bucket_answers import bucket_answer
 from gateway.operations.context import Answer, RequestContext, Response
 from gateway.operations.delete_objects import delete_objects

@@ -20,16 +20,17 @@ from gateway.errors import OriginBodyError, S3Error
 from gateway.objects import BorrowedBuffer, FileSpan, ObjectKey, PinnedFileSpan
 from gateway.operations.absorbing.barrier import FlushWait
 from gateway.operations.absorbing.base import BaseQuestion, base_told
-from gateway.operations.absorbing.bodies import (
-    leaves_to_the_origin,
-    paced,
-    room_for_body,
-    slow_down,
-    stage_body,
-)
-from gateway.operations.absorbing.objects import check_stored, fixed_headers, is_foreseen, why_of_bucket, why_of_headers
+from gateway.operations.absorbing.bodies import leaves_to_the_origin, paced, room_for_body, slow_down, stage_body
 from gateway.operations.absorbing.parts import check_owner, may_be_on_its_way, number_of_part, store_part, upload_of
-from gateway.operations.absorbing.through import Reason, goes_through, whole_document, with_retries
+from gateway.operations.absorbing.through import goes_through, whole_document, with_retries
+from gateway.operations.absorbing.write_back_policy import (
+    Reason,
+    check_stored,
+    fixed_headers,
+    is_foreseen,
+    why_of_bucket,
+    why_of_headers,
+)
 from gateway.operations.context import NO_BODY, Answer, RequestContext, Response, Sink
 from gateway.operations.payload import receive_payload
 from gateway.origin.client import OriginRequest, Purpose

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gateway.errors import BufferUnavailable, InConflict, S3Error
 from gateway.objects import ObjectKey
 from gateway.operations.absorbing.barrier import FlushWait, conflict
-from gateway.operations.absorbing.objects import may_be_deleted_here
+from gateway.operations.absorbing.write_back_policy import may_be_deleted_here
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.failures import s3_error_of
 from gateway.s3.xml import DeleteEntry, DeleteError

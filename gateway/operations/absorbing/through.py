@@ -12,12 +12,12 @@ import asyncio
 from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.clock import Clock, Moment
 from gateway.errors import BufferUnavailable, ForebayError, OriginBodyError
 from gateway.objects import BodyStream, ObjectKey, PinnedFileSpan
+from gateway.operations.absorbing.write_back_policy import Reason
 from gateway.operations.context import CacheLabel, RequestContext, Response
 from gateway.operations.failures import s3_error_of
 from gateway.s3.error_codes import error_document
@@ -31,34 +31,6 @@ if TYPE_CHECKING:
     from gateway.writeback.bounds.bounds import Bound
     from gateway.writeback.buffer import WritebackBuffer
     from gateway.writeback.journal.book import Book
-
-
-class Reason(StrEnum):
-    """Why a write is not absorbed, besides the bounds of the buffer (`Bound`)."""
-
-    CONDITION = "condition"
-    """The origin must judge what it has under the key."""
-
-    HEADER = "header"
-    """The origin must judge something that the request says."""
-
-    BUCKET_UNKNOWN = "bucket-unknown"
-    """Nothing was written to the bucket yet: the answer tells what its ETags are."""
-
-    BUCKET_ETAGS = "bucket-etags"
-    """Its ETags are no MD5s, so they cannot be foretold."""
-
-    BUCKET_UNREADABLE = "bucket-unreadable"
-    """The gateway may not look at its objects: it could not tell what a flush overwrites."""
-
-    SOURCE = "source-of-the-origin"
-    """What is to be copied is not pending here."""
-
-    UPLOAD = "upload-of-the-origin"
-    """The upload was begun there, and is not known here."""
-
-    PART = "part-of-the-origin"
-    """Only the origin has some of the upload's parts."""
 
 
 def goes_through(context: RequestContext, reason: Reason | Bound) -> None:

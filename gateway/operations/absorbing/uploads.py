@@ -1,8 +1,9 @@
-"""Multipart uploads in a slot with `write = "back"`.
+"""Multipart uploads in a slot with `write = "back"`: they begin, are looked at, and are given up.
 
-    Create → creating.py
+    Create → written down that the origin is asked → asked, for what lies under the key, too → the upload is open here,
+             with an upload id of our own → 200; where the origin is away and its bucket known, it is begun here alone
     UploadPart, UploadPartCopy → parts.py, copies.py
-    Complete → the parts are an object from the moment of one commit; or at the origin, where only it has some of them
+    Complete → completing.py
     Abort, ListParts → from the journal
 
 Uploads that the journal does not know were begun at the origin before: they are its own, and go through.
@@ -10,93 +11,182 @@ Uploads that the journal does not know were begun at the origin before: they are
 
 from __future__ import annotations
 
-from dataclasses import replace
+import secrets
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gateway.objects import ObjectKey
-from gateway.operations.absorbing.base import base_now
-from gateway.operations.absorbing.completion import Completion, complete
-from gateway.operations.absorbing.conditional import complete_at_origin
-from gateway.operations.absorbing.objects import has_conditions
+from gateway.errors import BufferUnavailable, OriginAnswered, OriginUnreachable
+from gateway.operations.absorbing.base import BaseQuestion
+from gateway.operations.absorbing.bodies import leaves_to_the_origin
 from gateway.operations.absorbing.parts import check_owner, no_such_upload, number_of, upload_of
-from gateway.operations.absorbing.through import Reason, goes_through, with_retries
+from gateway.operations.absorbing.through import goes_through
+from gateway.operations.absorbing.write_back_policy import (
+    check_stored,
+    created_headers,
+    makes_md5_etags,
+    may_begin_without_origin,
+    names_encryption,
+    tells_encryption,
+    why_of_bucket,
+)
 from gateway.operations.context import RequestContext, Response
-from gateway.operations.payload import receive_document
-from gateway.operations.visibility import changed_by, with_invalidation
-from gateway.s3.error_codes import s3_error
-from gateway.s3.headers import format_iso_date
-from gateway.s3.xml import COMPLETE_SIZE_BYTES_MAX, CompletedPart, parse_complete_multipart_upload
+from gateway.operations.passthrough import onward_request
+from gateway.operations.payload import receive_payload
+from gateway.origin.retry import may_be_done
+from gateway.s3.headers import filter_request_headers, filter_response_headers, format_iso_date, without
+from gateway.s3.xml import text_of
 from gateway.s3.xml_writer import document, element
 from gateway.steps import Steps, each, in_steps
-from gateway.writeback.journal.codec import parts_digest
-from gateway.writeback.journal.records import Part, Write
+from gateway.writeback.flushing.asking import Question, asking
+from gateway.writeback.journal.records import Base, Fixed, Part, Profile, Write
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
+    from gateway.writeback.journal.book import Book
+
+ANSWER_SIZE_BYTES_MAX = 64 * 1024
+
+_DOWN = frozenset({500, 502, 503, 504})
+"""What an origin answers that cannot do its work now (docs/semantics.md, clause 4.8). A 501 is a refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The origin's to Create, and what it has under the key. No `origin_upload_id`: it has begun nothing.
+
+    `profile` is that of the bucket, or, where `is_of_bucket` is false, of this upload alone. Without `tells_etags` it
+    guesses that ETags are MD5s.
+    """
+
+    status: int
+    headers: Sequence[tuple[str, str]]
+    body: bytes
+    origin_upload_id: str | None
+    profile: Profile
+    is_of_bucket: bool
+    tells_etags: bool
+    base: Base
+
+    def learn(self, book: Book, bucket: str) -> None:
+        """What it says of the bucket."""
+        if self.origin_upload_id is None or not self.is_of_bucket:
+            return
+        known = book.profile(bucket)
+        if known is None or known.md5_etags or self.tells_etags:
+            book.learn(bucket, self.profile)
+        else:
+            book.learn(bucket, replace(known, may_look=self.profile.may_look))
+
+    def forwarded(self) -> Response:
+        return Response(self.status, self.headers, self.body, "forwarded")
+
+
+async def absorb_create(context: RequestContext, buffer: WritebackBuffer) -> Response:
+    """Begin an upload at the origin, and here."""
+    check_stored(context.request.headers)
+    profile = buffer.look(lambda book: book.profile(context.object_key.bucket))
+    reason = why_of_bucket(profile)
+    if profile is not None and reason is not None:
+        goes_through(context, reason)
+        return await _created_through(context, buffer)
+    if leaves_to_the_origin(context, buffer, takes_room=True):
+        return await _created_through(context, buffer)
+    async with asking(buffer.journal, context.object_key, context.slot.name, context.services.clock) as question:
+        return await _created(context, buffer, profile, question)
+
+
+async def _created_through(context: RequestContext, buffer: WritebackBuffer) -> Response:
+    """Where writes are not absorbed the upload is the client's own: nobody here may look for it. Perhaps the next."""
+    answer = await _ask(context)
+    with suppress(BufferUnavailable):  # the origin has begun it: then the next write tells of the bucket
+        await buffer.journal.change(lambda book: answer.learn(book, context.object_key.bucket))
+    return answer.forwarded()
+
+
+async def _created(
+    context: RequestContext, buffer: WritebackBuffer, profile: Profile | None, question: Question
+) -> Response:
+    may_go_on = profile is not None and may_begin_without_origin(context.request)
+    try:
+        answer = await _ask(context)
+    except OriginUnreachable:
+        if not may_go_on:
+            raise
+        return await _begun_here(context, buffer)
+    if answer.origin_upload_id is None:
+        question.is_refused = not may_be_done(answer.status)
+        return await _begun_here(context, buffer) if may_go_on and answer.status in _DOWN else answer.forwarded()
+    upload = _upload(context, buffer, answer.base, answer.origin_upload_id)
+    await buffer.journal.change(lambda book: _open(book, answer, upload, question))
+    question.is_over = True
+    reason = why_of_bucket(answer.profile)
+    if reason is not None:
+        goes_through(context, reason)
+        return answer.forwarded()
+    return Response(200, answer.headers, _initiated(upload), "absorbed")
+
+
+async def _begun_here(context: RequestContext, buffer: WritebackBuffer) -> Response:
+    """The origin is away, or says so. Whether it has begun one all the same is found out."""
+    upload = _upload(context, buffer, Base.unknown(context.services.clock), None)
+    await buffer.journal.change(lambda book: book.open_upload(upload))
+    return Response(200, [("content-type", "application/xml")], _initiated(upload), "absorbed")
+
+
+def _open(book: Book, answer: _Answer, upload: Write, question: Question) -> None:
+    answer.learn(book, upload.key.bucket)
+    if answer.profile.absorbs:
+        book.open_upload(upload, question.id)
+    else:
+        book.forget(question.id)
+
+
+async def _ask(context: RequestContext) -> _Answer:
+    async with aclosing(BaseQuestion(context)) as question:
+        payload = await receive_payload(context)
+        request = onward_request(context, payload)
+        async with await context.services.origin.send(request) as response:
+            body = await response.read(ANSWER_SIZE_BYTES_MAX)
+        headers = without(filter_response_headers(response.headers), "content-length")
+        origin_upload_id = text_of(body, "UploadId") if response.status == 200 else None
+        base, may_look = Base(), False
+        if origin_upload_id is not None:
+            with suppress(OriginAnswered):
+                base, may_look = await question.answer(), True
+    asked = context.request.headers
+    md5_etags = makes_md5_etags({**asked, **response.headers})
+    profile = Profile(md5_etags, may_look, context.services.clock.now())
+    is_of_bucket = not names_encryption(asked) and (base.known or not may_look)
+    tells_etags = tells_encryption(response.headers)
+    return _Answer(response.status, headers, body, origin_upload_id, profile, is_of_bucket, tells_etags, base)
+
+
+def _upload(context: RequestContext, buffer: WritebackBuffer, base: Base, origin_upload_id: str | None) -> Write:
+    fixed = Fixed(
+        context.object_key, created_headers(filter_request_headers(context.request.headers)), context.slot.name
+    )
+    return Write(
+        fixed,
+        base,
+        context.services.clock.now(),
+        upload_id=f"{buffer.node_id}-{secrets.token_urlsafe(32)}",
+        origin_upload_id=origin_upload_id,
+    )
+
+
+def _initiated(upload: Write) -> bytes:
+    key = upload.fixed.key
+    fields = element("Bucket", key.bucket) + element("Key", key.key) + element("UploadId", upload.upload_id or "")
+    return document("InitiateMultipartUploadResult", fields)
+
+
+# Those that are open
 
 LISTED_PARTS_MAX = 1000
 
 _XML = ("content-type", "application/xml")
-
-
-async def absorb_complete(context: RequestContext, buffer: WritebackBuffer) -> Response:
-    """Make the parts an object. Asked for once more, it is answered as the first time."""
-    upload_id = context.request.parameter("uploadId") or ""
-    document = await receive_document(context, COMPLETE_SIZE_BYTES_MAX)
-    listed = await in_steps(parse_complete_multipart_upload(document))
-    upload = buffer.look(lambda book: book.upload(upload_id))
-    if upload is None or upload.fixed.key != context.object_key:
-        return await _completed_before(context, buffer, upload_id, listed)
-    await check_owner(context, upload)
-    stored = dict(await in_steps(each(lambda part: (part.number, part), await buffer.journal.parts(upload.id))))
-    made = await in_steps(complete(upload_id, upload.fixed.headers, context.request.headers, stored, listed))
-    completed_of = await in_steps(parts_digest(listed))
-    are_here = all(await in_steps(each(lambda part: part.file.is_here, made.parts)))
-    if has_conditions(context.request.headers) or not are_here:
-        goes_through(context, Reason.CONDITION if has_conditions(context.request.headers) else Reason.PART)
-        completing = _completed_at_origin(context, buffer, _as_write(upload, made, completed_of, 0.0), made)
-        return await with_retries(with_invalidation(changed_by(context), completing), context.services.clock)
-    upload = replace(upload, base=await base_now(context, buffer, upload.base))
-    completed = await buffer.complete(_as_write(upload, made, completed_of, context.services.clock.now()))
-    if completed is None and buffer.look(lambda book: book.upload(upload_id)) is None:
-        return await _completed_before(context, buffer, upload_id, listed)
-    if completed is None:
-        raise s3_error("ServiceUnavailable", "A part has just been replaced: try again.")
-    return Response(200, [_XML], _result(context.object_key, made), "absorbed")
-
-
-async def _completed_at_origin(
-    context: RequestContext, buffer: WritebackBuffer, upload: Write, made: Completion
-) -> Response:
-    ended = await complete_at_origin(context, buffer, upload)
-    await context.services.blocks.invalidate(context.object_key)
-    made = replace(made, etag=ended.etag or made.etag)
-    return Response(200, [_XML], _result(context.object_key, made), "forwarded")
-
-
-def _as_write(upload: Write, made: Completion, completed_of: str, acknowledged_at: float) -> Write:
-    return replace(
-        upload,
-        etag=made.etag,
-        size_bytes=made.size_bytes,
-        parts=made.parts,
-        checksums=made.checksums,
-        acknowledged_at=acknowledged_at,
-        completed_of=completed_of,
-    )
-
-
-async def _completed_before(
-    context: RequestContext, buffer: WritebackBuffer, upload_id: str, listed: list[CompletedPart]
-) -> Response:
-    ended = buffer.look(lambda book: book.ended(upload_id))
-    asked = await in_steps(parts_digest(listed))
-    if ended is None or ended.etag is None or ended.key != context.object_key or ended.parts != asked:
-        raise no_such_upload(upload_id)
-    is_composite = any("-" in value for value in ended.checksums.values())
-    checksum_type = ("COMPOSITE" if is_composite else "FULL_OBJECT") if ended.checksums else None
-    made = Completion((), ended.etag, 0, ended.checksums, checksum_type)
-    return Response(200, [_XML], _result(ended.key, made), "absorbed")
 
 
 async def absorb_abort(context: RequestContext, buffer: WritebackBuffer) -> Response:
@@ -123,15 +213,6 @@ def is_known(context: RequestContext, buffer: WritebackBuffer) -> bool:
     """Whether the request's upload is open here, or has ended here."""
     upload_id = context.request.parameter("uploadId") or ""
     return buffer.look(lambda book: book.upload(upload_id) is not None or book.ended(upload_id) is not None)
-
-
-def _result(key: ObjectKey, made: Completion) -> bytes:
-    fields = element("Location", f"/{key.bucket}/{key.key}") + element("Bucket", key.bucket) + element("Key", key.key)
-    fields += element("ETag", made.etag)
-    fields += "".join(element(f"Checksum{name.upper()}", value) for name, value in made.checksums.items())
-    if made.checksum_type is not None:
-        fields += element("ChecksumType", made.checksum_type)
-    return document("CompleteMultipartUploadResult", fields)
 
 
 def _listing(upload: Write, parts: list[Part], marker: int, maximum: int, truncated: bool) -> Steps[bytes]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.operations.absorbing.through import Reason
+from gateway.operations.absorbing.write_back_policy import Reason
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation

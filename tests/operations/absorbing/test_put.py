@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import BufferUnavailable, S3Error
-from gateway.operations.absorbing.objects import check_stored, created_headers, fixed_headers
+from gateway.operations.absorbing.write_back_policy import check_stored, created_headers, fixed_headers
 from gateway.operations.payload import BUFFERED_SIZE_BYTES_MAX
 from gateway.s3.headers import sendable
 from gateway.s3.requests import Operation
