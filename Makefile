@@ -46,7 +46,7 @@ test: $(STAMPS)/test  ## set up, then run the quick tests (under 5 minutes)
 	$(PYTEST) -n 3 --dist worksteal -m "not clients and not torch and not slow and not root"  # on two cores, too: they wait for disks and processes
 
 test-clients: $(STAMPS)/clients  ## boto3, AWS CLI, s5cmd, s3fs, polars and more, unmodified, through a running gateway
-	$(PYTEST) -m "clients and not torch"
+	$(PYTEST) -n 2 --dist loadfile -m "clients and not torch"
 
 test-clients-back: $(STAMPS)/clients  ## the same with everything written back: PYTEST_FLAGS=tests/clients/test_rclone.py for a part
 	FOREBAY_CLIENTS_WRITE=back $(PYTEST) -m "clients and not torch"
