@@ -33,7 +33,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from gateway.objects import ObjectKey
-from gateway.operations.absorbing.completion import complete
+from gateway.operations.absorbing.completing import complete
 from gateway.s3.xml import CompletedPart
 from gateway.steps import in_steps
 from gateway.writeback import DIRECTORY

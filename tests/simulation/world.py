@@ -17,7 +17,7 @@ from unittest import mock
 from uuid import UUID
 
 from gateway.edge import asgi
-from gateway.operations.absorbing import completion, creating
+from gateway.operations.absorbing import completing, uploads
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback import news
 from gateway.writeback.bounds import bounds
@@ -427,13 +427,13 @@ def play(setting: Setting) -> World:
         world.node.install(loop)
         with ExitStack() as stack:
             stack.enter_context(simulated(Random(setting.seed), world.node.disk))
-            stack.enter_context(mock.patch.object(completion, "PART_SIZE_BYTES_MIN", PART_BYTES))
+            stack.enter_context(mock.patch.object(completing, "PART_SIZE_BYTES_MIN", PART_BYTES))
             stack.enter_context(mock.patch.object(multipart, "PART_SIZE_BYTES_MIN", PART_BYTES))
             stack.enter_context(mock.patch.object(book, "SMALL_BYTES_MAX", LARGE_BYTES))  # in proportion to the line
             ids = Random(setting.seed)
             numbered = SimpleNamespace(uuid4=lambda: UUID(int=ids.getrandbits(128)))
             stack.enter_context(mock.patch.object(multipart, "uuid", numbered))
-            stack.enter_context(mock.patch.object(creating, "_created_through", _marked(creating._created_through)))
+            stack.enter_context(mock.patch.object(uploads, "_created_through", _marked(uploads._created_through)))
             stack.enter_context(mock.patch.object(news, "QUIET_SECONDS", 1.0))
             stack.enter_context(mock.patch.object(bounds, "EXPOSURE_SECONDS", 10.0))
             stack.enter_context(mock.patch.object(asgi, "_shared_threads", BodyThreads))
