@@ -39,7 +39,7 @@ from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import ChainCredentials, KeyPair, OriginCredentials, StaticCredentials
 from gateway.origin.traffic_meter import MeteredOrigin
 from gateway.policy.slots import Grant, Prefix, Slot, Slots
-from gateway.writeback.desk.desk import NoDesk, WritebackDesk
+from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
 from gateway.writeback.flushing.flush_logger import FlushLogger
 
 SNAPSHOTS = "snapshots"
@@ -217,9 +217,9 @@ class Upkeep:
     flushing: Flushing | None
 
     @property
-    def writeback(self) -> WritebackDesk | NoDesk:
+    def writeback(self) -> WritebackAdmin | NoWriteback:
         """Who sees to what the origin does not have yet."""
-        return self.flushing.desk if self.flushing is not None else NoDesk()
+        return self.flushing.admin if self.flushing is not None else NoWriteback()
 
 
 @asynccontextmanager

@@ -19,12 +19,12 @@ from gateway.operations.absorbing.publishing import Publisher
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slots
 from gateway.writeback import DIRECTORY
+from gateway.writeback.admin.conflict_resolver import ConflictResolver
+from gateway.writeback.admin.monitor import PendingMonitor
+from gateway.writeback.admin.queries import PendingQueries
+from gateway.writeback.admin.writeback_admin import WritebackAdmin
 from gateway.writeback.bounds.bounds import BoundsObserver
 from gateway.writeback.buffer import WritebackBuffer
-from gateway.writeback.desk.deciding import Decider
-from gateway.writeback.desk.desk import WritebackDesk
-from gateway.writeback.desk.monitor import PendingMonitor
-from gateway.writeback.desk.overview import Overview
 from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.flushing.reconciler import Reconciler, SlotOrder, Tools
 from gateway.writeback.flushing.requests import Requests
@@ -93,7 +93,7 @@ class Surroundings:
 class Flushing:
     """What takes the buffer's content to the origin; in one process of a gateway."""
 
-    def __init__(self, buffer: WritebackBuffer, overview: Overview, around: Surroundings) -> None:
+    def __init__(self, buffer: WritebackBuffer, queries: PendingQueries, around: Surroundings) -> None:
         publisher = Publisher(around.catalog, around.blocks, around.slots, buffer.staging)
         requests = Requests(around.origin, buffer.staging, buffer.threads, around.clock)
         orders = {slot.name: SlotOrder(slot.prefix.key_prefix, slot.upload_expiry_seconds) for slot in around.slots}
@@ -102,9 +102,11 @@ class Flushing:
         self._clock = around.clock
         self.reconciler = Reconciler(tools)
         buffers = {slot.name: slot.buffer_bytes or 0 for slot in around.slots if slot.write == "back"}
-        self.desk = WritebackDesk(overview, buffer.journal, self.reconciler, Decider(tools), buffers, around.clock)
+        self.admin = WritebackAdmin(
+            queries, buffer.journal, self.reconciler, ConflictResolver(tools), buffers, around.clock
+        )
         self._log = around.log
-        self._monitor = PendingMonitor(overview, buffers, around.clock, around.counters)
+        self._monitor = PendingMonitor(queries, buffers, around.clock, around.counters)
         self._counters = around.counters
 
     async def run(self) -> None:
@@ -130,8 +132,8 @@ async def flushing(
     if buffer is None:
         yield None
         return
-    overview = Overview(buffer_directory(settings))
+    queries = PendingQueries(buffer_directory(settings))
     try:
-        yield Flushing(buffer, overview, around)
+        yield Flushing(buffer, queries, around)
     finally:
-        await asyncio.to_thread(overview.close)
+        await asyncio.to_thread(queries.close)

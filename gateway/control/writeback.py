@@ -22,8 +22,8 @@ ABORTS_MAX = 100
 """Uploads that one request ends: each costs a commit."""
 
 
-class Desk(Protocol):
-    """Who sees to it (`writeback.desk.WritebackDesk`). ValueError for a token or decision that is none."""
+class WritebackBackend(Protocol):
+    """Who sees to it (`writeback.admin.WritebackAdmin`). ValueError for a token or decision that is none."""
 
     async def summary(self) -> dict[str, Any]: ...
 
@@ -43,20 +43,20 @@ class Desk(Protocol):
 
 
 class WritebackHolder:
-    """Where the background process puts its desk once the cache directory is open."""
+    """Where the background process puts its backend once the cache directory is open."""
 
     def __init__(self) -> None:
-        self.desk: Desk | None = None
+        self.backend: WritebackBackend | None = None
 
     async def summary(self) -> dict[str, Any] | None:
         """What the origin does not have yet, slot by slot; None while that cannot be told."""
         try:
-            return await self.desk.summary() if self.desk is not None else None
+            return await self.backend.summary() if self.backend is not None else None
         except BufferUnavailable:
             return None
 
 
-_Endpoint: TypeAlias = Callable[["WritebackApi", Desk, Request], Awaitable[Response]]
+_Endpoint: TypeAlias = Callable[["WritebackApi", WritebackBackend, Request], Awaitable[Response]]
 
 
 def _answered(endpoint: _Endpoint) -> Callable[[WritebackApi, Request], Awaitable[Response]]:
@@ -64,10 +64,10 @@ def _answered(endpoint: _Endpoint) -> Callable[[WritebackApi, Request], Awaitabl
 
     @wraps(endpoint)
     async def answered(api: WritebackApi, request: Request) -> Response:
-        if api.holder.desk is None:
+        if api.holder.backend is None:
             return problem(503, "the cache directory is not open yet")
         try:
-            return await endpoint(api, api.holder.desk, request)
+            return await endpoint(api, api.holder.backend, request)
         except ValueError as error:
             return problem(400, str(error))
         except NothingPending as error:
@@ -91,40 +91,40 @@ class WritebackApi:
         self.holder = holder
 
     @_answered
-    async def show(self, desk: Desk, _request: Request) -> Response:
+    async def show(self, backend: WritebackBackend, _request: Request) -> Response:
         """What only this node has, slot by slot."""
-        return json_answer(await desk.summary())
+        return json_answer(await backend.summary())
 
     @_answered
-    async def objects(self, desk: Desk, request: Request) -> Response:
+    async def objects(self, backend: WritebackBackend, request: Request) -> Response:
         """A page of what is pending under `prefix`; with `problems=true`, of what does not get to the origin."""
-        page = desk.problems if request.query_params.get("problems") == "true" else desk.objects
+        page = backend.problems if request.query_params.get("problems") == "true" else backend.objects
         return json_answer(await page(_asked_prefix(request), request.query_params.get("after", ""), _limit(request)))
 
     @_answered
-    async def uploads(self, desk: Desk, request: Request) -> Response:
+    async def uploads(self, backend: WritebackBackend, request: Request) -> Response:
         """A page of the uploads that are open under `prefix`."""
         after = request.query_params.get("after", "")
-        return json_answer(await desk.uploads(_asked_prefix(request), after, _limit(request)))
+        return json_answer(await backend.uploads(_asked_prefix(request), after, _limit(request)))
 
     @_answered
-    async def flush(self, desk: Desk, request: Request) -> Response:
+    async def flush(self, backend: WritebackBackend, request: Request) -> Response:
         """`{"prefix": "s3://bucket/prefix"}`: try all of it now that is pending by now."""
         document = await _posted(request)
         if document is None:
             return problem(415, "Content-Type must be application/json")
-        return json_answer(await desk.flush(Prefix.parse(_text(document, "prefix"))), 202)
+        return json_answer(await backend.flush(Prefix.parse(_text(document, "prefix"))), 202)
 
     @_answered
-    async def progress(self, desk: Desk, request: Request) -> Response:
+    async def progress(self, backend: WritebackBackend, request: Request) -> Response:
         """What is left of what was acknowledged as `through` or before it."""
         through = request.query_params.get("through", "")
         if not through.isdecimal() or len(through) > 18:
             raise ValueError("through must be the number that POST has answered")
-        return json_answer(await desk.progress(_asked_prefix(request), int(through)))
+        return json_answer(await backend.progress(_asked_prefix(request), int(through)))
 
     @_answered
-    async def resolve(self, desk: Desk, request: Request) -> Response:
+    async def resolve(self, backend: WritebackBackend, request: Request) -> Response:
         """`{"object": "s3://bucket/key", "decision": "keep-ours"}`: decide what is to become of it."""
         document = await _posted(request)
         if document is None:
@@ -132,10 +132,12 @@ class WritebackApi:
         sequence = document.get("sequence")
         if sequence is not None and not isinstance(sequence, int):
             raise ValueError("sequence must be the object's number, as it is listed")
-        return json_answer(await desk.resolve(_key(_text(document, "object")), _text(document, "decision"), sequence))
+        return json_answer(
+            await backend.resolve(_key(_text(document, "object")), _text(document, "decision"), sequence)
+        )
 
     @_answered
-    async def abort(self, desk: Desk, request: Request) -> Response:
+    async def abort(self, backend: WritebackBackend, request: Request) -> Response:
         """`{"upload_ids": ["..."]}`: end these open uploads, here and at the origin."""
         document = await _posted(request)
         if document is None:
@@ -145,7 +147,7 @@ class WritebackApi:
             raise ValueError("the document must say upload_ids, as a list of strings")
         if not 1 <= len(upload_ids) <= ABORTS_MAX:
             raise ValueError(f"upload_ids must be 1 to {ABORTS_MAX}")
-        return json_answer(await desk.abort(upload_ids))
+        return json_answer(await backend.abort(upload_ids))
 
 
 async def _posted(request: Request) -> dict[str, Any] | None:

@@ -148,14 +148,14 @@ def _lend(lent: Holders, kept: Upkeep) -> None:
     """Let the admin port see to what the cache directory holds."""
     lent.jobs.jobs, lent.changes.changes, lent.snapshots.service = kept.jobs, kept.events, kept.snapshots
     lent.indexes.follow(kept.indexes)
-    lent.writeback.desk = kept.writeback
+    lent.writeback.backend = kept.writeback
 
 
 def _take_back(lent: Holders) -> None:
     """The cache directory is closed."""
     lent.jobs.jobs = lent.changes.changes = lent.snapshots.service = None
     lent.indexes.follow(None)
-    lent.writeback.desk = None
+    lent.writeback.backend = None
     lent.scrub.follow(None)
 
 

@@ -15,25 +15,27 @@ from gateway.control.app import control_app
 from gateway.control.holders import Holders
 from gateway.control.openapi import describe
 from gateway.control.state import StateHolder
-from gateway.control.writeback import Desk, WritebackHolder
+from gateway.control.writeback import WritebackBackend, WritebackHolder
 from gateway.errors import BufferUnavailable, NothingPending, NotToBeDecided, OriginUnreachable
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix
-from gateway.writeback.desk.desk import NoDesk
-from tests.support.writeback_office import Office
+from gateway.writeback.admin.writeback_admin import NoWriteback
+from tests.support.writeback_admin import AdminHarness
 
 OBJECTS, RESOLVE, ABORT = (f"/api/v1/writeback/{name}" for name in ("objects", "resolve", "abort"))
 Scenario = Callable[[httpx.AsyncClient], Awaitable[None]]
 
 
-def play(tmp_path: Path, scenario: Scenario, desk: Desk | None, *, host: str = "127.0.0.1:9001") -> None:
-    asyncio.run(_play(tmp_path, scenario, desk, host))
+def play(tmp_path: Path, scenario: Scenario, admin: WritebackBackend | None, *, host: str = "127.0.0.1:9001") -> None:
+    asyncio.run(_play(tmp_path, scenario, admin, host))
 
 
-async def _play(tmp_path: Path, scenario: Scenario, desk: Desk | None, host: str = "127.0.0.1:9001") -> None:
+async def _play(
+    tmp_path: Path, scenario: Scenario, admin: WritebackBackend | None, host: str = "127.0.0.1:9001"
+) -> None:
     settings = Settings(origin=OriginSettings(endpoint_url="http://127.0.0.1:1"))
     holder = WritebackHolder()
-    holder.desk = desk
+    holder.backend = admin
     app = control_app(settings, StateHolder(), tmp_path, Holders(writeback=holder))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{host}") as client:
         await scenario(client)
@@ -49,13 +51,13 @@ def test_answers_are_as_they_are_described(tmp_path: Path) -> None:
     """Every field of every document, of objects, uploads and slots."""
 
     async def run() -> None:
-        office = Office(tmp_path)
+        harness = AdminHarness(tmp_path)
         try:
-            await office.conflict("k")
-            await office.open_upload("o", "u")
-            await _play(tmp_path, scenario, office.desk)
+            await harness.conflict("k")
+            await harness.open_upload("o", "u")
+            await _play(tmp_path, scenario, harness.admin)
         finally:
-            await office.close()
+            await harness.close()
 
     async def scenario(client: httpx.AsyncClient) -> None:
         posted = await client.post("/api/v1/flush", json={"prefix": "s3://bucket/"})
@@ -124,7 +126,7 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
             answer = await client.send(request)
             assert (answer.status_code, bool(answer.json()["error"])) == (status, True), request.url
 
-    play(tmp_path, scenario, NoDesk())
+    play(tmp_path, scenario, NoWriteback())
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
 def test_what_the_desk_cannot_do_has_its_status(tmp_path: Path, error: Exception, status: int) -> None:
     """And neither status nor readiness fail with it."""
 
-    class Failing(NoDesk):
+    class Failing(NoWriteback):
         async def summary(self) -> dict[str, Any]:
             raise BufferUnavailable("x")
 
@@ -173,14 +175,14 @@ def test_a_page_of_another_site_decides_nothing(tmp_path: Path) -> None:
         for path in ("/api/v1/flush", RESOLVE, ABORT):
             assert (await client.post(path, json={})).status_code == 403
 
-    play(tmp_path, scenario, NoDesk(), host="rebound.example")
+    play(tmp_path, scenario, NoWriteback(), host="rebound.example")
 
 
 def test_the_desk_is_asked_what_the_request_says(tmp_path: Path) -> None:
     """Keys as they are, whatever is in them."""
     told: list[Any] = []
 
-    class Listening(NoDesk):
+    class Listening(NoWriteback):
         async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> dict[str, Any]:
             told.append((key, decision, sequence))
             return {}

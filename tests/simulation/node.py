@@ -21,8 +21,8 @@ from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
 from gateway.operations.context import AppContext
 from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.buffer import WritebackBuffer
-from gateway.writeback.desk.overview import Overview
 from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.records import State
@@ -157,7 +157,7 @@ class Node:
                 FlushLogger(WritebackMetrics(), self.clock),
                 WritebackMetrics(),
             )
-            flushing = Flushing(buffer, Overview(self.directory), around)
+            flushing = Flushing(buffer, PendingQueries(self.directory), around)
             self._buffers[BACKGROUND] = buffer
             self._running = asyncio.create_task(flushing.run())
 
@@ -234,11 +234,11 @@ class Node:
 
     async def shown(self) -> Mapping[tuple[str, str], int]:
         """How many parts of what is pending the origin has, as people are told."""
-        overview = Overview(self.directory)
+        queries = PendingQueries(self.directory)
         try:
-            page = await overview.page(_EVERYWHERE, ("", "", 0), _MANY)
+            page = await queries.page(_EVERYWHERE, ("", "", 0), _MANY)
         finally:
-            overview.close()
+            queries.close()
         return {(one.key.bucket, one.key.key): one.sent_parts for one in page if one.parts > 1}
 
     async def _as(self, process: Process, coro: Coroutine[Any, Any, Any]) -> Any:

@@ -35,7 +35,17 @@ from gateway.writeback.journal.records import (
     Write,
     runs_of,
 )
-from gateway.writeback.journal.rows import BEHIND_ALL, OPEN, PENDING, Rows, decoded, encoded, text
+from gateway.writeback.journal.rows import (
+    BEHIND_ALL,
+    OPEN,
+    PENDING,
+    TURN_COLUMNS,
+    Rows,
+    decoded,
+    encoded,
+    text,
+    turn_of,
+)
 from gateway.writeback.presence import place_of
 
 ENDED_KEPT_SECONDS = 24 * 3600.0
@@ -95,15 +105,8 @@ class Book(Rows):
 
     def turn(self, write_id: int) -> Turn | None:
         """When it is looked at, and how it has fared."""
-        row = self._row(
-            "SELECT due_at, attempts, failing_since, last_error, priority, after_sequence, damaged "
-            "FROM writes WHERE id = ? AND state < 5",
-            write_id,
-        )
-        if row is None:
-            return None
-        due_at, attempts, failing_since, last_error, priority, after_sequence, damaged = row
-        return Turn(due_at, attempts, failing_since, last_error, Priority(priority), after_sequence, bool(damaged))
+        row = self._row(f"SELECT {TURN_COLUMNS} FROM writes WHERE id = ? AND state < 5", write_id)
+        return turn_of(row) if row else None
 
     def parts(
         self, write_id: int, after: int = 0, until: int = PARTS_COUNT_MAX, count_max: int = PARTS_COUNT_MAX

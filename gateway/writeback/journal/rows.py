@@ -13,7 +13,7 @@ from gateway.errors import BufferDamaged
 from gateway.objects import ObjectKey
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal import codec
-from gateway.writeback.journal.records import Conditions, OwnDoing, Profile
+from gateway.writeback.journal.records import Conditions, OwnDoing, Priority, Profile, Turn
 
 OWN_DOING_KEPT_SECONDS = 600.0
 """What this gateway has put at the origin longer ago, a question about the base that is asked since has seen. (An
@@ -27,6 +27,8 @@ loses nothing."""
 PENDING = "pending = 1 AND state < 5"
 OPEN = "upload_id IS NOT NULL AND pending = 0 AND state < 3"
 """What is acknowledged, and open uploads, as the indices have it."""
+
+TURN_COLUMNS = "due_at, attempts, failing_since, last_error, priority, after_sequence, damaged"
 
 BEHIND_ALL = b"\xff"
 """No byte of UTF-8 is as great."""
@@ -208,3 +210,9 @@ def decoded(key: bytes) -> str:
 
 def text(key: str) -> bytes:
     return key.encode("utf-8", "surrogatepass")
+
+
+def turn_of(columns: Sequence[Any]) -> Turn:
+    """What `TURN_COLUMNS` say."""
+    due_at, attempts, failing_since, last_error, priority, after_sequence, damaged = columns
+    return Turn(due_at, attempts, failing_since, last_error, Priority(priority), after_sequence, bool(damaged))

@@ -1,4 +1,4 @@
-"""A write-back buffer on an origin in memory with its flusher and its desk, without any gateway."""
+"""A write-back buffer on an origin in memory with its flusher and its admin, without any gateway."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gateway.policy.slots import Prefix
-from gateway.writeback.desk.deciding import Decider
-from gateway.writeback.desk.desk import WritebackDesk
-from gateway.writeback.desk.overview import Overview
+from gateway.writeback.admin.conflict_resolver import ConflictResolver
+from gateway.writeback.admin.queries import PendingQueries
+from gateway.writeback.admin.writeback_admin import WritebackAdmin
 from gateway.writeback.flushing.reconciler import Reconciler
 from tests.support.flushing import Buffer
 from tests.support.writeback import key, upload
@@ -19,17 +19,17 @@ from tests.support.writeback import key, upload
 _EVERYTHING = Prefix("")
 
 
-class Office:
-    """A buffer, its flusher and its desk."""
+class AdminHarness:
+    """A buffer, its flusher and its admin."""
 
     def __init__(self, directory: Path) -> None:
         self.buffer = Buffer(directory)
-        self.overview = Overview(directory)
+        self.queries = PendingQueries(directory)
         tools = self.buffer.tools()
         self.reconciler = Reconciler(tools, random.Random(1))
-        self.decider = Decider(tools)
-        self.desk = WritebackDesk(
-            self.overview, self.buffer.journal, self.reconciler, self.decider, {"slot": 1000}, self.buffer.clock
+        self.resolver = ConflictResolver(tools)
+        self.admin = WritebackAdmin(
+            self.queries, self.buffer.journal, self.reconciler, self.resolver, {"slot": 1000}, self.buffer.clock
         )
         self._running: asyncio.Task[None] | None = None
 
@@ -44,7 +44,7 @@ class Office:
     async def close(self) -> None:
         await self.stop()
         await self.buffer.close()
-        self.overview.close()
+        self.queries.close()
 
     async def conflict(self, name: str) -> None:
         """Others write while our write is on its way."""
@@ -60,4 +60,4 @@ class Office:
         await self.buffer.journal.change(lambda book: book.open_upload(begun))
 
     async def progress(self, prefix: Prefix = _EVERYTHING, through: int = 2**60) -> dict[str, Any]:
-        return await self.desk.progress(prefix, through)
+        return await self.admin.progress(prefix, through)

@@ -11,32 +11,32 @@ import pytest
 
 from gateway import metrics
 from gateway.counting import WritebackMetrics
-from gateway.writeback.desk.monitor import LOOK_SECONDS, STATES, PendingMonitor
-from gateway.writeback.desk.overview import Overview
+from gateway.writeback.admin.monitor import LOOK_SECONDS, STATES, PendingMonitor
+from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.flushing.state import OTHERS
 from gateway.writeback.journal.records import Priority, Turn
 from tests.support.writeback import key, part
-from tests.support.writeback_office import Office
+from tests.support.writeback_admin import AdminHarness
 
 
 class Monitored:
     """A buffer whose monitor runs; what it has told last."""
 
     def __init__(self, path: Path) -> None:
-        self.office = Office(path)
+        self.harness = AdminHarness(path)
         self.problems: dict[tuple[str, str], int] = {}
         self.uploads: dict[str, tuple[int, int, float]] = {}
         self.journal: tuple[int, int, int] | None = None
-        self._overview = Overview(path / "seen")
+        self._overview = PendingQueries(path / "seen")
         self._path = path
-        monitor = PendingMonitor(self._overview, ["slot"], self.office.buffer.clock, self)
+        monitor = PendingMonitor(self._overview, ["slot"], self.harness.buffer.clock, self)
         self._running = asyncio.create_task(monitor.run())
 
     def not_flushed(self, slot: str, state: str, objects: int) -> None:
         self.problems[slot, state] = objects
 
     def uploads_open(self, slot: str, uploads: int, size_bytes: int, idle_seconds: float) -> None:
-        self.told_at = self.office.buffer.clock.now()
+        self.told_at = self.harness.buffer.clock.now()
         self.uploads[slot] = uploads, size_bytes, idle_seconds
 
     def journal_holds(self, ended_uploads: int, own_writes: int, size_bytes: int) -> None:
@@ -52,13 +52,13 @@ class Monitored:
             for _ in range(2):
                 self.journal = None
                 while self.journal is None:
-                    await self.office.buffer.clock.advance(LOOK_SECONDS)
-                    await self.office.buffer.still()
+                    await self.harness.buffer.clock.advance(LOOK_SECONDS)
+                    await self.harness.buffer.still()
 
     async def close(self) -> None:
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
-        await self.office.close()
+        await self.harness.close()
         self._overview.close()
 
 
@@ -67,9 +67,9 @@ def test_what_does_not_get_to_the_origin_is_counted_by_state(tmp_path: Path) -> 
 
     async def run() -> None:
         one = Monitored(tmp_path)
-        journal = one.office.buffer.journal
+        journal = one.harness.buffer.journal
         try:
-            stored = [await one.office.buffer.put(key(f"{number}"), b"x") for number in range(7)]
+            stored = [await one.harness.buffer.put(key(f"{number}"), b"x") for number in range(7)]
             failed = Turn(0.0, 2, 50.0, "why", Priority.RETRY)
             for write in stored[:4]:
                 await journal.change(lambda book, write=write: book.keep(write.id, OTHERS))  # type: ignore[misc]
@@ -96,7 +96,7 @@ def test_a_journal_that_cannot_be_read_ends_nothing(tmp_path: Path) -> None:
     async def run() -> None:
         one = Monitored(tmp_path)
         try:
-            await one.office.buffer.clock.advance(3 * LOOK_SECONDS)
+            await one.harness.buffer.clock.advance(3 * LOOK_SECONDS)
             assert one.problems == {}
             one.let_see()
             await one.looked()
@@ -112,14 +112,14 @@ def test_open_uploads_are_told_with_what_they_take_and_how_long_nobody_has_gone_
 
     async def run() -> None:
         one = Monitored(tmp_path)
-        buffer = one.office.buffer
+        buffer = one.harness.buffer
         try:
             one.let_see()
             await one.looked()
             assert one.uploads == {"slot": (0, 0, 0.0)}
             began_at = buffer.clock.now()
             for upload_id in ("u1", "u2", "u3"):
-                await one.office.open_upload("k", upload_id)
+                await one.harness.open_upload("k", upload_id)
             with sqlite3.connect(tmp_path / "journal") as other:
                 other.execute("UPDATE writes SET record = zeroblob(60) WHERE upload_id = 'u1'")
             other.close()
@@ -132,7 +132,7 @@ def test_open_uploads_are_told_with_what_they_take_and_how_long_nobody_has_gone_
             assert (uploads, size_bytes) == (3, 5)
             assert idle_seconds == pytest.approx(one.told_at - began_at)
             assert one.told_at - began_at >= 1000.0
-            await one.office.desk.abort(["u1", "u2", "u3"])
+            await one.harness.admin.abort(["u1", "u2", "u3"])
             await one.looked()
             assert one.uploads == {"slot": (0, 0, 0.0)}
             assert one.journal is not None
@@ -140,7 +140,7 @@ def test_open_uploads_are_told_with_what_they_take_and_how_long_nobody_has_gone_
             assert (ended, own_writes) == (2, 0)  # of the damaged one nothing is left to remember
             assert journal_bytes >= (tmp_path / "journal").stat().st_size > 0
             await buffer.put(key("k"), b"x")
-            one.office.start()
+            one.harness.start()
             await buffer.flushed()
             await one.looked()
             assert one.journal[:2] == (2, 1)

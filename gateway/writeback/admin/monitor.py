@@ -9,7 +9,7 @@ from typing import Protocol
 
 from gateway.clock import Clock, Moment
 from gateway.errors import BufferUnavailable
-from gateway.writeback.desk.overview import Overview, UploadFigures
+from gateway.writeback.admin.queries import PendingQueries, UploadStats
 
 LOOK_SECONDS = 10.0
 
@@ -35,8 +35,8 @@ class PendingObserver(Protocol):
 class PendingMonitor:
     """Of one buffer; in the process that flushes it. `slots` are told of also while nothing is pending in them."""
 
-    def __init__(self, overview: Overview, slots: Iterable[str], clock: Clock, observer: PendingObserver) -> None:
-        self._overview = overview
+    def __init__(self, queries: PendingQueries, slots: Iterable[str], clock: Clock, observer: PendingObserver) -> None:
+        self._queries = queries
         self._clock = clock
         self._observer = observer
         self._slots = set(slots)
@@ -50,15 +50,15 @@ class PendingMonitor:
             await self._clock.sleep(max(LOOK_SECONDS, _SHARE * (self._clock.monotonic() - began)))
 
     async def _look(self) -> None:
-        problems = await self._overview.problems_by_slot()
-        uploads = await self._overview.uploads_by_slot()
+        problems = await self._queries.problems_by_slot()
+        uploads = await self._queries.uploads_by_slot()
         now = Moment.of(self._clock)
         self._slots |= problems.keys() | uploads.keys()
         for slot in self._slots:
             for state, objects in zip(STATES, problems.get(slot, (0, 0, 0)), strict=True):
                 self._observer.not_flushed(slot, state, objects)
-            figures = uploads.get(slot, UploadFigures())
-            idle_seconds = max(0.0, now.since(figures.touched)[0]) if figures.touched is not None else 0.0
-            self._observer.uploads_open(slot, figures.uploads, figures.size_bytes, idle_seconds)
-        journal = await self._overview.journal()
+            stats = uploads.get(slot, UploadStats())
+            idle_seconds = max(0.0, now.since(stats.touched)[0]) if stats.touched is not None else 0.0
+            self._observer.uploads_open(slot, stats.uploads, stats.size_bytes, idle_seconds)
+        journal = await self._queries.journal()
         self._observer.journal_holds(journal.ended_uploads, journal.own_writes, journal.size_bytes)

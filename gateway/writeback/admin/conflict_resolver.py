@@ -7,7 +7,7 @@ from enum import Enum
 import structlog
 
 from gateway.errors import NotToBeDecided, OriginUnreachable
-from gateway.writeback.desk.overview import Shown
+from gateway.writeback.admin.queries import PendingRow
 from gateway.writeback.flushing.reconciler import Tools
 from gateway.writeback.flushing.state import Headed, Lost, Refused
 from gateway.writeback.journal.records import Base, Fixed, Write
@@ -36,56 +36,54 @@ def decision_of(name: str) -> Decision:
         raise ValueError(f"the decision must be one of {', '.join(one.value for one in Decision)}") from None
 
 
-class Decider:
+class ConflictResolver:
     """Carries decisions out."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
         self._clock = tools.clock
 
-    async def decide(self, shown: Shown, decision: Decision) -> str | None:
+    async def decide(self, row: PendingRow, decision: Decision) -> str | None:
         """The ETag that the origin has under the key, where it was asked for that.
 
         NotToBeDecided when the object is in another state by now; OriginUnreachable when the origin does not say what
         it has; BufferUnavailable when the journal does not take it.
         """
         if decision is Decision.KEEP_OURS:
-            return await self._overwrite(shown)
-        await self._give_up(shown, decision)
+            return await self._overwrite(row)
+        await self._give_up(row, decision)
         return None
 
-    async def _overwrite(self, shown: Shown) -> str | None:
-        write = shown.write
-        if write is None or not shown.is_conflict:
-            raise _not_to_be_decided(shown)
+    async def _overwrite(self, row: PendingRow) -> str | None:
+        write = row.write
+        if write is None or not row.is_conflict:
+            raise _not_to_be_decided(row)
         found = await self._tools.requests.head(write)
         if not isinstance(found, Headed):
             reason = found.code if isinstance(found, Refused) else found.reason if isinstance(found, Lost) else ""
-            raise OriginUnreachable(f"the origin does not say what it has under {shown.key}: {reason}")
+            raise OriginUnreachable(f"the origin does not say what it has under {row.key}: {reason}")
         base, now = Base.exactly(found.etag), self._clock.now()
-        if not await self._tools.journal.change(lambda book: book.overwrite(shown.id, base, now)):
-            raise _not_to_be_decided(shown)
-        _log.warning(
-            "a conflict is decided: what the origin has is overwritten", object=str(shown.key), etag=found.etag
-        )
+        if not await self._tools.journal.change(lambda book: book.overwrite(row.id, base, now)):
+            raise _not_to_be_decided(row)
+        _log.warning("a conflict is decided: what the origin has is overwritten", object=str(row.key), etag=found.etag)
         return found.etag
 
-    async def _give_up(self, shown: Shown, decision: Decision) -> None:
-        hopeless = shown.is_damaged or shown.turn.attempts > 0
-        if not shown.is_conflict and not (hopeless and decision is Decision.DISCARD):
-            raise _not_to_be_decided(shown)
-        await self._tools.publication.publish(_gone(shown), None)
-        now, only = self._clock.now(), shown.is_conflict
-        if not await self._tools.journal.change(lambda book: book.discard(shown.id, now, only_conflict=only)):
-            raise _not_to_be_decided(shown)
-        _log.warning("an acknowledged write was given up", object=str(shown.key), decision=decision.value)
+    async def _give_up(self, row: PendingRow, decision: Decision) -> None:
+        hopeless = row.is_damaged or row.turn.attempts > 0
+        if not row.is_conflict and not (hopeless and decision is Decision.DISCARD):
+            raise _not_to_be_decided(row)
+        await self._tools.publication.publish(_gone(row), None)
+        now, only = self._clock.now(), row.is_conflict
+        if not await self._tools.journal.change(lambda book: book.discard(row.id, now, only_conflict=only)):
+            raise _not_to_be_decided(row)
+        _log.warning("an acknowledged write was given up", object=str(row.key), decision=decision.value)
 
 
-def _gone(shown: Shown) -> Write:
+def _gone(row: PendingRow) -> Write:
     """The object as far as it matters to those who are to ask the origin about its key again."""
-    return Write(Fixed(shown.key, {}, shown.slot), Base(), 0.0, deleted=True)
+    return Write(Fixed(row.key, {}, row.slot), Base(), 0.0, deleted=True)
 
 
-def _not_to_be_decided(shown: Shown) -> NotToBeDecided:
-    kind = "a conflict" if shown.is_conflict else "on its way to the origin, and no conflict"
-    return NotToBeDecided(f"what is pending under {shown.key} is {kind}: look at it again")
+def _not_to_be_decided(row: PendingRow) -> NotToBeDecided:
+    kind = "a conflict" if row.is_conflict else "on its way to the origin, and no conflict"
+    return NotToBeDecided(f"what is pending under {row.key} is {kind}: look at it again")

@@ -15,7 +15,7 @@ from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import Base
 from tests.support.memory_origin.faults import Answer, Call
 from tests.support.writeback import key
-from tests.support.writeback_office import Office
+from tests.support.writeback_admin import AdminHarness
 
 KEYS = ("a", "b")
 
@@ -29,14 +29,14 @@ STEP = st.tuples(
 class World:
     """A node and others who write to one bucket. `agreed` are ETags that may be overwritten (None: no object)."""
 
-    def __init__(self, office: Office) -> None:
-        self.office = office
+    def __init__(self, harness: AdminHarness) -> None:
+        self.harness = harness
         self.agreed: set[tuple[str, str | None]] = {(name, None) for name in KEYS}
         self.ours: dict[str, bytes] = {}
         self.of_ours: set[str | None] = set()
         self.overwrites: list[tuple[Call, str | None]] = []
         self._number = 0
-        office.buffer.origin.inject(self._watched, Answer(500), times=None)
+        harness.buffer.origin.inject(self._watched, Answer(500), times=None)
 
     def _watched(self, call: Call) -> bool:
         """Writes down what lies under the key that the node is about to write; no fault."""
@@ -45,7 +45,7 @@ class World:
         return False
 
     def etag(self, name: str) -> str | None:
-        found = self.office.buffer.bucket.objects.get(name)
+        found = self.harness.buffer.bucket.objects.get(name)
         return None if found is None else found.etag
 
     async def step(self, what: str, name: str) -> None:
@@ -55,17 +55,17 @@ class World:
             base = self.etag(name)  # the absorb's own look
             self.agreed.add((name, base))
             self.ours[name] = content
-            stored = await self.office.buffer.put(key(name), content, base=Base.exactly(base))
+            stored = await self.harness.buffer.put(key(name), content, base=Base.exactly(base))
             self.of_ours.add(stored.etag)
         elif what == "clash":
             for one in ("put", "theirs", "settle"):
                 await self.step(one, name)
         elif what == "theirs":
-            self.office.buffer.origin.put("bucket", name, b"theirs" + content)
+            self.harness.buffer.origin.put("bucket", name, b"theirs" + content)
         elif what == "gone":
-            self.office.buffer.bucket.objects.pop(name, None)
+            self.harness.buffer.bucket.objects.pop(name, None)
         elif what == "time":
-            await self.office.buffer.clock.advance(1.0)
+            await self.harness.buffer.clock.advance(1.0)
         elif what == "settle":
             await self.settled()
         else:
@@ -74,16 +74,16 @@ class World:
     async def settled(self) -> None:
         """Let time pass until nothing is left but conflicts and what waits behind them."""
         for _ in range(10_000):
-            left = await self.office.progress()
+            left = await self.harness.progress()
             if left["objects"] == left["stuck"]:
                 return
-            await self.office.buffer.clock.advance(0.3)
+            await self.harness.buffer.clock.advance(0.3)
             await asyncio.sleep(0.001)
         raise AssertionError("it never came to it")
 
     async def decide(self, decision: str, name: str) -> None:
         try:
-            decided = await self.office.desk.resolve(key(name), decision, None)
+            decided = await self.harness.admin.resolve(key(name), decision, None)
         except (NothingPending, NotToBeDecided):
             return
         if decision == "keep-ours":
@@ -102,10 +102,10 @@ def test_nothing_of_others_is_overwritten_unasked(steps: list[tuple[str, str, in
     and the node's last word has arrived where it was given."""
 
     async def run(directory: Path) -> None:
-        office = Office(directory)
+        harness = AdminHarness(directory)
         try:
-            world = World(office)
-            office.start()
+            world = World(harness)
+            harness.start()
             for what, name, turns in steps:
                 await world.step(what, name)
                 for _ in range(turns):
@@ -113,7 +113,7 @@ def test_nothing_of_others_is_overwritten_unasked(steps: list[tuple[str, str, in
                 world.check()
             await finish(world)
         finally:
-            await office.close()
+            await harness.close()
 
     with tempfile.TemporaryDirectory() as directory:
         asyncio.run(run(Path(directory)))
@@ -121,12 +121,12 @@ def test_nothing_of_others_is_overwritten_unasked(steps: list[tuple[str, str, in
 
 async def finish(world: World) -> None:
     """Decide for ours until nothing is left."""
-    while world.office.buffer.left():
+    while world.harness.buffer.left():
         await world.settled()
-        conflicts = {one.key.key for one in world.office.buffer.left()}
+        conflicts = {one.key.key for one in world.harness.buffer.left()}
         for name in conflicts:
             await world.decide("keep-ours", name)
         await world.settled()
-        for name in conflicts - {one.key.key for one in world.office.buffer.left()}:
-            assert world.office.buffer.origin.data("bucket", name) == world.ours[name]
+        for name in conflicts - {one.key.key for one in world.harness.buffer.left()}:
+            assert world.harness.buffer.origin.data("bucket", name) == world.ours[name]
     world.check()

@@ -1,0 +1,1 @@
+"""What operators see of what is pending, and what they decide about it."""

@@ -1,0 +1,155 @@
+"""Pending objects, uploads and figures as JSON documents, and the tokens of pages. Times in seconds since 1970."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from gateway.policy.slots import Prefix
+from gateway.writeback.admin.queries import FlushStats, PendingRow, PendingStats, SlotStats, UploadStats
+from gateway.writeback.flushing.reconciler import Attempts
+from gateway.writeback.journal.records import Profile, State
+
+
+def object_document(row: PendingRow) -> dict[str, Any]:
+    """One pending object, or, with `deleted`, one that is to be deleted; null is what is not known."""
+    write, turn = row.write, row.turn
+    return {
+        "bucket": row.key.bucket,
+        "key": row.key.key,
+        "sequence": row.sequence,
+        "slot": row.slot,
+        "state": _state_of(row),
+        "bytes": row.size_bytes,
+        "etag": write.etag if write is not None and not write.deleted else None,
+        "deleted": write.deleted if write is not None else None,
+        "acknowledged_at": write.acknowledged_at if write is not None else None,
+        "parts": row.parts,
+        "parts_sent": row.sent_parts,
+        "bytes_sent": row.sent_bytes,
+        "failures": turn.attempts,
+        "failing_since": turn.failing_since,
+        "waits_for": turn.after_sequence,
+        "reason": row.problem or turn.last_error,
+    }
+
+
+def _state_of(row: PendingRow) -> str:
+    """waiting, sending, conflict or damaged."""
+    if row.is_damaged:
+        return "damaged"
+    if row.is_conflict:
+        return "conflict"
+    return "sending" if row.sent_parts or row.state is State.PUBLISHING else "waiting"
+
+
+def upload_document(row: PendingRow) -> dict[str, Any]:
+    """An upload that the client has not completed."""
+    upload = row.write
+    return {
+        "bucket": row.key.bucket,
+        "key": row.key.key,
+        "upload_id": row.upload_id,
+        "slot": row.slot,
+        "initiated_at": upload.began_at if upload is not None else None,
+        "touched_at": upload.touched_then.at if upload is not None else None,
+        "parts": row.parts,
+        "parts_sent": row.sent_parts,
+        "bytes": row.here_bytes,
+        "reason": row.turn.last_error,
+    }
+
+
+_SUMS = ("objects", "bytes", "staged_bytes", "open_uploads", "open_upload_bytes", "conflicts", "damaged", "failing")
+
+
+def summary_document(
+    slots: Mapping[str, SlotStats], buffers: Mapping[str, int], buckets: Sequence[tuple[str, Profile]]
+) -> dict[str, Any]:
+    """Of all slots that write back or have something here, and all of them together; and what is known of buckets.
+
+    `buffers` are the slots that write back, and how many bytes they may have here.
+    """
+    names = sorted({*buffers, *(name for name, one in slots.items() if one != SlotStats())})
+    documents = [_slot_document(name, slots.get(name, SlotStats()), buffers.get(name)) for name in names]
+    oldest = [one["oldest_acknowledged_at"] for one in documents if one["oldest_acknowledged_at"] is not None]
+    return {
+        **{name: sum(one[name] for one in documents) for name in _SUMS},
+        "oldest_acknowledged_at": min(oldest, default=None),
+        "slots": documents,
+        "buckets": [_bucket_document(*one) for one in buckets],
+    }
+
+
+def _slot_document(name: str, stats: SlotStats, buffer_bytes: int | None) -> dict[str, Any]:
+    """`buffer_bytes` null: it is not written back any more."""
+    return {
+        "slot": name,
+        "buffer_bytes": buffer_bytes,
+        "staged_bytes": stats.staged_bytes,
+        **_stats_document(stats.pending, stats.uploads),
+        "oldest_upload_touched_at": stats.uploads.touched.at if stats.uploads.touched is not None else None,
+        "reason": stats.reason,
+    }
+
+
+def _bucket_document(bucket: str, profile: Profile) -> dict[str, Any]:
+    """Whether its ETags are MD5s, and what it makes of conditions on each kind of request (yes, ignored, refused,
+    unknown)."""
+    known = profile.conditions
+    conditions = {"put": known.put, "complete": known.complete, "delete": known.delete}
+    return {
+        "bucket": bucket,
+        "md5_etags": profile.md5_etags,
+        "conditions": {kind: honoured.name.lower() for kind, honoured in conditions.items()},
+    }
+
+
+def flush_document(
+    prefix: Prefix, through: int, stats: FlushStats, problems: Sequence[PendingRow], attempts: Attempts
+) -> dict[str, Any]:
+    """What is left of a flush."""
+    return {
+        "prefix": str(prefix),
+        "through": through,
+        **_stats_document(stats.pending, stats.uploads),
+        "bytes_sent": stats.sent_bytes,
+        "stuck": stats.stuck,
+        "held_up": stats.held_up,
+        "longest_attempt_seconds": attempts.longest_seconds,
+        "origin_away": attempts.is_away,
+        "problems": [object_document(one) for one in problems],
+    }
+
+
+def _stats_document(pending: PendingStats, uploads: UploadStats) -> dict[str, Any]:
+    return {
+        "objects": pending.objects,
+        "bytes": pending.size_bytes,
+        "oldest_acknowledged_at": pending.oldest_at,
+        "conflicts": pending.conflicts,
+        "damaged": pending.damaged,
+        "failing": pending.failing,
+        "open_uploads": uploads.uploads,
+        "open_upload_bytes": uploads.size_bytes,
+    }
+
+
+def to_token(*place: str | int) -> str:
+    """A place in a listing, for the request for the next page."""
+    return base64.urlsafe_b64encode(orjson.dumps(place)).decode()
+
+
+def from_token(token: str, *kinds: type) -> Sequence[Any]:
+    """The place again; ValueError for what is no token of a listing with places of these kinds."""
+    try:
+        place = orjson.loads(base64.b64decode(token, altchars=b"-_", validate=True))
+    except (binascii.Error, orjson.JSONDecodeError):
+        place = None
+    if not isinstance(place, list) or [type(one) for one in place] != list(kinds):
+        raise ValueError("the token is none that this listing has given")
+    return place

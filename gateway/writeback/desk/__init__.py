@@ -1,1 +1,0 @@
-"""What people see of what is pending, and what they decide about it."""
