@@ -159,6 +159,11 @@ def _gateway(origin: _Origin, directory: Path) -> Iterator[GatewayProcess]:
         yield gateway
 
 
+def _processes(gateway: GatewayProcess) -> dict[str, int]:
+    """Their ids, by name."""
+    return {one["name"]: one["process_id"] for one in gateway.status()["gateway"]["processes"]}
+
+
 # An object of many parts
 
 
@@ -304,7 +309,7 @@ def _many_parts(report: Report, options: Options) -> None:
 def _one_of_many_parts(
     gateway: GatewayProcess, origin: _Origin, directory: Path, count: int, beside: _Series, grown: _Series
 ) -> None:
-    processes = {one["name"]: one["process_id"] for one in gateway.status()["gateway"]["processes"]}
+    processes = _processes(gateway)
     worker, background = processes["worker0"], processes["background"]
     client = _Client(gateway)
     key, small = f"{directory.name}/many", f"{directory.name}/small"
@@ -453,12 +458,14 @@ class _Side:
                 found.append(time.perf_counter() - began)
         return percentile(found, 0.5) * 1000
 
-    def flush(self, count: int) -> float:
-        """Objects per second, from a tenth of so many to so many."""
+    def flush(self, count: int) -> tuple[float, float]:
+        """Objects per second, from a tenth of so many to so many, and milliseconds of CPU for each."""
+        pid = _processes(self.gateway)["background"]
         self.origin.holds = False
         began = self.origin.until_it_has(self.prefix, count // 10)
-        had = self.origin.count(self.prefix)
-        return (count - had) / (self.origin.until_it_has(self.prefix, count) - began)
+        had, before = self.origin.count(self.prefix), machine.cpu_seconds(pid)
+        ended = self.origin.until_it_has(self.prefix, count)
+        return (count - had) / (ended - began), (machine.cpu_seconds(pid) - before) / (count - had) * 1000
 
 
 def _much_pending(report: Report, options: Options) -> None:
@@ -483,12 +490,14 @@ def _much_pending(report: Report, options: Options) -> None:
                     series[f"{what}, {name}"].append(value)
                 series[f"start, s, {name}"].append(side.start_seconds)
                 origin.latency_seconds = _FLUSH_LATENCY_SECONDS
-                series[f"flushed at 100 ms, objects/s, {name}"].append(side.flush(_FLUSHED))
+                rate, used = side.flush(_FLUSHED)
+                series[f"flushed at 100 ms, objects/s, {name}"].append(rate)
+                series[f"CPU of a flush, ms, {name}"].append(used)
                 if name == "few":
                     side.client.close()
                     _remains(series, gateway, directory)
     report.tables.append(Measured(f"{counts['few']:,} (few) and {counts['many']:,} (many) pending", "as said", series))
-    for what in (*figures, "start, s"):
+    for what in (*figures, "start, s", "CPU of a flush, ms"):
         ratio = ratio_of(series[f"{what}, many"], series[f"{what}, few"])
         report.verdicts.append(Verdict(f"{what}, many / few pending", ratio, at_most(1.1)))
     rates = {name: series[f"flushed at 100 ms, objects/s, {name}"] for name in counts}
