@@ -250,7 +250,7 @@ def _open(directory: Path, worker: int, slots: Sequence[str], now: Moment) -> _F
 
     journal = Journal(directory, remove, worker)
     journal.take_over(now)
-    staging.sweep(journal.knows_file, worker)
+    staging.sweep(journal.unknown_files, worker)
     try:
         return _Files(journal, staging, Reservations(directory / ARRIVING, worker, slots), ReserveFile(directory))
     except OSError as error:

@@ -80,7 +80,7 @@ def recover(directory: Path, now: Moment | float) -> Recovered:
     try:
         with _usable(directory):
             (directory / ARRIVING).unlink(missing_ok=True)
-        removed = Staging(directory, 0).sweep(journal.knows_file)
+        removed = Staging(directory, 0).sweep(journal.unknown_files)
         pending, uploads = journal.recover(now)
         orphans = journal.read(lambda book: book.aborting_count())
     finally:

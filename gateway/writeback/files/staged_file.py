@@ -22,7 +22,7 @@ import errno
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,6 +46,9 @@ from gateway.writeback.files.trailer import (
     trailer_bytes,
     unpack_footer,
 )
+
+SWEPT_AT_ONCE = 500
+"""Names of files, of which the journal is asked at once."""
 
 AT_ONCE_BYTES = 1024 * 1024
 """Begun in such pieces: the disk is busy early, and gets requests of a size that suits it."""
@@ -297,12 +300,18 @@ class Staging:
             for entry in os.scandir(directory):
                 yield f"{directory.name}/{entry.name}"
 
-    def sweep(self, is_known: Callable[[str], bool], worker: int | None = None) -> int:
-        """Remove what the journal does not name, of a worker slot whose process is dead, or of all; how many."""
-        unknown = [name for name in self.names(worker) if not is_known(name)]
-        for name in unknown:
+    def sweep(self, unknown: Callable[[Sequence[str]], Sequence[str]], worker: int | None = None) -> int:
+        """Remove what the journal does not name, of a worker slot whose process is dead, or of all; how many.
+
+        `unknown` tells some names that it does not know from the others.
+        """
+        names = list(self.names(worker))
+        removed = [
+            name for at in range(0, len(names), SWEPT_AT_ONCE) for name in unknown(names[at : at + SWEPT_AT_ONCE])
+        ]
+        for name in removed:
             self.remove(name)
-        return len(unknown)
+        return len(removed)
 
 
 class _GroupSync:

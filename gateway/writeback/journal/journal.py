@@ -94,9 +94,9 @@ class Journal:
             await asyncio.sleep(0)
         return found
 
-    def knows_file(self, name: str) -> bool:
-        """Whether anything acknowledged is in a staged file. Not while other threads read."""
-        return self.read(lambda book: book.knows_file(name))
+    def unknown_files(self, names: Sequence[str]) -> Sequence[str]:
+        """Of some staged files those in which nothing acknowledged is. Not while other threads read."""
+        return self.read(lambda book: book.unknown_files(names))
 
     # Changes
 

@@ -60,6 +60,16 @@ class Rows:
         """Whether anything refers to a staged file: its own row, or, where that is damaged, a part's."""
         return self._row("SELECT 1 FROM files WHERE name = ?", name) is not None or self._is_referred_to(name)
 
+    def unknown_files(self, names: Sequence[str]) -> Sequence[str]:
+        """Those of some names to which nothing refers (`knows_file`), in one query: it is asked about all there are."""
+        asked = f"WITH asked (name) AS (VALUES {', '.join(['(?)'] * len(names))}) SELECT name FROM asked"
+        found = self._rows.execute(
+            f"{asked} WHERE NOT EXISTS (SELECT 1 FROM files WHERE files.name = asked.name) "
+            "AND NOT EXISTS (SELECT 1 FROM parts WHERE parts.file = asked.name)",
+            names,
+        )
+        return [name for (name,) in found]
+
     def file(self, name: str) -> StagedFile | None:
         row = self._row("SELECT record FROM files WHERE name = ?", name)
         return codec.unpack_file(name, row[0]) if row else None

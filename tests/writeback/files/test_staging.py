@@ -8,6 +8,7 @@ import os
 import random
 import stat
 import threading
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -222,7 +223,7 @@ def test_a_full_disk_is_said_so(staging: Staging, monkeypatch: pytest.MonkeyPatc
     assert list(staging.names()) == []
 
 
-def test_a_sweep_removes_what_the_journal_does_not_name(tmp_path: Path) -> None:
+def test_a_sweep_removes_what_the_journal_does_not_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a dead worker's files, or of all; what it names stays."""
     areas = {worker: Staging(tmp_path, worker) for worker in (1, 2)}
     files = {}
@@ -230,7 +231,12 @@ def test_a_sweep_removes_what_the_journal_does_not_name(tmp_path: Path) -> None:
         area.prepare()
         files[worker] = [stage(area, bytes([worker])), stage(area, bytes([worker, 2]))]
     known = {files[1][0].name, files[2][0].name}
-    assert areas[2].sweep(known.__contains__, worker=1) == 1
+
+    def unknown(names: Sequence[str]) -> list[str]:
+        return [name for name in names if name not in known]
+
+    monkeypatch.setattr(staged_file, "SWEPT_AT_ONCE", 1)
+    assert areas[2].sweep(unknown, worker=1) == 1
     assert set(areas[1].names()) == known | {files[2][1].name}
-    assert areas[1].sweep(known.__contains__) == 1
+    assert areas[1].sweep(unknown) == 1
     assert set(areas[1].names()) == known

@@ -478,6 +478,7 @@ class Histories(RuleBasedStateMachine):
     def every_file_is_accounted_for(self) -> None:
         used = {each.file.name for one in self.mine.values() for each in one.parts.values() if each.file.is_here}
         assert {name for name in self.made if self.book.knows_file(name)} == used
+        assert not self.made or set(self.book.unknown_files(sorted(self.made))) == self.made - used
         assert used.isdisjoint(self.book.freed)
         assert self.made - used <= set(self.book.freed)
 
