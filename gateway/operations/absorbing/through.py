@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.clock import Clock, Moment
-from gateway.errors import BufferUnavailable, ForebayError, OriginBodyError
+from gateway.errors import BufferUnavailable, ForebayError, OriginBodyError, OutcomeUnknown
 from gateway.objects import BodyStream, ObjectKey, PinnedFileSpan
-from gateway.operations.absorbing.write_back_policy import Reason
+from gateway.operations.absorbing.write_back_policy import Reason, has_conditions
 from gateway.operations.context import CacheLabel, RequestContext, Response
 from gateway.operations.failures import s3_error_of
 from gateway.s3.error_codes import error_document
@@ -69,7 +69,9 @@ async def written_through(context: RequestContext, buffer: WritebackBuffer, writ
         return reply
     match context.request.operation, reply.status:
         case ((Operation.COPY_OBJECT | Operation.COMPLETE_MULTIPART_UPLOAD), 200):
-            return await told_by_document(reply, note, clock)
+            return await told_by_document(
+                reply, note, clock, may_be_repeated=not has_conditions(context.request.headers)
+            )
         case Operation.PUT_OBJECT, 200:
             etag = dict(reply.headers).get("etag")
             await note(etag, known=etag is not None)
@@ -86,14 +88,21 @@ class Note(Protocol):
     async def __call__(self, etag: str | None, *, known: bool) -> None: ...
 
 
-async def told_by_document(reply: Response, note: Note, clock: Clock) -> Response:
-    """An answer whose document says what was made: noted before the client has it, or closes the answer."""
+async def told_by_document(reply: Response, note: Note, clock: Clock, *, may_be_repeated: bool = True) -> Response:
+    """An answer whose document says what was made: noted before the client has it, or closes the answer.
+
+    OriginBodyError where it breaks off; of what may not be repeated OutcomeUnknown.
+    """
 
     async def noted() -> Response:
         etag = None
         try:
             document = await whole_document(reply)
             etag = etag_of_result(document)
+        except OriginBodyError as error:
+            if not may_be_repeated:
+                raise OutcomeUnknown(f"the origin's answer to a write is not whole: {error}") from error
+            raise
         finally:
             await note(etag, known=etag is not None)
         return replace(reply, headers=headers, body=document, resource=None)

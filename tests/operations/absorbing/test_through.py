@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -185,6 +185,22 @@ def test_a_document_that_breaks_off_leaves_the_key_unknown(tmp_path: Path, opera
         await client.complete(AT.key, upload_id, etags)
         await client.flush()
         assert client.origin.data("bucket", AT.key) == b"last"
+
+    with_client(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(("headers", "status"), [({}, 503), ({"If-None-Match": "*"}, 424)])
+def test_a_result_that_breaks_off_is_repeated_where_that_does_no_harm(
+    tmp_path: Path, headers: Mapping[str, str], status: int
+) -> None:
+    """A second copy with the condition would be refused because of the first: 424, and no SDK repeats it."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        client.origin.put("bucket", "source", b"copied")
+        client.origin.inject(on(COPY), AlterHeaders({"content-length": None}))
+        client.origin.inject(on(COPY), CutBody(50))
+        await client.ask("PUT", "back/new", headers={**SOURCE, **headers}, status=status)
 
     with_client(tmp_path, scenario)
 
