@@ -139,7 +139,7 @@ class WritebackBuffer:
         """An object is the key's last state now."""
         placed_write = self._placed(write)
         async with self._or_refused(write.parts):
-            return await self.journal.change(lambda book: book.acknowledge(placed_write))
+            return await self._change(lambda book: book.acknowledge(placed_write))
 
     async def acknowledge_sharing(self, write: Write) -> bool:
         """The same for an object made of files of others; False when one of them has gone meanwhile."""
@@ -151,7 +151,7 @@ class WritebackBuffer:
             book.acknowledge(placed_write)
             return True
 
-        return await self.journal.change(put)
+        return await self._change(put)
 
     async def bury(self, tombstone: Write) -> Write | None:
         """Delete what is pending under a key, here at once; the tombstone, None: nobody need wait for the origin.
@@ -159,13 +159,13 @@ class WritebackBuffer:
         InConflict where a person is to decide first.
         """
         placed_write = self._placed(tombstone)
-        return await self.journal.change(lambda book: book.bury(placed_write))
+        return await self._change(lambda book: book.bury(placed_write))
 
     async def put_part(self, upload_id: str, part: Part) -> bool:
         """UploadPart; False when there is no such upload: then its file is gone."""
         now = Moment.of(self._clock)
         async with self._or_refused([part]):
-            stored = await self.journal.change(lambda book: book.put_part(upload_id, part, now))
+            stored = await self._change(lambda book: book.put_part(upload_id, part, now))
         if not stored:
             await self._remove([part])
         return stored
@@ -173,17 +173,16 @@ class WritebackBuffer:
     async def complete(self, made: Write) -> Write | None:
         """CompleteMultipartUpload with the chosen parts; None when one was replaced, or the upload ended, meanwhile."""
         placed_write = self._placed(made)
-        return await self.journal.change(lambda book: book.complete(placed_write))
+        return await self._change(lambda book: book.complete(placed_write))
 
     async def complete_at_origin(self, made: Write) -> bool:
         """Have the origin be asked for it (`Book.complete_at_origin`)."""
         placed_write = self._placed(made)
-        return await self.journal.change(lambda book: book.complete_at_origin(placed_write))
+        return await self._change(lambda book: book.complete_at_origin(placed_write))
 
     async def did(self, key: ObjectKey, own: OwnDoing) -> None:
         """This gateway has changed a key at the origin, past the buffer."""
-        with self._watching_the_disk():
-            await self.journal.change(lambda book: book.did(key, own))
+        await self._change(lambda book: book.did(key, own))
 
     async def hurry(self, key: ObjectKey) -> None:
         """Somebody waits until the origin has what is pending under a key."""
@@ -193,11 +192,15 @@ class WritebackBuffer:
     async def abort(self, upload_id: str) -> bool:
         """AbortMultipartUpload; False when the upload has ended meanwhile."""
         now = self._clock.now()
-        return await self.journal.change(lambda book: book.abort(upload_id, now))
+        return await self._change(lambda book: book.abort(upload_id, now))
 
     def _placed(self, write: Write) -> Write:
         bounds = self.bounds.of(write.fixed.slot)
         return placed(write, bounds.slot if bounds is not None else None)
+
+    async def _change(self, step: Callable[[Book], R]) -> R:
+        with self._watching_the_disk():
+            return await self.journal.change(step)
 
     @contextmanager
     def _watching_the_disk(self) -> Iterator[None]:
@@ -211,12 +214,11 @@ class WritebackBuffer:
     @asynccontextmanager
     async def _or_refused(self, parts: Sequence[Part]) -> AsyncIterator[None]:
         """The files of new parts go where it is certain that the journal does not name them."""
-        with self._watching_the_disk():
-            try:
-                yield
-            except BufferRefused:
-                await self._remove(parts)
-                raise
+        try:
+            yield
+        except BufferRefused:
+            await self._remove(parts)
+            raise
 
     async def _remove(self, parts: Sequence[Part]) -> None:
         for part in parts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +30,7 @@ from gateway.writeback.files.trailer import CHECKSUM_BYTES
 from gateway.writeback.journal.records import Part
 from gateway.writeback.opening import recover
 from tests.support.manual_clock import ManualClock
-from tests.support.writeback import key, pending, staged
+from tests.support.writeback import key, pending, staged, upload
 
 SIZE = 1000
 
@@ -437,3 +437,33 @@ def test_what_comes_in_becomes_what_goes_out(writers: int, flush_bytes_per_secon
     assert used > PACED_FROM * allowed
     late = [at for at in acknowledged if at > 300]
     assert len(late) * part / 300 == pytest.approx(flush_bytes_per_second, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda buffer: buffer.acknowledge(pending(key("k"), "x")),
+        lambda buffer: buffer.acknowledge_sharing(pending(key("k"), "x")),
+        lambda buffer: buffer.bury(pending(key("k"), deleted=True)),
+        lambda buffer: buffer.complete(upload("u", key("k"))),
+        lambda buffer: buffer.complete_at_origin(upload("u", key("k"))),
+        lambda buffer: buffer.abort("u"),
+    ],
+    ids=["acknowledge", "share", "bury", "complete", "complete-at-origin", "abort"],
+)
+def test_whatever_the_journal_does_not_take_leaves_the_disk_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[WritebackBuffer], Awaitable[object]]
+) -> None:
+    """The bodies that come next are not received in vain: they go through, for some seconds."""
+
+    async def scenario(buffer: WritebackBuffer, bounds: SlotBounds, _: ManualClock) -> None:
+        async def fail(_: object) -> None:
+            raise BufferUnavailable("no")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(buffer.journal, "change", fail)
+            with pytest.raises(BufferUnavailable):
+                await change(buffer)
+        assert await bounds.take("key", 1, 0) is Bound.DISK
+
+    with_bounds(tmp_path, scenario)
