@@ -13,7 +13,7 @@ from gateway.objects import ObjectKey
 from gateway.operations.absorbing.deleting import Buried, bury_pending
 from gateway.operations.absorbing.through import deleted_through
 from gateway.operations.context import RequestContext, Response
-from gateway.operations.passthrough import forward_write, onward_request, streamed_reply
+from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document
 from gateway.operations.visibility import changed_keys, with_invalidation
 from gateway.policy.slots import refusal_of_write
@@ -31,11 +31,6 @@ from gateway.s3.xml_writer import document
 from gateway.steps import in_steps
 
 RESULT_SIZE_BYTES_MAX = 8 * 1024**2
-
-
-async def delete_object(context: RequestContext) -> Response:
-    """Delete one object at the origin."""
-    return await forward_write(context)
 
 
 async def delete_objects(context: RequestContext) -> Response:

@@ -76,13 +76,6 @@ async def forward_write(context: RequestContext, payload: Payload | None = None)
     return reply
 
 
-async def passthrough(context: RequestContext) -> Response:
-    """Every operation that Forebay does not handle itself."""
-    if context.request.method in READ_METHODS:
-        return await forward(context)
-    return await forward_write(context)
-
-
 def onward_request(
     context: RequestContext,
     payload: Payload,
