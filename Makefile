@@ -80,7 +80,7 @@ campaign: $(STAMPS)/dev  ## long: generated tests, 1,000,000 simulated steps, 10
 	$(call part,generated,,-m "not clients and not torch" --hypothesis-seed=$(SEED))
 	$(call part,growth,FOREBAY_GROWTH_EXAMPLES=100,--timeout=3600 --hypothesis-seed=$(SEED) tests/test_growth.py)
 	@[ -e $(DONE)/fuzz ] || { $(BIN)/python -m tests.fuzz.run --seconds 14400 --seed $(SEED) && touch $(DONE)/fuzz; }
-	@[ -e $(DONE)/simulation ] || { $(BIN)/python -m tests.simulation --seed $(SEED) --steps 1000000 --processes $(PROCESSES) --held --record $(DONE).simulation && touch $(DONE)/simulation; }
+	@[ -e $(DONE)/simulation ] || { $(BIN)/python -m tests.simulation --seed $(SEED) --steps 1000000 --processes $(PROCESSES) --record $(DONE).simulation && touch $(DONE)/simulation; }
 	$(call part,listing,FOREBAY_LISTING_EXAMPLES=16000,--timeout=7200 --hypothesis-seed=$(SEED) tests/scenarios/test_listing.py)
 	$(call part,listing-staleness,FOREBAY_LISTING_EXAMPLES=3000,--timeout=3600 --hypothesis-seed=$(SEED) tests/semantics/test_listing_staleness.py)
 	$(call part,listing-moto,FOREBAY_LISTING_EXAMPLES=1500 FOREBAY_LISTING_ORIGIN=moto,--timeout=3600 --hypothesis-seed=$(SEED) tests/scenarios/test_listing.py -k every_page)

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
-from tests.simulation import dialects, invariants
 from tests.simulation.campaign import Outcome, known, left_of, played, write
 from tests.simulation.dialects import DIALECTS
 from tests.simulation.invariants import RULES
@@ -25,7 +24,7 @@ def main() -> int:
     options = _parsed()
     often = {name: float(weight) for name, _, weight in (one.partition("=") for one in options.often)}
     like = Setting(options.seed, "", options.history, _rules(options), options.skew, options.lies, often or None)
-    names = options.dialect or list(dialects.HELD if options.held else DIALECTS)
+    names = options.dialect or list(DIALECTS)
     settings = (
         replace(like, seed=options.seed + number, dialect=names[number % len(names)])
         for number in range(-(-options.steps // options.history))
@@ -61,7 +60,6 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--dialect", action="append", choices=[*DIALECTS], help="all, by turns, where none is given")
     parser.add_argument("--only", action="append", default=[], choices=RULES, help="a rule; all where none is given")
     parser.add_argument("--but", action="append", default=[], choices=RULES, help="a rule that is not looked at")
-    parser.add_argument("--held", action="store_true", help="only the rules and dialects that CI is held to")
     parser.add_argument(
         "--often",
         action="append",
@@ -80,19 +78,17 @@ def _parsed() -> argparse.Namespace:
 
 
 def _rules(options: argparse.Namespace) -> tuple[str, ...]:
-    asked = options.only or (invariants.HELD if options.held else RULES)
-    return tuple(one for one in asked if one not in options.but)
+    return tuple(one for one in options.only or RULES if one not in options.but)
 
 
 def _again(outcome: Outcome, options: argparse.Namespace) -> str:
     asked = f"--seed {outcome.seed} --dialect {outcome.dialect} --steps 1 --history {options.history}"
-    held = " --held" * options.held
     rules = "".join(f" --only {quote(one)}" for one in options.only) + "".join(
         f" --but {quote(one)}" for one in options.but
     )
     often = "".join(f" --often {one}" for one in options.often)
     skew = f" --skew {options.skew:g}" if options.skew is not None else ""
-    return f"python -m tests.simulation {asked}{held}{rules}{often}{skew}{' --lies' * options.lies}"
+    return f"python -m tests.simulation {asked}{rules}{often}{skew}{' --lies' * options.lies}"
 
 
 if __name__ == "__main__":

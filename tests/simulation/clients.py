@@ -151,7 +151,9 @@ class Clients:
         possible = of_source.may_be()
         begun = self._clock.monotonic()
         attempts = [history.begin(value, begun) for value in _objects(possible)]
+        under_way = history.begin(b"what the source has by then", begun)
         answer = await self.ask("PUT", f"{bucket}/{key}", x_amz_copy_source=f"/{bucket}/{source}")
+        history.attempts.remove(under_way)
         attempts += [history.begin(one, begun) for one in _objects(of_source.may_be() - possible)]
         for attempt in attempts:
             attempt.ended = self._clock.monotonic()
@@ -177,9 +179,10 @@ class Clients:
         parts: int | None = None,
     ) -> bool:
         trouble, history = self._origin.trouble, self._judge.of(bucket, key)
+        is_known = bucket in self._judge.kept().known
         history.open_uploads += 1
         created = await self.ask("POST", f"{bucket}/{key}?uploads")
-        if created is not None:
+        if created is not None and is_known:
             self._took(bucket, "Create", created, trouble)
         if created is None or created.status != 200:
             return False

@@ -81,6 +81,3 @@ DIALECTS: Mapping[str, Dialect] = {
         Dialect("slow", latency_seconds=(1.0, 15.0)),
     )
 }
-
-HELD = tuple(one.name for one in DIALECTS.values() if not one.may_be_opaque and not one.corrupts)
-"""Those in which the rules hold that do (invariants.py)."""

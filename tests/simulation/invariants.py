@@ -36,16 +36,6 @@ RULES = (
 FLUSHED_WITHIN_SECONDS = 120.0
 """After its acknowledgement, or after its bucket takes writes again, and what the origin takes (`flush_seconds`)."""
 
-HELD = (
-    "reads see the last write",
-    "acknowledged soon",
-    "writes are taken while the bucket is away",
-    "requests end",
-    "requests do not fail inside",
-    "clients",
-)
-"""The rules that hold, in the dialects in which they do (dialects.py). Decision 28 says of the others what fails."""
-
 ACKNOWLEDGED_WITHIN_SECONDS = 1.5
 SMALL_FLUSHED_WITHIN_SECONDS = 10.0
 """What is small, in a bucket that has been well for two minutes, whatever large things are on their way."""
@@ -305,14 +295,10 @@ class Judge:
         return 8 * self.origin.dialect.latency_seconds[1]
 
     def taken(self, bucket: str, what: str, status: int, trouble: str | None) -> None:
-        """A write that could have been acknowledged was not."""
-        away = status >= 500 and trouble in ("unreachable", "503", "silent") and self._is_known(bucket)
+        """A write to a known bucket was answered so."""
+        away = status >= 500 and trouble in ("unreachable", "503", "silent")
         if away and not self.origin.dialect.may_be_opaque and not self._had_no_room(self.origin.clock.monotonic()):
             self.violated("writes are taken while the bucket is away", f"{what} in {bucket}: {status} ({trouble})")
-
-    def _is_known(self, bucket: str) -> bool:
-        """Whether writes have been absorbed there."""
-        return any(one.absorbed for (name, _), of in self.keys.items() if name == bucket for one in of.attempts)
 
     def _check_left(self, rule: str, left: Mapping[str, int]) -> None:
         if any(left.values()):

@@ -38,18 +38,25 @@ BACKGROUND = -1
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a node has of writes that are not over, by bucket and key; its open uploads, those in doubt, its files."""
+    """What a node has of writes that are not over, by bucket and key; its open uploads, those in doubt, its files, the
+    buckets whose writes it absorbs."""
 
     pending: frozenset[tuple[str, str]] = frozenset()
     conflicts: frozenset[tuple[str, str]] = frozenset()
     open_uploads: int = 0
     in_doubt: int = 0
     files: int = 0
+    known: frozenset[str] = frozenset()
 
 
 NOTHING_KEPT = Kept()
 _EVERYWHERE = Prefix.parse("s3://")
 _MANY = 10_000
+
+
+def _absorbs(book: Book, bucket: str) -> bool:
+    profile = book.profile(bucket)
+    return profile is not None and profile.absorbs
 
 
 class _NoBlocks(ClosedCache):
@@ -220,6 +227,7 @@ class Node:
                 book.counts()[1],
                 len(book.aborting()),
                 sum(1 for _ in self.directory.glob("staged/*/*")),
+                frozenset(name for name in self._origin.inner.buckets if _absorbs(book, name)),
             )
 
         number = next((one for one in sorted(self._buffers) if self.alive(one)), None)
