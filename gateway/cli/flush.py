@@ -34,11 +34,12 @@ _GONE_SECONDS = 60.0
 _REFUSED_SECONDS = 30.0
 """So long nothing has got there, and all that is left fails: the bucket refuses it, as far as anybody can tell."""
 
-_BODY_SECONDS = 10.0
-"""An attempt that takes longer is likely to be a large body on its way, however often it has failed before."""
+_STALLED_SECONDS = 300.0
+"""So long nothing has got there, whatever the reason: the origin does not answer, say."""
 
-_AWAY_SECONDS = 300.0
-"""The same of an origin that does not answer, where no --timeout says how long it is waited for."""
+_BODY_SECONDS, _LONG_BODY_SECONDS = 10.0, 60.0
+"""An attempt that takes longer is likely to be a large body on its way, however often it has failed before: it is
+waited for, instead of the one and the other."""
 
 _COLUMNS = (
     TextColumn("{task.description}"),
@@ -66,13 +67,13 @@ class Outcome(StrEnum):
     STUCK = "stuck"
     """What is left is in conflict or damaged, or waits behind that."""
     FAILING = "failing"
-    """What is left fails, and none of it has got anywhere for a while."""
+    """None of what is left has got anywhere for a while."""
     TIMEOUT = "timeout"
 
 
 _WHY = {
     Outcome.STUCK: "an operator must decide",
-    Outcome.FAILING: "all of it fails; the gateway goes on trying",
+    Outcome.FAILING: "nothing gets there; the gateway goes on trying",
     Outcome.TIMEOUT: "the time is over; the gateway goes on",
 }
 
@@ -171,17 +172,17 @@ class _Stall:
         self._since = time.monotonic()
 
     def is_over(self, left: dict[str, Any]) -> bool:
-        """Whether all that is left has failed since, and there is no use in waiting for it."""
+        """Whether there is no use in waiting for what is left."""
         now, reached = time.monotonic(), self._progress(left)
-        if reached != self._reached or left["held_up"] < left["objects"]:
+        if reached != self._reached:
             self._reached, self._since = reached, now
-            return False
-        stalled_seconds, attempt_seconds = now - self._since, left["longest_attempt_seconds"] or 0.0
         if left["origin_away"] and self._has_deadline:
             return False
-        if not left["origin_away"] and stalled_seconds >= _REFUSED_SECONDS and attempt_seconds < _BODY_SECONDS:
+        stalled_seconds, attempt_seconds = now - self._since, left["longest_attempt_seconds"] or 0.0
+        all_fails = left["held_up"] == left["objects"] and not left["origin_away"]
+        if all_fails and stalled_seconds >= _REFUSED_SECONDS and attempt_seconds < _BODY_SECONDS:
             return True
-        return stalled_seconds >= _AWAY_SECONDS and attempt_seconds < stalled_seconds
+        return stalled_seconds >= _STALLED_SECONDS and attempt_seconds < _LONG_BODY_SECONDS
 
     def _progress(self, left: dict[str, Any]) -> tuple[int, int]:
         return left["objects"], left["bytes_sent"]

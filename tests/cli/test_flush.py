@@ -139,7 +139,7 @@ def test_waiting_ends_when_the_bucket_refuses_the_rest(monkeypatch: pytest.Monke
     monkeypatch.setattr(flush, "_REFUSED_SECONDS", 0.05)
     with admin_double(left(2), left(1, **REFUSED)) as port:
         result = run(port, *arguments)
-        assert (result.exit_code, result.stdout) == (1, f"{NOT_THERE} all of it fails; the gateway goes on trying\n")
+        assert (result.exit_code, result.stdout) == (1, f"{NOT_THERE} nothing gets there; the gateway goes on trying\n")
         assert result.stderr.splitlines()[1].split()[-1] == "AccessDenied"
 
 
@@ -172,10 +172,20 @@ def test_what_progresses_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_origin_that_is_away_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without --timeout some minutes; with it, so long as that says."""
-    monkeypatch.setattr(flush, "_AWAY_SECONDS", 0.05)
+    monkeypatch.setattr(flush, "_STALLED_SECONDS", 0.05)
     with admin_double(left(1, **REFUSED, origin_away=True)) as port:
-        assert f"{NOT_THERE} all of it fails" in run(port, "--wait").stdout
+        assert f"{NOT_THERE} nothing gets there" in run(port, "--wait").stdout
         assert f"{NOT_THERE} the time is over" in run(port, "--wait", "--timeout", "300ms").stdout
+
+
+def test_what_never_moves_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though nothing fails, either: whatever holds it up, a script does not hang."""
+    monkeypatch.setattr(flush, "_STALLED_SECONDS", 0.05)
+    with admin_double(left(1)) as port:
+        assert (run(port, "--wait").exit_code, run(port, "--wait", "--timeout", "1h").exit_code) == (1, 1)
+    slow = left(1, longest_attempt_seconds=61.0)
+    with admin_double(*[slow] * 20, left(0)) as port:
+        assert run(port, "--wait").exit_code == 0
 
 
 @pytest.mark.parametrize("arguments", [[], ["--wait"]])

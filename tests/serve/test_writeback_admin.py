@@ -140,7 +140,7 @@ def test_a_bucket_that_refuses_ends_a_flush(
         result = one.run("flush", "--wait", "--timeout", "10m")
         assert (result.exit_code, result.stdout) == (
             1,
-            "1 object, 1 B, is not at the origin: all of it fails; the gateway goes on trying\n",
+            "1 object, 1 B, is not at the origin: nothing gets there; the gateway goes on trying\n",
         )
         head, row, *_, uploads = result.stderr.splitlines()
         assert head.split() == ["state", "failures", "since", "object", "reason"]
