@@ -15,7 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_port, print_json, printable
 from gateway.config.units import DURATION_FORM, parse_duration_seconds
-from gateway.control.words import age_text, are, counted, size_text
+from gateway.control.words import age_text, are, counted, no_objects_yet_text, size_text
 
 if TYPE_CHECKING:
     from gateway.cli.admin_port import AdminPort
@@ -197,10 +197,7 @@ def _tell(begun: dict[str, Any], left: dict[str, Any], outcome: Outcome | None) 
     if left["problems"]:
         _show_problems(left)
     if left["open_uploads"]:
-        uploads = counted(left["open_uploads"], "open upload")
-        what = "is no object" if left["open_uploads"] == 1 else "are no objects"
-        size = size_text(left["open_upload_bytes"])
-        typer.echo(f"{uploads} with {size} {what} yet: forebay writeback list --uploads", err=True)
+        typer.echo(f"{no_objects_yet_text(left)}: forebay writeback list --uploads", err=True)
     if not begun["objects"]:
         typer.echo(printable(f"nothing is pending under {begun['prefix']}"))
     elif outcome is None:

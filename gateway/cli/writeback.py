@@ -14,7 +14,7 @@ import typer
 
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_port, fail, print_json, printable
 from gateway.cli.export import export
-from gateway.control.words import age_text, are, counted, size_text
+from gateway.control.words import age_text, are, counted, no_objects_yet_text, size_text
 
 if TYPE_CHECKING:
     from gateway.cli.admin_port import AdminPort
@@ -101,6 +101,10 @@ def list_(
             typer.echo(f"{undecided:,} {are(undecided)} yours to decide: forebay writeback resolve --help", err=True)
     if next(found, None) is not None:
         typer.echo("there are more: --limit 0 shows them all", err=True)
+    if not json and not uploads:
+        left = port.get(f"/api/v1/flush?{urlencode({'prefix': prefix, 'through': '0'})}")
+        if left["open_uploads"]:
+            typer.echo(f"{no_objects_yet_text(left)}: --uploads shows them", err=True)
 
 
 @app.command()

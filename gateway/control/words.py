@@ -51,6 +51,12 @@ def open_uploads_text(slot: Mapping[str, Any]) -> str:
     return text if touched_at is None else f"{text}, one without a part for {age_text(touched_at)}"
 
 
+def no_objects_yet_text(left: Mapping[str, Any]) -> str:
+    """`2 open uploads with 1.0 GiB are no objects yet`: of what `/api/v1/flush` says."""
+    uploads, size = counted(left["open_uploads"], "open upload"), size_text(left["open_upload_bytes"])
+    return f"{uploads} with {size} {'is no object' if left['open_uploads'] == 1 else 'are no objects'} yet"
+
+
 def bucket_text(bucket: Mapping[str, Any]) -> str:
     """`bucket b: ETags are MD5s; conditions on put: yes, complete: yes, delete: ignored`."""
     etags = "ETags are MD5s" if bucket["md5_etags"] else "ETags are no MD5s: nothing is written back"
