@@ -134,7 +134,7 @@ def test_the_way_of_a_request_does_not_grow(tmp_path: Path) -> None:
             for _ in range(3):
                 assert len(await world.read("data/0")) == OBJECT_BYTES
             await world.read("data/1", Range="bytes=10-1000000")  # what is imported at the first time
-            warm = await world.visits(lambda: world.read("data/0"))
+            warms = [await world.visits(lambda: world.read("data/0")) for _ in range(3)]
             colds = [
                 await world.visits(partial(world.read, f"data/{n}", Range="bytes=1000000-2000000")) for n in (2, 3, 4)
             ]
@@ -148,7 +148,7 @@ def test_the_way_of_a_request_does_not_grow(tmp_path: Path) -> None:
 
             await part(1)
             return {
-                "warm GET": len(warm.files),
+                "warm GET": min(len(warm.files) for warm in warms),  # what is done every few seconds falls into one,
                 "cold GET": min(len(cold.files) for cold in colds),  # what waits for a slow disk goes further,
                 "part upload": len((await world.visits(lambda: part(2))).files),
             }
