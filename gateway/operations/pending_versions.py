@@ -20,8 +20,7 @@ from gateway.operations.read_object import CurrentVersions, judged_by_the_origin
 from gateway.s3.checksums import PREFIX
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import format_http_date, stored_headers
-from gateway.s3.requests import S3Request
-from gateway.s3.xml import part_number
+from gateway.s3.requests import S3Request, part_number
 from gateway.writeback.journal.records import Write
 from gateway.writeback.reading import FileGone, part_range
 

@@ -17,9 +17,9 @@ from gateway.operations.absorbing.completing import absorb_complete
 from gateway.operations.absorbing.copies import absorb_copy, absorb_part_copy, copied_here
 from gateway.operations.absorbing.deleting import delete_pending
 from gateway.operations.absorbing.objects import absorb_put
-from gateway.operations.absorbing.parts import absorb_part
+from gateway.operations.absorbing.parts import absorb_part, is_known
 from gateway.operations.absorbing.through import CHANGES_NO_OBJECT, goes_through, written_through
-from gateway.operations.absorbing.uploads import absorb_abort, absorb_create, absorbed_parts, is_known
+from gateway.operations.absorbing.uploads import absorb_abort, absorb_create, absorbed_parts
 from gateway.operations.absorbing.write_back_policy import Reason, check_condition, may_be_deleted_here
 from gateway.operations.bucket_answers import bucket_answer
 from gateway.operations.context import Answer, RequestContext, Response

@@ -552,3 +552,23 @@ def _signed_service(request: S3Request) -> str | None:
 def _is_query_api(request: S3Request) -> bool:
     form = request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded")
     return (request.method == "POST" and form) or request.parameter("Action") is not None
+
+
+PARTS_COUNT_MAX = 10_000
+
+
+def part_number(name: str, text: str) -> int:
+    """The number that a parameter or element of this name gives; S3Error InvalidArgument unless it is 1 to 10,000.
+
+    Whatever its length: Python converts no more than 4,300 digits.
+    """
+    digits = text.lstrip("0")
+    is_number = text.isascii() and digits.isdecimal() and len(digits) <= len(str(PARTS_COUNT_MAX))
+    if not is_number or int(digits) > PARTS_COUNT_MAX:
+        raise s3_error(
+            "InvalidArgument",
+            "Part number must be an integer between 1 and 10000, inclusive",
+            ArgumentName=name,
+            ArgumentValue=text,
+        )
+    return int(digits)

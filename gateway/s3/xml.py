@@ -18,6 +18,7 @@ from xml.parsers.expat import ExpatError, ParserCreate
 
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import quote
+from gateway.s3.requests import PARTS_COUNT_MAX, part_number
 from gateway.s3.xml_writer import NAMESPACE, PROLOG, document, element, encode_list_key, escape
 from gateway.steps import Steps, at_once, each
 
@@ -159,7 +160,6 @@ __all__ = [
 ]
 
 OBJECTS_COUNT_MAX = 1000
-PARTS_COUNT_MAX = 10_000
 
 DELETE_SIZE_BYTES_MAX = 8 * 1024**2
 COMPLETE_SIZE_BYTES_MAX = 8 * 1024**2
@@ -259,23 +259,6 @@ def _completed_part(node: Element) -> CompletedPart | None:
         if name.startswith("Checksum") and name != "ChecksumType" and value.strip()
     }
     return CompletedPart(part_number("PartNumber", number[1]), quote(etag), checksums)
-
-
-def part_number(name: str, text: str) -> int:
-    """The number that a parameter or element of this name gives; S3Error InvalidArgument unless it is 1 to 10,000.
-
-    Whatever its length: Python converts no more than 4,300 digits.
-    """
-    digits = text.lstrip("0")
-    is_number = text.isascii() and digits.isdecimal() and len(digits) <= len(str(PARTS_COUNT_MAX))
-    if not is_number or int(digits) > PARTS_COUNT_MAX:
-        raise s3_error(
-            "InvalidArgument",
-            "Part number must be an integer between 1 and 10000, inclusive",
-            ArgumentName=name,
-            ArgumentValue=text,
-        )
-    return int(digits)
 
 
 def _parse_request(body: bytes, root_name: str, size_bytes_max: int, entries_max: int) -> Steps[Element]:

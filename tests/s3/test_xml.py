@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import S3Error
+from gateway.s3.requests import part_number
 from gateway.s3.xml import (
     CompletedPart,
     DeleteEntry,
@@ -20,7 +21,6 @@ from gateway.s3.xml import (
     parse_bounded,
     parse_complete_multipart_upload,
     parse_delete,
-    part_number,
     text_of,
 )
 from gateway.s3.xml_writer import element, encode_list_key, escape

@@ -21,7 +21,8 @@ from gateway.origin.client import OriginRequest, OriginResponse, StreamedBody
 from gateway.s3.checksums import ALGORITHMS, PREFIX, upload_checksum_type
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import filter_response_headers, is_md5_etag, unquote, without
-from gateway.s3.xml import error_code_of, part_number
+from gateway.s3.requests import part_number
+from gateway.s3.xml import error_code_of
 from gateway.writeback.bounds.bounds import Bound
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal.records import Part, Write
@@ -128,6 +129,12 @@ def upload_of(context: RequestContext, buffer: WritebackBuffer) -> Write:
     if upload is None or upload.fixed.key != context.object_key:
         raise no_such_upload(upload_id)
     return upload
+
+
+def is_known(context: RequestContext, buffer: WritebackBuffer) -> bool:
+    """Whether the request's upload is open here, or has ended here."""
+    upload_id = context.request.parameter("uploadId") or ""
+    return buffer.look(lambda book: book.upload(upload_id) is not None or book.ended(upload_id) is not None)
 
 
 async def check_owner(context: RequestContext, upload: Write) -> None:

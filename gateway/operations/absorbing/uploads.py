@@ -209,12 +209,6 @@ async def absorbed_parts(context: RequestContext, buffer: WritebackBuffer) -> Re
     return Response(200, [_XML], listing, "absorbed")
 
 
-def is_known(context: RequestContext, buffer: WritebackBuffer) -> bool:
-    """Whether the request's upload is open here, or has ended here."""
-    upload_id = context.request.parameter("uploadId") or ""
-    return buffer.look(lambda book: book.upload(upload_id) is not None or book.ended(upload_id) is not None)
-
-
 def _listing(upload: Write, parts: list[Part], marker: int, maximum: int, truncated: bool) -> Steps[bytes]:
     key = upload.fixed.key
     fields = element("Bucket", key.bucket) + element("Key", key.key) + element("UploadId", upload.upload_id or "")

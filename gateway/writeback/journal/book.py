@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 from gateway.clock import Moment
 from gateway.errors import BufferDamaged, InConflict
 from gateway.objects import ObjectKey
-from gateway.s3.xml import PARTS_COUNT_MAX
+from gateway.s3.requests import PARTS_COUNT_MAX
 from gateway.writeback.journal import codec
 from gateway.writeback.journal.records import (
     Asked,

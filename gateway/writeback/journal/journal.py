@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from gateway.clock import Moment
 from gateway.errors import BufferRefused, BufferUnavailable
-from gateway.s3.xml import PARTS_COUNT_MAX
+from gateway.s3.requests import PARTS_COUNT_MAX
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.records import Part
 from gateway.writeback.journal.schema import connect, prepare
