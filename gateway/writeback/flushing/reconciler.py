@@ -312,7 +312,7 @@ class Reconciler:
         if was_set or monotonic >= self._again_at:
             self._again_at, self._wall_ahead_seconds = monotonic + AGAIN_SECONDS, now - monotonic
             moment = Moment.of(self._clock)
-            await self._journal.change(lambda book: book.set_right(moment))
+            await self._journal.change(lambda book: book.set_right(moment, was_set=was_set))
 
     async def _take_up(self, slot: str, lane: _Lane, priority: Priority, due: Due) -> None:
         try:
@@ -618,7 +618,7 @@ class _Run:
                     self._tools.observer.conflict(write, end.reason)
             case Completed():
                 await self._tools.publication.publish(write, end.etag)
-                await self._journal.change(lambda book: _completed(book, write, end, self._clock.now()))
+                await self._journal.change(lambda book: _completed(book, write, end, Moment.of(self._clock)))
             case Answer():
                 await self._journal.change(lambda book: _answer(book, write, end))
                 if not end.is_over:
@@ -686,7 +686,7 @@ async def _taken_up(journal: Journal, write_id: int) -> tuple[Write, Turn] | Non
     return replace(write, parts=parts), turn
 
 
-def _completed(book: Book, write: Write, completed: Completed, now: float) -> None:
+def _completed(book: Book, write: Write, completed: Completed, now: Moment) -> None:
     if _is_asked_for(book, write):
         book.completed(write.id, completed.etag, now)
 

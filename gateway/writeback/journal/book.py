@@ -660,9 +660,10 @@ class Book(Rows):
             for (one,) in self._rows.execute(f"SELECT id FROM writes WHERE id IN ({marks}) AND state < 5", write_ids)
         }
 
-    def set_right(self, now: Moment | float) -> None:
+    def set_right(self, now: Moment | float, *, was_set: bool = False) -> None:
         """What is due later than anything can be was written by a clock that has gone back since; what has not been
-        tried yet is due at once. What the origin was asked to begin so long ago, nobody will tell of any more: it could
+        tried yet is due at once. So are uploads that the origin is to complete, for which clients may wait, where the
+        clock was set just now. What the origin was asked to begin so long ago, nobody will tell of any more: it could
         not be written down."""
         moment = Moment.at_wall(now)
         for one in self._asked_and_living():
@@ -670,13 +671,15 @@ class Book(Rows):
             if asked_seconds > ASKED_SECONDS_MAX:
                 self.suspect(one.id, moment)
         late = {"now": moment.at, "retry": moment.at + RETRY_SECONDS_MAX, "upload": moment.at + UPLOAD_SECONDS_MAX}
+        late["completed"] = moment.at if was_set else late["upload"]
         for slot, bucket in self.lanes():
             for priority in Priority:  # by the index: what is due soon is not looked at
                 from_at = late["retry"] if priority > Priority.LARGE else moment.at
                 self._rows.execute(
                     "UPDATE writes SET due_at = :now WHERE slot = :slot AND bucket = :bucket AND priority = :priority "
                     "AND due_at > :from AND state < 5 AND CASE WHEN pending = 1 AND attempts = 0 THEN 1 "
-                    "WHEN pending = 0 AND state < 3 THEN due_at > :upload ELSE due_at > :retry END",
+                    "WHEN pending = 0 AND state = 2 THEN due_at > :completed "
+                    "WHEN pending = 0 AND state < 2 THEN due_at > :upload ELSE due_at > :retry END",
                     {**late, "slot": slot, "bucket": bucket, "priority": priority, "from": from_at},
                 )
 
