@@ -92,6 +92,9 @@ LONGEST_AWAY_SECONDS = 5.0
 AGAIN_SECONDS = 60.0
 """So often, and when the clock was set, due times are set right that it has written before."""
 
+AGAIN_SOON_SECONDS = 2.0
+"""So long behind that, once more: what was just being acknowledged bears a time of before."""
+
 PARTS_PER_LANE = 8
 """On their way at once, of all objects of a lane."""
 
@@ -310,7 +313,8 @@ class Reconciler:
         now, monotonic = self._clock.now(), self._clock.monotonic()
         was_set = abs(now - monotonic - self._wall_ahead_seconds) > 1.0
         if was_set or monotonic >= self._again_at:
-            self._again_at, self._wall_ahead_seconds = monotonic + AGAIN_SECONDS, now - monotonic
+            self._again_at = monotonic + (AGAIN_SOON_SECONDS if was_set else AGAIN_SECONDS)
+            self._wall_ahead_seconds = now - monotonic
             moment = Moment.of(self._clock)
             await self._journal.change(lambda book: book.set_right(moment, was_set=was_set))
 
