@@ -336,7 +336,8 @@ class _Exchange:
 
     async def _start(self, status: int, headers: dict[str, str]) -> None:
         raw = [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers.items()]
-        raw.append((b"date", _http_date(self._origin.clock.now())))
+        if "date" not in headers:
+            raw.append((b"date", _http_date(self._origin.clock.now())))
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def _pace(self, count: int) -> None:

@@ -111,12 +111,19 @@ def _field_name(name: bytes) -> str:
     return name.decode("latin-1").lower()
 
 
+_ONCE = frozenset({"date", "etag", "last-modified"})
+"""Of which there is one, and commas in it: where a proxy has added another, the first counts."""
+
+
 def _end_to_end(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
     """Without what concerns this connection only."""
     headers: dict[str, str] = {}
     for raw_name, raw_value in fields:
         name, value = _field_name(raw_name), raw_value.decode("latin-1").rstrip(" \t")
-        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        if name not in headers:
+            headers[name] = value
+        elif name not in _ONCE:
+            headers[name] = f"{headers[name]}, {value}"
     if HOP_BY_HOP.isdisjoint(headers):
         return headers
     dropped = {name.strip().lower() for name in headers.get("connection", "").split(",")} | HOP_BY_HOP

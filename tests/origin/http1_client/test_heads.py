@@ -28,6 +28,15 @@ def test_headers_are_those_from_end_to_end() -> None:
     assert (found.status, found.length_bytes, found.keep_alive) == (200, 3, True)
 
 
+def test_a_date_that_a_proxy_has_added_another_to_is_the_first() -> None:
+    """Joined they would be none, and how old things are at the origin would not be told."""
+    one, other = "Mon, 23 Nov 2026 10:00:00 GMT", "Mon, 23 Nov 2026 10:00:07 GMT"
+    found = head(
+        f"Date: {one}", f"Date: {other}", f"Last-Modified: {one}", "Last-Modified: nonsense", 'ETag: "a"', "ETag: b"
+    )
+    assert found.headers == {"date": one, "last-modified": one, "etag": '"a"'}
+
+
 @pytest.mark.parametrize(
     ("lines", "status", "bodiless", "length"),
     [
