@@ -187,6 +187,7 @@ def stored_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 _MD5 = re.compile("[0-9a-f]{32}")
+_OF_PARTS = re.compile(r"-\d{1,5}\Z", re.ASCII)
 
 
 def quote(etag: str) -> str:
@@ -205,6 +206,11 @@ def unquote(etag: str) -> str:
 def is_md5_etag(etag: str) -> bool:
     """Whether it looks like the MD5 of a body sent in one piece: 32 hex digits, no part count."""
     return bool(_MD5.fullmatch(unquote(etag)))
+
+
+def is_of_parts(etag: str) -> bool:
+    """Whether it looks like that of an object made by CompleteMultipartUpload: `-` and the number of its parts."""
+    return bool(_OF_PARTS.search(unquote(etag)))
 
 
 def multipart_etag(part_etags: Sequence[str]) -> str | None:

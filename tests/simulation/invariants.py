@@ -160,8 +160,7 @@ class Judge:
         if attempt.absorbed and attempt.value is not None and is_slow:
             self.violated("acknowledged soon", f"{key} after {seconds:.1f} s")
         differs = self.differs_since.get(bucket)
-        tells = attempt.absorbed and attempt.etag is not None  # a DELETE does not
-        if tells and differs is not None and attempt.begun > differs + 60.0:
+        if attempt.absorbed and differs is not None and attempt.begun > differs + 60.0:
             self.violated("ETags are the origin's", f"{key} was told an ETag that the origin will not show")
 
     def read(self, bucket: str, key: str, value: Value, possible: set[Value]) -> None:

@@ -12,7 +12,7 @@ from random import Random
 from gateway.clock import Clock
 from gateway.errors import OriginUnreachable
 from gateway.origin.client import OriginRequest, StreamedBody
-from gateway.s3.headers import format_http_date, sendable
+from gateway.s3.headers import format_http_date, md5s_etag, sendable
 from tests.simulation.dialects import Conditions, Dialect
 from tests.simulation.processes import Killed, Process
 from tests.simulation.traffic import Sent, Traffic
@@ -145,13 +145,16 @@ class SimulatedOrigin:
         stored = self.current(bucket, key)
         return None if stored is None else stored.content.read(0, stored.size_bytes)
 
-    def write_as_others(self, bucket: str, key: str, data: bytes | None) -> None:
-        """Past the node."""
+    def write_as_others(self, bucket: str, key: str, data: bytes | None, begun_seconds: float | None = None) -> None:
+        """Past the node; in parts, and dated by the beginning of the upload so long ago, where that is said."""
         if data is None:
             self.inner.buckets[bucket].remove(key)
-        else:
-            etag = f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
-            self.inner.buckets[bucket].put(StoredObject(key, BytesContent(data), etag, self.clock.now()))
+            return
+        md5 = hashlib.md5(data, usedforsecurity=False)
+        etag, at = f'"{md5.hexdigest()}"', self.clock.now()
+        if begun_seconds is not None:
+            etag, at = md5s_etag([md5.digest()]), at - begun_seconds
+        self.inner.buckets[bucket].put(StoredObject(key, BytesContent(data), etag, at))
 
     def forget_uploads(self) -> None:
         """As a lifecycle rule for incomplete uploads does, or an operator."""

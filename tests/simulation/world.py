@@ -306,7 +306,8 @@ class World:
         self._others_write(bucket, key)
 
     def _others_write(self, bucket: str, key: str) -> None:
-        self.origin.write_as_others(bucket, key, b"theirs, " + self.clients.value())
+        begun_seconds = self.dice.choice((None, None, 10.0, 600.0, 86_400.0))
+        self.origin.write_as_others(bucket, key, b"theirs, " + self.clients.value(), begun_seconds)
         self.say(f"    others write {bucket}/{key}")
 
     async def _do_others_write_pending(self) -> None:

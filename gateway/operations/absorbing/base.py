@@ -23,13 +23,14 @@ unknown."""
 class BaseQuestion:
     """What the origin has under the request's key, asked while the body comes in, until `aclose`.
 
-    `nothing` is what is known as long as it has not answered.
+    `nothing` is what is known as long as it has not answered: which version this gateway has seen there last.
     """
 
     def __init__(self, context: RequestContext) -> None:
         self._context = context
         self._clock = context.services.clock
-        self.nothing = Base.unknown(self._clock)
+        known = context.services.catalog.last_known(context.object_key)
+        self.nothing = Base.unknown(self._clock, known.version.etag if known is not None else None)
         self._asking = asyncio.create_task(self._ask())
 
     async def answer(self, deadline: float | None = None) -> Base:

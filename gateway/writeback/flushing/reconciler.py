@@ -92,9 +92,6 @@ LONGEST_AWAY_SECONDS = 5.0
 AGAIN_SECONDS = 60.0
 """So often, and when the clock was set, due times are set right that it has written before."""
 
-AGAIN_SOON_SECONDS = 2.0
-"""So long behind that, once more: what was just being acknowledged bears a time of before."""
-
 PARTS_PER_LANE = 8
 """On their way at once, of all objects of a lane."""
 
@@ -313,10 +310,9 @@ class Reconciler:
         now, monotonic = self._clock.now(), self._clock.monotonic()
         was_set = abs(now - monotonic - self._wall_ahead_seconds) > 1.0
         if was_set or monotonic >= self._again_at:
-            self._again_at = monotonic + (AGAIN_SOON_SECONDS if was_set else AGAIN_SECONDS)
-            self._wall_ahead_seconds = now - monotonic
+            self._again_at, self._wall_ahead_seconds = monotonic + AGAIN_SECONDS, now - monotonic
             moment = Moment.of(self._clock)
-            await self._journal.change(lambda book: book.set_right(moment, was_set=was_set))
+            await self._journal.change(lambda book: book.set_right(moment))
 
     async def _take_up(self, slot: str, lane: _Lane, priority: Priority, due: Due) -> None:
         try:
@@ -622,7 +618,7 @@ class _Run:
                     self._tools.observer.conflict(write, end.reason)
             case Completed():
                 await self._tools.publication.publish(write, end.etag)
-                await self._journal.change(lambda book: _completed(book, write, end, Moment.of(self._clock)))
+                await self._journal.change(lambda book: _completed(book, write, end, self._clock.now()))
             case Answer():
                 await self._journal.change(lambda book: _answer(book, write, end))
                 if not end.is_over:
@@ -690,7 +686,7 @@ async def _taken_up(journal: Journal, write_id: int) -> tuple[Write, Turn] | Non
     return replace(write, parts=parts), turn
 
 
-def _completed(book: Book, write: Write, completed: Completed, now: Moment) -> None:
+def _completed(book: Book, write: Write, completed: Completed, now: float) -> None:
     if _is_asked_for(book, write):
         book.completed(write.id, completed.etag, now)
 

@@ -61,7 +61,8 @@ class Base:
     `etags` are any of its versions that were there when the absorb began, or that our own flush has put there since;
     `absent` says whether there may be none. Where `known` is false the origin could not be asked when the absorb began,
     at `asked_at` (seconds since 1970): then only what is older than that may be there, and `etags`, which this gateway
-    has put there before. How long ago that was is told by the monotonic clock, while the machine has the same boot.
+    has seen, or put, there before. How long ago that was is told by the monotonic clock, while the machine has the same
+    boot.
     """
 
     etags: tuple[str, ...] = ()
@@ -90,9 +91,9 @@ class Base:
         return self.known and self.absent and not self.etags
 
     @classmethod
-    def unknown(cls, clock: Clock) -> Self:
-        """Nothing is known of the key, as of now."""
-        return cls(known=False, asked_at=clock.now(), asked=Moment.of(clock))
+    def unknown(cls, clock: Clock, seen: str | None = None) -> Self:
+        """Nothing is known of the key, as of now; a version of it that was seen there before may still be there."""
+        return cls(() if seen is None else (seen,), known=False, asked_at=clock.now(), asked=Moment.of(clock))
 
     @classmethod
     def exactly(cls, etag: str | None) -> Self:

@@ -81,7 +81,7 @@ def store_copied_part(request: OriginRequest, bucket: Bucket, content: Content, 
     return xml_answer("CopyPartResult", element("LastModified", timestamp(now)) + element("ETag", f'"{md5}"'))
 
 
-def complete(request: OriginRequest, bucket: Bucket, data: bytes, now: float) -> MemoryResponse:
+def complete(request: OriginRequest, bucket: Bucket, data: bytes) -> MemoryResponse:
     """Checks in S3's order; repeating a Complete that succeeded gives the same answer again."""
     upload_id = parameter(request, "uploadId") or ""
     listed = _listed_parts(data)
@@ -92,7 +92,7 @@ def complete(request: OriginRequest, bucket: Bucket, data: bytes, now: float) ->
             return MemoryResponse(200, {"content-type": "application/xml"}, BytesContent(answer))
     upload = bucket.upload(upload_id, request.key or "")
     parts = _chosen(upload, listed)
-    stored = _assemble(request, upload, parts, now)
+    stored = _assemble(request, upload, parts)
     current = bucket.objects.get(upload.key)
     check_write(request.headers, current.etag if current else None)
     bucket.put(stored)
@@ -148,7 +148,7 @@ def _checksums_fit(part: StoredPart, node: Element) -> bool:
     return all(stored.get(name, value) == value for name, value in declared.items())
 
 
-def _assemble(request: OriginRequest, upload: Upload, parts: Sequence[StoredPart], now: float) -> StoredObject:
+def _assemble(request: OriginRequest, upload: Upload, parts: Sequence[StoredPart]) -> StoredObject:
     sizes = tuple(part.content.size_bytes for part in parts)
     declared = request.headers.get("x-amz-mp-object-size")
     if declared is not None and declared != str(sum(sizes)):
@@ -161,7 +161,8 @@ def _assemble(request: OriginRequest, upload: Upload, parts: Sequence[StoredPart
     for name, value in checksums.items():
         if name in request.headers and request.headers[name] != value:
             raise s3_error("BadDigest")
-    return StoredObject(upload.key, content, etag, now, headers, checksums, sizes)
+    # S3 dates it by the beginning of its upload.
+    return StoredObject(upload.key, content, etag, upload.initiated, headers, checksums, sizes)
 
 
 def _object_checksums(headers: Mapping[str, str], parts: Sequence[StoredPart], content: Content) -> dict[str, str]:

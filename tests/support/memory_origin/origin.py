@@ -243,7 +243,7 @@ class MemoryOrigin:
                 content = multipart.copied_range(request, objects.copy_source(request, self.buckets))
                 return multipart.store_copied_part(request, bucket, content, _md5(content), now)
             case Operation.COMPLETE_MULTIPART_UPLOAD:
-                return multipart.complete(request, bucket, data, now)
+                return multipart.complete(request, bucket, data)
         return self._other(request, bucket, body.content.read(0, body.content.size_bytes))
 
     def _other(self, request: OriginRequest, bucket: Bucket, data: bytes) -> MemoryResponse:

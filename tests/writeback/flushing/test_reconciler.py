@@ -557,22 +557,6 @@ def test_a_clock_that_was_set_back_keeps_nothing_waiting(tmp_path: Path) -> None
     with_buffer(tmp_path, scenario)
 
 
-def test_what_is_acknowledged_while_the_clock_is_set_back_does_not_wait_for_it(tmp_path: Path) -> None:
-    """It bears the time of before, and comes when that has been set right."""
-
-    async def scenario(buffer: Buffer) -> None:
-        await buffer.learn()
-        buffer.start()
-        await buffer.passes(5.0)
-        wall = buffer.clock.now
-        buffer.clock.now = lambda: wall() - 30.0  # type: ignore[method-assign]
-        await buffer.passes(1.5)
-        await buffer.put(key("k"), b"x", acknowledged_at=wall())
-        assert await buffer.passes(5.0, lambda: "k" in buffer.bucket.objects)
-
-    with_buffer(tmp_path, scenario)
-
-
 def test_who_observes_is_told_what_the_origin_has_and_how_long_that_took(tmp_path: Path) -> None:
     """Of the attempt that succeeded: its version, and its seconds; of a deletion no version."""
 

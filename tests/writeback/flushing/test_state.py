@@ -18,6 +18,7 @@ from gateway.writeback.flushing.state import (
     OTHERS,
     PARTS_AT_ONCE,
     UPLOAD_LOOK_SECONDS,
+    UPLOAD_SECONDS_MAX,
     Abort,
     Aborted,
     Answer,
@@ -376,6 +377,22 @@ def test_an_upload_that_its_client_has_completed_or_ended_meanwhile_is_looked_at
     progress = Progress(opened(1))
     progress.begin()
     assert progress.after(Begun(replace(progress.write, origin_upload_id="o", state=State.COMMITTED))) == [Rest(0.0)]
+
+
+def test_an_object_of_parts_may_be_younger_than_it_is_dated() -> None:
+    """S3 dates it by the beginning of its upload: others may have completed it after the write."""
+    write = single(base=Base(known=False, asked_at=1000.0, asked=Moment(1000.0, 10.0, "boot")))
+    now = Moment(1100.0, 110.0, "boot")
+    for etag, age_seconds, is_others in (
+        ('"x"', 1000.0, False),
+        ('"x-2"', 1000.0, True),
+        ('"x-2"', UPLOAD_SECONDS_MAX + 100.0, True),
+        ('"x-2"', UPLOAD_SECONDS_MAX + 200.0, False),
+    ):
+        [found] = play(Progress(write, ALL), Headed(etag, age_seconds, moment=now))
+        assert isinstance(found, Keep) == is_others
+    seen = replace(write, base=replace(write.base, etags=('"x-2"',)))
+    assert play(Progress(seen, ALL), Headed('"x-2"', 1000.0, moment=now)) == [Finish('"x-2"')]
 
 
 def test_an_idle_upload_is_asked_for_now_and_then_and_expires() -> None:
