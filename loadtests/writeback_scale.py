@@ -333,7 +333,7 @@ def _one_of_many_parts(
             client.ask("GET", key, f"part-number-marker={marker}&{query}")
     with _Prober(gateway, small) as while_completed:
         client.ask("POST", key, query, f"<CompleteMultipartUpload>{listed}</CompleteMultipartUpload>".encode())
-        _until(lambda: any(line.startswith(b"POST") and b"/many?uploadId" in line for line in origin.request_lines))
+        _until(lambda: any(line.startswith(b"POST") and b"uploadId" in line for line in origin.request_lines))
     for name, found in (("alone", alone), ("beside ListParts", while_listed), ("beside Complete", while_completed)):
         beside[f"{name}, median"].append(percentile(found, 0.5))
         beside[f"{name}, p99"].append(percentile(found, 0.99))

@@ -276,7 +276,7 @@ async def _when_flushed(context: RequestContext, buffer: WritebackBuffer, keys: 
 async def _past_the_buffer_in_turn(context: RequestContext, buffer: WritebackBuffer, wait: FlushWait) -> Response:
     if not _is_write_past_the_buffer(context):
         return await _awaited(_past_the_buffer(context))
-    await wait.for_turn()
+    await wait.for_turn(context.object_key)
     return await written_through(context, buffer, _awaited(_past_the_buffer(context)))
 
 

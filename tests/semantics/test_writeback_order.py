@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from gateway.s3.requests import Operation
 from gateway.writeback.journal.book import Book
+from gateway.writeback.journal.records import Base
 from tests.support.absorbing import SLOTS, Client, eventually, with_client
 from tests.support.memory_origin.faults import Answer, Unreachable, on
 from tests.support.writeback import key
@@ -177,6 +180,50 @@ def test_6_6_a_marker_of_many_parts_waits_too(tmp_path: Path) -> None:
         assert stored(client) == {SHARD, MARKER}
 
     with_client(tmp_path, scenario)
+
+
+def test_6_6_in_a_strict_slot_a_deletion_has_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """6.6 Of what is not pending, of one key and of several: 503 where what comes before it does not go."""
+    monkeypatch.setattr("gateway.operations.absorbing.barrier.PATIENCE_SECONDS", 0.1)
+    slots = [replace(SLOTS[0], order="strict")]
+    document = b"<Delete><Object><Key>back/old</Key></Object><Object><Key>back/older</Key></Object></Delete>"
+    md5 = {"content-md5": base64.b64encode(hashlib.md5(document, usedforsecurity=False).digest()).decode()}
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        for name in ("back/old", "back/older"):
+            client.origin.put("bucket", name, b"old")
+        await client.ask("PUT", "back/manifest", b"new")
+        await client.ask("DELETE", "back/old", status=503)
+        answer = await client.ask("POST", "?delete", document, md5)
+        assert answer.body.count(b"<Code>ServiceUnavailable</Code>") == 2
+        assert {"back/old", "back/older"} <= set(client.origin.buckets["bucket"].objects)
+        await client.flush()
+        await client.ask("DELETE", "back/old", status=204)
+        assert (await client.ask("POST", "?delete", document, md5)).body.count(b"<Deleted>") == 2
+        assert not {"back/old", "back/older"} & set(client.origin.buckets["bucket"].objects)
+
+    with_client(tmp_path, scenario, slots)
+
+
+def test_6_4_in_a_strict_slot_who_is_refused_has_deleted_nothing(tmp_path: Path) -> None:
+    """6.4 What is in conflict stays, and is what the person who decides chooses."""
+    slots = [replace(SLOTS[0], order="strict")]
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", "back/k", b"ours")
+        client.origin.put("bucket", "back/k", b"theirs")
+        await client.flush_until_conflict("back/k")
+        await client.ask("DELETE", "back/k", status=409)
+        assert (await client.ask("GET", "back/k")).body == b"ours"
+        etag = client.origin.buckets["bucket"].objects["back/k"].etag
+        [write] = client.buffer.look(lambda book: book.waiting(0, 10))
+        await client.buffer.journal.change(lambda book: book.overwrite(write.id, Base.exactly(etag), 0.0))
+        await client.flush()
+        assert client.origin.data("bucket", "back/k") == b"ours"
+
+    with_client(tmp_path, scenario, slots)
 
 
 def test_6_6_strict_is_one_by_one(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.errors import InConflict
 from gateway.objects import MARKERS
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback.journal.book import Book
@@ -208,13 +209,56 @@ def test_directories_in_directories(order: Order) -> None:
 
 
 def test_of_two_markers_the_second_waits_for_the_first(order: Order) -> None:
-    """And never the other way round, also when one is written again."""
-    first, second = order.put("a/_SUCCESS"), order.put("a/latest")
-    assert (order.is_due(first), order.is_due(second)) == (True, False)
-    again = order.put("a/_SUCCESS")
-    assert (order.is_due(again), order.is_due(second)) == (False, True)
-    order.settle(second)
-    assert order.is_due(again)
+    """Also when the first is written again: then both of it are sent, the second time behind what waited for it."""
+    for where in ("a/", ""):
+        first, second = order.put("a/_SUCCESS"), order.put(f"{where}latest")
+        assert (order.is_due(first), order.is_due(second)) == (True, False)
+        again = order.put("a/_SUCCESS")
+        last = order.put("a/_SUCCESS")
+        assert order.book.living([again.id]) == set()
+        assert [order.is_due(one) for one in (first, second, last)] == [True, False, False]
+        order.settle(first)
+        assert (order.is_due(second), order.is_due(last)) == (True, not where)
+        order.settle(second)
+        assert order.is_due(last)
+        order.settle(last)
+
+
+def test_a_marker_in_conflict_that_is_written_again_is_still_waited_for(order: Order) -> None:
+    """Until a person has decided; nothing waits for itself then."""
+    for decide in ("discard", "overwrite"):
+        first, second = order.put(f"{decide}/_SUCCESS"), order.put(f"{decide}/latest")
+        order.book.keep(first.id, "others")
+        again = order.put(f"{decide}/_SUCCESS")
+        assert not any(map(order.is_due, (second, again)))
+        if decide == "discard":
+            assert order.book.discard(first.id, NOW, only_conflict=True)
+        else:
+            assert order.book.overwrite(first.id, Base(('"theirs"',)), NOW)
+            assert [order.is_due(one) for one in (first, second, again)] == [True, False, False]
+            order.settle(first)
+        assert [order.is_due(one) for one in (second, again)] == [True, False]
+        order.settle(second)
+        assert order.is_due(again)
+
+
+def test_a_marker_that_is_deleted_is_still_waited_for(order: Order) -> None:
+    """And not sent, whatever waits for it."""
+    first, second = order.put("a/_SUCCESS"), order.put("latest")
+    gone = order.put("a/_SUCCESS", deleted=True)
+    assert order.book.living([first.id]) == set()
+    assert (order.is_due(gone), order.is_due(second)) == (True, False)
+    order.settle(gone)
+    assert order.is_due(second)
+
+
+def test_a_marker_takes_the_place_of_one_that_nothing_waits_for(order: Order) -> None:
+    """Markers elsewhere are others."""
+    first = order.put("a/_SUCCESS")
+    for elsewhere in ("b/latest", "a/c/latest", "ab/latest"):
+        order.put(elsewhere)
+    order.put("a/_SUCCESS")
+    assert order.book.living([first.id]) == set()
 
 
 def test_a_marker_that_is_overwritten_speaks_for_more(order: Order) -> None:
@@ -252,6 +296,14 @@ def test_a_deleted_marker_waits_for_nothing(order: Order) -> None:
     marker = order.put("a/_SUCCESS")
     gone = order.put("a/_SUCCESS", deleted=True)
     assert (order.book.living([marker.id]), order.is_due(gone)) == (set(), True)
+
+
+def test_in_a_strict_slot_nobody_deletes_what_is_in_conflict(order: Order) -> None:
+    """A person decides first, as elsewhere."""
+    order.slot = STRICT
+    order.book.keep(order.put("a").id, "others")
+    with pytest.raises(InConflict):
+        order.book.bury(placed(pending(key("a"), None, deleted=True), STRICT))
 
 
 def test_in_a_strict_slot_each_waits_for_all_before_it(order: Order) -> None:

@@ -12,6 +12,7 @@ from gateway.metadata.listing.pages import END, key_successor, prefix_end
 from gateway.objects import ObjectKey
 from gateway.operations.context import RequestContext
 from gateway.s3.error_codes import s3_error
+from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import State
 from gateway.writeback.order import key_prefix_before
 
@@ -40,6 +41,8 @@ class FlushWait:
         self._buffer = buffer
         self._clock = context.services.clock
         self._deadline = self._clock.monotonic() + PATIENCE_SECONDS
+        self._waited: list[str] = []
+        """Prefixes under which all has been flushed that was acknowledged before: slots' own, or a marker's."""
 
     async def for_keys(self, keys: Iterable[ObjectKey]) -> None:
         """Of what is pending under these keys."""
@@ -57,13 +60,16 @@ class FlushWait:
                 await self.for_write(one.key, min(one.sequence, newest))
             start = key_successor(found[-1].key.key.encode())
 
-    async def for_turn(self) -> None:
-        """Of what a write of the request's key has to come after where it goes past the buffer: what is pending under
-        the key and, of a marker, under its directory (writeback/order.py)."""
-        key, slot = self._context.object_key, self._context.slot
+    async def for_turn(self, key: ObjectKey) -> None:
+        """Of what a write of a key has to come after where it goes past the buffer: what is pending under the key and,
+        of a marker, under its directory, in a strict slot under its prefix (writeback/order.py)."""
+        slot = self._context.services.slots.find(key.bucket, key.key)
         prefix = key_prefix_before(key.key, slot)
-        if slot.write == "back" and prefix is not None and self._context.request.method != "DELETE":
+        is_deletion = self._context.request.operation in (Operation.DELETE_OBJECT, Operation.DELETE_OBJECTS)
+        is_in_turn = slot.write == "back" and (slot.order == "strict" or not is_deletion)
+        if is_in_turn and prefix is not None and prefix not in self._waited:
             await self.for_prefix(key.bucket, prefix)
+            self._waited.append(prefix)
         await self.for_keys([key])
 
     async def for_write(self, key: ObjectKey, sequence: int) -> None:

@@ -60,12 +60,14 @@ async def bury_pending(context: RequestContext, buffer: WritebackBuffer, entries
     for entry in entries:
         key = ObjectKey(bucket, entry.key)
         is_buried = _is_plain(entry) and key in tombstones
-        last = tombstones[key] if is_buried else buffer.pending(key)
+        tombstone = tombstones.get(key) if is_buried else None
         try:
-            if isinstance(last, S3Error):
-                raise last
-            if last is not None:
-                await wait.for_write(key, last.sequence)
+            if isinstance(tombstone, S3Error):
+                raise tombstone
+            if tombstone is not None:
+                await wait.for_write(key, tombstone.sequence)
+            if not is_buried:
+                await wait.for_turn(key)
         except S3Error as error:
             errors.append(DeleteError(entry.key, entry.version_id, error.code, error.message))
         else:

@@ -90,7 +90,7 @@ async def _absorb(context: RequestContext, buffer: WritebackBuffer) -> Response:
 
 async def _through(context: RequestContext, buffer: WritebackBuffer, reason: Reason | Bound) -> Response:
     goes_through(context, reason)
-    await FlushWait(context, buffer).for_turn()
+    await FlushWait(context, buffer).for_turn(context.object_key)
     return await written_through(context, buffer, forward_write(context))
 
 
@@ -101,7 +101,7 @@ async def _through_and_learn(context: RequestContext, buffer: WritebackBuffer, r
     """
     async with aclosing(BaseQuestion(context)) as question:
         goes_through(context, reason)
-        await FlushWait(context, buffer).for_turn()
+        await FlushWait(context, buffer).for_turn(context.object_key)
         payload = await receive_payload(context, with_md5=True)
         reply = await written_through(context, buffer, forward_write(context, payload))
         try:

@@ -360,7 +360,7 @@ class Book(Rows):
         if upload is None:
             return None
         self._presence.set(place_of(made.key))
-        replaced, _ = self._before(replace(upload, in_order=made.in_order))
+        replaced, _ = self._before(replace(upload, in_order=made.in_order, behind=made.behind))
         base = replaced[0].base if replaced else self._base_now(made)
         self._keep_parts(upload.id, {part.number for part in made.parts})
         stored = replace(
@@ -483,11 +483,11 @@ class Book(Rows):
 
         InConflict where a person is to decide first.
         """
-        replaced, last = self._before(tombstone)
-        if any(one.state is State.CONFLICT for one in replaced):
+        replaced, stays = self._before(tombstone)
+        if any(one.state is State.CONFLICT for one in [*replaced, *stays]):
             raise InConflict(f"{tombstone.key} is in conflict")
         buried = self.acknowledge(tombstone)
-        return None if last is None and replaced and replaced[0].base.is_nothing else buried
+        return None if not stays and replaced and replaced[0].base.is_nothing else buried
 
     # How they fare
 
@@ -660,10 +660,9 @@ class Book(Rows):
             for (one,) in self._rows.execute(f"SELECT id FROM writes WHERE id IN ({marks}) AND state < 5", write_ids)
         }
 
-    def set_right(self, now: Moment | float, *, was_set: bool = False) -> None:
+    def set_right(self, now: Moment | float) -> None:
         """What is due later than anything can be was written by a clock that has gone back since; what has not been
-        tried yet is due at once. So are uploads that the origin is to complete, for which clients may wait, where the
-        clock was set just now. What the origin was asked to begin so long ago, nobody will tell of any more: it could
+        tried yet is due at once. What the origin was asked to begin so long ago, nobody will tell of any more: it could
         not be written down."""
         moment = Moment.at_wall(now)
         for one in self._asked_and_living():
@@ -671,15 +670,13 @@ class Book(Rows):
             if asked_seconds > ASKED_SECONDS_MAX:
                 self.suspect(one.id, moment)
         late = {"now": moment.at, "retry": moment.at + RETRY_SECONDS_MAX, "upload": moment.at + UPLOAD_SECONDS_MAX}
-        late["completed"] = moment.at if was_set else late["upload"]
         for slot, bucket in self.lanes():
             for priority in Priority:  # by the index: what is due soon is not looked at
                 from_at = late["retry"] if priority > Priority.LARGE else moment.at
                 self._rows.execute(
                     "UPDATE writes SET due_at = :now WHERE slot = :slot AND bucket = :bucket AND priority = :priority "
                     "AND due_at > :from AND state < 5 AND CASE WHEN pending = 1 AND attempts = 0 THEN 1 "
-                    "WHEN pending = 0 AND state = 2 THEN due_at > :completed "
-                    "WHEN pending = 0 AND state < 2 THEN due_at > :upload ELSE due_at > :retry END",
+                    "WHEN pending = 0 AND state < 3 THEN due_at > :upload ELSE due_at > :retry END",
                     {**late, "slot": slot, "bucket": bucket, "priority": priority, "from": from_at},
                 )
 
@@ -706,11 +703,23 @@ class Book(Rows):
 
     # The chain of a key, and markers
 
-    def _before(self, write: Write) -> tuple[list[Write], Write | None]:
-        """What of the key's chain a new write takes the place of, and the last one that it has to wait for."""
+    def _before(self, write: Write) -> tuple[list[Write], list[Write]]:
+        """What of the key's chain a new write takes the place of, and what it has to wait for."""
         chain = [one for one in self._of_key(write.key, "sequence IS NOT NULL") if one.id != write.id]
-        stays = [one for one in chain if one.state is State.PUBLISHING or write.in_order]
-        return [one for one in chain if one not in stays], stays[-1] if stays else None
+        stays = [one for one in chain if one.state is State.PUBLISHING or write.in_order or self._stays(one, write)]
+        return [one for one in chain if one not in stays], stays
+
+    def _stays(self, before: Write, marker: Write) -> bool:
+        """Whether another marker waits for what a marker would take the place of: the new one waits for that in turn,
+        or it would come first."""
+        if marker.behind is None:
+            return False
+        key = text(marker.key.key)
+        directories = [key[: stop + 1] for stop, byte in enumerate(key) if byte == ord("/")]
+        marks = ",".join("?" * (len(directories) + 1))
+        waiting = f"SELECT 1 FROM writes WHERE bucket = ? AND behind IN ({marks}) AND sequence > ? AND state < 5"
+        values: list[str | bytes | int] = [marker.key.bucket, b"", *directories, before.sequence, key]
+        return self._row(f"{waiting} AND key <> ? LIMIT 1", *values) is not None
 
     def _enter(self, stored: Write, replaced: Sequence[Write]) -> Write:
         """Give a write its place in the order."""
@@ -800,7 +809,7 @@ class Book(Rows):
             return base
         if own.known and own.seconds_after(base.asked_then) >= 0:
             return Base.exactly(own.etag)
-        return base if base.known else replace(base, etags=(own.etag,) if own.etag is not None else ())
+        return base if base.known or own.etag is None else replace(base, etags=(*base.etags, own.etag))
 
     def _expect(self, done: Write, base: Base) -> None:
         """What follows a write of a key is to find this; so is what is behind an upload that may come to nothing."""
@@ -903,8 +912,14 @@ class Book(Rows):
     def _update(self, write: Write, turn: Turn | None = None) -> Write:
         """Write a row anew; with `turn`, when it is due, and how it has fared, too."""
         self._rows.execute(
-            "UPDATE writes SET state = ?, sequence = ?, record = ? WHERE id = ?",
-            (write.state, write.sequence or None, codec.pack_write(write), write.id),
+            "UPDATE writes SET state = ?, sequence = ?, behind = ?, record = ? WHERE id = ?",
+            (
+                write.state,
+                write.sequence or None,
+                None if write.behind is None else text(write.behind),
+                codec.pack_write(write),
+                write.id,
+            ),
         )
         if turn is not None:
             self._rows.execute(

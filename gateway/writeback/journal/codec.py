@@ -18,7 +18,7 @@ from gateway.errors import BufferDamaged
 from gateway.objects import ObjectKey
 from gateway.s3.headers import unquote
 from gateway.s3.xml import CompletedPart
-from gateway.steps import ENTRIES, Steps
+from gateway.steps import Steps, each
 from gateway.writeback.files import trailer
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal.records import (
@@ -192,12 +192,8 @@ def unpack_ended(write_id: int, packed: bytes) -> Ended:
 
 def parts_digest(parts: Sequence[CompletedPart]) -> Steps[str]:
     """Of the numbers and ETags, unquoted, of a CompleteMultipartUpload."""
-    digest = hashlib.sha256()
-    for at in range(0, len(parts), ENTRIES):
-        lines = [f"{part.number} {unquote(part.etag)}" for part in parts[at : at + ENTRIES]]
-        digest.update(("\n" * (at > 0) + "\n".join(lines)).encode())
-        yield
-    return digest.hexdigest()
+    lines = yield from each(lambda part: f"{part.number} {unquote(part.etag)}", parts)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def pack_profile(bucket: str, profile: Profile) -> bytes:

@@ -14,7 +14,7 @@ Of `writes`: `state` is records.State; `pending` is 1 for what was acknowledged,
 has taken. `due_at` is when the reconciler is to look at it (seconds since 1970), NULL where it waits: for the write
 that has `after_sequence`, for a person, or for the process that has it in hand. `attempts` counts the failures in a row
 since `failing_since`, of which `last_error` is the last. `priority` is records.Priority. `damaged` is 1 for what turned
-out not to be what was written.
+out not to be what was written. `behind` is set of markers: the prefix of what they wait for.
 
 Keys of objects are blobs of UTF-8, so that they come in S3's order. `place` is the key's place in presence.py; `slot`
 is the key's. `sent` is 1 for parts that the origin has. A part that only the origin has names no file (`""`). Triggers
@@ -58,7 +58,7 @@ CREATE TABLE writes (
   place INTEGER NOT NULL, slot TEXT NOT NULL, state INTEGER NOT NULL, pending INTEGER NOT NULL, sequence INTEGER,
   since_sequence INTEGER, after_sequence INTEGER, due_at REAL, attempts INTEGER NOT NULL, failing_since REAL,
   last_error TEXT, priority INTEGER NOT NULL, damaged INTEGER NOT NULL, size_bytes INTEGER NOT NULL,
-  record BLOB NOT NULL
+  behind BLOB, record BLOB NOT NULL
 ) STRICT;
 CREATE INDEX writes_by_key ON writes (bucket, key, sequence) WHERE state < 5;
 CREATE INDEX writes_by_place ON writes (place) WHERE pending = 1;
@@ -69,6 +69,7 @@ CREATE INDEX writes_due ON writes (slot, bucket, priority, due_at) WHERE due_at 
 CREATE INDEX writes_open ON writes (bucket, key, upload_id) WHERE upload_id IS NOT NULL AND pending = 0 AND state < 3;
 CREATE INDEX writes_ended ON writes (due_at) WHERE state = 5;
 CREATE INDEX writes_aborting ON writes (id) WHERE state = 4;
+CREATE INDEX writes_markers ON writes (bucket, behind, sequence) WHERE behind IS NOT NULL AND state < 5;
 CREATE INDEX writes_in_conflict ON writes (sequence) WHERE state = 3;
 CREATE INDEX writes_failing ON writes (sequence) WHERE attempts > 0 OR damaged = 1;
 CREATE TABLE parts (

@@ -342,15 +342,6 @@ def test_a_later_forwarded_change_is_not_taken_for_the_complete_before_it(book: 
     assert book.own_doing(KEYS[0]) == OwnDoing(NOW + 1, known=False)
 
 
-def test_a_complete_is_what_was_done_last_though_the_clock_was_set_back(book: Book) -> None:
-    """By the monotonic clock."""
-    opened = opened_with(book, KEYS[0], 1)
-    book.complete_at_origin(made_of(opened, 1))
-    book.did(KEYS[0], OwnDoing.now(Moment(NOW + 3600, 5.0, "boot"), known=False))
-    book.completed(opened.id, '"e"', Moment(NOW, 6.0, "boot"))
-    assert book.own_doing(KEYS[0]) == OwnDoing(NOW, '"e"')
-
-
 def test_a_copy_keeps_the_files_that_it_shares(book: Book) -> None:
     """Files go with the last object that is made of them."""
     one = part(1, "shared")
@@ -601,17 +592,6 @@ def test_a_clock_that_went_back_puts_nothing_off(book: Book) -> None:
     assert turn(book, fresh).due_at == NOW
     assert [turn(book, one).due_at for one in writes] == [NOW, ends[1], NOW, ends[3]]
     assert book.ended("over") is not None
-
-
-def test_a_complete_that_a_client_may_wait_for_is_looked_at_when_the_clock_was_set(book: Book) -> None:
-    """It may rest else, when nobody knows what came of it."""
-    opened = opened_with(book, KEYS[0], 1)
-    assert book.complete_at_origin(made_of(opened, 1))
-    book.rest(opened.id, turn(book, opened), replace(turn(book, opened), due_at=NOW + 600.0))
-    book.set_right(NOW)
-    assert turn(book, opened).due_at == NOW + 600.0
-    book.set_right(NOW, was_set=True)
-    assert turn(book, opened).due_at == NOW
 
 
 def test_what_the_origin_was_asked_for_too_long_ago_is_suspected(book: Book) -> None:

@@ -289,7 +289,7 @@ class Histories(RuleBasedStateMachine):
     def delete(self, at: ObjectKey, slot: str) -> None:
         new = self.fresh(at, slot, deleted=True)
         replaced, stays = self.before(at, new)
-        if any(is_conflict(one) for one in replaced):
+        if any(is_conflict(one) for one in [*replaced, *stays]):
             try:
                 self.book.bury(new)
             except InConflict:
@@ -318,8 +318,24 @@ class Histories(RuleBasedStateMachine):
     def before(self, at: ObjectKey, new: Write, but: Mine | None = None) -> tuple[list[Mine], list[Mine]]:
         """What of the key's chain a new write takes the place of, and what it follows."""
         chain = [one for one in self.chain(at) if one is not but]
-        stays = [one for one in chain if one.write.state is State.PUBLISHING or new.in_order]
+        stays = [
+            one
+            for one in chain
+            if one.write.state is State.PUBLISHING
+            or new.in_order
+            or (new.behind is not None and self.is_spoken_for(one))
+        ]
         return [one for one in chain if one not in stays], stays
+
+    def is_spoken_for(self, one: Mine) -> bool:
+        """Whether another marker, which came later, waits for it."""
+        markers = [other.write for other in self.mine.values() if other.write.behind is not None]
+        return any(
+            each.key != one.write.key
+            and each.sequence > one.write.sequence
+            and one.write.key.key.startswith(each.behind or "")
+            for each in markers
+        )
 
     def chain(self, at: ObjectKey) -> list[Mine]:
         found = [one for one in self.mine.values() if one.write.key == at and in_order(one)]
