@@ -281,6 +281,8 @@ class SimulatedOrigin:
         """What it has made has the ETag that it has. A Complete may be carried out, and a failure told behind a 200."""
         if response.status != 200 or request.key is None:
             return response
+        if self.dialect.opaque_etags and parameter(request, "uploads") is not None:  # as S3's directory buckets
+            response.headers = {**response.headers, "x-amz-server-side-encryption": "AES256"}
         is_complete = request.method == "POST" and parameter(request, "uploadId") is not None
         trouble = self.trouble
         if is_complete and trouble is not None and trouble.kind == "errors in 200" and self.dice.random() < 0.7:

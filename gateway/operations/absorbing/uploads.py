@@ -56,8 +56,8 @@ _DOWN = frozenset({500, 502, 503, 504})
 class _Answer:
     """The origin's to Create, and what it has under the key. No `origin_upload_id`: it has begun nothing.
 
-    `profile` is that of the bucket, or, where `is_of_bucket` is false, of this upload alone. Without `tells_etags` it
-    guesses that ETags are MD5s.
+    `profile` is that of the bucket, or, where `is_of_bucket` is false, of this upload alone. That its ETags are MD5s is
+    a guess, for the answer shows none: a good one where it tells the encryption (`tells_encryption`).
     """
 
     status: int
@@ -66,18 +66,19 @@ class _Answer:
     origin_upload_id: str | None
     profile: Profile
     is_of_bucket: bool
-    tells_etags: bool
+    tells_encryption: bool
     base: Base
 
     def learn(self, book: Book, bucket: str) -> None:
-        """What it says of the bucket."""
+        """What it says of the bucket. ETags that were seen to be no MD5s stay so: the next PutObject shows one."""
         if self.origin_upload_id is None or not self.is_of_bucket:
             return
         known = book.profile(bucket)
-        if known is None or known.md5_etags or self.tells_etags:
+        if known is None or known.md5_etags:
             book.learn(bucket, self.profile)
-        else:
-            book.learn(bucket, replace(known, may_look=self.profile.may_look))
+            return
+        learned_at = 0.0 if self.tells_encryption and self.profile.md5_etags else known.learned_at
+        book.learn(bucket, replace(known, may_look=self.profile.may_look, learned_at=learned_at))
 
     def forwarded(self) -> Response:
         return Response(self.status, self.headers, self.body, "forwarded")
@@ -159,8 +160,8 @@ async def _ask(context: RequestContext) -> _Answer:
     md5_etags = makes_md5_etags({**asked, **response.headers})
     profile = Profile(md5_etags, may_look, context.services.clock.now())
     is_of_bucket = not names_encryption(asked) and (base.known or not may_look)
-    tells_etags = tells_encryption(response.headers)
-    return _Answer(response.status, headers, body, origin_upload_id, profile, is_of_bucket, tells_etags, base)
+    tells = tells_encryption(response.headers)
+    return _Answer(response.status, headers, body, origin_upload_id, profile, is_of_bucket, tells, base)
 
 
 def _upload(context: RequestContext, buffer: WritebackBuffer, base: Base, origin_upload_id: str | None) -> Write:
