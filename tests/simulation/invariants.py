@@ -148,8 +148,10 @@ class Judge:
             self.violated("markers come last", f"{marker} is at the origin, and {key} is not")
 
     def _note_difference(self, bucket: str, change: Change, history: KeyHistory, value: bytes) -> None:
-        ours = next((one for one in history.attempts if one.value == value and one.etag), None)
-        if ours is None or change.after is None or ours.etag == change.after.etag:
+        ours = [
+            one for one in history.attempts if one.value == value
+        ]  # a copy has the bytes of another, and its own ETag
+        if not ours or change.after is None or any(one.etag in (None, change.after.etag) for one in ours):
             return
         self.differs_since.setdefault(bucket, change.at)
 
