@@ -190,7 +190,7 @@ class WritebackBuffer:
         await self.journal.change(lambda book: book.hurry(key, now))
 
     async def abort(self, upload_id: str) -> bool:
-        """AbortMultipartUpload; False when the upload has ended meanwhile."""
+        """AbortMultipartUpload; False when the upload has ended meanwhile, or is just being completed at the origin."""
         now = self._clock.now()
         return await self._change(lambda book: book.abort(upload_id, now))
 

@@ -134,7 +134,7 @@ class Clients:
         attempt.ended = self._clock.monotonic()
         if answer is None:
             return False
-        if 400 <= answer.status < 500:
+        if 400 <= answer.status < 500 and answer.status != 424:  # which says that nobody knows
             self._judge.of(bucket, key).attempts.remove(attempt)
             return False
         if answer.status >= 300 or b"<Error>" in answer.body:
@@ -174,10 +174,12 @@ class Clients:
         key: str,
         *,
         ends: bool = True,
+        is_aborted: bool = False,
         if_none_match: str | None = None,
         part_bytes: int = PART_BYTES,
         parts: int | None = None,
     ) -> bool:
+        """`is_aborted`: somebody does that while it is being completed."""
         trouble, history = self._origin.trouble, self._judge.of(bucket, key)
         is_known = bucket in self._judge.kept().known
         history.open_uploads += 1
@@ -204,10 +206,15 @@ class Clients:
         document = f"<CompleteMultipartUpload>{listed}</CompleteMultipartUpload>".encode()
         attempt = history.begin(b"".join(bodies), self._clock.monotonic())
         conditions = {"If_None_Match": if_none_match} if if_none_match else {}
-        done = await self.ask("POST", f"{bucket}/{key}?uploadId={upload_id}", document, **conditions)
+        completing = self.ask("POST", f"{bucket}/{key}?uploadId={upload_id}", document, **conditions)
+        done, _ = await asyncio.gather(completing, self._abort(bucket, key, upload_id) if is_aborted else _nothing())
         is_done = self._ended(bucket, key, attempt, done)
         history.open_uploads -= is_done
         return is_done
+
+    async def _abort(self, bucket: str, key: str, upload_id: str) -> None:
+        await asyncio.sleep(self._dice.random() ** 2 * 0.3)
+        await self.ask("DELETE", f"{bucket}/{key}?uploadId={upload_id}")
 
     async def upload_large(self, bucket: str, key: str) -> bool:
         return await self.upload(bucket, key, part_bytes=LARGE_PART_BYTES, parts=8)
@@ -261,6 +268,10 @@ class Clients:
         """Large ones side by side, and something small right behind."""
         await asyncio.gather(*(self.upload_large(bucket, f"crowd-{number}/{one}") for one in range(count)))
         await self.put(bucket, f"crowd-{number}/small", b"ok %d" % number)
+
+
+async def _nothing() -> None:
+    return
 
 
 def _objects(values: set[Value]) -> list[bytes]:

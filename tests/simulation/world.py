@@ -46,6 +46,7 @@ ACTIONS: Mapping[str, int] = {
     "read": 10,
     "upload": 6,
     "abandon": 1,
+    "abort": 1,
     "save": 4,
     "save_run": 2,
     "save_table": 1,
@@ -249,6 +250,10 @@ class World:
     async def _do_abandon(self) -> None:
         bucket, key = self._place()
         self.clients.begin(bucket, key, lambda: self.clients.upload(bucket, key, ends=False))
+
+    async def _do_abort(self) -> None:
+        bucket, key = self._place()
+        self.clients.begin(bucket, key, lambda: self.clients.upload(bucket, key, if_none_match="*", is_aborted=True))
 
     async def _do_copy(self) -> None:
         bucket, key = self._place()

@@ -143,8 +143,8 @@ def _outcome(book: Book, upload_id: str, token: str) -> Ended | None:
     upload = book.upload(upload_id)
     if upload is None:
         ended = book.ended(upload_id)
-        if ended is None or ended.etag is None:
-            raise no_such_upload(upload_id)
+        if ended is None or ended.etag is None:  # aborted before this was heard of: the origin may have done it
+            raise s3_error("OutcomeUnknown")
         return ended
     if upload.asked_as != token:
         raise s3_error("ServiceUnavailable", "The upload is being completed in another way: try again.")

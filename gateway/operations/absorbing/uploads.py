@@ -17,7 +17,9 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from gateway import cancellation
 from gateway.errors import BufferUnavailable, OriginAnswered, OriginUnreachable
+from gateway.operations.absorbing.barrier import PATIENCE_SECONDS
 from gateway.operations.absorbing.base import BaseQuestion
 from gateway.operations.absorbing.bodies import leaves_to_the_origin
 from gateway.operations.absorbing.parts import check_owner, no_such_upload, number_of, upload_of
@@ -35,6 +37,7 @@ from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import onward_request
 from gateway.operations.payload import receive_payload
 from gateway.origin.retry import may_be_done
+from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import filter_request_headers, filter_response_headers, format_iso_date, without
 from gateway.s3.xml import text_of
 from gateway.s3.xml_writer import document, element
@@ -187,16 +190,32 @@ def _initiated(upload: Write) -> bytes:
 
 LISTED_PARTS_MAX = 1000
 
+_LOOK_SECONDS = 0.02
+
 _XML = ("content-type", "application/xml")
 
 
 async def absorb_abort(context: RequestContext, buffer: WritebackBuffer) -> Response:
-    """Throw an upload away, here at once and at the origin soon."""
+    """Throw an upload away, here at once and at the origin soon; what the origin is just completing when that is over,
+    if it comes to nothing. S3Error ServiceUnavailable where that takes too long."""
     found = upload_of(context, buffer)
     await check_owner(context, found)
-    if not await buffer.abort(found.upload_id or ""):
-        raise no_such_upload(found.upload_id or "")
+    clock = context.services.clock
+    deadline = clock.monotonic() + PATIENCE_SECONDS
+    while not await buffer.abort(found.upload_id or ""):
+        while buffer.look(lambda book: _is_being_completed(book, found)):
+            if clock.monotonic() >= deadline:
+                raise s3_error("ServiceUnavailable", "The upload is just being completed: try again.")
+            with cancellation.turn():
+                await clock.sleep(_LOOK_SECONDS)
+        if buffer.look(lambda book: book.upload(found.upload_id or "")) is None:
+            raise no_such_upload(found.upload_id or "")
     return Response(204, cache="absorbed")
+
+
+def _is_being_completed(book: Book, upload: Write) -> bool:
+    now = book.upload(upload.upload_id or "")
+    return now is not None and book.is_being_completed(now)
 
 
 async def absorbed_parts(context: RequestContext, buffer: WritebackBuffer) -> Response:

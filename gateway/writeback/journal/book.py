@@ -469,13 +469,21 @@ class Book(Rows):
             self._release(write.sequence, now)
 
     def abort(self, upload_id: str, now: float) -> bool:
-        """End an upload without an object: its parts go, here and at the origin. False where it has ended."""
+        """End an upload without an object: its parts go, here and at the origin. False where it has ended, or is just
+        being completed there: whoever aborts it then would be told that there is no object, and have one."""
         upload = self.upload(upload_id)
-        if upload is None:
+        if upload is None or self.is_being_completed(upload):
             return False
+        if upload.is_completed_at_origin:  # nobody knows whether it was
+            self.did(upload.key, OwnDoing.now(now, known=False))
         self._drop_origin_upload(upload, now)
         self._end(upload, now, Ended(upload_id, upload.key, now, None))
         return True
+
+    def is_being_completed(self, upload: Write) -> bool:
+        """Whether the origin may be carrying out a Complete of it, of which its client has not been told anything."""
+        turn = self.turn(upload.id)
+        return upload.is_completed_at_origin and upload.answer is None and turn is not None and turn.due_at is not None
 
     def bury(self, tombstone: Write) -> Write | None:
         """Delete what is pending under a key, or was a moment ago; the tombstone, None where the origin has nothing of

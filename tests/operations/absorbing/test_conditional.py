@@ -10,16 +10,19 @@ from pathlib import Path
 import pytest
 
 from gateway.clock import SystemClock
+from gateway.operations.absorbing import completing, uploads
 from gateway.origin.client import OriginRequest
 from gateway.s3.requests import Operation
 from gateway.s3.results import etag_of_result
 from gateway.s3.xml import CompletedPart, complete_multipart_upload_document
 from gateway.steps import at_once
-from tests.support.absorbing import PART_BYTES, SLOTS, Client, with_client
+from gateway.writeback.journal.book import Book
+from tests.support.absorbing import PART_BYTES, SLOTS, Client, eventually, with_client
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import Answer, Hold, Unreachable, on
+from tests.support.writeback import key
 
 IF_ABSENT = {"If-None-Match": "*"}
 
@@ -121,11 +124,11 @@ def test_what_the_origin_may_have_done_is_written_down(tmp_path: Path) -> None:
         assert not is_asked_for(client, upload_id)
         reached, go_on = asyncio.Event(), asyncio.Event()
         client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(go_on, reached))
-        completing = asyncio.create_task(client.complete("back/m", upload_id, etags, headers=IF_ABSENT))
+        under_way = asyncio.create_task(client.complete("back/m", upload_id, etags, headers=IF_ABSENT))
         await reached.wait()
         assert is_asked_for(client, upload_id)
         go_on.set()
-        await completing
+        await under_way
         assert not is_asked_for(client, upload_id)
 
     with_client(tmp_path, scenario)
@@ -166,6 +169,76 @@ def test_a_question_that_was_lost_ends_with_the_upload(tmp_path: Path) -> None:
     with_client(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("holds", [True, False], ids=["holds", "does not hold"])
+def test_an_abort_waits_for_a_complete_that_is_under_way(tmp_path: Path, *, holds: bool) -> None:
+    """The origin has it in hand: who is told that the upload is aborted has no object, and who has one was told so."""
+
+    async def scenario(client: Client) -> None:
+        if not holds:
+            client.origin.put("bucket", "back/m", b"theirs")
+        upload_id, etags, content = await uploaded(client)
+        reached, go_on = asyncio.Event(), asyncio.Event()
+        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(go_on, reached))
+        under_way = asyncio.create_task(
+            client.complete("back/m", upload_id, etags, 200 if holds else 412, headers=IF_ABSENT)
+        )
+        await reached.wait()
+        aborting = asyncio.create_task(call(client.gateway.app, "DELETE", f"/bucket/back/m?uploadId={upload_id}"))
+        await asyncio.wait([aborting], timeout=0.2)
+        assert is_asked_for(client, upload_id)
+        go_on.set()
+        await under_way
+        assert (await aborting).status == (404 if holds else 204)
+        await client.flush()
+        assert client.origin.data("bucket", "back/m") == (content if holds else b"theirs")
+        assert not client.origin.buckets["bucket"].uploads
+
+    with_client(tmp_path, scenario)
+
+
+def test_an_abort_of_what_takes_too_long_is_to_be_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """503; and the Complete has the answer that it would have had."""
+    monkeypatch.setattr(uploads, "PATIENCE_SECONDS", 0.1)
+
+    async def scenario(client: Client) -> None:
+        upload_id, etags, _ = await uploaded(client)
+        reached, go_on = asyncio.Event(), asyncio.Event()
+        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(go_on, reached))
+        under_way = asyncio.create_task(client.complete("back/m", upload_id, etags, headers=IF_ABSENT))
+        await reached.wait()
+        await client.ask("DELETE", f"back/m?uploadId={upload_id}", status=503)
+        go_on.set()
+        await under_way
+
+    with_client(tmp_path, scenario)
+
+
+def test_an_abort_of_what_nobody_knows_the_outcome_of_says_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has not been told yet is told that nobody knows; and what the origin has by that is this node's doing."""
+    monkeypatch.setattr(completing, "_LOOK_SECONDS", 0.5)
+
+    async def scenario(client: Client) -> None:
+        upload_id, etags, _ = await uploaded(client)
+        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable(late=True))
+        client.origin.inject(on(Operation.HEAD_OBJECT), Unreachable())
+        asked = asyncio.create_task(client.complete("back/m", upload_id, etags, 424, headers=IF_ABSENT))
+
+        def is_unclear(book: Book) -> bool:
+            upload = book.upload(upload_id)
+            return upload is not None and upload.answer is not None
+
+        await eventually(lambda: client.buffer.look(is_unclear))
+        await client.ask("DELETE", f"back/m?uploadId={upload_id}", status=204)
+        await asked
+        own = client.buffer.look(lambda book: book.own_doing(key("back/m")))
+        assert own is not None
+        assert not own.known
+
+    with_client(tmp_path, scenario)
+
+
 def test_what_it_has_done_while_nobody_listened_is_found_out(tmp_path: Path) -> None:
     """The client has gone, and so has the gateway, then; the next one ends the upload, and nothing of it is left."""
     origin = MemoryOrigin(SystemClock())
@@ -178,10 +251,10 @@ def test_what_it_has_done_while_nobody_listened_is_found_out(tmp_path: Path) -> 
         reached, go_on = asyncio.Event(), asyncio.Event()
         client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable(late=True))
         client.origin.inject(on(Operation.HEAD_OBJECT), Hold(go_on, reached))
-        completing = asyncio.create_task(client.complete("back/m", upload_id, etags, headers=IF_ABSENT))
+        under_way = asyncio.create_task(client.complete("back/m", upload_id, etags, headers=IF_ABSENT))
         await reached.wait()
-        completing.cancel()
-        await asyncio.gather(completing, return_exceptions=True)
+        under_way.cancel()
+        await asyncio.gather(under_way, return_exceptions=True)
         assert (client.origin.data("bucket", "back/m"), len(list(client.buffer.staging.names()))) == (content, 2)
 
     async def after(client: Client) -> None:

@@ -112,6 +112,21 @@ def test_a_part_has_its_upload_be_looked_at(book: Book) -> None:
     assert [one.number for one in book.unsent_parts(opened.id, 1)] == [1]
 
 
+def test_what_the_origin_is_completing_is_not_aborted(book: Book) -> None:
+    """Nor expires; but what has not been asked for yet may be, for it waits, and what nobody knows the outcome of."""
+    before = book.acknowledge(pending(KEYS[0], "before"))
+    opened = opened_with(book, KEYS[0], 1)
+    assert book.complete_at_origin(replace(made_of(opened, 1), asked_as="a"))
+    assert not book.is_being_completed(of(book.upload("u")))
+    book.settle(before.id, '"before"', NOW)
+    assert book.is_being_completed(of(book.upload("u")))
+    assert not book.abort("u", NOW)
+    assert len(list(book.parts(opened.id))) == 1
+    book.answer(opened.id, "ServiceUnavailable", is_over=False)
+    assert book.abort("u", NOW)
+    assert book.upload("u") is None
+
+
 def test_complete_keeps_the_chosen_parts_and_gives_the_others_back(book: Book) -> None:
     """The parts that Complete lists are the object; its upload is over, and remembered; the row is the same one."""
     opened = opened_with(book, KEYS[0], 1, 2, 5)
