@@ -130,7 +130,7 @@ async def complete_at_origin(context: RequestContext, buffer: WritebackBuffer, m
         )
     deadline = clock.monotonic() + PATIENCE_SECONDS
     while clock.monotonic() < deadline:
-        ended = buffer.look(lambda book: _outcome(book, upload_id, token))
+        ended = buffer.look(lambda book: _outcome(book, context.object_key, upload_id, token))
         if ended is not None:
             return ended
         with cancellation.turn():
@@ -138,19 +138,25 @@ async def complete_at_origin(context: RequestContext, buffer: WritebackBuffer, m
     raise s3_error("ServiceUnavailable", "The origin has not done it in time: try again.")
 
 
-def _outcome(book: Book, upload_id: str, token: str) -> Ended | None:
+def _outcome(book: Book, key: ObjectKey, upload_id: str, token: str) -> Ended | None:
     """None: there is none yet."""
     upload = book.upload(upload_id)
     if upload is None:
         ended = book.ended(upload_id)
-        if ended is None or ended.etag is None:  # aborted before this was heard of: the origin may have done it
-            raise s3_error("OutcomeUnknown")
+        if ended is None or ended.etag is None:
+            raise _aborted(book, key, upload_id)
         return ended
     if upload.asked_as != token:
         raise s3_error("ServiceUnavailable", "The upload is being completed in another way: try again.")
     if upload.answer is not None:
         raise _error(upload.answer)
     return None
+
+
+def _aborted(book: Book, key: ObjectKey, upload_id: str) -> S3Error:
+    """Before anybody has heard how it ended: the origin has not done it, or (`Book.abort`) nobody knows."""
+    own = book.own_doing(key)
+    return no_such_upload(upload_id) if own is None or own.known else s3_error("OutcomeUnknown")
 
 
 def _error(code: str) -> S3Error:
