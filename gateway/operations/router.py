@@ -8,7 +8,7 @@ waits, in the first, until the origin has what this node has acknowledged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gateway.objects import ObjectKey
@@ -203,7 +203,11 @@ def _by_buffer(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
     elif operation is Operation.COPY_OBJECT:
         source = copied_here(context, buffer)
         if source is not None:
-            return absorb_copy(context, buffer, source)
+
+            def leave() -> Awaitable[Response]:
+                return _when_flushed(context, buffer, _pending_keys(context, buffer))
+
+            return absorb_copy(context, buffer, source, leave)
     pending_keys = _pending_keys(context, buffer)
     if pending_keys or _is_write_past_the_buffer(context):
         return _when_flushed(context, buffer, pending_keys)

@@ -23,6 +23,7 @@ from typing import Self, TypeVar
 from gateway.clock import Clock, Moment, SystemClock
 from gateway.errors import BufferRefused, BufferUnavailable
 from gateway.objects import ByteRange, ObjectKey
+from gateway.origin.client import StreamedBody
 from gateway.policy.slots import Slot
 from gateway.writeback.bounds.bounds import Bounds, BoundsObserver, Shared, SilentBoundsObserver
 from gateway.writeback.bounds.room import DiskRoom, Reservations, ReserveFile
@@ -32,7 +33,7 @@ from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import OwnDoing, Part, Write
 from gateway.writeback.opening import ARRIVING, prepare
 from gateway.writeback.order import placed
-from gateway.writeback.reading import PendingReader
+from gateway.writeback.reading import PendingReader, staged_body
 from gateway.writeback.threads import BufferThreads
 
 THREADS = 8
@@ -127,6 +128,10 @@ class WritebackBuffer:
     async def discard(self, writer: StagedWriter) -> None:
         """Throw a body away that is not sealed."""
         await self.threads.run(self.staging.discard, writer)
+
+    async def body(self, part: Part) -> bytes | StreamedBody:
+        """A sealed body, to be sent to the origin. BufferDamaged, OSError, now or while it is sent."""
+        return await staged_body(self.staging, self.threads, part.file)
 
     async def give_up(self, part: Part) -> None:
         """Throw a sealed body away of which the journal was told nothing."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
+from gateway.errors import BufferDamaged
 from gateway.objects import ByteRange
+from gateway.origin.client import StreamedBody
 from gateway.writeback.files.staged_file import StagedFile, Staging, read_verified
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import Part, Run, Write
 from gateway.writeback.threads import BufferThreads
 
 PIECE_BYTES = 1024 * 1024
+
+IN_MEMORY_BYTES_MAX = 256 * 1024
+"""Bodies up to this length are sent from memory, and so again by the origin's own retries."""
 
 PARTS_AT_ONCE = 16
 """Looked up on the event loop."""
@@ -35,6 +40,25 @@ class _Span:
     file: StagedFile
     position: int
     count: int
+
+
+async def staged_body(staging: Staging, threads: BufferThreads, file: StagedFile) -> bytes | StreamedBody:
+    """What lies in a file, verified, for a request to the origin. BufferDamaged, OSError, now or while it is sent."""
+    pieces = _pieces_of(staging, threads, file)
+    if file.size_bytes > IN_MEMORY_BYTES_MAX:
+        return StreamedBody(pieces, file.size_bytes)
+    return b"".join([bytes(piece) async for piece in pieces])
+
+
+async def _pieces_of(staging: Staging, threads: BufferThreads, file: StagedFile) -> AsyncIterator[bytes | memoryview]:
+    try:
+        opened = await threads.open(staging.open, file)
+    except FileNotFoundError as error:
+        raise BufferDamaged(f"staged file {file.name} is gone") from error
+    with opened:
+        for position in range(0, file.size_bytes, PIECE_BYTES):
+            count = min(PIECE_BYTES, file.size_bytes - position)
+            yield await threads.run_holding(opened, read_verified, file, position, count)
 
 
 class PendingReader:

@@ -35,6 +35,9 @@ class Dialect:
     corrupts: bool = False
     """A few objects become others on its disks. Their ETags tell."""
 
+    hides_absence: bool = False
+    """Its key pair may not list buckets: a HEAD where nothing is, it answers 403."""
+
     lists_uploads: bool = True
     forgets_uploads: bool = False
     latency_seconds: tuple[float, float] = (0.001, 0.05)
@@ -76,6 +79,7 @@ DIALECTS: Mapping[str, Dialect] = {
         Dialect("opaque-etags", opaque_etags=True),
         Dialect("encrypted-later", encrypted_later=True),
         Dialect("corrupting", corrupts=True),
+        Dialect("hides-absence", hides_absence=True),
         Dialect("no-upload-lists", lists_uploads=False),
         Dialect("forgetful", forgets_uploads=True),
         Dialect("slow", latency_seconds=(1.0, 15.0)),

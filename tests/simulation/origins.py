@@ -199,6 +199,8 @@ class SimulatedOrigin:
         is_lost = self._refuse_or_lose(request)
         before = {name for *_, name, _ in self.uploads()}
         response = self._impossible(request) or await self.inner.send(self._as_understood(request))
+        if self.dialect.hides_absence and request.method == "HEAD" and request.key and response.status == 404:
+            response = self._refusal(request, 403, "AccessDenied")
         response = self._told(request, response)
         if OF_A_CLIENT.get():
             self._of_clients |= {name for *_, name, _ in self.uploads()} - before

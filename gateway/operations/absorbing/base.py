@@ -4,32 +4,40 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gateway.errors import OriginAnswered, OriginBodyError, OriginUnreachable
+from gateway.errors import BufferUnavailable, OriginAnswered, OriginBodyError, OriginUnreachable
+from gateway.objects import ObjectKey
+from gateway.operations.absorbing.through import goes_through
+from gateway.operations.absorbing.write_back_policy import Reason
 from gateway.operations.context import RequestContext
 from gateway.writeback.journal.records import Base
 from gateway.writeback.journal.rows import OWN_DOING_KEPT_SECONDS
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
+    from gateway.writeback.journal.book import Book
 
 
 ANSWER_SECONDS_MAX = 1.0
 """So long an acknowledgement waits for the origin, when nothing else is left to wait for: then what is there is
 unknown."""
 
+_TOO_MANY_REQUESTS = 429
+
 
 class BaseQuestion:
-    """What the origin has under the request's key, asked while the body comes in, until `aclose`.
+    """What the origin has under the request's key, or another one, asked while the body comes in, until `aclose`.
 
     `nothing` is what is known as long as it has not answered: which version this gateway has seen there last.
     """
 
-    def __init__(self, context: RequestContext) -> None:
+    def __init__(self, context: RequestContext, key: ObjectKey | None = None) -> None:
         self._context = context
         self._clock = context.services.clock
-        known = context.services.catalog.last_known(context.object_key)
+        self._key = key or context.object_key
+        known = context.services.catalog.last_known(self._key)
         self.nothing = Base.unknown(self._clock, known.version.etag if known is not None else None)
         self._asking = asyncio.create_task(self._ask())
 
@@ -55,11 +63,11 @@ class BaseQuestion:
     async def _ask(self) -> Base:
         context, nothing = self._context, self.nothing
         try:
-            head = await context.services.catalog.ask(context.object_key, context.slot, headers={})
+            head = await context.services.catalog.ask(self._key, context.slot, headers={})
         except OriginAnswered as answer:
             if answer.status == 404:
                 return Base(absent=True, asked_at=nothing.asked_at, asked=nothing.asked)
-            if answer.status >= 500:
+            if answer.status >= 500 or answer.status == _TOO_MANY_REQUESTS:
                 return nothing
             raise
         except (OriginUnreachable, OriginBodyError):
@@ -68,15 +76,16 @@ class BaseQuestion:
 
 
 async def base_told(context: RequestContext, buffer: WritebackBuffer, question: BaseQuestion) -> Base:
-    """The answer, which this gateway may have made an old one since."""
+    """The answer, which this gateway may have made an old one since. OriginAnswered where the origin refuses to say."""
     deadline = context.services.clock.monotonic() + ANSWER_SECONDS_MAX
-    return await base_now(context, buffer, await _told(question, deadline), deadline)
+    return await base_now(context, buffer, await question.answer(deadline), deadline)
 
 
 async def base_now(context: RequestContext, buffer: WritebackBuffer, base: Base, deadline: float | None = None) -> Base:
     """The base where this gateway has not changed the key past the buffer since; else what is there now.
 
     What went through the buffer the journal knows itself. `deadline` is monotonic; None: a second from now.
+    OriginAnswered where the origin refuses to say.
     """
     own = buffer.look(lambda book: book.own_doing(context.object_key))
     clock = context.services.clock
@@ -87,12 +96,33 @@ async def base_now(context: RequestContext, buffer: WritebackBuffer, base: Base,
     if deadline is not None and clock.monotonic() >= deadline:
         return base if is_old else nothing
     async with aclosing(BaseQuestion(context)) as question:
-        now = await _told(question, deadline)
+        now = await question.answer(deadline)
     return base if is_old and not now.known else now
 
 
-async def _told(question: BaseQuestion, deadline: float | None) -> Base:
-    """Nothing is known of the base where the origin refuses to say."""
-    with suppress(OriginAnswered):
-        return await question.answer(deadline)
-    return question.nothing
+def absent_key(context: RequestContext) -> ObjectKey:
+    """Where nobody has an object. Who may not list a bucket is told there what everybody without rights is: 403."""
+    return ObjectKey(context.object_key.bucket, f"{context.slot.prefix.key_prefix}.forebay/absent")
+
+
+def is_for_want_of_rights(refusal: OriginAnswered) -> bool:
+    """Whether the gateway's own key pair may not do what it asked for."""
+    return refusal.status in (401, 403)
+
+
+async def goes_through_unseen(context: RequestContext, buffer: WritebackBuffer, refusal: OriginAnswered) -> None:
+    """A write of which the origin does not say what it would overwrite goes through; for want of rights, so do those
+    after it: each alone would be acknowledged where the origin is slow to refuse, and its flush be refused for ever.
+    """
+    goes_through(context, Reason.BUCKET_UNREADABLE)
+    if not is_for_want_of_rights(refusal):
+        return
+    bucket, now = context.object_key.bucket, context.services.clock.now()
+
+    def learn(book: Book) -> None:
+        known = book.profile(bucket)
+        if known is not None:
+            book.learn(bucket, replace(known, may_look=False, learned_at=now))
+
+    with suppress(BufferUnavailable):  # the next write learns it, then
+        await buffer.journal.change(learn)

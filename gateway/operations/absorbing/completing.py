@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from gateway import cancellation
 from gateway.clock import Moment
-from gateway.errors import S3Error
+from gateway.errors import OriginAnswered, S3Error
 from gateway.objects import ObjectKey
 from gateway.operations.absorbing.barrier import FlushWait
-from gateway.operations.absorbing.base import base_now
+from gateway.operations.absorbing.base import base_now, goes_through_unseen
 from gateway.operations.absorbing.parts import check_owner, no_such_upload
 from gateway.operations.absorbing.through import goes_through, with_retries
 from gateway.operations.absorbing.write_back_policy import Reason, has_conditions, is_condition
@@ -55,15 +55,25 @@ async def absorb_complete(context: RequestContext, buffer: WritebackBuffer) -> R
     are_here = all(await in_steps(each(lambda part: part.file.is_here, made.parts)))
     if has_conditions(context.request.headers) or not are_here:
         goes_through(context, Reason.CONDITION if has_conditions(context.request.headers) else Reason.PART)
-        completing = _completed_at_origin(context, buffer, _as_write(upload, made, completed_of, 0.0), made)
-        return await with_retries(with_invalidation(changed_by(context), completing), context.services.clock)
-    upload = replace(upload, base=await base_now(context, buffer, upload.base))
+        return await _left_to_the_origin(context, buffer, upload, made, completed_of)
+    try:
+        upload = replace(upload, base=await base_now(context, buffer, upload.base))
+    except OriginAnswered as refusal:
+        await goes_through_unseen(context, buffer, refusal)
+        return await _left_to_the_origin(context, buffer, upload, made, completed_of)
     completed = await buffer.complete(_as_write(upload, made, completed_of, context.services.clock.now()))
     if completed is None and buffer.look(lambda book: book.upload(upload_id)) is None:
         return await _completed_before(context, buffer, upload_id, listed)
     if completed is None:
         raise s3_error("ServiceUnavailable", "A part has just been replaced: try again.")
     return Response(200, [_XML], _result(context.object_key, made), "absorbed")
+
+
+async def _left_to_the_origin(
+    context: RequestContext, buffer: WritebackBuffer, upload: Write, made: Completion, completed_of: str
+) -> Response:
+    completing = _completed_at_origin(context, buffer, _as_write(upload, made, completed_of, 0.0), made)
+    return await with_retries(with_invalidation(changed_by(context), completing), context.services.clock)
 
 
 async def _completed_at_origin(

@@ -11,15 +11,15 @@ passes through this node, and Complete is carried out at the origin, as for ever
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gateway.errors import OriginBodyError, S3Error
+from gateway.errors import OriginAnswered, OriginBodyError, S3Error
 from gateway.objects import BorrowedBuffer, FileSpan, ObjectKey, PinnedFileSpan
 from gateway.operations.absorbing.barrier import FlushWait
-from gateway.operations.absorbing.base import BaseQuestion, base_told
+from gateway.operations.absorbing.base import BaseQuestion, base_told, goes_through_unseen
 from gateway.operations.absorbing.bodies import leaves_to_the_origin, paced, room_for_body, slow_down, stage_body
 from gateway.operations.absorbing.parts import check_owner, may_be_on_its_way, number_of_part, store_part, upload_of
 from gateway.operations.absorbing.through import goes_through, whole_document, with_retries
@@ -81,14 +81,20 @@ def copied_here(context: RequestContext, buffer: WritebackBuffer) -> Write | Non
     return None if leaves_to_the_origin(context, buffer, takes_room=False) else pending
 
 
-async def absorb_copy(context: RequestContext, buffer: WritebackBuffer, source: Write) -> Response:
-    """Acknowledge a copy that shares its source's files."""
+async def absorb_copy(
+    context: RequestContext, buffer: WritebackBuffer, source: Write, leave: Callable[[], Awaitable[Response]]
+) -> Response:
+    """Acknowledge a copy that shares its source's files; `leave` has the origin make it, once it has the source."""
     await receive_payload(context)
     headers, now = context.request.headers, context.services.clock.now()
     check_copy_source(headers, etag=source.etag, last_modified=source.acknowledged_at, now=now)
     fixed = Fixed(context.object_key, _fixed(headers, source, context.object_key), context.slot.name)
     async with aclosing(BaseQuestion(context)) as question:
-        base = await base_told(context, buffer, question)
+        try:
+            base = await base_told(context, buffer, question)
+        except OriginAnswered as refusal:
+            await goes_through_unseen(context, buffer, refusal)
+            return await leave()
     parts = await buffer.journal.parts(source.id)
     if len(parts) != source.parts_count:
         raise s3_error("ServiceUnavailable", "The source has just reached the origin: try again.")

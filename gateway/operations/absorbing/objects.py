@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, OriginAnswered
 from gateway.operations.absorbing.barrier import FlushWait
-from gateway.operations.absorbing.base import BaseQuestion, base_told
+from gateway.operations.absorbing.base import BaseQuestion, absent_key, base_told, goes_through_unseen
 from gateway.operations.absorbing.bodies import paced, room_for_body, stage_body
 from gateway.operations.absorbing.through import goes_through, written_through
 from gateway.operations.absorbing.write_back_policy import (
@@ -28,10 +28,11 @@ from gateway.operations.absorbing.write_back_policy import (
 )
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import forward_write
-from gateway.operations.payload import receive_payload
+from gateway.operations.payload import Payload, receive_payload
+from gateway.s3.checksums import PREFIX
 from gateway.s3.headers import filter_request_headers, unquote
 from gateway.writeback.bounds.bounds import Bound
-from gateway.writeback.journal.records import Fixed, Profile, Write
+from gateway.writeback.journal.records import Fixed, Part, Profile, Write
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
@@ -70,6 +71,12 @@ async def _absorb(context: RequestContext, buffer: WritebackBuffer) -> Response:
         part = staged.part
         try:
             base = await base_told(context, buffer, question)
+        except OriginAnswered as refusal:
+            try:
+                await goes_through_unseen(context, buffer, refusal)
+                return await _send_staged(context, buffer, part)
+            finally:
+                await buffer.give_up(part)
         except BaseException:
             await buffer.give_up(part)
             raise
@@ -88,6 +95,13 @@ async def _absorb(context: RequestContext, buffer: WritebackBuffer) -> Response:
     return Response(200, staged.answer_headers, b"", "absorbed")
 
 
+async def _send_staged(context: RequestContext, buffer: WritebackBuffer, part: Part) -> Response:
+    checksums = {PREFIX + name: value for name, value in part.checksums.items()}
+    payload = Payload(await buffer.body(part), checksums)
+    await FlushWait(context, buffer).for_turn(context.object_key)
+    return await written_through(context, buffer, forward_write(context, payload))
+
+
 async def _through(context: RequestContext, buffer: WritebackBuffer, reason: Reason | Bound) -> Response:
     goes_through(context, reason)
     await FlushWait(context, buffer).for_turn(context.object_key)
@@ -95,11 +109,12 @@ async def _through(context: RequestContext, buffer: WritebackBuffer, reason: Rea
 
 
 async def _through_and_learn(context: RequestContext, buffer: WritebackBuffer, reason: Reason) -> Response:
-    """The first write to a bucket tells what its ETags are, and whether its objects may be looked at.
+    """The first write to a bucket tells what its ETags are, and whether the gateway may know what it has under a key.
 
-    Where the origin does not say the latter, the next write asks again.
+    Where the origin does not say the latter, the next write asks again. It is asked where it has nothing: what is there
+    it may show to somebody who is not to know what is not.
     """
-    async with aclosing(BaseQuestion(context)) as question:
+    async with aclosing(BaseQuestion(context, absent_key(context))) as question:
         goes_through(context, reason)
         await FlushWait(context, buffer).for_turn(context.object_key)
         payload = await receive_payload(context, with_md5=True)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from gateway import cancellation
 from gateway.errors import BufferUnavailable, OriginAnswered, OriginUnreachable
 from gateway.operations.absorbing.barrier import PATIENCE_SECONDS
-from gateway.operations.absorbing.base import BaseQuestion
+from gateway.operations.absorbing.base import BaseQuestion, is_for_want_of_rights
 from gateway.operations.absorbing.bodies import leaves_to_the_origin
 from gateway.operations.absorbing.parts import check_owner, no_such_upload, number_of, upload_of
 from gateway.operations.absorbing.through import goes_through
@@ -60,7 +60,8 @@ class _Answer:
     """The origin's to Create, and what it has under the key. No `origin_upload_id`: it has begun nothing.
 
     `profile` is that of the bucket, or, where `is_of_bucket` is false, of this upload alone. That its ETags are MD5s is
-    a guess, for the answer shows none: a good one where it tells the encryption (`tells_encryption`).
+    a guess, for the answer shows none: a good one where it tells the encryption (`tells_encryption`). An object that is
+    there does not tell whether the gateway may know where none is (`tells_rights`).
     """
 
     status: int
@@ -70,18 +71,20 @@ class _Answer:
     profile: Profile
     is_of_bucket: bool
     tells_encryption: bool
+    tells_rights: bool
     base: Base
 
     def learn(self, book: Book, bucket: str) -> None:
         """What it says of the bucket. ETags that were seen to be no MD5s stay so: the next PutObject shows one."""
-        if self.origin_upload_id is None or not self.is_of_bucket:
+        known, told = book.profile(bucket), self.profile
+        if self.origin_upload_id is None or not self.is_of_bucket or (known is None and not self.tells_rights):
             return
-        known = book.profile(bucket)
-        if known is None or known.md5_etags:
-            book.learn(bucket, self.profile)
-            return
-        learned_at = 0.0 if self.tells_encryption and self.profile.md5_etags else known.learned_at
-        book.learn(bucket, replace(known, may_look=self.profile.may_look, learned_at=learned_at))
+        if known is not None and not self.tells_rights:
+            told = replace(told, may_look=known.may_look)
+        if known is not None and not known.md5_etags:
+            learned_at = 0.0 if self.tells_encryption and told.md5_etags else known.learned_at
+            told = replace(told, md5_etags=False, learned_at=learned_at)
+        book.learn(bucket, told)
 
     def forwarded(self) -> Response:
         return Response(self.status, self.headers, self.body, "forwarded")
@@ -156,15 +159,18 @@ async def _ask(context: RequestContext) -> _Answer:
         headers = without(filter_response_headers(response.headers), "content-length")
         origin_upload_id = text_of(body, "UploadId") if response.status == 200 else None
         base, may_look = Base(), False
+        tells_rights = False
         if origin_upload_id is not None:
-            with suppress(OriginAnswered):
+            try:
                 base, may_look = await question.answer(), True
+                tells_rights = base.is_nothing
+            except OriginAnswered as refusal:
+                tells_rights = is_for_want_of_rights(refusal)
     asked = context.request.headers
     md5_etags = makes_md5_etags({**asked, **response.headers})
     profile = Profile(md5_etags, may_look, context.services.clock.now())
-    is_of_bucket = not names_encryption(asked) and (base.known or not may_look)
-    tells = tells_encryption(response.headers)
-    return _Answer(response.status, headers, body, origin_upload_id, profile, is_of_bucket, tells, base)
+    is_of_bucket, tells = not names_encryption(asked), tells_encryption(response.headers)
+    return _Answer(response.status, headers, body, origin_upload_id, profile, is_of_bucket, tells, tells_rights, base)
 
 
 def _upload(context: RequestContext, buffer: WritebackBuffer, base: Base, origin_upload_id: str | None) -> Write:

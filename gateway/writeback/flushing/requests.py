@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.clock import Clock, Moment
-from gateway.errors import BufferDamaged, OriginBodyError, OriginUnreachable
+from gateway.errors import OriginBodyError, OriginUnreachable
 from gateway.objects import ObjectKey
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose, StreamedBody
 from gateway.s3.headers import parse_http_date, quote, unquote
@@ -22,7 +22,7 @@ from gateway.s3.results import etag_of_result
 from gateway.s3.upload_list import UPLOADS_SIZE_BYTES_MAX, UploadsPage, parse_uploads_page
 from gateway.s3.xml import CompletedPart, complete_multipart_upload_document, error_code_of, text_of
 from gateway.steps import Steps, each, in_steps
-from gateway.writeback.files.staged_file import StagedFile, Staging, read_verified
+from gateway.writeback.files.staged_file import StagedFile, Staging
 from gateway.writeback.flushing.state import (
     Aborted,
     Compared,
@@ -39,15 +39,10 @@ from gateway.writeback.flushing.state import (
     SendPart,
 )
 from gateway.writeback.journal.records import Part, State, Write
+from gateway.writeback.reading import staged_body
 from gateway.writeback.threads import BufferThreads
 
 ANSWER_SIZE_BYTES_MAX = 64 * 1024
-
-PIECE_BYTES = 1024 * 1024
-"""Read, verified and sent at once."""
-
-IN_MEMORY_BYTES_MAX = 256 * 1024
-"""Bodies up to this length are sent from memory, and so again by the origin's own retries."""
 
 _NOT_IMPLEMENTED = "NotImplemented"
 
@@ -263,19 +258,7 @@ class Requests:
             return await _failure(response)
 
     async def _body(self, file: StagedFile) -> bytes | StreamedBody:
-        if file.size_bytes > IN_MEMORY_BYTES_MAX:
-            return StreamedBody(self._pieces(file), file.size_bytes)
-        return b"".join([bytes(piece) async for piece in self._pieces(file)])
-
-    async def _pieces(self, file: StagedFile) -> AsyncIterator[bytes | memoryview]:
-        try:
-            opened = await self._threads.open(self._staging.open, file)
-        except FileNotFoundError as error:
-            raise BufferDamaged(f"staged file {file.name} is gone") from error
-        with opened:
-            for position in range(0, file.size_bytes, PIECE_BYTES):
-                count = min(PIECE_BYTES, file.size_bytes - position)
-                yield await self._threads.run_holding(opened, read_verified, file, position, count)
+        return await staged_body(self._staging, self._threads, file)
 
 
 def _request(

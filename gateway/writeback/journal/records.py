@@ -284,7 +284,7 @@ class Profile:
     """What was learned of a bucket from its own answers.
 
     `md5_etags`: its ETags are MD5s, so that they can be foretold. `may_look`: the gateway's own key pair may HEAD its
-    objects, without which no flush could tell what it overwrites.
+    objects, and is told where there is none: else no flush could tell what it overwrites.
     """
 
     md5_etags: bool

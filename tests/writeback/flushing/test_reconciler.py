@@ -14,12 +14,12 @@ import pytest
 from gateway.origin.client import OriginRequest
 from gateway.s3.requests import Operation
 from gateway.writeback.flushing.reconciler import AGAIN_SECONDS
-from gateway.writeback.flushing.requests import IN_MEMORY_BYTES_MAX
 from gateway.writeback.flushing.state import LOST, OTHERS
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import Base, Fixed, Honoured, Part, State, Turn, Write
 from gateway.writeback.news import LOOK_SECONDS, QUICK_SECONDS, QUIET_SECONDS
+from gateway.writeback.reading import IN_MEMORY_BYTES_MAX
 from tests.support.flushing import HEADERS, PART_BYTES, Buffer, with_buffer
 from tests.support.journal_steps import steps_of_reads
 from tests.support.memory_origin.content import BytesContent

@@ -12,10 +12,10 @@ import pytest
 from gateway.clock import Moment
 from gateway.origin.client import OriginRequest
 from gateway.writeback.flushing.reconciler import AGAIN_SECONDS
-from gateway.writeback.flushing.requests import IN_MEMORY_BYTES_MAX
 from gateway.writeback.journal.book import CARRIED_OUT_SECONDS
 from gateway.writeback.journal.records import Asked, Base, Fixed, Part, Turn, Write
 from gateway.writeback.opening import recover
+from gateway.writeback.reading import IN_MEMORY_BYTES_MAX
 from tests.support.flushing import HEADERS, Buffer, with_buffer
 from tests.support.writeback import key
 
