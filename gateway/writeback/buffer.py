@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -201,7 +201,8 @@ class WritebackBuffer:
 
     def _placed(self, write: Write) -> Write:
         bounds = self.bounds.of(write.fixed.slot)
-        return placed(write, bounds.slot if bounds is not None else None)
+        acknowledged = Moment.of(self._clock) if write.is_acknowledged else None
+        return placed(replace(write, acknowledged=acknowledged), bounds.slot if bounds is not None else None)
 
     async def _change(self, step: Callable[[Book], R]) -> R:
         with self._watching_the_disk():

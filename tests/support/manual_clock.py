@@ -19,6 +19,10 @@ class ManualClock:
     def now(self) -> float:
         return self._wall_start + self._elapsed
 
+    def set_wall(self, by_seconds: float) -> None:
+        """Somebody sets the wall clock, forward or back."""
+        self._wall_start += by_seconds
+
     def monotonic(self) -> float:
         return self._elapsed
 

@@ -23,7 +23,7 @@ from typing import Protocol
 import structlog
 
 from gateway import cancellation
-from gateway.clock import Clock
+from gateway.clock import Clock, Moment
 from gateway.errors import BufferUnavailable, ClientDisconnected
 from gateway.policy.slots import Slot
 from gateway.writeback.bounds.pacing import PACED_FROM, delay_seconds, retry_after_seconds
@@ -170,7 +170,7 @@ class SlotBounds:
     def age_seconds(self) -> float | None:
         """Of the oldest write that is on its way to the origin; None: there is none."""
         at = self._shared.journal.read(lambda book: book.oldest(self.slot.name))
-        return None if at is None else max(0.0, self._shared.clock.now() - at)
+        return None if at is None else max(0.0, Moment.of(self._shared.clock).since(at)[0])
 
     def now(self, size_bytes: int = 0) -> Bound | None:
         """Why so many bytes more would not be taken at this moment, if so."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import structlog
 
-from gateway.clock import Clock
+from gateway.clock import Clock, Moment
 from gateway.writeback.journal.records import Write
 
 _log = structlog.get_logger("forebay.writeback")
@@ -75,7 +75,7 @@ class FlushLogger:
             sequence=write.sequence,
             bytes=write.size_bytes,
             etag=etag,
-            age_seconds=round(max(0.0, self._clock.now() - write.acknowledged_at), 3),
+            age_seconds=round(max(0.0, Moment.of(self._clock).since(write.acknowledged_then)[0]), 3),
             attempt_seconds=round(attempt_seconds, 3),
         )
 

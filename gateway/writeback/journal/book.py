@@ -170,8 +170,8 @@ class Book(Rows):
         )
         return (row[0], row[1]) if row else (0, 0)
 
-    def oldest(self, slot: str) -> float | None:
-        """When the oldest write was acknowledged that is still on its way to the origin (seconds since 1970).
+    def oldest(self, slot: str) -> Moment | None:
+        """When the oldest write was acknowledged that is still on its way to the origin.
 
         Conflicts are not on their way, and parts of open uploads are no object yet. None: nothing is.
         """
@@ -180,7 +180,7 @@ class Book(Rows):
             "AND damaged = 0 ORDER BY sequence LIMIT 1",
             slot,
         )
-        return codec.unpack_write(*row).acknowledged_at if row else None
+        return codec.unpack_write(*row).acknowledged_then if row else None
 
     # Open uploads
 
@@ -371,6 +371,7 @@ class Book(Rows):
             size_bytes=made.size_bytes,
             checksums=made.checksums,
             acknowledged_at=made.acknowledged_at,
+            acknowledged=made.acknowledged,
             completed_of=made.completed_of,
             behind=made.behind,
             in_order=made.in_order,

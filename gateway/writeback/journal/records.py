@@ -195,6 +195,8 @@ class Write:
     asked: Asked | None = None
     touched: Moment | None = None
     """When its client has last done something about an open upload; None: not since it has begun it."""
+    acknowledged: Moment | None = None
+    """The same as `acknowledged_at`, for ages; None: an earlier version of Forebay has acknowledged it."""
     completed_of: str = ""
     """The parts that its client has completed it of (`codec.parts_digest`)."""
     behind: str | None = None
@@ -212,6 +214,10 @@ class Write:
     @property
     def touched_then(self) -> Moment:
         return self.touched or Moment(self.began_at)
+
+    @property
+    def acknowledged_then(self) -> Moment:
+        return self.acknowledged or Moment(self.acknowledged_at)
 
     @property
     def parts_count(self) -> int:

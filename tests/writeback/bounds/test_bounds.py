@@ -334,6 +334,26 @@ def test_exposure_is_bytes_and_age(tmp_path: Path) -> None:
     with_bounds(tmp_path, scenario, slot(exposure_bytes_max=500, exposure_age_seconds_max=60.0))
 
 
+@pytest.mark.parametrize("set_by_seconds", [3600.0, -7200.0])
+def test_what_is_too_old_the_wall_clock_does_not_say(tmp_path: Path, set_by_seconds: float) -> None:
+    """5.11 It may be set at any time: nothing becomes older by that, or younger; also what the journal kept."""
+
+    async def scenario() -> None:
+        clock = ManualClock()
+        bounded = slot(exposure_age_seconds_max=60.0)
+        async with opened(tmp_path, clock, bounded) as buffer:
+            await buffer.acknowledge(_acknowledged(pending(key("k"), parts=[written("x")]), clock.now()))
+            clock.set_wall(set_by_seconds)
+            await clock.advance(60.0)
+            assert bounds_of(buffer).now() is None
+            assert bounds_of(buffer).exposure().oldest_seconds == 60.0
+        async with opened(tmp_path, clock, bounded) as buffer:
+            await clock.advance(0.1)
+            assert bounds_of(buffer).now() is Bound.EXPOSURE_AGE
+
+    asyncio.run(scenario())
+
+
 def _acknowledged(one: Any, at: float) -> Any:
     from dataclasses import replace
 

@@ -43,9 +43,10 @@ def test_pending_and_arriving_writes_are_told_with_the_age_of_the_oldest(
         first = await buffer.acknowledge(replace(pending(key("a"), "x" * 10), acknowledged_at=clock.now()))
         await buffer.journal.change(lambda book: book.open_upload(upload("u", key("b"))))
         await buffer.put_part("u", part(1, "y" * 7))
-        await buffer.acknowledge(replace(pending(key("c"), deleted=True), acknowledged_at=clock.now() + 5))
+        await clock.advance(5.0)
+        await buffer.acknowledge(replace(pending(key("c"), deleted=True), acknowledged_at=clock.now()))
         assert await bounds.take("key", 100, 0) is None
-        await clock.advance(30.0)
+        await clock.advance(25.0)
         assert told.last is not None
         assert replace(told.last, oldest_seconds=0.0) == SlotExposure(1000, 117, 17, 2, 0.0)
         assert told.last.oldest_seconds == pytest.approx(30.0, abs=EXPOSURE_SECONDS)

@@ -509,7 +509,8 @@ class Histories(RuleBasedStateMachine):
         for slot in counted:
             waiting = [one.write for one in self.mine.values() if is_pending(one) and one.write.fixed.slot == slot]
             ages = [one.acknowledged_at for one in waiting if one.state is not State.CONFLICT]
-            assert self.book.oldest(slot) == min(ages, default=None)
+            oldest = self.book.oldest(slot)
+            assert (None if oldest is None else oldest.at) == min(ages, default=None)
 
     @invariant()
     def each_waits_for_what_it_must_and_for_nothing_else(self) -> None:
