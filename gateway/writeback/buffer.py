@@ -187,7 +187,7 @@ class WritebackBuffer:
 
     async def did(self, key: ObjectKey, own: OwnDoing) -> None:
         """This gateway has changed a key at the origin, past the buffer."""
-        await self._change(lambda book: book.did(key, own))
+        await self._change(lambda book: book.changed_past(key, own))
 
     async def hurry(self, key: ObjectKey) -> None:
         """Somebody waits until the origin has what is pending under a key."""

@@ -3,9 +3,10 @@
     written down → asked → noted: the upload is known of, and the question is over, in one transaction
 
 Where no such transaction comes, nobody knows what the origin has done. The question is a write in the state ABORTING
-then: a minute later the origin's uploads of the key are listed. What was begun at that time and is nobody's here is
-ours, unless there is more of it than was asked for: another writer's upload looks the same, and is never aborted. That
-is told, and left to the bucket's own rules for incomplete uploads.
+then: a minute later the origin's uploads of the key are listed. What was begun at that time and is nobody's here may be
+ours, or another writer's, who sends parts to it: to ours, whose id nobody was told, none ever came. So it is aborted
+when it has none after half a day (state.py). Where there is more of it than was asked for, that is told, and all of it
+is left to the bucket's own rules for incomplete uploads.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ class Question:
 
 
 def settle_suspects(book: Book, key: ObjectKey, listed: OpenUploads, now: Moment) -> Sequence[OpenUpload]:
-    """What is open under a key at the origin, listed before this transaction: what is ours is to be aborted.
+    """What is open under a key at the origin, listed before this transaction: what may be ours is kept in sight.
 
-    What may be ours, and may be another writer's, is returned. Where somebody is just asking for an upload of the key,
+    Of more than was asked for all is returned, and left. Where somebody is just asking for an upload of the key,
     nothing is decided.
     """
     rows = [(one, one.asked) for one in book.asked(key) if one.asked is not None]
@@ -72,7 +73,7 @@ def settle_suspects(book: Book, key: ObjectKey, listed: OpenUploads, now: Moment
     if len(found) > len(rows):
         return found
     for one in found:
-        book.abort_at_origin(key, rows[0][0].fixed.slot, one.upload_id, now.at)
+        book.abort_at_origin(key, rows[0][0].fixed.slot, one.upload_id, now.at, rows[0][1])
     return []
 
 

@@ -159,11 +159,12 @@ class Requests:
         request = OriginRequest("GET", key.bucket, None, query, purpose=Purpose.FLUSH)
         async with await self._origin.send(request) as response:
             told = parse_http_date(response.headers.get("date", ""))
-            if response.status == 404:
-                return UploadsPage([], [], None), told
-            if response.status != 200:
-                return await _failure(response)
-            return parse_uploads_page(await response.read(UPLOADS_SIZE_BYTES_MAX)), told
+            if response.status == 200:
+                return parse_uploads_page(await response.read(UPLOADS_SIZE_BYTES_MAX)), told
+            failure = await _failure(response)
+        if failure == Refused("NoSuchBucket") and await self._is_bucket_gone(key.bucket):
+            return UploadsPage([], [], None), told
+        return failure
 
     async def _head(self, write: Write) -> Event:
         asked = Moment.of(self._clock)
@@ -172,13 +173,13 @@ class Requests:
                 return _headed(response, asked, Moment.of(self._clock))
             if response.status != 404:
                 return await _failure(response)
-        if not _is_absence_expected(write) and await self._is_bucket_gone(write):
+        if not _is_absence_expected(write) and await self._is_bucket_gone(write.key.bucket):
             return Refused("NoSuchBucket")
         return Headed(None, moment=asked)
 
-    async def _is_bucket_gone(self, write: Write) -> bool:
+    async def _is_bucket_gone(self, bucket: str) -> bool:
         """A HEAD of a key does not tell that from an object that somebody has deleted: it has no document."""
-        request = OriginRequest("HEAD", write.key.bucket, None, purpose=Purpose.FLUSH, slot=write.fixed.slot)
+        request = OriginRequest("HEAD", bucket, None, purpose=Purpose.FLUSH)
         async with await self._origin.send(request) as response:
             return response.status == 404
 
@@ -246,16 +247,21 @@ class Requests:
         query = [("uploadId", write.origin_upload_id or ""), ("max-parts", "1")]
         async with await self._origin.send(_request("GET", write, query)) as response:
             if response.status == 200:
-                return Found(True)
+                answer = await response.read(ANSWER_SIZE_BYTES_MAX)
+                return Found(True, has_parts=text_of(answer, "PartNumber") is not None)
             failure = await _failure(response)
         return Found(False) if failure == Refused("NoSuchUpload") else failure
 
     async def _abort(self, write: Write) -> Event:
         query = [("uploadId", write.origin_upload_id or "")]
         async with await self._origin.send(_request("DELETE", write, query)) as response:
-            if response.status in (200, 204, 404):
+            if response.status in (200, 204):
                 return Aborted()
-            return await _failure(response)
+            failure = await _failure(response)
+        is_bucket_gone = failure == Refused("NoSuchBucket") and await self._is_bucket_gone(write.key.bucket)
+        if failure == Refused("NoSuchUpload") or is_bucket_gone:
+            return Aborted()
+        return failure
 
     async def _body(self, file: StagedFile) -> bytes | StreamedBody:
         return await staged_body(self._staging, self._threads, file)

@@ -38,6 +38,9 @@ UPLOAD_LOOK_SECONDS = 600.0
 ANSWER_GIVEN_UP_SECONDS = 3600.0
 """An origin may work at a large object for minutes, whoever still listens; not so long."""
 
+UNUSED_SECONDS = 12 * 3600.0
+"""An upload to which nobody has sent a part for so long is nobody's."""
+
 UNLISTED_GIVEN_UP_SECONDS = 3600.0
 """So long an upload is looked for in a bucket that does not let its uploads be listed."""
 
@@ -108,9 +111,10 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Whether the origin's upload is open there."""
+    """Whether the origin's upload is open there, and has parts."""
 
     is_open: bool
+    has_parts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +360,9 @@ class Progress:
         match write.state:
             case State.ABORTING:
                 self._step = _Step.ABORT
-                return [Abort() if write.origin_upload_id is not None else Seek()]
+                if write.origin_upload_id is None:
+                    return [Seek()]
+                return self._perhaps_ours() if write.asked is not None else [Abort()]
             case State.OPEN:
                 return self._begin_or_send()
             case State.PUBLISHING if not write.is_acknowledged:
@@ -385,7 +391,7 @@ class Progress:
             case Compared() if self._step is _Step.COMPARE:
                 return self._compared(event)
             case Found() if self._step is _Step.FIND:
-                return self._upload_found(event.is_open)
+                return self._upload_found(event)
             case Aborted() if self._step is _Step.ABORT:
                 return self._end(Forget())
             case Refused() if self._step is not _Step.END:
@@ -520,11 +526,15 @@ class Progress:
         )
         return self._end(Rest(max(1.0, min(look_seconds, self.expiry_seconds - idle_seconds))))
 
-    def _upload_found(self, is_open: bool) -> Sequence[Instruction]:
+    def _upload_found(self, found: Found) -> Sequence[Instruction]:
         write = self.write
+        if write.state is State.ABORTING:
+            if found.has_parts:
+                return self._end(Forget("it has parts, and so is another writer's"))
+            return self._ask(_Step.ABORT, Abort()) if found.is_open else self._end(Forget())
         if write.state is State.OPEN:
-            return self._rest(self._idle_seconds()) if is_open else self._end(Expire("the bucket has ended it"))
-        if not is_open:
+            return self._rest(self._idle_seconds()) if found.is_open else self._end(Expire("the bucket has ended it"))
+        if not found.is_open:
             return self._ask(_Step.VERIFY, Head())
         asked_seconds = abs(self._idle_seconds())  # the clock may have been set back since
         if self._was_refused or asked_seconds > ANSWER_GIVEN_UP_SECONDS:
@@ -596,8 +606,8 @@ class Progress:
             return self._not_aborted(code)
         if write.is_completed_at_origin and step is _Step.FINISH:
             return self._completion_refused(code)
-        if step is _Step.FIND and code in _NOT_IMPLEMENTED:
-            return self._upload_found(True)
+        if step is _Step.FIND:  # who may not ask, too: it may be open
+            return self._upload_found(Found(True))
         if step is _Step.FINISH and code in _NOT_IMPLEMENTED and self._honours() is not Honoured.REFUSED:
             self.conditions = replace(self.conditions, **{self._kind(): Honoured.REFUSED})
             self._has_left_out = True
@@ -621,7 +631,17 @@ class Progress:
             return self._ask(_Step.FIND, Find())  # where it is open still, it was not carried out before
         return self._end(Answer(code, is_over=True))
 
+    def _perhaps_ours(self) -> Sequence[Instruction]:
+        """Found where one of ours may have been begun, whose answer was lost: so nothing was ever sent to ours."""
+        asked = self.write.asked
+        waited_seconds = self.now.since(asked.begun)[0] if asked is not None else UNUSED_SECONDS
+        if waited_seconds < UNUSED_SECONDS:
+            return self._end(Rest(max(1.0, min(UPLOAD_LOOK_SECONDS, UNUSED_SECONDS - waited_seconds))))
+        return self._ask(_Step.FIND, Find())
+
     def _not_aborted(self, code: str) -> Sequence[Instruction]:
+        if self._step is _Step.FIND:
+            return self._end(Forget(f"it may be another writer's, and the bucket does not list its parts: {code}"))
         if self.write.origin_upload_id is None:
             begun = self.write.asked.begun if self.write.asked is not None else Moment(self.write.began_at)
             waited_seconds, _ = self.now.since(begun)

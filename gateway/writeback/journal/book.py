@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -212,9 +213,14 @@ class Book(Rows):
         return self._row("SELECT 1 FROM writes WHERE state = 4 LIMIT 1") is not None
 
     def aborting_count(self) -> int:
-        """How many these are, also where they cannot be read."""
-        row = self._row("SELECT count(*) FROM writes WHERE state = 4")
-        return row[0] if row else 0
+        """How many these are, also where they cannot be read, but for those that may be another's: these may stay."""
+        count = 0
+        for write_id, record in self._rows.execute("SELECT id, record FROM writes WHERE state = 4"):
+            with suppress(BufferDamaged):
+                found = codec.unpack_write(write_id, record)
+                count -= found.asked is not None and found.origin_upload_id is not None
+            count += 1
+        return count
 
     def aborting(self) -> Sequence[Write]:
         """They all."""
@@ -240,7 +246,7 @@ class Book(Rows):
 
     def asked(self, key: ObjectKey) -> Sequence[Write]:
         """Uploads of a key that the origin was asked for, and nobody knows yet what came of it."""
-        return [one for one in self._of_key(key, "state = 4") if one.asked is not None]
+        return [one for one in self._of_key(key, "state = 4") if one.asked is not None and not one.origin_upload_id]
 
     def suspect(self, write_id: int, now: Moment) -> None:
         """Nobody will tell what the origin has done."""
@@ -301,9 +307,11 @@ class Book(Rows):
         """An upload of the origin's is gone there, or is no concern of this node any more."""
         self._rows.execute("DELETE FROM writes WHERE id = ? AND state = 4", (write_id,))
 
-    def abort_at_origin(self, key: ObjectKey, slot: str, origin_upload_id: str, now: float) -> None:
-        """Nothing will complete an upload of the origin's."""
-        write = Write(Fixed(key, {}, slot), Base(), now, State.ABORTING, origin_upload_id=origin_upload_id)
+    def abort_at_origin(
+        self, key: ObjectKey, slot: str, origin_upload_id: str, now: float, asked: Asked | None = None
+    ) -> None:
+        """Nothing will complete an upload of the origin's; `asked`: if it is ours, which was asked for so."""
+        write = Write(Fixed(key, {}, slot), Base(), now, State.ABORTING, origin_upload_id=origin_upload_id, asked=asked)
         self._insert(write, Turn(now, priority=Priority.ABORT))
         self.has_due = True
 
@@ -618,6 +626,15 @@ class Book(Rows):
         decided = self._update(replace(write, state=State.COMMITTED, base=base), Turn(now, priority=Priority.URGENT))
         self._wait_or_start(decided, now)
         return True
+
+    def changed_past(self, key: ObjectKey, own: OwnDoing) -> None:
+        """This gateway has changed what the origin has under a key, past what is pending there."""
+        self.did(key, own)
+        if own.known:
+            for one in self._of_key(key, "state = 1 AND sequence IS NOT NULL"):
+                base = one.base
+                etags = base.etags if own.etag is None else (*base.etags, own.etag)
+                self._update(replace(one, base=replace(base, etags=etags, absent=base.absent or own.etag is None)))
 
     def discard(self, write_id: int, now: float, *, only_conflict: bool) -> bool:
         """Give up a write because somebody has decided so, also one whose row is damaged; False when it is pending

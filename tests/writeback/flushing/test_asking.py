@@ -15,18 +15,27 @@ from gateway.errors import BufferRefused, BufferUnavailable
 from gateway.objects import ObjectKey
 from gateway.origin.client import OriginRequest
 from gateway.s3.requests import Operation
+from gateway.writeback.flushing import state
 from gateway.writeback.flushing.asking import asking
 from gateway.writeback.flushing.state import TOLD_APART_SECONDS, UNLISTED_GIVEN_UP_SECONDS
 from gateway.writeback.journal.book import CARRIED_OUT_SECONDS, Book
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import Asked, Base, State, Write
-from tests.support.flushing import PART_BYTES, Buffer, with_buffer
+from tests.support.flushing import PART_BYTES, Buffer
+from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Hold, Unreachable, on
+from tests.support.memory_origin.store import StoredPart
 from tests.support.writeback import fixed, key
 
 CREATE = Operation.CREATE_MULTIPART_UPLOAD
 LIST = Operation.LIST_MULTIPART_UPLOADS
 AT = key("dir/model")
+
+
+@pytest.fixture(autouse=True)
+def short_days(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something is to be done every second of them."""
+    monkeypatch.setattr(state, "UNUSED_SECONDS", 15 * CARRIED_OUT_SECONDS)
 
 
 class Node(Buffer):
@@ -49,11 +58,22 @@ class Node(Buffer):
         return list(self.journal.read(lambda book: book.asked(AT)))
 
     def to_be_aborted(self) -> set[str | None]:
-        return {one.origin_upload_id for one in self.journal.read(lambda book: book.aborting()) if one.asked is None}
+        return {one.origin_upload_id for one in self.aborting() if one.asked is None}
+
+    def aborting(self) -> list[Write]:
+        return list(self.journal.read(lambda book: book.aborting()))
 
     async def found_out(self, within_seconds: float = 2 * CARRIED_OUT_SECONDS) -> None:
-        """Let time pass until nothing is in doubt any more, and nothing to be aborted."""
-        assert await self.passes(within_seconds, lambda: not self.journal.read(lambda book: book.aborting()), step=1.0)
+        """Let time pass until nothing is in doubt any more, and nothing to be aborted; what may be another's is looked
+        at half a day later."""
+        assert await self.passes(within_seconds, lambda: all(map(_is_perhaps_ours, self.aborting())), step=1.0)
+        if self.aborting():
+            await self.clock.advance(state.UNUSED_SECONDS)
+            assert await self.passes(within_seconds, lambda: not self.aborting(), step=1.0)
+
+
+def _is_perhaps_ours(one: Write) -> bool:
+    return one.asked is not None and one.origin_upload_id is not None
 
 
 def play(path: Path, scenario: Callable[[Node], Coroutine[Any, Any, None]]) -> None:
@@ -119,6 +139,42 @@ def test_a_bucket_that_lets_nothing_be_aborted_keeps_no_other_from_it(tmp_path: 
         tried = node.origin.count()
         await node.passes(600.0, step=1.0)
         assert 10 <= node.origin.count() - tried <= 100
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("effect", [None, Answer(403, "AccessDenied")], ids=["parts", "parts that nobody may list"])
+def test_one_that_has_parts_or_may_have_is_another_writers(tmp_path: Path, effect: Answer | None) -> None:
+    """Our request was not carried out, and another writer has begun one at that time: it is never aborted."""
+
+    async def scenario(node: Node) -> None:
+        await node.intend()
+        theirs = await node.ask()
+        node.bucket.uploads[theirs].parts[1] = StoredPart(1, BytesContent(b"theirs"), '"e"', node.clock.now(), {})
+        if effect is not None:
+            node.origin.inject(on(Operation.LIST_PARTS), effect, times=None)
+        await node.die()
+        node.start()
+        with capture_logs() as logs:
+            await node.found_out()
+        assert set(node.bucket.uploads) == {theirs}
+        assert any(one["event"] == "an upload may be left at the origin" for one in logs)
+
+    play(tmp_path, scenario)
+
+
+def test_one_that_may_be_another_writers_is_left_alone_for_half_a_day(tmp_path: Path) -> None:
+    """Who has just begun one has no parts yet. It keeps no buffer from another origin meanwhile."""
+
+    async def scenario(node: Node) -> None:
+        await node.intend()
+        upload_id = await node.ask()
+        await node.die()
+        node.start()
+        await node.passes(10 * CARRIED_OUT_SECONDS, step=1.0)
+        assert set(node.bucket.uploads) == {upload_id}
+        assert node.journal.read(lambda book: (len(book.aborting()), book.aborting_count())) == (1, 0)
+        assert node.origin.count(Operation.LIST_PARTS) == 0
 
     play(tmp_path, scenario)
 
@@ -438,15 +494,16 @@ def test_a_flush_whose_answers_were_lost_leaves_no_upload_in_the_end(
 ) -> None:
     """Each of its tries may have begun one."""
 
-    async def scenario(buffer: Buffer) -> None:
-        stored = await buffer.upload(AT, [PART_BYTES, 3])
-        buffer.origin.inject(on(CREATE), effect, times=3)
-        buffer.start()
-        await buffer.flushed()
-        assert buffer.bucket.object(AT.key).etag == stored.etag
-        assert await buffer.passes(10 * CARRIED_OUT_SECONDS, lambda: not buffer.bucket.uploads, step=1.0)
+    async def scenario(node: Node) -> None:
+        stored = await node.upload(AT, [PART_BYTES, 3])
+        node.origin.inject(on(CREATE), effect, times=3)
+        node.start()
+        await node.flushed()
+        assert node.bucket.object(AT.key).etag == stored.etag
+        await node.found_out(10 * CARRIED_OUT_SECONDS)
+        assert not node.bucket.uploads
 
-    with_buffer(tmp_path, scenario)
+    play(tmp_path, scenario)
 
 
 def test_the_next_process_of_a_worker_slot_takes_over_what_the_last_has_left(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from gateway.origin.client import OriginRequest
 from gateway.s3.requests import Operation
 from gateway.writeback.flushing.requests import Requests
-from gateway.writeback.flushing.state import DIFFERENT, Compared, Found, Headed, Lost, Refused
+from gateway.writeback.flushing.state import DIFFERENT, Aborted, Compared, Event, Found, Headed, Lost, Refused
 from gateway.writeback.journal.records import Base, Honoured, Part
 from tests.support.flushing import PART_BYTES, Buffer, with_buffer
 from tests.support.manual_clock import ManualClock
@@ -42,6 +42,34 @@ def test_what_else_an_origin_does_not_know_takes_no_condition_from_others(tmp_pa
         await buffer.until(lambda: "b" in buffer.bucket.objects)
         [sent] = [call for call in buffer.origin.calls if call.key == "b" and call.method == "PUT"]
         assert sent.headers["if-none-match"] == "*"
+
+    with_buffer(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_gone", "expected"),
+    [
+        (Answer(404, "NoSuchUpload"), False, Aborted()),
+        (Answer(404, body=b"<html>not here</html>"), False, Refused("HTTP 404")),
+        (Answer(404, "NoSuchBucket"), False, Refused("NoSuchBucket")),
+        (Answer(404, "NoSuchBucket"), True, Aborted()),
+    ],
+    ids=str,
+)
+def test_an_upload_is_gone_where_the_origin_says_so_itself(
+    tmp_path: Path, answer: Answer, is_gone: bool, expected: Event
+) -> None:
+    """A 404 of what stands before it, or of another store's, says nothing of uploads."""
+
+    async def scenario(buffer: Buffer) -> None:
+        write = await buffer.upload(key("k"), [PART_BYTES, 3], origin_upload_id="o")
+        for operation in (Operation.ABORT_MULTIPART_UPLOAD, Operation.LIST_MULTIPART_UPLOADS):
+            buffer.origin.inject(on(operation), answer, times=None)
+        if is_gone:
+            del buffer.origin.buckets["bucket"]
+        assert await requests_of(buffer).abort(write) == expected
+        listed = await requests_of(buffer).open_uploads(write.key)
+        assert isinstance(listed, Refused) == (not is_gone)
 
     with_buffer(tmp_path, scenario)
 

@@ -449,6 +449,9 @@ def test_its_refusal_is_the_clients_answer() -> None:
     progress = Progress(whole)
     assert play(progress, Refused("PreconditionFailed")) == [Find()]
     assert progress.after(Found(True)) == [Answer("PreconditionFailed", is_over=True)]
+    for code in ("NotImplemented", "AccessDenied"):  # nobody may look whether it is there
+        refused = [Refused("PreconditionFailed"), Refused(code)]
+        assert play(Progress(whole), *refused) == [Answer("PreconditionFailed", is_over=True)]
     progress = Progress(whole)
     play(progress, Refused("PreconditionFailed"), Found(False))
     assert progress.after(Headed('"made-2"')) == [Completed('"made-2"')]

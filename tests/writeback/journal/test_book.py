@@ -673,6 +673,27 @@ def test_what_a_probe_finds_and_what_a_write_tells_do_not_undo_each_other(book: 
     assert book.profile("unknown") is None
 
 
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        (OwnDoing(NOW, '"past"'), Base(('"old"', '"past"'))),
+        (OwnDoing(NOW, None), Base(('"old"',), absent=True)),
+        (OwnDoing(NOW, known=False), Base(('"old"',))),
+    ],
+)
+def test_what_this_gateway_has_put_there_past_a_pending_write_is_no_others(
+    book: Book, own: OwnDoing, expected: Base
+) -> None:
+    """Two of its clients write a key at once: one is absorbed, the other goes through."""
+    stored = book.acknowledge(replace(pending(KEYS[0], "x"), base=Base(('"old"',))))
+    book.changed_past(KEYS[0], own)
+    assert of(book.latest(KEYS[0])).base == expected
+    assert book.own_doing(KEYS[0]) == own
+    book.change(replace(stored, state=State.PUBLISHING), State.COMMITTED)
+    book.changed_past(KEYS[0], OwnDoing(NOW, '"later"'))
+    assert of(book.latest(KEYS[0])).base == stored.base  # it may be there: who knows which came first
+
+
 def test_what_is_known_of_an_origin_and_is_damaged_is_not_known(book: Book) -> None:
     """It is learned anew; no write, and no look at the status, fails of it."""
     book.learn("bucket", Profile(True, True, 1.0))
