@@ -59,7 +59,7 @@ class _Gated(Reconciler):
     async def _take_up(self, slot: str, lane: Any, priority: Priority, due: Due) -> None:
         if not self.flushes and not self._journal.read(lambda book: _is_waited_for(book, due)):
             await self._clock.sleep(0.01)
-            lane.under_way[priority].discard(due.id)
+            lane.end(priority, due.id)
             self._tasks.pop(due.id, None)
             return
         await super()._take_up(slot, lane, priority, due)

@@ -121,7 +121,7 @@ class Buffer:
             etag=file.etag,
             size_bytes=file.size_bytes,
             parts=(Part(1, file, 1.0, changed.get("checksums", {})),),
-            acknowledged_at=1.0,
+            acknowledged_at=changed.get("acknowledged_at", 1.0),
             behind=changed.get("behind"),
         )
         return await self.journal.change(lambda book: book.acknowledge(new))

@@ -4,11 +4,7 @@ Only one process of a gateway does this. A write is looked at when it is due (`d
 ends when there is nothing to be done for now: what has failed, or waits, takes no place. Nothing is given up because it
 failed.
 
-    a lane is a bucket in a slot: none waits for another
-    in a lane each priority has places of its own: what is small for what is large, what is new for what has failed
-
-A lane whose origin does not do its work is left alone for a while, and then asked with one write. How many small ones
-are on their way at once grows as long as the origin keeps up with it.
+How many are on their way at once, and to an origin that does not do its work, says lanes.py.
 """
 
 from __future__ import annotations
@@ -29,6 +25,7 @@ from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.s3.headers import unquote
 from gateway.writeback.flushing.asking import asking, settle_suspects
+from gateway.writeback.flushing.lanes import SLOW_SECONDS, Lane
 from gateway.writeback.flushing.probing import Probe, is_due, is_probe_key, probe_key
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.flushing.state import (
@@ -84,32 +81,11 @@ from gateway.writeback.tidying import Tidying
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 60.0
 
-AWAY_AFTER = 4
-"""So many requests in a row that the origin has not carried out: it is away."""
-
-LONGEST_AWAY_SECONDS = 5.0
-
 AGAIN_SECONDS = 60.0
 """So often, and when the clock was set, due times are set right that it has written before."""
 
-PARTS_PER_LANE = 8
-"""On their way at once, of all objects of a lane."""
-
 UNSENT_AT_ONCE = 32
 """Parts of an open upload that a task takes up."""
-
-PLACES = {
-    Priority.URGENT: 8,
-    Priority.SMALL: 8,
-    Priority.LARGE: 2,
-    Priority.RETRY: 4,
-    Priority.UPLOAD: 2,
-    Priority.ABORT: 2,
-}
-"""How many writes of a lane are on their way at once."""
-
-PLACES_MAX = {Priority.SMALL: 64, Priority.RETRY: 32}
-"""Those whose number grows as long as the origin keeps up."""
 
 _OWN_PRIORITY = (Priority.URGENT, Priority.UPLOAD, Priority.ABORT)
 _UNEXPECTED_PAUSE_SECONDS = 5.0
@@ -188,40 +164,6 @@ class Attempts:
     is_away: bool = False
 
 
-class _Lane:
-    """What of a slot and bucket is on its way."""
-
-    def __init__(self) -> None:
-        self.under_way: dict[Priority, set[int]] = {one: set() for one in Priority}
-        self.parts = asyncio.Semaphore(PARTS_PER_LANE)
-        self.failures = 0
-        self.not_before = 0.0
-        self._places: dict[Priority, float] = dict(PLACES)
-
-    def room(self, priority: Priority, now: float) -> int:
-        """How many more may begin."""
-        if self.failures >= AWAY_AFTER:
-            return 0 if now < self.not_before or any(self.under_way.values()) else 1
-        return int(self._places[priority]) - len(self.under_way[priority])
-
-    def answered(self, priority: Priority, *, is_done: bool) -> None:
-        """The origin does its work."""
-        self.failures = 0
-        most, places = PLACES_MAX.get(priority), int(self._places[priority])
-        # More are under way where places have just gone: what was sent before that tells nothing of those left.
-        if is_done and most is not None and places - 1 <= len(self.under_way[priority]) <= places:
-            self._places[priority] = min(most, self._places[priority] + 0.5)
-
-    def unanswered(self, priority: Priority, now: float, dice: random.Random) -> None:
-        """It does not."""
-        self.failures += 1
-        if priority in PLACES_MAX:
-            self._places[priority] = max(1.0, self._places[priority] / 2)
-        exponent = min(self.failures - AWAY_AFTER, 10)
-        pause_seconds = min(LONGEST_AWAY_SECONDS, FIRST_PAUSE_SECONDS * 2.0**exponent)
-        self.not_before = now + pause_seconds * dice.uniform(0.5, 1.0)
-
-
 class Reconciler:
     """Of one buffer."""
 
@@ -230,7 +172,7 @@ class Reconciler:
         self._journal = tools.journal
         self._clock = tools.clock
         self._dice = dice or random.Random()
-        self._lanes: dict[tuple[str, str], _Lane] = {}
+        self._lanes: dict[tuple[str, str], Lane] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._runs: dict[int, _Run] = {}
         self._news = Awaited(tools.journal.presence.stamped, tools.clock)
@@ -243,7 +185,7 @@ class Reconciler:
         """Ask origins again that were away. What has failed under a prefix, `Book.try_now` has had be due."""
         for (_, bucket), lane in self._lanes.items():
             if not prefix.bucket or prefix.bucket == bucket:
-                lane.not_before = 0.0
+                lane.hurry()
         self._news.tell()
 
     def attempts(self, prefix: Prefix) -> Attempts:
@@ -251,9 +193,7 @@ class Reconciler:
         now = self._clock.monotonic()
         writes = [(run.write, run.began) for run in self._runs.values()]
         began = [at for one, at in writes if one.is_acknowledged and prefix.covers(one.key.bucket, one.key.key)]
-        is_away = any(
-            lane.failures >= AWAY_AFTER for (_, bucket), lane in self._lanes.items() if prefix.bucket in ("", bucket)
-        )
+        is_away = any(lane.is_away for (_, bucket), lane in self._lanes.items() if prefix.bucket in ("", bucket))
         return Attempts(now - min(began) if began else None, is_away)
 
     async def run(self) -> None:
@@ -277,8 +217,8 @@ class Reconciler:
         if self._tasks:
             self._cut_off(book)
         for name in book.lanes():
-            lane = self._lanes.setdefault(name, _Lane())
-            for priority in Priority:
+            lane = self._lanes.setdefault(name, Lane())
+            for priority in lane.priorities():
                 room = lane.room(priority, monotonic)
                 if room > 0:
                     self._start_due(book, name, lane, priority, now, room)
@@ -289,14 +229,27 @@ class Reconciler:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _start_due(
-        self, book: Book, name: tuple[str, str], lane: _Lane, priority: Priority, now: float, room: int
+        self, book: Book, name: tuple[str, str], lane: Lane, priority: Priority, now: float, room: int
     ) -> None:
-        for due in book.due(name, priority, now, room + len(self._tasks)):
-            if due.id not in self._tasks and room > 0:
-                room -= 1
-                lane.under_way[priority].add(due.id)
-                task = asyncio.create_task(self._take_up(name[0], lane, priority, due))
-                self._tasks[due.id] = task
+        began = self._clock.monotonic()
+        for due in self._chosen(book, name, lane, priority, now, room):
+            lane.begin(priority, due.id, began)
+            self._tasks[due.id] = asyncio.create_task(self._take_up(name[0], lane, priority, due))
+            self._news.tell_at(began + SLOW_SECONDS)
+
+    def _chosen(
+        self, book: Book, name: tuple[str, str], lane: Lane, priority: Priority, now: float, room: int
+    ) -> Sequence[Due]:
+        """What has waited longest; where that may be what fails, something from behind it as well, or instead."""
+        count_max = room + len(self._tasks) + 1
+        found = [one for one in book.due(name, priority, now, count_max) if one.id not in self._tasks]
+        if len(found) <= room or not lane.is_mixed(priority, self._clock.monotonic()):
+            return found[:room]
+        first, last = found[0].due_at, book.due(name, priority, now, 1, newest=True)[0].due_at
+        until = self._dice.choice((first, last, self._dice.uniform(first, last)))
+        behind = book.due(name, priority, until, count_max, newest=True)
+        chosen = [one for one in behind if one.id not in self._tasks][:1]
+        return [*chosen, *(one for one in found if one not in chosen)][:room]
 
     def _cut_off(self, book: Book) -> None:
         """What is pending no more is not sent to its end."""
@@ -314,13 +267,13 @@ class Reconciler:
             moment = Moment.of(self._clock)
             await self._journal.change(lambda book: book.set_right(moment))
 
-    async def _take_up(self, slot: str, lane: _Lane, priority: Priority, due: Due) -> None:
+    async def _take_up(self, slot: str, lane: Lane, priority: Priority, due: Due) -> None:
         try:
             outcome = await self._run(slot, lane, due)
             if isinstance(outcome, Wait) and outcome.is_away:
-                lane.unanswered(priority, self._clock.monotonic(), self._dice)
+                lane.unanswered(priority, due.id, self._clock.monotonic(), self._dice)
             else:
-                lane.answered(priority, is_done=isinstance(outcome, Settle))
+                lane.answered(priority, self._clock.monotonic(), is_done=isinstance(outcome, Settle))
         except Overtaken:
             pass
         except BufferDamaged as error:
@@ -331,13 +284,13 @@ class Reconciler:
             )
             await self._clock.sleep(_UNEXPECTED_PAUSE_SECONDS)
         finally:
-            lane.under_way[priority].discard(due.id)
+            lane.end(priority, due.id)
             self._tasks.pop(due.id, None)
             self._runs.pop(due.id, None)
             self._tidying.needed = True
             self._news.tell()
 
-    async def _run(self, slot: str, lane: _Lane, due: Due) -> End | None:
+    async def _run(self, slot: str, lane: Lane, due: Due) -> End | None:
         found = await _taken_up(self._journal, due.id)
         if found is None:
             return None
@@ -426,7 +379,7 @@ class _Run:
     """One write, from when it was due until there is nothing to be done about it for now."""
 
     def __init__(
-        self, tools: Tools, lane: _Lane, dice: random.Random, progress: Progress, turn: Turn, news: Awaited
+        self, tools: Tools, lane: Lane, dice: random.Random, progress: Progress, turn: Turn, news: Awaited
     ) -> None:
         self._tools = tools
         self._journal = tools.journal
@@ -529,7 +482,7 @@ class _Run:
         return Begun(begun)
 
     async def _send_part(self, write: Write, send: SendPart) -> Event:
-        async with self._lane.parts:
+        async with self._lane.part(has_failed=self._turn.attempts > 0):
             event = await self._requests.send_part(write, send)
         if not isinstance(event, PartSent):
             return event

@@ -85,6 +85,7 @@ class Due(NamedTuple):
 
     id: int
     key: ObjectKey
+    due_at: float
 
 
 class Book(Rows):
@@ -669,14 +670,16 @@ class Book(Rows):
             found.append(last)
         return found
 
-    def due(self, lane: tuple[str, str], priority: Priority, now: float, count_max: int) -> Sequence[Due]:
-        """What of a lane has waited longest of what is due."""
+    def due(
+        self, lane: tuple[str, str], priority: Priority, now: float, count_max: int, *, newest: bool = False
+    ) -> Sequence[Due]:
+        """What of a lane has waited longest of what is due by then; with `newest`, what has waited least."""
         found = self._rows.execute(
-            "SELECT id, bucket, key FROM writes WHERE slot = ? AND bucket = ? AND priority = ? AND due_at <= ? "
-            "AND state < 5 ORDER BY due_at LIMIT ?",
+            "SELECT id, bucket, key, due_at FROM writes WHERE slot = ? AND bucket = ? AND priority = ? AND due_at <= ? "
+            f"AND state < 5 ORDER BY due_at {'DESC' if newest else 'ASC'} LIMIT ?",
             (*lane, priority, now, count_max),
         )
-        return [Due(write_id, ObjectKey(bucket, decoded(key))) for write_id, bucket, key in found]
+        return [Due(write_id, ObjectKey(bucket, decoded(key)), at) for write_id, bucket, key, at in found]
 
     def living(self, write_ids: Sequence[int]) -> set[int]:
         """Those that are not over."""

@@ -8,16 +8,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from gateway.objects import ObjectKey
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
-from gateway.writeback.flushing.reconciler import (
-    AWAY_AFTER,
-    LONGEST_AWAY_SECONDS,
-    LONGEST_PAUSE_SECONDS,
-    PLACES,
-)
+from gateway.writeback.flushing.lanes import AWAY_AFTER, LONGEST_AWAY_SECONDS, PLACES, SLOW_SECONDS, UNDER_WAY_MAX
+from gateway.writeback.flushing.reconciler import LONGEST_PAUSE_SECONDS
 from gateway.writeback.journal.book import SMALL_BYTES_MAX, Book
 from gateway.writeback.journal.records import Fixed, Priority, Turn, Write
 from gateway.writeback.news import LOOK_SECONDS, QUIET_SECONDS
@@ -58,7 +56,8 @@ def under(prefix: str) -> Callable[[Call], bool]:
 async def put_many(buffer: Buffer, names: list[str], bucket: str = "bucket") -> None:
     for name in names:
         at = ObjectKey(bucket, name)
-        await buffer.put(at, b"x", fixed=Fixed(at, HEADERS, "slot"))
+        now = buffer.clock.now()
+        await buffer.put(at, b"x", fixed=Fixed(at, HEADERS, "slot"), acknowledged_at=now)
 
 
 def turns(buffer: Buffer) -> list[Turn]:
@@ -331,6 +330,79 @@ def test_how_it_fares_outlives_the_process(tmp_path: Path) -> None:
         await buffer.until(lambda: turns(buffer)[0].attempts > before.attempts)
         assert turns(buffer)[0].failing_since == before.failing_since
         buffer.origin.faults.remove(fault)
+        await buffer.flushed()
+
+    with_buffer(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("code", [503, 500])
+def test_keys_that_the_origin_does_not_serve_keep_no_others_waiting(tmp_path: Path, code: int) -> None:
+    """S3 throttles by prefix: 100 keys fail as if the bucket was away, and what was acknowledged before, between and
+    after them is there within seconds, each time, while they are tried ever more seldom."""
+    many = 100
+
+    async def scenario(buffer: Buffer) -> None:
+        await buffer.learn()
+        tried = 0
+
+        def is_hot(call: Call) -> bool:
+            nonlocal tried
+            tried += under("hot/")(call)
+            return under("hot/")(call)
+
+        buffer.origin.inject(is_hot, Answer(code, "SlowDown"), times=None)
+        for name in ("hot/0", "between", "hot/1", "after"):
+            for number in range(many // 2):
+                await put_many(buffer, [f"{name}{number}"])
+                await buffer.clock.advance(0.01)
+        buffer.start()
+        assert await buffer.passes(30.0, lambda: len(buffer.bucket.objects) == 100)
+        for late in ("late/0", "late/1", "late/2"):
+            await buffer.passes(60.0, step=1.0)
+            await put_many(buffer, [late])
+            is_there = partial(buffer.bucket.objects.__contains__, late)
+            assert await buffer.passes(LONGEST_AWAY_SECONDS + LOOK_SECONDS, is_there)
+        tried = 0
+        await buffer.passes(60.0, step=1.0)
+        assert tried <= 2 * 60.0 / LONGEST_AWAY_SECONDS * 2
+        assert len(buffer.left()) == many
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_keys_that_hang_keep_no_others_waiting(tmp_path: Path) -> None:
+    """Each takes its place for some seconds only: 30 of them, and what was acknowledged behind."""
+
+    async def scenario(buffer: Buffer) -> None:
+        await buffer.learn()
+        held, reached = asyncio.Event(), asyncio.Event()
+        buffer.origin.inject(under("hot/"), Hold(held, reached), times=None)
+        await put_many(buffer, [f"hot/{number}" for number in range(30)])
+        await put_many(buffer, [f"after/{number}" for number in range(50)])
+        line = Line(buffer.origin)
+        buffer.start(line)
+        assert await buffer.passes(5 * SLOW_SECONDS, lambda: len(buffer.bucket.objects) == 50)
+        await put_many(buffer, ["late"])
+        assert await buffer.passes(2.0, lambda: "late" in buffer.bucket.objects)
+        held.set()
+        await buffer.flushed()
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_no_more_hang_than_may(tmp_path: Path) -> None:
+    """However many do, a bound of them is on its way."""
+
+    async def scenario(buffer: Buffer) -> None:
+        await buffer.learn()
+        held, reached = asyncio.Event(), asyncio.Event()
+        buffer.origin.inject(under(""), Hold(held, reached), times=None)
+        await put_many(buffer, [f"{number}" for number in range(200)])
+        line = Line(buffer.origin)
+        buffer.start(line)
+        await buffer.passes(120.0, step=1.0)
+        assert len(line.under_way) == UNDER_WAY_MAX[Priority.SMALL]
+        held.set()
         await buffer.flushed()
 
     with_buffer(tmp_path, scenario)

@@ -19,7 +19,8 @@ from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.s3.headers import multipart_etag
 from gateway.s3.requests import Operation
 from gateway.s3.xml import text_of
-from gateway.writeback.flushing.reconciler import PARTS_PER_LANE, PLACES, SlotOrder
+from gateway.writeback.flushing.lanes import PARTS_PER_LANE, PLACES
+from gateway.writeback.flushing.reconciler import SlotOrder
 from gateway.writeback.flushing.state import ANSWER_GIVEN_UP_SECONDS, PARTS_AT_ONCE, UPLOAD_LOOK_SECONDS
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.records import Base, Fixed, OwnDoing, Part, Priority, State, Write

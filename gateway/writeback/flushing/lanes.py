@@ -1,0 +1,182 @@
+"""How many writes of a bucket are on their way at once, and when an origin that does not do its work is left alone.
+
+    a lane is a bucket in a slot: none waits for another
+    in a lane each priority has places of its own: what is small for what is large, what is new for what has failed
+
+A priority of which several in a row fail is asked with one write at a time, some seconds apart; all such of a lane
+take turns, so that a bucket that is away is asked no oftener than that. Keys may fail alone, though, while others are
+well (S3 throttles by prefix, and a part of a Ceph cluster may be down): what gets through beside failures says so, and
+then more have to fail in a row. What takes long gives its place to the next, up to a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+
+from gateway.writeback.journal.records import Priority
+
+AWAY_AFTER = 4
+"""So many requests in a row that the origin has not carried out: it is away."""
+
+AWAY_AFTER_AMONG_OTHERS = 32
+AMONG_OTHERS_SECONDS = 60.0
+"""The same where something has got through beside others that failed, in the last minute."""
+
+_OTHERS_BEFORE_A_RETRY = 3
+"""Of what is left alone: what has failed before most likely fails again."""
+
+FIRST_AWAY_SECONDS = 0.5
+LONGEST_AWAY_SECONDS = 5.0
+
+SLOW_SECONDS = 5.0
+"""What is on its way for longer than this may hang: others do not wait for it."""
+
+PARTS_PER_LANE = 8
+"""On their way at once, of all objects of a lane."""
+
+RETRIED_PARTS_PER_LANE = 4
+"""Of those, of objects that have failed."""
+
+PLACES = {
+    Priority.URGENT: 8,
+    Priority.SMALL: 8,
+    Priority.LARGE: 2,
+    Priority.RETRY: 4,
+    Priority.UPLOAD: 2,
+    Priority.ABORT: 2,
+}
+"""How many writes of a lane are on their way at once, slow ones left out."""
+
+PLACES_MAX = {Priority.SMALL: 64, Priority.RETRY: 32}
+"""Those whose number grows as long as the origin keeps up."""
+
+UNDER_WAY_MAX = {**PLACES, **PLACES_MAX, Priority.URGENT: 64, Priority.ABORT: 16}
+"""How many are, slow ones included."""
+
+
+class _Fare:
+    """How writes of one priority have fared."""
+
+    def __init__(self, places: int) -> None:
+        self.under_way: dict[int, float] = {}
+        """Since when, by id."""
+
+        self.failures = 0
+        self.away_after = AWAY_AFTER
+        self.away_since = 0.0
+        self.mixed_at = 0.0
+        self.places = float(places)
+        self.asked = 0
+
+    @property
+    def is_away(self) -> bool:
+        return self.failures >= self.away_after
+
+    def active(self, now: float) -> int:
+        """How many are on their way that are not slow."""
+        return sum(now - began < SLOW_SECONDS for began in self.under_way.values())
+
+
+class Lane:
+    """What of a slot and bucket is on its way. Times are of the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._fares = {one: _Fare(PLACES[one]) for one in Priority}
+        self._parts = asyncio.Semaphore(PARTS_PER_LANE)
+        self._retried_parts = asyncio.Semaphore(RETRIED_PARTS_PER_LANE)
+        self._failures = 0
+        self._not_before = 0.0
+        self._begun = 0
+
+    @property
+    def is_away(self) -> bool:
+        """Whether nothing gets through, whatever is tried."""
+        return self._failures >= AWAY_AFTER
+
+    def hurry(self) -> None:
+        """Somebody wants to know now."""
+        self._not_before = 0.0
+
+    def part(self, *, has_failed: bool) -> AbstractAsyncContextManager[object]:
+        """A place for a part, which parts of objects that have failed do not take from all others."""
+        return _Places((self._retried_parts, self._parts) if has_failed else (self._parts,))
+
+    def priorities(self) -> Sequence[Priority]:
+        """In their order, where each has places; those that are left alone take turns."""
+        return sorted(Priority, key=lambda one: self._fares[one].asked if self._fares[one].is_away else 0)
+
+    def room(self, priority: Priority, now: float) -> int:
+        """How many more may begin."""
+        fare = self._fares[priority]
+        left = UNDER_WAY_MAX[priority] - len(fare.under_way)
+        if fare.is_away:
+            are_asked = any(one.active(now) for one in self._fares.values() if one.is_away)
+            return 0 if now < self._not_before or are_asked else min(left, 1)
+        return min(left, int(fare.places) - fare.active(now))
+
+    def is_mixed(self, priority: Priority, now: float) -> bool:
+        """Whether what is first may fail, or hang, and what comes behind it not: that is tried as well."""
+        fare = self._fares[priority]
+        return fare.failures > 0 or fare.away_after > AWAY_AFTER or fare.active(now) < len(fare.under_way)
+
+    def begin(self, priority: Priority, write_id: int, now: float) -> None:
+        """A write is on its way."""
+        fare = self._fares[priority]
+        fare.under_way[write_id] = now
+        self._begun += 1
+        fare.asked = self._begun + (_OTHERS_BEFORE_A_RETRY - 1 if priority is Priority.RETRY else 0)
+
+    def end(self, priority: Priority, write_id: int) -> None:
+        """It is no more."""
+        self._fares[priority].under_way.pop(write_id, None)
+
+    def answered(self, priority: Priority, now: float, *, is_done: bool) -> None:
+        """The origin does its work."""
+        fare, self._failures = self._fares[priority], 0
+        if fare.is_away:
+            self._not_before = now  # the others that are left alone may get through, too
+        if fare.failures:
+            fare.failures, fare.away_after, fare.mixed_at = 0, AWAY_AFTER_AMONG_OTHERS, now
+        elif now - fare.mixed_at > AMONG_OTHERS_SECONDS:
+            fare.away_after = AWAY_AFTER
+        most, places = PLACES_MAX.get(priority), int(fare.places)
+        # More are under way where places have just gone: what was sent before that tells nothing of those left.
+        if is_done and most is not None and places - 1 <= fare.active(now) <= places:
+            fare.places = min(most, fare.places + 0.5)
+
+    def unanswered(self, priority: Priority, write_id: int, now: float, dice: random.Random) -> None:
+        """It does not."""
+        fare = self._fares[priority]
+        self._failures += 1
+        if fare.is_away and fare.under_way[write_id] < fare.away_since:
+            return  # what was under way at the time tells nothing more
+        fare.failures += 1
+        if priority in PLACES_MAX:
+            least = PLACES[priority] / 2 if fare.away_after > AWAY_AFTER else 1.0
+            fare.places = max(least, fare.places / 2)
+        if fare.is_away:
+            more = fare.failures - fare.away_after
+            fare.away_since = fare.away_since if more else now
+            pause_seconds = min(LONGEST_AWAY_SECONDS, FIRST_AWAY_SECONDS * 2.0 ** min(more, 10))
+            self._not_before = now + pause_seconds * dice.uniform(0.5, 1.0)
+
+
+class _Places(AsyncExitStack):
+    """One of each of several kinds of places."""
+
+    def __init__(self, kinds: Sequence[asyncio.Semaphore]) -> None:
+        super().__init__()
+        self._kinds = kinds
+
+    async def __aenter__(self) -> _Places:
+        await super().__aenter__()
+        try:
+            for one in self._kinds:
+                await self.enter_async_context(one)
+        except BaseException:
+            await self.aclose()
+            raise
+        return self

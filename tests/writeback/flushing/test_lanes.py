@@ -1,0 +1,131 @@
+"""Who may begin, without anybody who does."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from gateway.writeback.flushing.lanes import (
+    AWAY_AFTER,
+    AWAY_AFTER_AMONG_OTHERS,
+    FIRST_AWAY_SECONDS,
+    PARTS_PER_LANE,
+    PLACES,
+    RETRIED_PARTS_PER_LANE,
+    SLOW_SECONDS,
+    UNDER_WAY_MAX,
+    Lane,
+)
+from gateway.writeback.journal.records import Priority
+
+
+def fails(lane: Lane, priority: Priority, now: float, times: int = 1) -> None:
+    """So many, one after the other."""
+    for number in range(times):
+        lane.begin(priority, number, now)
+        lane.unanswered(priority, number, now, random.Random(1))
+        lane.end(priority, number)
+
+
+def gets_through(lane: Lane, priority: Priority, now: float) -> None:
+    lane.begin(priority, 0, now)
+    lane.answered(priority, now, is_done=True)
+    lane.end(priority, 0)
+
+
+def test_what_fails_leaves_other_priorities_alone() -> None:
+    """What has failed before, and fails again, says nothing of what is new."""
+    lane = Lane()
+    fails(lane, Priority.RETRY, 100.0, AWAY_AFTER)
+    assert lane.room(Priority.RETRY, 100.0) == 0
+    assert lane.room(Priority.SMALL, 100.0) == PLACES[Priority.SMALL]
+
+
+def test_what_is_left_alone_takes_turns() -> None:
+    """One write is on its way of all of them, and of those that have failed before one in four."""
+    lane, now, asked = Lane(), 100.0, list[Priority]()
+    both = (Priority.SMALL, Priority.RETRY)
+    for one in both:
+        fails(lane, one, now, AWAY_AFTER)
+    while len(asked) < 12:
+        now += 10.0
+        [*found] = [one for one in lane.priorities() if one in both and lane.room(one, now)]
+        asked.append(found[0])
+        lane.begin(found[0], 0, now)
+        assert not any(lane.room(one, now) for one in both)
+        lane.unanswered(found[0], 0, now, random.Random(1))
+        lane.end(found[0], 0)
+    assert asked.count(Priority.RETRY) == 3
+
+
+def test_what_was_under_way_already_makes_no_pause_longer() -> None:
+    """Eight that fail at once tell no more than four."""
+    lane = Lane()
+    for number in range(8):
+        lane.begin(Priority.SMALL, number, 100.0)
+    for number in range(8):
+        lane.unanswered(Priority.SMALL, number, 101.0, random.Random(1))
+        lane.end(Priority.SMALL, number)
+    assert lane.room(Priority.SMALL, 101.0) == 0
+    assert lane.room(Priority.SMALL, 101.0 + FIRST_AWAY_SECONDS) == 1
+
+
+def test_what_gets_through_beside_failures_has_more_be_tried() -> None:
+    """For a minute; then a few failures in a row say again that the origin is away."""
+    lane = Lane()
+    fails(lane, Priority.SMALL, 100.0)
+    gets_through(lane, Priority.SMALL, 101.0)
+    fails(lane, Priority.SMALL, 102.0, AWAY_AFTER_AMONG_OTHERS - 1)
+    assert lane.room(Priority.SMALL, 102.0) > 1
+    fails(lane, Priority.SMALL, 103.0)
+    assert lane.room(Priority.SMALL, 103.0) == 0
+    gets_through(lane, Priority.SMALL, 110.0)
+    gets_through(lane, Priority.SMALL, 171.0)
+    fails(lane, Priority.SMALL, 172.0, AWAY_AFTER)
+    assert lane.room(Priority.SMALL, 172.0) == 0
+
+
+def test_what_is_slow_gives_its_place_away_up_to_a_bound() -> None:
+    lane, now = Lane(), 100.0
+    begun = 0
+    for _ in range(40):
+        for _ in range(lane.room(Priority.SMALL, now)):
+            lane.begin(Priority.SMALL, begun, now)
+            begun += 1
+        now += SLOW_SECONDS
+    assert begun == UNDER_WAY_MAX[Priority.SMALL]
+    assert lane.room(Priority.LARGE, now) == PLACES[Priority.LARGE]
+
+
+def test_parts_of_what_has_failed_leave_places_to_others() -> None:
+    """However many of them hang; and one that is cancelled while it waits keeps no place."""
+
+    async def scenario() -> None:
+        lane, held = Lane(), asyncio.Event()
+        sent = list[bool]()
+
+        async def send(*, has_failed: bool) -> None:
+            async with lane.part(has_failed=has_failed):
+                sent.append(has_failed)
+                await held.wait()
+
+        async def begin(count: int, *, has_failed: bool) -> list[asyncio.Task[None]]:
+            tasks = [asyncio.create_task(send(has_failed=has_failed)) for _ in range(count)]
+            for _ in range(5):
+                await asyncio.sleep(0)
+            return tasks
+
+        failed = await begin(2 * PARTS_PER_LANE, has_failed=True)
+        assert sent.count(True) == RETRIED_PARTS_PER_LANE
+        others = await begin(PARTS_PER_LANE, has_failed=False)
+        assert sent.count(False) == PARTS_PER_LANE - RETRIED_PARTS_PER_LANE
+        for one in failed:
+            one.cancel()
+        await asyncio.gather(*failed, return_exceptions=True)
+        assert sent.count(False) == PARTS_PER_LANE
+        held.set()
+        await asyncio.gather(*others)
+        again = await begin(PARTS_PER_LANE, has_failed=True)
+        await asyncio.gather(*again)
+
+    asyncio.run(scenario())
