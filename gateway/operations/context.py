@@ -290,7 +290,8 @@ class RequestContext:
     requests carried no signature at all (and were let in by configuration). `slot` is the one that the request's key
     belongs to, or its bucket where it names no key, or the prefix that it lists. `credential` is the access key id, by
     which what is scarce is shared out. `not_absorbed` is why a write goes through where the slot writes back: it
-    becomes the `x-forebay-not-absorbed` header of whatever is answered.
+    becomes the `x-forebay-not-absorbed` header of whatever is answered. `made_of` are the ETags of the parts that a
+    CompleteMultipartUpload lists, once it is read.
     """
 
     services: AppContext
@@ -302,6 +303,7 @@ class RequestContext:
     anonymous: bool = False
     credential: str = "anonymous"
     not_absorbed: str | None = None
+    made_of: Sequence[str] = ()
 
     @property
     def object_key(self) -> ObjectKey:

@@ -22,7 +22,6 @@ from gateway.s3.headers import filter_response_headers, multipart_etag, without
 from gateway.s3.results import RESULT_SIZE_BYTES_MAX, says_nothing_yet
 from gateway.s3.xml import (
     COMPLETE_SIZE_BYTES_MAX,
-    CompletedPart,
     complete_multipart_upload_result,
     parse_complete_multipart_upload,
 )
@@ -39,13 +38,14 @@ async def complete_multipart_upload(context: RequestContext) -> Response:
 async def _complete(context: RequestContext) -> Response:
     document = await receive_document(context, COMPLETE_SIZE_BYTES_MAX)
     parts = await in_steps(parse_complete_multipart_upload(document))
+    context.made_of = [part.etag for part in parts]
     # Sent once: a second attempt of a Complete that was carried out would be answered NoSuchUpload.
     body = StreamedBody(_once(document), len(document), hashlib.sha256(document).hexdigest())
     request = onward_request(context, Payload(body))
     try:
         response = await context.services.origin.send(request)
     except OriginUnreachable as error:
-        return await _decide_by_etag(context, parts, error)
+        return await _decide_by_etag(context, error)
     finally:
         await context.services.blocks.invalidate(context.object_key)
     if response.status != 200:
@@ -82,9 +82,9 @@ async def _with_etag(context: RequestContext, document: bytes) -> bytes:
     return _EMPTY_ETAG.sub(b"<ETag>" + etag.replace('"', "&quot;").encode("latin-1") + b"</ETag>", document)
 
 
-async def _decide_by_etag(context: RequestContext, parts: list[CompletedPart], lost: OriginUnreachable) -> Response:
+async def _decide_by_etag(context: RequestContext, lost: OriginUnreachable) -> Response:
     """The answer was lost: done if the object at the origin is made of exactly these parts."""
-    expected = multipart_etag([part.etag for part in parts])
+    expected = multipart_etag(context.made_of)
     found = await _etag_at_origin(context)
     if expected is None or found != expected:
         raise lost

@@ -17,9 +17,10 @@ from gateway.s3.requests import Operation
 from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.records import Conditions, Honoured, Profile, State
 from tests.support.absorbing import PART_BYTES, SLOTS, Client, eventually, with_client
+from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
 from tests.support.gateway_app import gateway_app
-from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin import MemoryOrigin, multipart
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Fault, Unreachable, on
 from tests.support.rest_is_slow import rest_is_slow
 
@@ -228,6 +229,42 @@ def test_4_7_other_etags_than_were_answered_end_the_absorbing(tmp_path: Path) ->
         await client.flush()
         for _ in range(2):
             assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == "forwarded"
+
+    with_client(tmp_path, scenario)
+
+
+def test_4_7_what_etags_of_objects_of_parts_are_only_such_objects_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4.7 Some stores make their own for them, and MD5s for others: no PutObject has uploads be absorbed again."""
+    monkeypatch.setattr("gateway.operations.absorbing.objects.LEARNED_AGAIN_SECONDS", 0.0)
+
+    async def scenario(client: Client) -> None:
+        async def upload(name: str) -> Got:
+            upload_id = await client.create(name)
+            return await client.complete(name, upload_id, {1: await client.part(name, upload_id, 1, b"x")})
+
+        def is_told(answer: Got, name: str) -> bool:
+            etag = client.origin.buckets["bucket"].objects[f"back/{name}"].etag
+            return etag.replace('"', "&quot;").encode() in answer.body or etag.encode() in answer.body
+
+        await client.learn()
+        opened = await client.create("back/opened")
+        etags = {1: await client.part("back/opened", opened, 1, b"x")}
+        with monkeypatch.context() as patched:
+            made = multipart._assemble
+            patched.setattr(multipart, "_assemble", lambda *of: replace(made(*of), etag='"its-own"'))
+            assert (await upload("back/first")).headers["x-forebay-cache"] == "absorbed"
+            await client.flush_objects()
+            for how in ("forwarded", "absorbed"):
+                assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == how
+            completed = await client.complete("back/opened", opened, etags)
+            for answer, name in ((completed, "opened"), (await upload("back/second"), "second")):
+                assert answer.headers["x-forebay-not-absorbed"] in ("bucket-etags", "upload-of-the-origin")
+                assert is_told(answer, name)
+        await upload("back/third")
+        assert (await upload("back/fourth")).headers["x-forebay-cache"] == "absorbed"
+        await client.flush()
 
     with_client(tmp_path, scenario)
 

@@ -32,6 +32,9 @@ class Dialect:
     encrypted_later: bool = False
     """Its buckets' encryption is changed at some moment: from then on ETags are no MD5s."""
 
+    own_multipart_etags: bool = False
+    """Those of objects of parts are its own, the others MD5s."""
+
     corrupts: bool = False
     """A few objects become others on its disks. Their ETags tell."""
 
@@ -52,7 +55,7 @@ class Dialect:
     @property
     def may_be_opaque(self) -> bool:
         """Whether it may happen that nobody can foretell an ETag."""
-        return self.opaque_etags or self.encrypted_later
+        return self.opaque_etags or self.encrypted_later or self.own_multipart_etags
 
     def drawn_by(self, dice: Random) -> Dialect:
         """As it is in one history."""
@@ -77,6 +80,7 @@ DIALECTS: Mapping[str, Dialect] = {
         Dialect("ignored-conditions", on_put="ignored", on_complete="ignored", on_delete="ignored"),
         Dialect("mixed", drawn=True),
         Dialect("opaque-etags", opaque_etags=True),
+        Dialect("own-multipart-etags", own_multipart_etags=True),
         Dialect("encrypted-later", encrypted_later=True),
         Dialect("corrupting", corrupts=True),
         Dialect("hides-absence", hides_absence=True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from gateway.s3.headers import is_of_parts
 from tests.simulation.histories import Attempt, KeyHistory, Value
 from tests.simulation.markers import is_marker, missing
 from tests.simulation.node import NOTHING_KEPT, Kept
@@ -71,7 +72,8 @@ class Judge:
         self.healthy_since: dict[str, float] = {}
         self.told_upload_ids: set[str] = set()
         """Of uploads that clients have begun, as they were told."""
-        self.differs_since: dict[str, float] = {}
+        self.differs_since: dict[tuple[str, bool], float] = {}
+        """By bucket, and whether it is about objects of parts."""
         self.kept: Callable[[], Kept] = lambda: NOTHING_KEPT
         """What the node says that it keeps."""
 
@@ -153,7 +155,12 @@ class Judge:
         ]  # a copy has the bytes of another, and its own ETag
         if not ours or change.after is None or any(one.etag in (None, change.after.etag) for one in ours):
             return
-        self.differs_since.setdefault(bucket, change.at)
+        for of_parts in self._alike(ours[0].etag):
+            self.differs_since.setdefault((bucket, of_parts), change.at)
+
+    def _alike(self, etag: str | None) -> set[bool]:
+        """Whether an ETag says of objects of parts, and of others, what theirs are."""
+        return {is_of_parts(etag or "")} if self.origin.dialect.own_multipart_etags else {False, True}
 
     def acknowledged(self, bucket: str, key: str, attempt: Attempt) -> None:
         """A client has its 200."""
@@ -161,8 +168,9 @@ class Judge:
         is_slow = seconds > ACKNOWLEDGED_WITHIN_SECONDS and not self._had_no_room(attempt.begun)
         if attempt.absorbed and attempt.value is not None and is_slow:
             self.violated("acknowledged soon", f"{key} after {seconds:.1f} s")
-        differs = self.differs_since.get(bucket)
-        if attempt.absorbed and differs is not None and attempt.begun > differs + 60.0:
+        differs = self.differs_since.get((bucket, is_of_parts(attempt.etag or "")))
+        is_unseen = bucket in self.origin.refused  # then the node may not read back what it was
+        if attempt.absorbed and differs is not None and not is_unseen and attempt.begun > differs + 60.0:
             self.violated("ETags are the origin's", f"{key} was told an ETag that the origin will not show")
 
     def read(self, bucket: str, key: str, value: Value, possible: set[Value]) -> None:

@@ -19,6 +19,7 @@ from gateway.edge.access import Authenticator, ConfiguredKeyring
 from gateway.errors import StoreUnavailable
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
+from gateway.operations.absorbing.write_back_policy import why_of_bucket
 from gateway.operations.context import AppContext
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.writeback.admin.queries import PendingQueries
@@ -56,7 +57,7 @@ _MANY = 10_000
 
 def _absorbs(book: Book, bucket: str) -> bool:
     profile = book.profile(bucket)
-    return profile is not None and profile.absorbs
+    return profile is not None and why_of_bucket(profile) is None
 
 
 class _NoBlocks(ClosedCache):

@@ -12,7 +12,7 @@ from random import Random
 from gateway.clock import Clock
 from gateway.errors import OriginUnreachable
 from gateway.origin.client import OriginRequest, StreamedBody
-from gateway.s3.headers import format_http_date, md5s_etag, sendable
+from gateway.s3.headers import format_http_date, is_of_parts, md5s_etag, sendable
 from tests.simulation.dialects import Conditions, Dialect
 from tests.simulation.processes import Killed, Process
 from tests.simulation.traffic import Sent, Traffic
@@ -314,10 +314,11 @@ class SimulatedOrigin:
             self.spoiled[bytes(data)] = sent
             etag = f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
             stored = replace(stored, content=BytesContent(bytes(data)), etag=etag)
-        if not self.is_opaque:
+        if not self.is_opaque and not (self.dialect.own_multipart_etags and is_of_parts(stored.etag)):
             return stored
         self._numbers += 1
-        return replace(stored, etag=f'"{self._numbers:032x}"')
+        count = stored.etag.strip('"').partition("-")[1:] if self.dialect.own_multipart_etags else ()
+        return replace(stored, etag=f'"{self._numbers:032x}{"".join(count)}"')
 
     def _changed(self, bucket: str, key: str, before: StoredObject | None, after: StoredObject | None) -> None:
         process = SENDER.get()

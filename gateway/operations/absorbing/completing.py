@@ -20,7 +20,7 @@ from gateway.operations.absorbing.barrier import FlushWait
 from gateway.operations.absorbing.base import base_now, goes_through_unseen
 from gateway.operations.absorbing.parts import check_owner, no_such_upload
 from gateway.operations.absorbing.through import goes_through, with_retries
-from gateway.operations.absorbing.write_back_policy import Reason, has_conditions, is_condition
+from gateway.operations.absorbing.write_back_policy import Reason, has_conditions, is_condition, names_encryption
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.payload import receive_document
 from gateway.operations.visibility import changed_by, with_invalidation
@@ -53,8 +53,9 @@ async def absorb_complete(context: RequestContext, buffer: WritebackBuffer) -> R
     made = await in_steps(complete(upload_id, upload.fixed.headers, context.request.headers, stored, listed))
     completed_of = await in_steps(parts_digest(listed))
     are_here = all(await in_steps(each(lambda part: part.file.is_here, made.parts)))
-    if has_conditions(context.request.headers) or not are_here:
-        goes_through(context, Reason.CONDITION if has_conditions(context.request.headers) else Reason.PART)
+    reason = _why_of_the_origin(context, buffer, upload, are_here=are_here)
+    if reason is not None:
+        goes_through(context, reason)
         return await _left_to_the_origin(context, buffer, upload, made, completed_of)
     try:
         upload = replace(upload, base=await base_now(context, buffer, upload.base))
@@ -67,6 +68,20 @@ async def absorb_complete(context: RequestContext, buffer: WritebackBuffer) -> R
     if completed is None:
         raise s3_error("ServiceUnavailable", "A part has just been replaced: try again.")
     return Response(200, [_XML], _result(context.object_key, made), "absorbed")
+
+
+def _why_of_the_origin(
+    context: RequestContext, buffer: WritebackBuffer, upload: Write, *, are_here: bool
+) -> Reason | None:
+    """Why the origin must make the object; None: it need not. What its ETag will be may have turned out another than
+    was foretold since the upload began, unless that said itself how it is to be encrypted."""
+    if has_conditions(context.request.headers):
+        return Reason.CONDITION
+    if not are_here:
+        return Reason.PART
+    profile = buffer.look(lambda book: book.profile(context.object_key.bucket))
+    is_foretold = profile is None or profile.foretells(of_parts=True) or names_encryption(upload.fixed.headers)
+    return None if is_foretold else Reason.BUCKET_ETAGS
 
 
 async def _left_to_the_origin(

@@ -72,7 +72,8 @@ def copied_here(context: RequestContext, buffer: WritebackBuffer) -> Write | Non
     profile = buffer.look(lambda book: book.profile(context.object_key.bucket))
     source = parse_copy_source(headers.get("x-amz-copy-source", ""))
     pending = buffer.pending(source.key) if source.version_id is None else None
-    reason = why_of_headers(headers, _is_foreseen) or why_of_bucket(profile)
+    of_parts = pending is not None and pending.multipart
+    reason = why_of_headers(headers, _is_foreseen) or why_of_bucket(profile, of_parts=of_parts)
     if reason is None and (pending is None or pending.deleted or pending.size_bytes > COPY_SIZE_BYTES_MAX):
         reason = Reason.SOURCE
     if reason is not None:

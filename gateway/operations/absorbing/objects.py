@@ -10,6 +10,7 @@ are not known to be accepted. A body whose digest the client announced is verifi
 from __future__ import annotations
 
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gateway.errors import BufferUnavailable, OriginAnswered
@@ -36,6 +37,7 @@ from gateway.writeback.journal.records import Fixed, Part, Profile, Write
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
+    from gateway.writeback.journal.book import Book
 
 LEARNED_AGAIN_SECONDS = 600.0
 """After so long a bucket whose writes are not absorbed is looked at again: rights and encryption can be changed."""
@@ -126,7 +128,12 @@ async def _through_and_learn(context: RequestContext, buffer: WritebackBuffer, r
     if reply.status == 200 and is_certain:
         headers = dict(reply.headers)
         is_md5 = payload.md5 is not None and unquote(headers.get("etag", "")) == payload.md5().hex()
-        profile = Profile(is_md5 and makes_md5_etags(headers), may_look, context.services.clock.now())
+        told = Profile(is_md5 and makes_md5_etags(headers), may_look, context.services.clock.now())
+
+        def learn(book: Book) -> None:
+            known = book.profile(context.object_key.bucket) or told
+            book.learn(context.object_key.bucket, replace(told, multipart_etags=known.multipart_etags))
+
         with suppress(BufferUnavailable):  # the origin has the object: then the next write tells of the bucket
-            await buffer.journal.change(lambda book: book.learn(context.object_key.bucket, profile))
+            await buffer.journal.change(learn)
     return reply

@@ -21,7 +21,7 @@ from gateway.operations.absorbing.write_back_policy import Reason, has_condition
 from gateway.operations.context import CacheLabel, RequestContext, Response
 from gateway.operations.failures import s3_error_of
 from gateway.s3.error_codes import error_document
-from gateway.s3.headers import without
+from gateway.s3.headers import multipart_etag, unquote, without
 from gateway.s3.requests import Operation
 from gateway.s3.results import RESULT_SIZE_BYTES_MAX, etag_of_result, without_prolog
 from gateway.s3.xml_writer import PROLOG
@@ -59,6 +59,8 @@ async def written_through(context: RequestContext, buffer: WritebackBuffer, writ
     async def note(etag: str | None, *, known: bool) -> None:
         with suppress(BufferUnavailable):
             await buffer.did(context.object_key, OwnDoing.now(Moment.of(clock), etag, known=known))
+            if etag is not None and context.request.operation is Operation.COMPLETE_MULTIPART_UPLOAD:
+                await _learn_of_parts(context, buffer, etag)
 
     try:
         reply = await write
@@ -80,6 +82,21 @@ async def written_through(context: RequestContext, buffer: WritebackBuffer, writ
         case _:
             await note(None, known=False)
     return reply
+
+
+async def _learn_of_parts(context: RequestContext, buffer: WritebackBuffer, etag: str) -> None:
+    """Where it was seen that ETags of objects of parts cannot be foretold: this one could have been."""
+    bucket = context.object_key.bucket
+    profile = buffer.look(lambda book: book.profile(bucket))
+    if profile is None or profile.multipart_etags or unquote(multipart_etag(context.made_of) or "") != unquote(etag):
+        return
+
+    def learn(book: Book) -> None:
+        known = book.profile(bucket)
+        if known is not None:
+            book.learn(bucket, replace(known, multipart_etags=True))
+
+    await buffer.journal.change(learn)
 
 
 class Note(Protocol):

@@ -79,6 +79,8 @@ class _Answer:
         known, told = book.profile(bucket), self.profile
         if self.origin_upload_id is None or not self.is_of_bucket or (known is None and not self.tells_rights):
             return
+        if known is not None:
+            told = replace(told, multipart_etags=known.multipart_etags)
         if known is not None and not self.tells_rights:
             told = replace(told, may_look=known.may_look)
         if known is not None and not known.md5_etags:
@@ -94,7 +96,7 @@ async def absorb_create(context: RequestContext, buffer: WritebackBuffer) -> Res
     """Begin an upload at the origin, and here."""
     check_stored(context.request.headers)
     profile = buffer.look(lambda book: book.profile(context.object_key.bucket))
-    reason = why_of_bucket(profile)
+    reason = why_of_bucket(profile, of_parts=True)
     if profile is not None and reason is not None:
         goes_through(context, reason)
         return await _created_through(context, buffer)
@@ -128,7 +130,7 @@ async def _created(
     upload = _upload(context, buffer, answer.base, answer.origin_upload_id)
     await buffer.journal.change(lambda book: _open(book, answer, upload, question))
     question.is_over = True
-    reason = why_of_bucket(answer.profile)
+    reason = why_of_bucket(answer.profile, of_parts=True)
     if reason is not None:
         goes_through(context, reason)
         return answer.forwarded()
@@ -144,7 +146,7 @@ async def _begun_here(context: RequestContext, buffer: WritebackBuffer) -> Respo
 
 def _open(book: Book, answer: _Answer, upload: Write, question: Question) -> None:
     answer.learn(book, upload.key.bucket)
-    if answer.profile.absorbs:
+    if why_of_bucket(answer.profile, of_parts=True) is None:
         book.open_upload(upload, question.id)
     else:
         book.forget(question.id)

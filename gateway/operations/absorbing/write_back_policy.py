@@ -130,13 +130,14 @@ def why_of_headers(headers: Mapping[str, str], foreseen: Callable[[str, str], bo
     return Reason.CONDITION if has_conditions(headers) else Reason.HEADER
 
 
-def why_of_bucket(profile: Profile | None) -> Reason | None:
-    """Why writes to a bucket of which this is known are not absorbed; None: they are."""
+def why_of_bucket(profile: Profile | None, *, of_parts: bool = False) -> Reason | None:
+    """Why writes of objects, or of such that are made of parts, to a bucket of which this is known are not absorbed;
+    None: they are."""
     if profile is None:
         return Reason.BUCKET_UNKNOWN
-    if profile.absorbs:
-        return None
-    return Reason.BUCKET_UNREADABLE if profile.md5_etags else Reason.BUCKET_ETAGS
+    if not profile.foretells(of_parts=of_parts):
+        return Reason.BUCKET_ETAGS
+    return None if profile.may_look else Reason.BUCKET_UNREADABLE
 
 
 def may_be_deleted_here(request: S3Request) -> bool:

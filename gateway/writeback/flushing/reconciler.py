@@ -665,5 +665,7 @@ def _settle(book: Book, write: Write, settle: Settle, now: Moment) -> None:
     book.settle(write.id, settle.etag, now, upload_may_be_open=settle.upload_may_be_open)
     profile = book.profile(write.key.bucket)
     if settle.etag is not None and unquote(settle.etag) != unquote(write.etag) and profile is not None:
-        # Writes go through from now on.
-        book.learn(write.key.bucket, replace(profile, md5_etags=False, learned_at=now.at))
+        # Writes go through from now on. What a PutObject finds again says nothing of objects of parts.
+        multipart_etags = profile.multipart_etags and not write.multipart
+        told = replace(profile, md5_etags=False, learned_at=now.at, multipart_etags=multipart_etags)
+        book.learn(write.key.bucket, told)

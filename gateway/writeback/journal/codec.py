@@ -204,6 +204,7 @@ def pack_profile(bucket: str, profile: Profile) -> bytes:
         "md5_etags": profile.md5_etags,
         "may_look": profile.may_look,
         "learned": profile.learned_at,
+        "multipart_etags": profile.multipart_etags,
         "conditions": [int(known.put), int(known.complete), int(known.delete), known.learned_at],
     }
     return pack(("profiles", bucket), record)
@@ -213,7 +214,8 @@ def unpack_profile(bucket: str, packed: bytes) -> Profile:
     record, _ = unpack(("profiles", bucket), packed)
     put, complete, delete, learned_at = record["conditions"]
     conditions = Conditions(Honoured(put), Honoured(complete), Honoured(delete), learned_at)
-    return Profile(record["md5_etags"], record["may_look"], record["learned"], conditions)
+    multipart_etags = record.get("multipart_etags", True)
+    return Profile(record["md5_etags"], record["may_look"], record["learned"], conditions, multipart_etags)
 
 
 def pack_own_doing(key: ObjectKey, own: OwnDoing) -> bytes:

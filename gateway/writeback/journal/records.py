@@ -290,18 +290,19 @@ class Profile:
     """What was learned of a bucket from its own answers.
 
     `md5_etags`: its ETags are MD5s, so that they can be foretold. `may_look`: the gateway's own key pair may HEAD its
-    objects, and is told where there is none: else no flush could tell what it overwrites.
+    objects, and is told where there is none: else no flush could tell what it overwrites. `multipart_etags`: those of
+    objects of parts can be foretold, too, so far as anybody knows.
     """
 
     md5_etags: bool
     may_look: bool
     learned_at: float
     conditions: Conditions = Conditions()
+    multipart_etags: bool = True
 
-    @property
-    def absorbs(self) -> bool:
-        """Whether writes may be acknowledged before the bucket has seen them."""
-        return self.md5_etags and self.may_look
+    def foretells(self, *, of_parts: bool) -> bool:
+        """Whether the ETag of an object, or of one of parts, is known before the bucket has seen it."""
+        return self.md5_etags and (self.multipart_etags or not of_parts)
 
 
 @dataclass(frozen=True, slots=True)

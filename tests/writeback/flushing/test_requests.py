@@ -217,7 +217,7 @@ def test_a_bucket_that_begins_to_make_opaque_etags_has_the_bytes_read_back(tmp_p
         profile = buffer.journal.read(lambda book: book.profile("bucket"))
         assert profile is not None
         assert not profile.md5_etags
-        assert not profile.absorbs
+        assert not profile.multipart_etags
         assert profile.conditions.put is Honoured.YES
 
     with_buffer(tmp_path, scenario)
