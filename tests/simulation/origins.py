@@ -317,8 +317,8 @@ class SimulatedOrigin:
         if not self.is_opaque and not (self.dialect.own_multipart_etags and is_of_parts(stored.etag)):
             return stored
         self._numbers += 1
-        count = stored.etag.strip('"').partition("-")[1:] if self.dialect.own_multipart_etags else ()
-        return replace(stored, etag=f'"{self._numbers:032x}{"".join(count)}"')
+        _, dash, count = stored.etag.strip('"').partition("-")  # with SSE-KMS, too, S3 says of how many parts it is
+        return replace(stored, etag=f'"{self._numbers:032x}{dash}{count}"')
 
     def _changed(self, bucket: str, key: str, before: StoredObject | None, after: StoredObject | None) -> None:
         process = SENDER.get()
