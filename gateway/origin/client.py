@@ -77,8 +77,9 @@ class OriginRequest:
     `query` holds decoded (name, value) pairs in order; a value of None is a name without `=` (`?uploads`). `headers` is
     everything that goes along except what the sender adds itself: host, authorization, x-amz-date,
     x-amz-content-sha256, x-amz-security-token, content-length, transfer-encoding, connection, expect.
-    A request with a `StreamedBody` is sent once; every other may be sent again by the retry policy, where
-    `retry.repetition` allows that. `purpose` and `slot` (its name) say on whose account it goes.
+    A request with a `StreamedBody` is sent once, and so is one with `sent_once`: what it is based on may have changed
+    since. Every other may be sent again by the retry policy, where `retry.repetition` allows that. `purpose` and `slot`
+    (its name) say on whose account it goes.
     """
 
     method: str
@@ -89,6 +90,7 @@ class OriginRequest:
     body: bytes | StreamedBody = b""
     purpose: Purpose = Purpose.LIVE
     slot: str = "default"
+    sent_once: bool = False
 
 
 class OriginResponse(Protocol):

@@ -328,7 +328,7 @@ class S3Origin:
         """As `_delay_after`. OutcomeUnknown: nobody can say yes or no, and to ask again would give a wrong no."""
         if failure.may_be_done and sending.repetition is Repetition.WRONG_ANSWER:
             raise OutcomeUnknown("the origin may have carried out a write, and has not said so")
-        if not body.can_be_sent_again or sending.breaker.is_open:
+        if not body.can_be_sent_again or sending.request.sent_once or sending.breaker.is_open:
             return None
         if failure.may_be_done and sending.repetition is not Repetition.HARMLESS:
             return None

@@ -102,6 +102,19 @@ def test_a_conditional_put_that_is_sent_away_comes_again(strict: StrictOrigin, e
     play(strict, scenario)
 
 
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_what_is_sent_once_does_not_come_again(strict: StrictOrigin, method: str) -> None:
+    """Who has sent it looks first whether it is still right."""
+    strict.model.inject(lambda call: call.key == "new", Answer(503, "SlowDown"), times=None)
+
+    async def scenario(client: Client) -> None:
+        async with await client.origin.send(OriginRequest(method, "bucket", "new", sent_once=True)) as answer:
+            assert answer.status == 503
+
+    play(strict, scenario)
+    assert strict.model.count(key="new") == 1
+
+
 @pytest.mark.parametrize(("status", "code"), [(501, "NotImplemented"), (412, "PreconditionFailed"), (403, "No")])
 def test_a_refusal_of_a_conditional_put_is_its_answer(strict: StrictOrigin, status: int, code: str) -> None:
     """Nothing is unknown there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from gateway.s3.headers import is_of_parts
+from gateway.writeback.journal.records import DATED_EARLIER_SECONDS_MAX
 from tests.simulation.histories import Attempt, KeyHistory, Value
 from tests.simulation.markers import is_marker, missing
 from tests.simulation.node import NOTHING_KEPT, Kept
@@ -268,6 +269,9 @@ class Judge:
 
     def _may_conflict(self, bucket: str, key: str, history: KeyHistory) -> bool:
         unclear_seconds = UNCLEAR_SECONDS + self.origin.dialect.latency_seconds[1]
+        found = self.origin.current(bucket, key)
+        if found is not None and is_of_parts(found.etag):
+            unclear_seconds = DATED_EARLIER_SECONDS_MAX  # its date says nothing
         return history.may_conflict(self.origin.data(bucket, key), unclear_seconds)
 
     def _check_conflict(self, bucket: str, key: str, history: KeyHistory) -> None:
@@ -276,7 +280,12 @@ class Judge:
 
     def check_next_day(self) -> None:
         """Nobody has touched anything for a day."""
-        left = {"open uploads": self.kept().open_uploads, "uploads at the origin": self._uploads_left()}
+        kept = self.kept()
+        left = {
+            "open uploads": kept.open_uploads,
+            "in doubt": kept.in_doubt + kept.perhaps_others,
+            "uploads at the origin": self._uploads_left(),
+        }
         self._check_left("uploads expire", left)
 
     def _uploads_left(self) -> int:

@@ -39,13 +39,14 @@ BACKGROUND = -1
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a node has of writes that are not over, by bucket and key; its open uploads, those in doubt, its files, the
-    buckets whose writes it absorbs."""
+    """What a node has of writes that are not over, by bucket and key; its open uploads, those in doubt, of which
+    others may be another writer's, its files, the buckets whose writes it absorbs."""
 
     pending: frozenset[tuple[str, str]] = frozenset()
     conflicts: frozenset[tuple[str, str]] = frozenset()
     open_uploads: int = 0
     in_doubt: int = 0
+    perhaps_others: int = 0
     files: int = 0
     known: frozenset[str] = frozenset()
 
@@ -226,7 +227,8 @@ class Node:
                 frozenset((one.key.bucket, one.key.key) for one in waiting),
                 frozenset((one.key.bucket, one.key.key) for one in waiting if one.state is State.CONFLICT),
                 book.counts()[1],
-                len(book.aborting()),
+                book.aborting_count(),
+                len(book.aborting()) - book.aborting_count(),
                 sum(1 for _ in self.directory.glob("staged/*/*")),
                 frozenset(name for name in self._origin.inner.buckets if _absorbs(book, name)),
             )

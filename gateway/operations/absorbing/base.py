@@ -12,8 +12,7 @@ from gateway.objects import ObjectKey
 from gateway.operations.absorbing.through import goes_through
 from gateway.operations.absorbing.write_back_policy import Reason
 from gateway.operations.context import RequestContext
-from gateway.writeback.journal.records import Base
-from gateway.writeback.journal.rows import OWN_DOING_KEPT_SECONDS
+from gateway.writeback.journal.records import OWN_DOING_KEPT_SECONDS, Base
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer

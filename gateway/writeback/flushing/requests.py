@@ -11,7 +11,7 @@ import base64
 import hashlib
 import math
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.clock import Clock, Moment
 from gateway.errors import OriginBodyError, OriginUnreachable
@@ -203,9 +203,8 @@ class Requests:
     async def _put(self, write: Write, conditions: Mapping[str, str]) -> Event:
         part = write.parts[0]
         headers = {**write.fixed.headers, **_of_body(part.file, part.checksums), **conditions}
-        async with await self._origin.send(
-            _request("PUT", write, (), headers, await self._body(part.file))
-        ) as response:
+        request = _request("PUT", write, (), headers, await self._body(part.file))
+        async with await self._origin.send(replace(request, sent_once=True)) as response:  # who asks again looks again
             if response.status != 200:
                 return await _failure(response)
             return Finished(response.headers.get("etag") or None)
@@ -227,7 +226,8 @@ class Requests:
         return Finished(etag_of_result(answer))
 
     async def _delete(self, write: Write, conditions: Mapping[str, str]) -> Event:
-        async with await self._origin.send(_request("DELETE", write, (), conditions)) as response:
+        request = replace(_request("DELETE", write, (), conditions), sent_once=True)
+        async with await self._origin.send(request) as response:
             if response.status in (200, 204):
                 return Finished(None)
             failure = await _failure(response)

@@ -22,7 +22,7 @@ from typing import Literal, TypeAlias
 
 from gateway.clock import Moment
 from gateway.s3.headers import is_of_parts, unquote
-from gateway.writeback.journal.records import Conditions, Honoured, Part, State, Write
+from gateway.writeback.journal.records import DATED_EARLIER_SECONDS_MAX, Conditions, Honoured, Part, State, Write
 
 PARTS_AT_ONCE = 4
 
@@ -43,10 +43,6 @@ UNUSED_SECONDS = 12 * 3600.0
 
 UNLISTED_GIVEN_UP_SECONDS = 3600.0
 """So long an upload is looked for in a bucket that does not let its uploads be listed."""
-
-UPLOAD_SECONDS_MAX = 7 * 24 * 3600.0
-"""S3 dates an object of parts by when its upload was begun ("the date of initiation", System-defined object metadata):
-it may have been completed so much later."""
 
 Kind = Literal["put", "complete", "delete"]
 
@@ -451,7 +447,7 @@ class Progress:
             return True
         since_seconds, is_certain = found.moment.since(base.asked_then)
         apart_seconds = TOLD_APART_SECONDS if is_certain and found.is_age_told else CLOCKS_APART_SECONDS
-        open_seconds = UPLOAD_SECONDS_MAX if is_of_parts(found.etag) else 0.0
+        open_seconds = DATED_EARLIER_SECONDS_MAX if is_of_parts(found.etag) else 0.0
         return since_seconds >= 0 and found.age_seconds > since_seconds + apart_seconds + open_seconds
 
     # Parts

@@ -9,7 +9,16 @@ from typing import NamedTuple, Self
 
 from gateway.clock import Clock, Moment
 from gateway.objects import ObjectKey
+from gateway.s3.headers import is_of_parts, unquote
 from gateway.writeback.files.staged_file import StagedFile
+
+OWN_DOING_KEPT_SECONDS = 600.0
+"""What this gateway has put at the origin longer ago, a question about the base that is asked since has seen. (An
+absorb that takes longer asks again.) Longer only where an upload of the key has been open for longer."""
+
+DATED_EARLIER_SECONDS_MAX = 7 * 24 * 3600.0
+"""S3 dates an object of parts by when its upload was begun ("the date of initiation", System-defined object metadata):
+it may have been completed so much later."""
 
 
 class State(IntEnum):
@@ -73,7 +82,7 @@ class Base:
 
     def allows(self, etag: str | None) -> bool:
         """Whether this version (None: no object) is one of those that were expected."""
-        return self.absent if etag is None else etag in self.etags
+        return self.absent if etag is None else unquote(etag) in map(unquote, self.etags)
 
     @property
     def asked_then(self) -> Moment:
@@ -323,6 +332,12 @@ class OwnDoing:
         """At this time; a plain number is of the wall clock alone."""
         moment = Moment.at_wall(now)
         return cls(moment.at, etag, known, moment)
+
+    @property
+    def kept_seconds(self) -> float:
+        """How long it is remembered: who asks for the base since then has seen it. An object of parts is to be known
+        as long as others' of the same date may come after it."""
+        return DATED_EARLIER_SECONDS_MAX if self.etag is not None and is_of_parts(self.etag) else OWN_DOING_KEPT_SECONDS
 
     def seconds_after(self, moment: Moment) -> float:
         """How long after a moment it was done."""

@@ -13,11 +13,7 @@ from gateway.errors import BufferDamaged
 from gateway.objects import ObjectKey
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal import codec
-from gateway.writeback.journal.records import Conditions, OwnDoing, Priority, Profile, Turn
-
-OWN_DOING_KEPT_SECONDS = 600.0
-"""What this gateway has put at the origin longer ago, a question about the base that is asked since has seen. (An
-absorb that takes longer asks again.) Longer only where an upload of the key has been open for longer."""
+from gateway.writeback.journal.records import OWN_DOING_KEPT_SECONDS, Conditions, OwnDoing, Priority, Profile, Turn
 
 OWN_DOINGS_MAX = 50_000
 """Some 300 bytes each. With more, the oldest are forgotten sooner: then a write may be taken for somebody else's, which
@@ -159,7 +155,8 @@ class Rows:
         before = self.own_doing(key) if not own.known else None
         if before is not None:
             own = replace(own, etag=before.etag)
-        row = (key.bucket, encoded(key), own.at, codec.pack_own_doing(key, own))
+        looked_at = own.at + own.kept_seconds - OWN_DOING_KEPT_SECONDS
+        row = (key.bucket, encoded(key), looked_at, codec.pack_own_doing(key, own))
         self._rows.execute("INSERT OR REPLACE INTO origin VALUES (?, ?, ?, ?)", row)
 
     def own_doing(self, key: ObjectKey) -> OwnDoing | None:
@@ -179,7 +176,7 @@ class Rows:
         found = self._rows.execute(old, (moment.at - OWN_DOING_KEPT_SECONDS, count_max)).fetchall()
         for bucket, key, record in found:
             own = _own_doing(ObjectKey(bucket, decoded(key)), 0.0, record)
-            if moment.since(own.moment or Moment(own.at))[0] >= OWN_DOING_KEPT_SECONDS:
+            if moment.since(own.moment or Moment(own.at))[0] >= own.kept_seconds:
                 self._rows.execute("DELETE FROM origin WHERE bucket = ? AND key = ?", (bucket, key))
             else:  # the clock was set since
                 self._rows.execute("UPDATE origin SET at = ? WHERE bucket = ? AND key = ?", (moment.at, bucket, key))

@@ -13,6 +13,7 @@ import pytest
 
 from gateway.operations.absorbing import base
 from gateway.s3.requests import Operation
+from gateway.writeback.flushing.state import UNUSED_SECONDS
 from gateway.writeback.journal.records import Asked, Profile
 from tests.support.absorbing import PART_BYTES, Client, eventually, with_client
 from tests.support.asgi import call
@@ -182,7 +183,7 @@ def test_an_upload_that_is_aborted_while_the_origin_begins_it_is_aborted_there_t
         await client.ask("DELETE", f"back/m?uploadId={upload_id}", status=204)
         held.set()
         assert b"NoSuchUpload" in (await completing).body
-        async with client.flushing(ahead_seconds=120.0):  # where nobody heard the answer, it is looked for
+        async with client.flushing(ahead_seconds=UNUSED_SECONDS + 120.0):  # where nobody heard the answer
             await eventually(lambda: not client.origin.buckets["bucket"].uploads)
         await client.flush()
         gc.collect()

@@ -18,7 +18,6 @@ from gateway.writeback.flushing.state import (
     OTHERS,
     PARTS_AT_ONCE,
     UPLOAD_LOOK_SECONDS,
-    UPLOAD_SECONDS_MAX,
     Abort,
     Aborted,
     Answer,
@@ -56,7 +55,7 @@ from gateway.writeback.flushing.state import (
     Unmark,
     Wait,
 )
-from gateway.writeback.journal.records import Asked, Base, Conditions, Honoured, State, Write
+from gateway.writeback.journal.records import DATED_EARLIER_SECONDS_MAX, Asked, Base, Conditions, Honoured, State, Write
 from tests.support.loop_steps import longest_step
 from tests.support.writeback import key, part, pending, upload
 
@@ -386,8 +385,8 @@ def test_an_object_of_parts_may_be_younger_than_it_is_dated() -> None:
     for etag, age_seconds, is_others in (
         ('"x"', 1000.0, False),
         ('"x-2"', 1000.0, True),
-        ('"x-2"', UPLOAD_SECONDS_MAX + 100.0, True),
-        ('"x-2"', UPLOAD_SECONDS_MAX + 200.0, False),
+        ('"x-2"', DATED_EARLIER_SECONDS_MAX + 100.0, True),
+        ('"x-2"', DATED_EARLIER_SECONDS_MAX + 200.0, False),
     ):
         [found] = play(Progress(write, ALL), Headed(etag, age_seconds, moment=now))
         assert isinstance(found, Keep) == is_others

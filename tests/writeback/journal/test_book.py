@@ -23,6 +23,8 @@ from gateway.writeback.journal.book import (
     Book,
 )
 from gateway.writeback.journal.records import (
+    DATED_EARLIER_SECONDS_MAX,
+    OWN_DOING_KEPT_SECONDS,
     Asked,
     Base,
     Conditions,
@@ -35,7 +37,6 @@ from gateway.writeback.journal.records import (
     Turn,
     Write,
 )
-from gateway.writeback.journal.rows import OWN_DOING_KEPT_SECONDS
 from gateway.writeback.journal.schema import prepare
 from gateway.writeback.presence import PLACES, place_of
 from tests.support.writeback import PlainPresence, key, part, pending, staged, upload
@@ -716,6 +717,19 @@ def test_what_is_known_of_an_origin_and_is_damaged_is_not_known(book: Book) -> N
     assert book.own_doing(KEYS[0]) == OwnDoing(NOW, '"e"')
     book.learn("bucket", Profile(True, False, 2.0))
     assert book.profile("bucket") == Profile(True, False, 2.0)
+
+
+def test_an_own_object_of_parts_is_known_as_long_as_it_may_be_taken_for_anothers(book: Book) -> None:
+    """S3 dates it by the beginning of its upload, which may be days before others' of the same date are completed."""
+    book.did(KEYS[0], OwnDoing.now(Moment(NOW, 5.0, "boot"), '"e-2"'))
+    book.did(KEYS[1], OwnDoing.now(Moment(NOW, 5.0, "boot"), '"e"'))
+    for later, left in (
+        (OWN_DOING_KEPT_SECONDS + 10, 1),
+        (DATED_EARLIER_SECONDS_MAX - 10, 1),
+        (DATED_EARLIER_SECONDS_MAX + 10, 0),
+    ):
+        book.forget_ended(Moment(NOW + later, 5.0 + later, "boot"))
+        assert book.own_doings() == left
 
 
 def test_what_is_done_to_an_origin_and_is_damaged_is_forgotten_in_time(book: Book) -> None:
