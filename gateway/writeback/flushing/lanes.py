@@ -12,6 +12,7 @@ then more have to fail in a row. What takes long gives its place to the next, up
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -29,7 +30,7 @@ _OTHERS_BEFORE_A_RETRY = 3
 """Of what is left alone: what has failed before most likely fails again."""
 
 FIRST_AWAY_SECONDS = 0.5
-LONGEST_AWAY_SECONDS = 5.0
+LONGEST_AWAY_SECONDS = 2.0
 
 SLOW_SECONDS = 5.0
 """What is on its way for longer than this may hang: others do not wait for it."""
@@ -67,6 +68,7 @@ class _Fare:
         self.failures = 0
         self.away_after = AWAY_AFTER
         self.away_since = 0.0
+        self.pause_seconds = 0.0
         self.mixed_at = 0.0
         self.places = float(places)
         self.asked = 0
@@ -88,7 +90,9 @@ class Lane:
         self._parts = asyncio.Semaphore(PARTS_PER_LANE)
         self._retried_parts = asyncio.Semaphore(RETRIED_PARTS_PER_LANE)
         self._failures = 0
-        self._not_before = 0.0
+        self._asked_at = -math.inf
+        """When something of what is left alone was last tried."""
+
         self._begun = 0
 
     @property
@@ -98,7 +102,7 @@ class Lane:
 
     def hurry(self) -> None:
         """Somebody wants to know now."""
-        self._not_before = 0.0
+        self._asked_at = -math.inf
 
     def part(self, *, has_failed: bool) -> AbstractAsyncContextManager[object]:
         """A place for a part, which parts of objects that have failed do not take from all others."""
@@ -114,7 +118,7 @@ class Lane:
         left = UNDER_WAY_MAX[priority] - len(fare.under_way)
         if fare.is_away:
             are_asked = any(one.active(now) for one in self._fares.values() if one.is_away)
-            return 0 if now < self._not_before or are_asked else min(left, 1)
+            return 0 if now < self._asked_at + fare.pause_seconds or are_asked else min(left, 1)
         return min(left, int(fare.places) - fare.active(now))
 
     def is_mixed(self, priority: Priority, now: float) -> bool:
@@ -126,6 +130,8 @@ class Lane:
         """A write is on its way."""
         fare = self._fares[priority]
         fare.under_way[write_id] = now
+        if fare.is_away:
+            self._asked_at = now
         self._begun += 1
         fare.asked = self._begun + (_OTHERS_BEFORE_A_RETRY - 1 if priority is Priority.RETRY else 0)
 
@@ -137,7 +143,7 @@ class Lane:
         """The origin does its work."""
         fare, self._failures = self._fares[priority], 0
         if fare.is_away:
-            self._not_before = now  # the others that are left alone may get through, too
+            self.hurry()  # the others that are left alone may get through, too
         if fare.failures:
             fare.failures, fare.away_after, fare.mixed_at = 0, AWAY_AFTER_AMONG_OTHERS, now
         elif now - fare.mixed_at > AMONG_OTHERS_SECONDS:
@@ -159,9 +165,10 @@ class Lane:
             fare.places = max(least, fare.places / 2)
         if fare.is_away:
             more = fare.failures - fare.away_after
-            fare.away_since = fare.away_since if more else now
+            if not more:
+                fare.away_since = self._asked_at = now
             pause_seconds = min(LONGEST_AWAY_SECONDS, FIRST_AWAY_SECONDS * 2.0 ** min(more, 10))
-            self._not_before = now + pause_seconds * dice.uniform(0.5, 1.0)
+            fare.pause_seconds = pause_seconds * dice.uniform(0.5, 1.0)
 
 
 class _Places(AsyncExitStack):

@@ -246,7 +246,7 @@ class Reconciler:
         if len(found) <= room or not lane.is_mixed(priority, self._clock.monotonic()):
             return found[:room]
         first, last = found[0].due_at, book.due(name, priority, now, 1, newest=True)[0].due_at
-        until = self._dice.choice((first, last, self._dice.uniform(first, last)))
+        until = self._dice.choice((first, last, *(self._dice.uniform(first, last) for _ in range(2))))
         behind = book.due(name, priority, until, count_max, newest=True)
         chosen = [one for one in behind if one.id not in self._tasks][:1]
         return [*chosen, *(one for one in found if one not in chosen)][:room]
