@@ -704,8 +704,8 @@ class Book(Rows):
                 from_at = late["retry"] if priority > Priority.LARGE else moment.at
                 self._rows.execute(
                     "UPDATE writes SET due_at = :now WHERE slot = :slot AND bucket = :bucket AND priority = :priority "
-                    "AND due_at > :from AND state < 5 AND CASE WHEN sequence IS NOT NULL AND attempts = 0 THEN 1 "
-                    "WHEN pending = 0 AND state < 3 THEN due_at > :upload ELSE due_at > :retry END",
+                    "AND due_at > :from AND state < 5 AND CASE WHEN pending = 1 AND attempts = 0 THEN 1 "
+                    "WHEN sequence IS NULL AND state < 3 THEN due_at > :upload ELSE due_at > :retry END",
                     {**late, "slot": slot, "bucket": bucket, "priority": priority, "from": from_at},
                 )
 
