@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import re
-
 from gateway.s3.headers import quote, unquote
 from gateway.s3.xml import error_code_of, text_of
 
 RESULT_SIZE_BYTES_MAX = 64 * 1024
 """More than any of them takes."""
 
-_NOTHING_YET = re.compile(rb"(?:<\?xml[^>]*\?>)?\s*")
-
 
 def says_nothing_yet(document: bytes) -> bool:
     """Whether what has come of one is only what keeps clients waiting: white space, behind the prolog or without."""
-    return _NOTHING_YET.fullmatch(document) is not None
+    return not without_prolog(document)
 
 
 def without_prolog(document: bytes) -> bytes:
     """What of one is still to come behind a prolog that has been sent, and white space."""
-    return _NOTHING_YET.sub(b"", document.lstrip(), count=1)
+    document = document.lstrip()
+    return document.partition(b"?>")[2].lstrip() if document.startswith(b"<?xml") else document
 
 
 def etag_of_result(document: bytes) -> str | None:

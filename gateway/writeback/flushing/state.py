@@ -602,8 +602,8 @@ class Progress:
             return self._not_aborted(code)
         if write.is_completed_at_origin and step is _Step.FINISH:
             return self._completion_refused(code)
-        if step is _Step.FIND:  # who may not ask, too: it may be open
-            return self._upload_found(Found(True))
+        if step is _Step.FIND and (code in _NOT_IMPLEMENTED or self._was_refused or write.state is State.OPEN):
+            return self._upload_found(Found(True))  # nothing depends on it that is not known otherwise
         if step is _Step.FINISH and code in _NOT_IMPLEMENTED and self._honours() is not Honoured.REFUSED:
             self.conditions = replace(self.conditions, **{self._kind(): Honoured.REFUSED})
             self._has_left_out = True
