@@ -5,8 +5,7 @@
 Where no such transaction comes, nobody knows what the origin has done. The question is a write in the state ABORTING
 then: a minute later the origin's uploads of the key are listed. What was begun at that time and is nobody's here may be
 ours, or another writer's, who sends parts to it: to ours, whose id nobody was told, none ever came. So it is aborted
-when it has none after half a day (state.py). Where there is more of it than was asked for, that is told, and all of it
-is left to the bucket's own rules for incomplete uploads.
+when it has none after half a day (state.py). Where there is more of it than was asked for, that is told.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Question:
 def settle_suspects(book: Book, key: ObjectKey, listed: OpenUploads, now: Moment) -> Sequence[OpenUpload]:
     """What is open under a key at the origin, listed before this transaction: what may be ours is kept in sight.
 
-    Of more than was asked for all is returned, and left. Where somebody is just asking for an upload of the key,
+    Where there is more than was asked for, it is returned. Where somebody is just asking for an upload of the key,
     nothing is decided.
     """
     rows = [(one, one.asked) for one in book.asked(key) if one.asked is not None]
@@ -70,11 +69,9 @@ def settle_suspects(book: Book, key: ObjectKey, listed: OpenUploads, now: Moment
             found.append(one)
     for row, _ in rows:
         book.forget(row.id)
-    if len(found) > len(rows):
-        return found
     for one in found:
         book.abort_at_origin(key, rows[0][0].fixed.slot, one.upload_id, now.at, rows[0][1])
-    return []
+    return found if len(found) > len(rows) else []
 
 
 def _is_carried_out(asked: Asked, now: Moment) -> bool:

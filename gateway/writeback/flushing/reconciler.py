@@ -515,7 +515,7 @@ class _Run:
         unclear = await self._journal.change(lambda book: settle_suspects(book, write.key, listed, now))
         if unclear:
             _log.warning(
-                "uploads at the origin may be of this gateway, or of another writer: they are left open",
+                "uploads at the origin may be of this gateway, or of another writer: they are left open for half a day",
                 bucket=write.key.bucket,
                 key=write.key.key,
                 upload_ids=[one.upload_id for one in unclear],

@@ -258,17 +258,19 @@ def test_what_was_begun_long_after_it_became_a_suspect_is_another_writers(tmp_pa
     play(tmp_path, scenario)
 
 
-def test_what_cannot_be_told_apart_from_another_writers_is_left_and_told(tmp_path: Path) -> None:
-    """Of two that may be ours one is not: neither is aborted, and a person can read which they are."""
+def test_what_cannot_be_told_apart_from_another_writers_is_told(tmp_path: Path) -> None:
+    """Of two that may be ours one is not: it has parts half a day later. A person can read which they are."""
 
     async def scenario(node: Node) -> None:
         await node.intend()
-        both = {await node.ask(), await node.ask()}
+        theirs, ours = await node.ask(), await node.ask()
+        both = {theirs, ours}
+        node.bucket.uploads[theirs].parts[1] = StoredPart(1, BytesContent(b"theirs"), '"e"', node.clock.now(), {})
         await node.die()
         with capture_logs() as logs:
             node.start()
             await node.found_out()
-        assert set(node.bucket.uploads) == both
+        assert set(node.bucket.uploads) == {theirs}
         [told] = [one for one in logs if "upload_ids" in one]
         assert (told["key"], set(told["upload_ids"])) == (AT.key, both)
 
