@@ -39,7 +39,7 @@ FLUSHED_WITHIN_SECONDS = 120.0
 """After its acknowledgement, or after its bucket takes writes again, and what the origin takes (`flush_seconds`)."""
 
 ACKNOWLEDGED_WITHIN_SECONDS = 1.5
-SMALL_FLUSHED_WITHIN_SECONDS = 30.0
+SMALL_FLUSHED_WITHIN_SECONDS = 10.0
 """What is small, in a bucket that has been well for two minutes, whatever large things are on their way."""
 
 SMALL_BYTES = 1024
