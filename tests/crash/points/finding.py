@@ -1,8 +1,10 @@
-"""The end of a run: what the origin has of uploads that nobody knows is found and aborted, as after a minute."""
+"""The end of a run: what the origin has of uploads that nobody knows is found, as after a minute, and aborted, as after
+half a day."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import cast
 
 from gateway.clock import SystemClock
@@ -10,8 +12,10 @@ from gateway.origin.client import Origin
 from gateway.writeback.files.staged_file import Staging
 from gateway.writeback.flushing.reconciler import Reconciler, Tools
 from gateway.writeback.flushing.requests import Requests
+from gateway.writeback.flushing.state import UNUSED_SECONDS
 from gateway.writeback.journal.book import CARRIED_OUT_SECONDS
 from gateway.writeback.journal.journal import Journal
+from gateway.writeback.journal.records import Write
 from gateway.writeback.threads import BufferThreads
 from tests.crash.points.client import BUCKET
 from tests.crash.points.field import Field
@@ -22,13 +26,14 @@ SECONDS_MAX = 60.0
 
 
 class _LaterClock(SystemClock):
-    """When everything that was on its way has arrived."""
+    def __init__(self, ahead_seconds: float) -> None:
+        self._ahead_seconds = ahead_seconds
 
     def now(self) -> float:
-        return super().now() + CARRIED_OUT_SECONDS
+        return super().now() + self._ahead_seconds
 
     def monotonic(self) -> float:
-        return super().monotonic() + CARRIED_OUT_SECONDS
+        return super().monotonic() + self._ahead_seconds
 
 
 def find_lost_uploads(field: Field) -> None:
@@ -41,23 +46,30 @@ def find_lost_uploads(field: Field) -> None:
 
 
 async def _find(field: Field) -> None:
-    directory = field.gateway.directory / "writeback"
-    journal, threads = Journal(directory, lambda _: None), BufferThreads(1)
-    observer, clock = Observer(), _LaterClock()
+    journal = Journal(field.gateway.directory / "writeback", lambda _: None)
     try:
         journal.recover(SystemClock().now())
-        requests = Requests(cast(Origin, field.origin.model), Staging(directory, 0), threads, clock)
-        reconciling = asyncio.create_task(Reconciler(Tools(journal, requests, observer, observer, clock)).run())
-        try:
-            async with asyncio.timeout(SECONDS_MAX):
-                while journal.read(lambda book: book.are_any_aborting()):  # noqa: ASYNC110 - another process has no event
-                    await asyncio.sleep(0.05)
-        except TimeoutError:
-            left = journal.read(lambda book: book.aborting())
-            raise Difference(f"what was asked for at the origin is still to be found out: {left}") from None
-        finally:
-            reconciling.cancel()
-            await asyncio.gather(reconciling, return_exceptions=True)
+        await _reconcile(field, journal, CARRIED_OUT_SECONDS, lambda one: one.origin_upload_id is None)
+        await _reconcile(field, journal, CARRIED_OUT_SECONDS + UNUSED_SECONDS, lambda _: True)
     finally:
-        threads.shut_down()
         journal.close()
+
+
+async def _reconcile(field: Field, journal: Journal, ahead_seconds: float, is_left: Callable[[Write], bool]) -> None:
+    """So much later, until nothing is left that is to be aborted at the origin. Difference when it stays."""
+    threads, observer, clock = BufferThreads(1), Observer(), _LaterClock(ahead_seconds)
+    requests = Requests(
+        cast(Origin, field.origin.model), Staging(field.gateway.directory / "writeback", 0), threads, clock
+    )
+    reconciling = asyncio.create_task(Reconciler(Tools(journal, requests, observer, observer, clock)).run())
+    try:
+        async with asyncio.timeout(SECONDS_MAX):
+            while any(map(is_left, journal.read(lambda book: book.aborting()))):  # noqa: ASYNC110 - another process has no event
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        left = list(filter(is_left, journal.read(lambda book: book.aborting())))
+        raise Difference(f"what was asked for at the origin is still to be found out: {left}") from None
+    finally:
+        reconciling.cancel()
+        await asyncio.gather(reconciling, return_exceptions=True)
+        threads.shut_down()
