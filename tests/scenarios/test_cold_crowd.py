@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import boto3
+import httpx
 import pytest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tests.support.gateway_process import GatewayProcess
+from gateway.origin.hedging import SHARE_MAX
+from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.memory_origin.content import GeneratedContent
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
@@ -47,6 +50,7 @@ def running() -> Iterator[tuple[GatewayProcess, StrictOrigin]]:
                 "endpoint_url": origin.endpoint_url,
                 "access_key_id": ACCESS_KEY_ID,
                 "secret_access_key": SECRET_ACCESS_KEY,
+                "stall_timeout": "60s",  # a machine that does much else keeps the origin from sending
             },
             "cache": {"capacity": "256MiB", "block_size": "8MiB"},
         }
@@ -54,13 +58,13 @@ def running() -> Iterator[tuple[GatewayProcess, StrictOrigin]]:
             yield gateway, origin
 
 
-def client_of(gateway: GatewayProcess) -> Any:
+def client_of(s3_url: str) -> Any:
     config = Config(
         max_pool_connections=CLIENTS, retries={"total_max_attempts": 1}, response_checksum_validation="when_required"
     )
     return boto3.client(
         "s3",
-        endpoint_url=gateway.s3_url,
+        endpoint_url=s3_url,
         region_name="us-east-1",
         aws_access_key_id=ACCESS_KEY_ID,
         aws_secret_access_key=SECRET_ACCESS_KEY,
@@ -83,11 +87,21 @@ def get(client: Any, expected: memoryview, at_the_door: threading.Barrier) -> st
     return "right" if position == len(expected) else "wrong"
 
 
-def crowd(gateway: GatewayProcess, pool: ThreadPoolExecutor) -> list[Any]:
-    """All clients, off at once."""
+def answers_of_all(s3_url: str) -> list[str]:
+    """What all clients got, who asked at once."""
     expected = memoryview(GeneratedContent(OBJECT_SIZE_BYTES, seed=5).read(0, OBJECT_SIZE_BYTES))
-    client, at_the_door = client_of(gateway), threading.Barrier(CLIENTS)
-    return [pool.submit(get, client, expected, at_the_door) for _ in range(CLIENTS)]
+    client, at_the_door = client_of(s3_url), threading.Barrier(CLIENTS)
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        return list(pool.map(lambda _: get(client, expected, at_the_door), range(CLIENTS)))
+
+
+@contextmanager
+def crowd(gateway: GatewayProcess) -> Iterator[Future[list[str]]]:
+    """All clients, in a process of their own: threads that compare bytes would keep the origin beside them waiting for
+    the interpreter's lock, a second and more, and a read that is silent for a second is sent again.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        yield pool.submit(answers_of_all, gateway.s3_url)
 
 
 def ranges_asked(origin: StrictOrigin) -> list[tuple[int, int]]:
@@ -96,20 +110,44 @@ def ranges_asked(origin: StrictOrigin) -> list[tuple[int, int]]:
     return sorted((int(first), int(last)) for first, _, last in (one.partition("-") for one in asked))
 
 
+BLOCKS = [
+    (first, min(first + BLOCK_SIZE_BYTES, OBJECT_SIZE_BYTES) - 1)
+    for first in range(0, OBJECT_SIZE_BYTES, BLOCK_SIZE_BYTES)
+]
+
+
+def assert_within_blocks(asked: list[tuple[int, int]]) -> None:
+    """All blocks, and besides them only what a read of a block may still want: the block, or the rest of it."""
+    assert set(BLOCKS) <= set(asked)
+    ends = {last for _, last in BLOCKS}
+    assert all(last in ends and last - first < BLOCK_SIZE_BYTES for first, last in asked)
+
+
+def hedges_max(origin: StrictOrigin, processes: int) -> float:
+    """How many reads so many processes may send again, however long the origin was silent: one each, and a share."""
+    return processes + SHARE_MAX * len(origin.model.calls)
+
+
+def hedges(gateway: GatewayProcess) -> float:
+    with httpx.Client(trust_env=False, timeout=ANSWER_SECONDS_MAX) as client:
+        lines = client.get(f"{gateway.admin_url}/metrics").raise_for_status().text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("forebay_origin_hedges_total{"))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_5_3_a_cold_object_crosses_once_for_all_clients(running: tuple[GatewayProcess, StrictOrigin]) -> None:
-    """64 clients over four workers on one cold 64 MB object: the origin sends each byte once, every answer is right."""
+    """64 clients over four workers on one cold 64 MB object: each block is asked for once, every answer is right.
+
+    Where the machine keeps the origin from sending for a second, a worker takes its read for stuck and hedges it
+    (decision 27). Nothing else is ever asked for again.
+    """
     gateway, origin = running
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        assert [one.result() for one in crowd(gateway, pool)] == ["right"] * CLIENTS
+    with crowd(gateway) as waiting:
+        assert waiting.result() == ["right"] * CLIENTS
     asked = ranges_asked(origin)
-    blocks = [(first, last) for first, last in asked if first % BLOCK_SIZE_BYTES == 0]
-    assert sum(last - first + 1 for first, last in blocks) == OBJECT_SIZE_BYTES
-    assert [first for first, _ in blocks] == list(range(0, OBJECT_SIZE_BYTES, BLOCK_SIZE_BYTES))
-    assert len(asked) - len(blocks) <= len(blocks) // 2, (
-        "the rest of a body is asked for again where the machine stood still, no more"
-    )
+    assert_within_blocks(asked)
+    assert len(asked) - len(BLOCKS) <= hedges(gateway) <= hedges_max(origin, WORKERS)
     print(f"the origin sent {OBJECT_SIZE_BYTES} bytes in {len(asked)} answers for {CLIENTS} clients")
 
 
@@ -139,16 +177,15 @@ def test_5_3_killed_workers_cost_the_others_of_a_crowd_nothing(running: tuple[Ga
     """Leading workers killed while the crowd reads: all others are answered rightly, only lost blocks cross again."""
     gateway, origin = running
     rng, kills = random.Random(SEED), 2
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        waiting = crowd(gateway, pool)
+    with crowd(gateway) as waiting:
         for _ in range(kills):
             threading.Event().wait(rng.uniform(0.8, 1.4))
             kill_leading_worker(gateway)
-        answers = [one.result() for one in waiting]
+        answers = waiting.result()
     assert "wrong" not in answers
     assert 0 < answers.count("right") < CLIENTS
     asked = ranges_asked(origin)
-    blocks = range(0, OBJECT_SIZE_BYTES, BLOCK_SIZE_BYTES)
-    assert {first for first, _ in asked} == set(blocks)
-    assert len(blocks) < len(asked) <= len(blocks) + kills * BLOCKS_AT_ONCE
+    assert_within_blocks(asked)
+    again = len(asked) - len(BLOCKS)
+    assert 0 < again <= kills * BLOCKS_AT_ONCE + hedges_max(origin, WORKERS + kills)
     print(f"{answers.count('broken')} clients broken; ranges asked {asked}")
