@@ -20,19 +20,12 @@ HISTORIES = int(os.environ.get("FOREBAY_SIMULATION_HISTORIES", "19"))
 """Of each dialect, of a hundred steps each."""
 
 
-OPEN = {("encrypted-later", 20261135)}
-"""Known to fail, and open: small objects wait for half a minute behind a clock that was set and an upload that was
-forgotten."""
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_rules_hold(dialect: str) -> None:
     """Whatever the origin is like, and whatever happens: 20,000 steps in all."""
     for seed in range(SEED, SEED + HISTORIES):
-        if (dialect, seed) in OPEN:
-            continue
         world = play(Setting(seed, dialect))
         assert not world.judge.violations, "\n".join([*world.said[-60:], f"seed {seed}: {world.judge.violations[0]}"])
 

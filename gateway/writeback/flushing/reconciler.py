@@ -84,6 +84,9 @@ LONGEST_PAUSE_SECONDS = 60.0
 AGAIN_SECONDS = 60.0
 """So often, and when the clock was set, due times are set right that it has written before."""
 
+AGAIN_WHEN_SET_SECONDS = 1.0
+"""The same for a minute after the clock was set: a process may have read it before, and write down what it read."""
+
 UNSENT_AT_ONCE = 32
 """Parts of an open upload that a task takes up."""
 
@@ -179,6 +182,7 @@ class Reconciler:
         self._tidying = Tidying(tools.journal, tools.clock)
         self._probes: dict[str, asyncio.Task[Conditions]] = {}
         self._again_at = 0.0
+        self._set_at = 0.0
         self._wall_ahead_seconds = 0.0
 
     def hurry(self, prefix: Prefix) -> None:
@@ -262,8 +266,11 @@ class Reconciler:
     async def _set_right(self) -> None:
         now, monotonic = self._clock.now(), self._clock.monotonic()
         was_set = abs(now - monotonic - self._wall_ahead_seconds) > 1.0
+        if was_set:
+            self._set_at, self._wall_ahead_seconds = monotonic, now - monotonic
         if was_set or monotonic >= self._again_at:
-            self._again_at, self._wall_ahead_seconds = monotonic + AGAIN_SECONDS, now - monotonic
+            is_new = monotonic - self._set_at < AGAIN_SECONDS
+            self._again_at = monotonic + (AGAIN_WHEN_SET_SECONDS if is_new else AGAIN_SECONDS)
             moment = Moment.of(self._clock)
             await self._journal.change(lambda book: book.set_right(moment))
 

@@ -557,6 +557,25 @@ def test_a_clock_that_was_set_back_keeps_nothing_waiting(tmp_path: Path) -> None
     with_buffer(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("hurried", [False, True])
+def test_what_is_acknowledged_by_a_clock_that_was_just_set_back_is_flushed_soon(tmp_path: Path, hurried: bool) -> None:
+    """A worker has read the clock, and commits what it read after the flushing process has noticed that it was set."""
+
+    async def scenario(buffer: Buffer) -> None:
+        await buffer.learn()
+        buffer.start()
+        await buffer.passes(2 * AGAIN_SECONDS, step=1.0)
+        read_before = buffer.clock.now()
+        buffer.clock.set_wall(-600.0)
+        await buffer.passes(LOOK_SECONDS + QUIET_SECONDS)
+        await buffer.put(key("k"), b"x", acknowledged_at=read_before)
+        if hurried:
+            await buffer.journal.change(lambda book: book.hurry(key("k"), read_before))
+        assert await buffer.passes(2 * LOOK_SECONDS + QUIET_SECONDS, lambda: "k" in buffer.bucket.objects)
+
+    with_buffer(tmp_path, scenario)
+
+
 def test_who_observes_is_told_what_the_origin_has_and_how_long_that_took(tmp_path: Path) -> None:
     """Of the attempt that succeeded: its version, and its seconds; of a deletion no version."""
 
