@@ -214,13 +214,13 @@ class Judge:
         within_seconds = FLUSHED_WITHIN_SECONDS + self.origin.dialect.flush_seconds
         for (bucket, key), history in self.keys.items():
             since = self.healthy_since.get(bucket)
-            last = history.last_acknowledged()
-            if since is None or last is None or key.startswith(DENIED):
-                continue
-            if history.attempts[-1] is not last or history.written_by_others_since(last.begun):
+            last = history.attempts[-1] if history.attempts else None
+            if since is None or last is None or not last.acknowledged or key.startswith(DENIED):
                 continue
             if history.arrived and history.arrived[-1][1] == last.value and not history.others:
                 continue  # it is there: nobody else writes this key
+            if history.written_by_others_since(last.begun):
+                continue
             acknowledged = last.ended or 0.0
             is_late = now - max(since, acknowledged) > within_seconds
             is_small = (last.value is None or len(last.value) <= SMALL_BYTES) and not is_marker(key)

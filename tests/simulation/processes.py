@@ -67,11 +67,16 @@ def operation() -> None:
         process.operation()
 
 
+_SHORT_LOG = "PRAGMA wal_autocheckpoint = 50"
+"""Pages: the log begins anew several times in a history. Each start reads all of it, in Python."""
+
+
 class Connection(sqlite3.Connection):
     """Of the process that has opened it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        super().execute(_SHORT_LOG)
         self._changes_before = 0
         self._process = CURRENT.get()
         if self._process is not None:
