@@ -90,6 +90,10 @@ AGAIN_WHEN_SET_SECONDS = 1.0
 UNSENT_AT_ONCE = 32
 """Parts of an open upload that a task takes up."""
 
+_NEIGHBOURS = 32
+"""Due at about the same time. What has failed once only is among those that have been due for the shortest time, for
+what has failed often sleeps long: so it is soon found among however many that the origin does not serve."""
+
 _OWN_PRIORITY = (Priority.URGENT, Priority.UPLOAD, Priority.ABORT)
 _UNEXPECTED_PAUSE_SECONDS = 5.0
 
@@ -244,15 +248,16 @@ class Reconciler:
     def _chosen(
         self, book: Book, name: tuple[str, str], lane: Lane, priority: Priority, now: float, room: int
     ) -> Sequence[Due]:
-        """What has waited longest; where that may be what fails, something from behind it as well, or instead."""
+        """What has waited longest; where that may be what fails, something from behind it as well, or instead: of its
+        neighbours there what has failed least often."""
         count_max = room + len(self._tasks) + 1
         found = [one for one in book.due(name, priority, now, count_max) if one.id not in self._tasks]
         if len(found) <= room or not lane.is_mixed(priority, self._clock.monotonic()):
             return found[:room]
         first, last = found[0].due_at, book.due(name, priority, now, 1, newest=True)[0].due_at
         until = self._dice.choice((first, last, *(self._dice.uniform(first, last) for _ in range(2))))
-        behind = book.due(name, priority, until, count_max, newest=True)
-        chosen = [one for one in behind if one.id not in self._tasks][:1]
+        behind = book.due(name, priority, until, count_max + _NEIGHBOURS, newest=True)
+        chosen = sorted((one for one in behind if one.id not in self._tasks), key=lambda one: one.attempts)[:1]
         return [*chosen, *(one for one in found if one not in chosen)][:room]
 
     def _cut_off(self, book: Book) -> None:

@@ -86,6 +86,7 @@ class Due(NamedTuple):
     id: int
     key: ObjectKey
     due_at: float
+    attempts: int
 
 
 class Book(Rows):
@@ -675,11 +676,11 @@ class Book(Rows):
     ) -> Sequence[Due]:
         """What of a lane has waited longest of what is due by then; with `newest`, what has waited least."""
         found = self._rows.execute(
-            "SELECT id, bucket, key, due_at FROM writes WHERE slot = ? AND bucket = ? AND priority = ? AND due_at <= ? "
-            f"AND state < 5 ORDER BY due_at {'DESC' if newest else 'ASC'} LIMIT ?",
+            "SELECT id, bucket, key, due_at, attempts FROM writes WHERE slot = ? AND bucket = ? AND priority = ? "
+            f"AND due_at <= ? AND state < 5 ORDER BY due_at {'DESC' if newest else 'ASC'} LIMIT ?",
             (*lane, priority, now, count_max),
         )
-        return [Due(write_id, ObjectKey(bucket, decoded(key)), at) for write_id, bucket, key, at in found]
+        return [Due(write_id, ObjectKey(bucket, decoded(key)), *turn) for write_id, bucket, key, *turn in found]
 
     def living(self, write_ids: Sequence[int]) -> set[int]:
         """Those that are not over."""

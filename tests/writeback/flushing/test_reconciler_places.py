@@ -371,6 +371,32 @@ def test_keys_that_the_origin_does_not_serve_keep_no_others_waiting(tmp_path: Pa
     with_buffer(tmp_path, scenario)
 
 
+def test_a_key_that_failed_once_among_many_does_not_wait_for_them(tmp_path: Path) -> None:
+    """300 keys that the origin never serves, 5 that it refuses once, and others that it serves: it takes seconds to
+    find those 5, and not the minutes that one after the other of the 300 takes."""
+    many = 300
+
+    async def scenario(buffer: Buffer) -> None:
+        await buffer.learn()
+        buffer.origin.inject(under("hot/"), Answer(503, "SlowDown"), times=None)
+        await put_many(buffer, [f"hot/{number}" for number in range(many)])
+        buffer.start()
+        good = [f"good/{number}" for number in range(5)]
+        for second in range(240):
+            if second == 120:
+                for name in good:
+                    buffer.origin.inject(on(key=name), Answer(503, "SlowDown"))
+                await put_many(buffer, good)
+            await put_many(buffer, [f"other/{second}"])
+            await buffer.passes(1.0, step=1.0 if second < 120 else 0.25)
+            if second >= 120 and len(buffer.left()) == many:
+                break
+        assert second < 180
+        assert set(good) <= set(buffer.bucket.objects)
+
+    with_buffer(tmp_path, scenario)
+
+
 def test_keys_that_hang_keep_no_others_waiting(tmp_path: Path) -> None:
     """Each takes its place for some seconds only: 30 of them, and what was acknowledged behind."""
 
