@@ -15,7 +15,7 @@ from gateway.config import Settings
 from gateway.counting import WritebackMetrics
 from gateway.errors import BufferUnavailable, StoreUnavailable
 from gateway.metadata.catalog import Catalog
-from gateway.operations.absorbing.publishing import Publisher
+from gateway.operations.writeback.cache_promotion import CachePromoter
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slots
 from gateway.writeback import DIRECTORY
@@ -26,7 +26,7 @@ from gateway.writeback.admin.writeback_admin import WritebackAdmin
 from gateway.writeback.bounds.bounds import BoundsObserver
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.flushing.flush_logger import FlushLogger
-from gateway.writeback.flushing.reconciler import Reconciler, SlotOrder, Tools
+from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, SlotOrder
 from gateway.writeback.flushing.requests import Requests
 
 RESERVE_SECONDS = 10.0
@@ -94,10 +94,10 @@ class Flushing:
     """What takes the buffer's content to the origin; in one process of a gateway."""
 
     def __init__(self, buffer: WritebackBuffer, queries: PendingQueries, around: Surroundings) -> None:
-        publisher = Publisher(around.catalog, around.blocks, around.slots, buffer.staging)
+        publisher = CachePromoter(around.catalog, around.blocks, around.slots, buffer.staging)
         requests = Requests(around.origin, buffer.staging, buffer.threads, around.clock)
         orders = {slot.name: SlotOrder(slot.prefix.key_prefix, slot.upload_expiry_seconds) for slot in around.slots}
-        tools = Tools(buffer.journal, requests, publisher, around.log, around.clock, orders)
+        tools = FlushDependencies(buffer.journal, requests, publisher, around.log, around.clock, orders)
         self.buffer = buffer
         self._clock = around.clock
         self.reconciler = Reconciler(tools)

@@ -33,15 +33,15 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from gateway.objects import ObjectKey
-from gateway.operations.absorbing.completing import complete
+from gateway.operations.writeback.completing import complete
 from gateway.s3.xml import CompletedPart
 from gateway.steps import in_steps
 from gateway.writeback import DIRECTORY
 from gateway.writeback.files.staged_file import StagedFile, Staging
-from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.codec import parts_digest
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.records import Base, Fixed, Part, State, Write
+from gateway.writeback.journal.records import ExpectedVersion, Part, State, Write, WriteSpec
+from gateway.writeback.journal.transaction import JournalTransaction
 from loadtests.harness import command, machine
 from loadtests.harness.command import Options, progress
 from loadtests.harness.content import BUCKET
@@ -179,8 +179,8 @@ async def _put_parts(journal: Journal, upload_id: str, count: int) -> None:
         await asyncio.gather(*(journal.change(partial(_put_part, upload_id, part, now)) for part in some))
 
 
-def _put_part(upload_id: str, part: Part, now: float, book: Book) -> None:
-    if not book.put_part(upload_id, part, now):
+def _put_part(upload_id: str, part: Part, now: float, tx: JournalTransaction) -> None:
+    if not tx.put_part(upload_id, part, now):
         raise RuntimeError("no such upload")
 
 
@@ -214,8 +214,10 @@ def _look_ups(count: int) -> dict[str, float]:
 
 async def _timed_look_ups(journal: Journal, count: int) -> dict[str, float]:
     key = ObjectKey(BUCKET, "many")
-    opened = Write(Fixed(key, {}, "load"), Base(absent=True), 1.0, State.OPEN, upload_id="upload", multipart=True)
-    upload = await journal.change(lambda book: book.open_upload(opened))
+    opened = Write(
+        WriteSpec(key, {}, "load"), ExpectedVersion(absent=True), 1.0, State.OPEN, upload_id="upload", multipart=True
+    )
+    upload = await journal.change(lambda tx: tx.open_upload(opened))
     await _put_parts(journal, "upload", count)
     listed = [CompletedPart(number, _file(number).etag, {}) for number in range(1, count + 1)]
     stored = {part.number: part for part in await journal.parts(upload.id)}
@@ -231,10 +233,10 @@ async def _timed_look_ups(journal: Journal, count: int) -> dict[str, float]:
         await in_steps(parts_digest(listed))
 
     async def upload_now() -> None:
-        journal.read(lambda book: book.upload("upload"))
+        journal.read(lambda tx: tx.upload("upload"))
 
     async def listing() -> None:
-        journal.read(lambda book: book.listing(BUCKET, b"", None, 1000))
+        journal.read(lambda tx: tx.listing(BUCKET, b"", None, 1000))
 
     looks = {
         "ListParts": page,
@@ -405,18 +407,18 @@ async def _fill(buffer: Path, prefix: str, count: int) -> None:
                 file = StagedFile(f"w0/{secrets.token_hex(16)}", sealed.size_bytes, sealed.md5)
                 staging.path(file).write_bytes(content)
                 key, parts = ObjectKey(BUCKET, f"{prefix}{number:06d}"), (Part(1, file, now),)
-                base = Base(absent=True, asked_at=now)
-                fixed = Fixed(key, {}, "load")
+                expected = ExpectedVersion(absent=True, asked_at=now)
+                spec = WriteSpec(key, {}, "load")
                 writes.append(
-                    Write(fixed, base, now, etag=file.etag, size_bytes=len(_SMALL), parts=parts, acknowledged_at=now)
+                    Write(spec, expected, now, etag=file.etag, size_bytes=len(_SMALL), parts=parts, acknowledged_at=now)
                 )
             await asyncio.gather(*(journal.change(partial(_acknowledge, one)) for one in writes))
     finally:
         journal.close()
 
 
-def _acknowledge(write: Write, book: Book) -> None:
-    book.acknowledge(write)
+def _acknowledge(write: Write, tx: JournalTransaction) -> None:
+    tx.acknowledge(write)
 
 
 class _Side:

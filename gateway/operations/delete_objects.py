@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from gateway.errors import OriginBodyError
 from gateway.objects import ObjectKey
-from gateway.operations.absorbing.deleting import Buried, bury_pending
-from gateway.operations.absorbing.through import deleted_through
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document
 from gateway.operations.visibility import changed_keys, with_invalidation
+from gateway.operations.writeback.deleting import DeleteOutcome, bury_pending
+from gateway.operations.writeback.write_through import deleted_through
 from gateway.policy.slots import refusal_of_write
 from gateway.s3.headers import filter_request_headers, filter_response_headers, without
 from gateway.s3.xml import (
@@ -78,9 +78,9 @@ class _Done(NamedTuple):
     deleted: Sequence[str]
 
 
-async def _bury(context: RequestContext, entries: Sequence[DeleteEntry]) -> Buried:
+async def _bury(context: RequestContext, entries: Sequence[DeleteEntry]) -> DeleteOutcome:
     buffer = context.services.writeback
-    return Buried(entries) if buffer is None else await bury_pending(context, buffer, entries)
+    return DeleteOutcome(entries) if buffer is None else await bury_pending(context, buffer, entries)
 
 
 def _refused(context: RequestContext, asked: DeleteRequest) -> list[DeleteError]:

@@ -35,7 +35,7 @@ from gateway.s3.list_result import EntryTemplate
 from gateway.s3.requests import Operation
 
 if TYPE_CHECKING:
-    from gateway.writeback.journal.book import Book
+    from gateway.writeback.journal.transaction import JournalTransaction
 
 _COSTS_NOTHING = frozenset({"x-amz-request-payer"})
 
@@ -95,14 +95,14 @@ def may_be_merged(context: RequestContext) -> bool:
     bucket, prefix = request.bucket or "", request.parameter("prefix") or ""
     if any(slot.write == "back" for slot in context.services.slots.under(bucket, prefix)):
         return True
-    return buffer.look(lambda book: _is_anything_pending(book, bucket, prefix)) or _has_our_token(context)
+    return buffer.look(lambda tx: _is_anything_pending(tx, bucket, prefix)) or _has_our_token(context)
 
 
-def _is_anything_pending(book: Book, bucket: str, prefix: str) -> bool:
+def _is_anything_pending(tx: JournalTransaction, bucket: str, prefix: str) -> bool:
     start = prefix.encode()
-    if book.listing(bucket, start, prefix_end(start) if start else END, 1):
+    if tx.listing(bucket, start, prefix_end(start) if start else END, 1):
         return True
-    return next(iter(book.uploads(bucket, prefix)), None) is not None
+    return next(iter(tx.uploads(bucket, prefix)), None) is not None
 
 
 def _has_our_token(context: RequestContext) -> bool:

@@ -41,7 +41,7 @@ from gateway.writeback.journal.records import Write
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
-    from gateway.writeback.journal.book import Book
+    from gateway.writeback.journal.transaction import JournalTransaction
 
 ListOutcome: TypeAlias = Literal["hit", "partial", "miss", "stale"]
 """How a page came about, as the catalog's observer is told."""
@@ -418,7 +418,7 @@ class PendingSource:
         """Other requests come in between the looks."""
         rows: list[ObjectRow] = []
         while True:
-            found = self._buffer.look(lambda book: pending_rows(book, self._listing.bucket, wanted, _ROWS_AT_A_LOOK))  # noqa: B023
+            found = self._buffer.look(lambda tx: pending_rows(tx, self._listing.bucket, wanted, _ROWS_AT_A_LOOK))  # noqa: B023
             rows += found.rows
             if found.end is None or len(rows) >= max(wanted.limit, _PENDING_ROWS_MIN):
                 return Rows(rows, found.end)
@@ -426,7 +426,7 @@ class PendingSource:
             wanted = replace(wanted, begin=found.end)
 
 
-def pending_rows(book: Book, bucket: str, wanted: ListRequest, count: int) -> ObjectRows:
+def pending_rows(tx: JournalTransaction, bucket: str, wanted: ListRequest, count: int) -> ObjectRows:
     """The first rows, `count` or a few more; `wanted.limit` does not matter.
 
     Nothing is scanned that rolls up: behind a common prefix the next key is looked for at its end.
@@ -434,13 +434,13 @@ def pending_rows(book: Book, bucket: str, wanted: ListRequest, count: int) -> Ob
     rows: list[ObjectRow] = []
     place, at_once = wanted.start, 1
     while len(rows) < count:
-        found = book.listing(bucket, place, wanted.stop, at_once) if place < wanted.stop else ()
+        found = tx.listing(bucket, place, wanted.stop, at_once) if place < wanted.stop else ()
         plain = list(takewhile(lambda one: wanted.rolled_up(_name(one)) is None, found))
         rows += map(_pending_row, plain)
         if len(plain) < len(found):
             common = wanted.rolled_up(_name(found[len(plain)])) or b""
             if wanted.is_behind(common):
-                rows.append(Row(common, _kind_of_prefix(book, bucket, common, place)))
+                rows.append(Row(common, _kind_of_prefix(tx, bucket, common, place)))
             place, at_once = prefix_end(common), 1
         elif len(found) < at_once:
             return Rows(rows)
@@ -456,10 +456,10 @@ def _pending_row(pending: Write) -> ObjectRow:
     return Row(entry.key, Kind.ENTRY, content=Entry(pack(entry, 0), entry.template))
 
 
-def _kind_of_prefix(book: Book, bucket: str, common: bytes, place: bytes) -> Kind:
+def _kind_of_prefix(tx: JournalTransaction, bucket: str, common: bytes, place: bytes) -> Kind:
     """Of a common prefix under which something is pending from a place on."""
     for count in (1, _TOMBSTONES_PASSED_MAX):
-        if any(not one.deleted for one in book.listing(bucket, max(common, place), prefix_end(common), count)):
+        if any(not one.deleted for one in tx.listing(bucket, max(common, place), prefix_end(common), count)):
             return Kind.PREFIX
     return Kind.DOUBTFUL_PREFIX
 
@@ -474,16 +474,16 @@ def pending_entry(pending: Write) -> ListedEntry:
     S3 writes dates in milliseconds and means whole seconds, as HEAD does.
     """
     modified = format_iso_date(pending.acknowledged_at).removesuffix("Z") + ".000Z"
-    storage_class = element("StorageClass", pending.fixed.headers.get("x-amz-storage-class", "STANDARD"))
+    storage_class = element("StorageClass", pending.spec.headers.get("x-amz-storage-class", "STANDARD"))
     template = EntryTemplate(_checksum(pending), None, storage_class)
     return ListedEntry(pending.key.key.encode(), modified, pending.etag, pending.size_bytes, template)
 
 
 def _checksum(pending: Write) -> str:
     """Algorithm and type where Create or PutObject has declared one; what S3 computes by itself is not foretold."""
-    declared = pending.fixed.headers.get("x-amz-checksum-algorithm") if pending.multipart else None
+    declared = pending.spec.headers.get("x-amz-checksum-algorithm") if pending.multipart else None
     if declared is not None:
-        found = upload_checksum_type(declared, pending.fixed.headers.get("x-amz-checksum-type"))
+        found = upload_checksum_type(declared, pending.spec.headers.get("x-amz-checksum-type"))
     elif pending.checksums and not pending.multipart:
         found = next(iter(pending.checksums)), "FULL_OBJECT"
     else:

@@ -34,8 +34,8 @@ from gateway.s3.xml_writer import element
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
-    from gateway.writeback.journal.book import Book
     from gateway.writeback.journal.records import Write
+    from gateway.writeback.journal.transaction import JournalTransaction
 
 _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 _PAGES_MAX = 100
@@ -55,7 +55,7 @@ _Rows = Rows[_Listed]
 async def list_uploads(context: RequestContext, buffer: WritebackBuffer) -> Response:
     """The page; the origin's error where it gives one."""
     query = uploads_query(context.request)
-    listing = _Listing(context, buffer, query, buffer.look(lambda book: _place_in(book, query)))
+    listing = _Listing(context, buffer, query, buffer.look(lambda tx: _place_in(tx, query)))
     wanted = ListRequest(query.prefix.encode(), query.delimiter.encode(), query.limit)
     sources: list[ListSource[_Listed]] = [_OwnUploads(listing), _OriginUploads(listing)]
     page = MergedPage(wanted, sources)
@@ -72,21 +72,19 @@ def may_concern_uploads(context: RequestContext, buffer: WritebackBuffer) -> boo
     bucket, prefix = context.request.bucket or "", context.request.parameter("prefix") or ""
     if any(slot.write == "back" for slot in context.services.slots.under(bucket, prefix)):
         return True
-    return is_place(context.request.parameter("upload-id-marker") or "") or buffer.look(
-        lambda book: _is_busy(book, bucket)
-    )
+    return is_place(context.request.parameter("upload-id-marker") or "") or buffer.look(lambda tx: _is_busy(tx, bucket))
 
 
-def _is_busy(book: Book, bucket: str) -> bool:
+def _is_busy(tx: JournalTransaction, bucket: str) -> bool:
     """Whether the origin may have uploads that are behind ours."""
-    if book.newest() or book.are_any_aborting():
+    if tx.newest() or tx.are_any_aborting():
         return True
-    return next(iter(book.uploads(bucket)), None) is not None
+    return next(iter(tx.uploads(bucket)), None) is not None
 
 
-def _place_in(book: Book, query: UploadsQuery) -> UploadPlace | None:
+def _place_in(tx: JournalTransaction, query: UploadsQuery) -> UploadPlace | None:
     """Where the marker is: clients may also come back with the id of an upload that they have seen listed."""
-    marked = book.upload(query.id_marker) if query.place is not None else None
+    marked = tx.upload(query.id_marker) if query.place is not None else None
     return query.place if marked is None else UploadPlace(ours=(marked.began_at, marked.upload_id or ""))
 
 
@@ -145,14 +143,14 @@ class _OwnUploads:
         self._listing = listing
 
     async def seek(self, wanted: ListRequest) -> _Rows:
-        return self._listing.buffer.look(lambda book: self._rows(book, wanted))
+        return self._listing.buffer.look(lambda tx: self._rows(tx, wanted))
 
-    def _rows(self, book: Book, wanted: ListRequest) -> _Rows:
+    def _rows(self, tx: JournalTransaction, wanted: ListRequest) -> _Rows:
         """All of one key or none: the journal has them in the order of their ids."""
         listing, rows = self._listing, list[_Row]()
         after = before(wanted.begin) if wanted.begin else listing.query.key_marker
         while True:
-            for upload in book.uploads(listing.bucket, wanted.prefix.decode(), (after, "")):
+            for upload in tx.uploads(listing.bucket, wanted.prefix.decode(), (after, "")):
                 row = listing.row(wanted, _listed(upload), is_ours=True)
                 if row is None:
                     continue
@@ -171,12 +169,12 @@ def _in_order(rows: list[_Row]) -> list[_Row]:
 
 
 def _listed(upload: Write) -> ListedUpload:
-    storage_class = upload.fixed.headers.get("x-amz-storage-class", "STANDARD")
+    storage_class = upload.spec.headers.get("x-amz-storage-class", "STANDARD")
     initiated = format_iso_date(upload.began_at).removesuffix("Z") + ".000Z"
     rest = element("StorageClass", storage_class) + element("Initiated", initiated)
-    algorithm = upload.fixed.headers.get("x-amz-checksum-algorithm")
+    algorithm = upload.spec.headers.get("x-amz-checksum-algorithm")
     rest += "" if algorithm is None else element("ChecksumAlgorithm", algorithm.upper())
-    return ListedUpload(upload.fixed.key.key, upload.upload_id or "", upload.began_at, rest)
+    return ListedUpload(upload.spec.key.key, upload.upload_id or "", upload.began_at, rest)
 
 
 class _OriginUploads:
@@ -189,7 +187,7 @@ class _OriginUploads:
         rows: list[_Row] = []
         markers = (before(wanted.begin), "") if wanted.begin else self._first_markers()
         for _ in range(_PAGES_MAX):
-            is_busy = self._listing.buffer.look(lambda book: _is_busy(book, self._listing.bucket))
+            is_busy = self._listing.buffer.look(lambda tx: _is_busy(tx, self._listing.bucket))
             page = await (self._foreign_uploads(wanted, markers) if is_busy else self._ask(wanted, markers))
             rows += self._rows_of(wanted, page, is_busy=is_busy)
             if page.following is None:
@@ -225,15 +223,15 @@ class _OriginUploads:
         One of ours may have ended while the page was on its way: what seems to be foreign is asked for once more.
         """
         page = await self._ask(wanted, markers)
-        foreign = self._listing.buffer.look(lambda book: self._foreign_in(book, page.uploads))
+        foreign = self._listing.buffer.look(lambda tx: self._foreign_in(tx, page.uploads))
         if foreign:
             again = {one.upload_id for one in (await self._ask(wanted, markers)).uploads}
             foreign = [one for one in foreign if one.upload_id in again]
         return page._replace(uploads=foreign)
 
-    def _foreign_in(self, book: Book, listed: Sequence[ListedUpload]) -> list[ListedUpload]:
+    def _foreign_in(self, tx: JournalTransaction, listed: Sequence[ListedUpload]) -> list[ListedUpload]:
         bucket = self._listing.bucket
-        ours = {key: book.origin_upload_ids(ObjectKey(bucket, key)) for key in {one.key for one in listed}}
+        ours = {key: tx.origin_upload_ids(ObjectKey(bucket, key)) for key in {one.key for one in listed}}
         return [one for one in listed if one.upload_id not in ours[one.key]]
 
     async def _ask(self, wanted: ListRequest, markers: tuple[str, str]) -> UploadsPage:

@@ -22,7 +22,7 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import format_http_date, stored_headers
 from gateway.s3.requests import S3Request, part_number
 from gateway.writeback.journal.records import Write
-from gateway.writeback.reading import FileGone, part_range
+from gateway.writeback.pending_reader import FileGone, part_range
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
@@ -70,7 +70,7 @@ class PendingVersions(CurrentVersions):
 
 
 def _headers(pending: Write, *, with_checksums: bool) -> dict[str, str]:
-    headers = stored_headers(pending.fixed.headers)
+    headers = stored_headers(pending.spec.headers)
     headers |= {"etag": pending.etag, "last-modified": format_http_date(pending.acknowledged_at)}
     if with_checksums:
         checksums: Mapping[str, str] = pending.checksums

@@ -12,15 +12,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gateway.objects import ObjectKey
-from gateway.operations.absorbing.barrier import FlushWait
-from gateway.operations.absorbing.completing import absorb_complete
-from gateway.operations.absorbing.copies import absorb_copy, absorb_part_copy, copied_here
-from gateway.operations.absorbing.deleting import delete_pending
-from gateway.operations.absorbing.objects import absorb_put
-from gateway.operations.absorbing.parts import absorb_part, is_known
-from gateway.operations.absorbing.through import CHANGES_NO_OBJECT, goes_through, written_through
-from gateway.operations.absorbing.uploads import absorb_abort, absorb_create, absorbed_parts
-from gateway.operations.absorbing.write_back_policy import Reason, check_condition, may_be_deleted_here
 from gateway.operations.bucket_answers import bucket_answer
 from gateway.operations.context import Answer, RequestContext, Response
 from gateway.operations.delete_objects import delete_objects
@@ -31,6 +22,15 @@ from gateway.operations.passthrough import READ_METHODS, forward, forward_write,
 from gateway.operations.pending_versions import PendingVersions, is_answered_here
 from gateway.operations.read_object import CurrentVersions, VersionSource, get_object, head_object
 from gateway.operations.snapshot_versions import SnapshotVersions, frozen_source, pin_source
+from gateway.operations.writeback.completing import buffer_complete
+from gateway.operations.writeback.copies import buffer_copy, buffer_part_copy, copied_here
+from gateway.operations.writeback.deleting import delete_pending
+from gateway.operations.writeback.flush_wait import FlushWait
+from gateway.operations.writeback.objects import buffer_put
+from gateway.operations.writeback.parts import buffer_part, is_known
+from gateway.operations.writeback.uploads import buffer_abort, buffer_create, list_buffered_parts
+from gateway.operations.writeback.write_back_policy import Reason, check_condition, may_be_deleted_here
+from gateway.operations.writeback.write_through import CHANGES_NO_OBJECT, goes_through, written_through
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.presigned import strip_signature_parameters
@@ -153,16 +153,16 @@ async def _copied_from_snapshot(context: RequestContext, slot: Slot) -> Response
 _Buffered = Callable[[RequestContext, "WritebackBuffer"], Coroutine[Any, Any, Response]]
 
 _OF_OPEN_UPLOADS: Mapping[Operation, _Buffered] = {
-    Operation.UPLOAD_PART: absorb_part,
-    Operation.COMPLETE_MULTIPART_UPLOAD: absorb_complete,
-    Operation.ABORT_MULTIPART_UPLOAD: absorb_abort,
-    Operation.LIST_PARTS: absorbed_parts,
+    Operation.UPLOAD_PART: buffer_part,
+    Operation.COMPLETE_MULTIPART_UPLOAD: buffer_complete,
+    Operation.ABORT_MULTIPART_UPLOAD: buffer_abort,
+    Operation.LIST_PARTS: list_buffered_parts,
 }
 """What is about an upload goes where its Create went, whatever the slot says by now."""
 
 _BUFFERED: Mapping[Operation, _Buffered] = {
-    Operation.PUT_OBJECT: absorb_put,
-    Operation.CREATE_MULTIPART_UPLOAD: absorb_create,
+    Operation.PUT_OBJECT: buffer_put,
+    Operation.CREATE_MULTIPART_UPLOAD: buffer_create,
 }
 
 
@@ -207,7 +207,7 @@ def _by_buffer(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
             def leave() -> Awaitable[Response]:
                 return _when_flushed(context, buffer, _pending_keys(context, buffer))
 
-            return absorb_copy(context, buffer, source, leave)
+            return buffer_copy(context, buffer, source, leave)
     pending_keys = _pending_keys(context, buffer)
     if pending_keys or _is_write_past_the_buffer(context):
         return _when_flushed(context, buffer, pending_keys)
@@ -221,7 +221,7 @@ def _of_upload(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
         # The origin knows the upload by another id: it would deny that there is one.
         raise s3_error("NotImplemented", "A parameter of this request is not known for an upload that is open here.")
     if operation is Operation.UPLOAD_PART_COPY:
-        return absorb_part_copy(context, buffer, perform, _past_the_buffer)
+        return buffer_part_copy(context, buffer, perform, _past_the_buffer)
     return _OF_OPEN_UPLOADS[operation](context, buffer) if operation in _OF_OPEN_UPLOADS else None
 
 

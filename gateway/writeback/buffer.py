@@ -2,7 +2,7 @@
 
     <directory>/FORMAT      "forebay writeback 1"
     <directory>/journal     what was acknowledged (journal/schema.py); with SQLite's -wal and -shm beside it
-    <directory>/presence    where anything is pending (presence.py)
+    <directory>/pending_keys    where anything is pending (pending_key_filter.py)
     <directory>/ballast     room for the journal on a full disk (bounds/room.py)
     <directory>/arriving    what bodies that are arriving will take (bounds/room.py)
     <directory>/staged/     the bytes, and their checksums (files/staged_file.py)
@@ -28,12 +28,12 @@ from gateway.policy.slots import Slot
 from gateway.writeback.bounds.bounds import Bounds, BoundsObserver, Shared, SilentBoundsObserver
 from gateway.writeback.bounds.room import DiskRoom, Reservations, ReserveFile
 from gateway.writeback.files.staged_file import StagedFile, StagedWriter, Staging
-from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.records import OwnDoing, Part, Write
+from gateway.writeback.journal.records import LastOwnWrite, Part, Write
+from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.opening import ARRIVING, prepare
-from gateway.writeback.order import placed
-from gateway.writeback.reading import PendingReader, staged_body
+from gateway.writeback.order import with_order
+from gateway.writeback.pending_reader import PendingReader, staged_body
 from gateway.writeback.threads import BufferThreads
 
 THREADS = 8
@@ -46,9 +46,9 @@ class WritebackBuffer:
 
     def __init__(self, files: _Files, threads: BufferThreads, bounds: Bounds, clock: Clock) -> None:
         self.journal = files.journal
-        self.may_be_pending = files.journal.presence.may_be
+        self.may_be_pending = files.journal.pending_keys.may_be
         """Whether something may be pending under a key: False is certain, and costs next to nothing."""
-        self.node_id, _ = files.journal.read(lambda book: book.node())
+        self.node_id, _ = files.journal.read(lambda tx: tx.node())
         """Of this node among all: every upload id begins with it."""
         self.staging = files.staging
         self.threads = threads
@@ -104,9 +104,9 @@ class WritebackBuffer:
         """
         if not self.may_be_pending(key):
             return None
-        return self.journal.read(lambda book: book.latest(key))
+        return self.journal.read(lambda tx: tx.latest(key))
 
-    def look(self, at: Callable[[Book], R]) -> R:
+    def look(self, at: Callable[[JournalTransaction], R]) -> R:
         """What a look at the journal as it is now finds."""
         return self.journal.read(at)
 
@@ -144,33 +144,33 @@ class WritebackBuffer:
         """An object is the key's last state now."""
         placed_write = self._placed(write)
         async with self._or_refused(write.parts):
-            return await self._change(lambda book: book.acknowledge(placed_write))
+            return await self._change(lambda tx: tx.acknowledge(placed_write))
 
     async def acknowledge_sharing(self, write: Write) -> bool:
         """The same for an object made of files of others; False when one of them has gone meanwhile."""
         placed_write = self._placed(write)
 
-        def put(book: Book) -> bool:
-            if not all(book.knows_file(part.file.name) for part in write.parts):
+        def put(tx: JournalTransaction) -> bool:
+            if not all(tx.knows_file(part.file.name) for part in write.parts):
                 return False
-            book.acknowledge(placed_write)
+            tx.acknowledge(placed_write)
             return True
 
         return await self._change(put)
 
-    async def bury(self, tombstone: Write) -> Write | None:
+    async def write_tombstone(self, tombstone: Write) -> Write | None:
         """Delete what is pending under a key, here at once; the tombstone, None: nobody need wait for the origin.
 
         InConflict where a person is to decide first.
         """
         placed_write = self._placed(tombstone)
-        return await self._change(lambda book: book.bury(placed_write))
+        return await self._change(lambda tx: tx.write_tombstone(placed_write))
 
     async def put_part(self, upload_id: str, part: Part) -> bool:
         """UploadPart; False when there is no such upload: then its file is gone."""
         now = Moment.of(self._clock)
         async with self._or_refused([part]):
-            stored = await self._change(lambda book: book.put_part(upload_id, part, now))
+            stored = await self._change(lambda tx: tx.put_part(upload_id, part, now))
         if not stored:
             await self._remove([part])
         return stored
@@ -178,33 +178,33 @@ class WritebackBuffer:
     async def complete(self, made: Write) -> Write | None:
         """CompleteMultipartUpload with the chosen parts; None when one was replaced, or the upload ended, meanwhile."""
         placed_write = self._placed(made)
-        return await self._change(lambda book: book.complete(placed_write))
+        return await self._change(lambda tx: tx.complete(placed_write))
 
     async def complete_at_origin(self, made: Write) -> bool:
-        """Have the origin be asked for it (`Book.complete_at_origin`)."""
+        """Have the origin be asked for it (`JournalTransaction.complete_at_origin`)."""
         placed_write = self._placed(made)
-        return await self._change(lambda book: book.complete_at_origin(placed_write))
+        return await self._change(lambda tx: tx.complete_at_origin(placed_write))
 
-    async def did(self, key: ObjectKey, own: OwnDoing) -> None:
+    async def record_own_write(self, key: ObjectKey, own: LastOwnWrite) -> None:
         """This gateway has changed a key at the origin, past the buffer."""
-        await self._change(lambda book: book.changed_past(key, own))
+        await self._change(lambda tx: tx.changed_past(key, own))
 
-    async def hurry(self, key: ObjectKey) -> None:
+    async def prioritise(self, key: ObjectKey) -> None:
         """Somebody waits until the origin has what is pending under a key."""
         now = self._clock.now()
-        await self.journal.change(lambda book: book.hurry(key, now))
+        await self.journal.change(lambda tx: tx.prioritise(key, now))
 
     async def abort(self, upload_id: str) -> bool:
         """AbortMultipartUpload; False when the upload has ended meanwhile, or is just being completed at the origin."""
         now = self._clock.now()
-        return await self._change(lambda book: book.abort(upload_id, now))
+        return await self._change(lambda tx: tx.abort(upload_id, now))
 
     def _placed(self, write: Write) -> Write:
-        bounds = self.bounds.of(write.fixed.slot)
+        bounds = self.bounds.of(write.spec.slot)
         acknowledged = Moment.of(self._clock) if write.is_acknowledged else None
-        return placed(replace(write, acknowledged=acknowledged), bounds.slot if bounds is not None else None)
+        return with_order(replace(write, acknowledged=acknowledged), bounds.slot if bounds is not None else None)
 
-    async def _change(self, step: Callable[[Book], R]) -> R:
+    async def _change(self, step: Callable[[JournalTransaction], R]) -> R:
         with self._watching_the_disk():
             return await self.journal.change(step)
 

@@ -16,7 +16,7 @@ from gateway.clock import Moment
 from gateway.durable import sync_directory, write_durably
 from gateway.errors import BufferDamaged, BufferUnavailable, StartupError
 from gateway.writeback.files.staged_file import DIRECTORY_MODE, Staging
-from gateway.writeback.journal.checking import check_journal
+from gateway.writeback.journal.integrity_check import check_journal
 from gateway.writeback.journal.journal import Journal
 
 FORMAT = b"forebay writeback 1\n"
@@ -82,7 +82,7 @@ def recover(directory: Path, now: Moment | float) -> Recovered:
             (directory / ARRIVING).unlink(missing_ok=True)
         removed = Staging(directory, 0).sweep(journal.unknown_files)
         pending, uploads = journal.recover(now)
-        orphans = journal.read(lambda book: book.aborting_count())
+        orphans = journal.read(lambda tx: tx.aborting_count())
     finally:
         journal.close()
     return Recovered(pending, uploads, orphans, removed)

@@ -17,7 +17,7 @@ from gateway.policy.slots import Slot
 from gateway.writeback.journal.records import Write
 
 
-def placed(write: Write, slot: Slot | None) -> Write:
+def with_order(write: Write, slot: Slot | None) -> Write:
     """A write that is to be acknowledged, with what it has to wait for."""
     if slot is not None and slot.order == "strict":
         return replace(write, in_order=True)

@@ -23,7 +23,7 @@ import pytest
 
 from gateway.errors import ForebayError
 from gateway.writeback.opening import recover
-from gateway.writeback.reading import FileGone
+from gateway.writeback.pending_reader import FileGone
 from tests.support.buffer_history import Expected, Hearing, check, start_writers
 from tests.support.strict_disk import Moment, built, moments, synced_names, traced
 

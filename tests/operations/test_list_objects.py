@@ -34,8 +34,8 @@ from gateway.operations.merged_page import Kind, ListSource, MergedPage
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.list_objects import ListQuery
 from gateway.s3.list_result import EntryTemplate, ListedEntry
-from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.schema import prepare
+from gateway.writeback.journal.transaction import JournalTransaction
 from tests.support import listing_model as model
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin import MemoryOrigin
@@ -91,14 +91,14 @@ class World:
 
     def __init__(
         self,
-        book: Book,
+        tx: JournalTransaction,
         slots: Slots,
         origin: Collection[str],
         frozen: Collection[str],
         writes: Mapping[str, bool],
         flushes: Iterator[bool],
     ) -> None:
-        self._book = book
+        self._book = tx
         self._flushes = flushes
         self._slots = slots
         self._frozen = {name for name in frozen if is_frozen(slots, name)}
@@ -109,7 +109,7 @@ class World:
         self.waiting: dict[str, int] = {}
         for name, is_put in writes.items():
             if not is_frozen(slots, name):
-                stored = book.acknowledge(pending(key(name), name) if is_put else pending(key(name), deleted=True))
+                stored = tx.acknowledge(pending(key(name), name) if is_put else pending(key(name), deleted=True))
                 self.waiting[name] = stored.id
         services = SimpleNamespace(
             catalog=SimpleNamespace(joined_calls=JoinedCalls(ManualClock())),
@@ -129,7 +129,7 @@ class World:
         stored = {name for name in self.origin.buckets[BUCKET].objects if not is_frozen(self._slots, name)}
         return {name.encode() for name in (stored - gone) | there | self._frozen}
 
-    def look(self, at: Callable[[Book], ObjectRows]) -> ObjectRows:
+    def look(self, at: Callable[[JournalTransaction], ObjectRows]) -> ObjectRows:
         """As the buffer's; then the flush goes on."""
         found = at(self._book)
         for name in sorted(self.waiting):
@@ -157,11 +157,11 @@ class World:
 
 
 @contextmanager
-def a_book() -> Iterator[Book]:
+def a_book() -> Iterator[JournalTransaction]:
     connection = sqlite3.connect(":memory:", isolation_level=None)
     try:
         prepare(connection)
-        yield Book(connection, PlainPresence())
+        yield JournalTransaction(connection, PlainPresence())
     finally:
         connection.close()
 
@@ -184,8 +184,8 @@ def test_every_page_is_as_if_all_lay_in_one_bucket(
 ) -> None:
     """Order, limit, common prefixes and truncation, page by page, whatever is flushed in between."""
     slots = slots_of(prefixes)
-    with a_book() as book:
-        world = World(book, slots, origin, frozen, writes, iter(flushes))
+    with a_book() as tx:
+        world = World(tx, slots, origin, frozen, writes, iter(flushes))
         union = world.union()
         while True:
             found, templates = world.page(wanted)
@@ -214,9 +214,9 @@ def test_every_place_belongs_to_the_part_of_its_slot(prefixes: dict[str, bool], 
 
 @settings(max_examples=150)
 @given(model.KEY.map(str.encode), st.sampled_from([key_successor, prefix_end, bytes]))
-def test_the_origin_is_asked_from_before_a_place(name: bytes, place_of: Callable[[bytes], bytes]) -> None:
+def test_the_origin_is_asked_from_before_a_place(name: bytes, hash_slot_of: Callable[[bytes], bytes]) -> None:
     """Never from behind it, which would leave something out; and from the key itself where the place is behind one."""
-    place = place_of(name)
+    place = hash_slot_of(name)
     assert before(place).encode() < place
     assert before(key_successor(name)) == name.decode()
     assert before(prefix_end(name)).encode() >= name
@@ -232,16 +232,16 @@ def test_places_at_the_edge(place: bytes) -> None:
 
 def test_a_page_behind_which_everything_is_deleted_is_the_last() -> None:
     """However many tombstones there are: what the origin still has behind the page does not count."""
-    with a_book() as book:
+    with a_book() as tx:
         names = "bcdefghijklm"
-        world = World(book, slots_of({}), {"a", *names}, (), dict.fromkeys(names, False), iter(()))
+        world = World(tx, slots_of({}), {"a", *names}, (), dict.fromkeys(names, False), iter(()))
         assert model.said(world.page(ListRequest(limit=1))[0]) == ([b"a"], [], False)
 
 
 def test_a_pending_object_takes_the_place_of_the_origins() -> None:
     """Its ETag, size and date are listed; of the others those of the origin."""
-    with a_book() as book:
-        world = World(book, slots_of({}), {"a", "b", "c"}, (), {"b": True, "c": False, "d": True}, iter(()))
+    with a_book() as tx:
+        world = World(tx, slots_of({}), {"a", "b", "c"}, (), {"b": True, "c": False, "d": True}, iter(()))
         page, templates = world.page(ListRequest(limit=10))
         said = [unpack(name, record, templates) for name, record in page.keys]
         assert [one.key for one in said] == [b"a", b"b", b"d"]
@@ -252,8 +252,8 @@ def test_a_pending_object_takes_the_place_of_the_origins() -> None:
 
 def test_a_full_page_asks_the_origin_once() -> None:
     """Its IsTruncated says that there is more: nothing is asked to find that out."""
-    with a_book() as book:
-        world = World(book, slots_of({}), {f"{number:04}" for number in range(1001)}, (), {}, iter(()))
+    with a_book() as tx:
+        world = World(tx, slots_of({}), {f"{number:04}" for number in range(1001)}, (), {}, iter(()))
         page, _ = world.page(ListRequest(limit=1000))
         assert (len(page.keys), page.is_truncated) == (1000, True)
         assert world.origin.count() == 1
@@ -261,20 +261,20 @@ def test_a_full_page_asks_the_origin_once() -> None:
 
 def test_common_prefixes_are_skipped_and_not_read() -> None:
     """Thousands of pending keys below a common prefix cost as much as one."""
-    with a_book() as book:
+    with a_book() as tx:
         for number in range(3000):
-            book.acknowledge(pending(key(f"{number % 3}/{number}"), deleted=number % 3 == 1))
-        book.acknowledge(pending(key("z"), "z"))
+            tx.acknowledge(pending(key(f"{number % 3}/{number}"), deleted=number % 3 == 1))
+        tx.acknowledge(pending(key("z"), "z"))
         unpacked: list[int] = []
-        listing = book.listing
+        listing = tx.listing
 
         def counted(bucket: str, start: bytes, stop: bytes | None, count_max: int) -> object:
             found = listing(bucket, start, stop, count_max)
             unpacked.append(len(found))
             return found
 
-        book.listing = counted  # type: ignore[method-assign, assignment]
-        rows = pending_rows(book, BUCKET, ListRequest(delimiter=b"/"), 10)
+        tx.listing = counted  # type: ignore[method-assign, assignment]
+        rows = pending_rows(tx, BUCKET, ListRequest(delimiter=b"/"), 10)
         assert [(row.name, row.kind) for row in rows.rows] == [
             (b"0/", Kind.PREFIX),
             (b"1/", Kind.DOUBTFUL_PREFIX),
@@ -289,11 +289,11 @@ def test_nothing_outside_of_the_range_is_read() -> None:
     """An empty range in front of many keys is answered without stepping over them."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     prepare(connection)
-    book = Book(connection, PlainPresence())
+    tx = JournalTransaction(connection, PlainPresence())
     for number in range(2000):
-        book.acknowledge(pending(key(f"b/{number}"), deleted=True))
+        tx.acknowledge(pending(key(f"b/{number}"), deleted=True))
     steps: list[None] = []
     connection.set_progress_handler(lambda: steps.append(None), 10)
-    assert list(book.listing(BUCKET, b"a/", b"a0", 1000)) == []
+    assert list(tx.listing(BUCKET, b"a/", b"a0", 1000)) == []
     connection.close()
     assert len(steps) < 50

@@ -14,15 +14,15 @@ import pytest
 
 from gateway.clock import SystemClock
 from gateway.s3.requests import Operation
-from gateway.writeback.journal.book import Book
-from gateway.writeback.journal.records import Conditions, Honoured, Profile, State
-from tests.support.absorbing import PART_BYTES, SLOTS, Client, eventually, with_client
+from gateway.writeback.journal.records import BucketCapabilities, Conditions, Honoured, State
+from gateway.writeback.journal.transaction import JournalTransaction
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
 from tests.support.gateway_app import gateway_app
 from tests.support.memory_origin import MemoryOrigin, multipart
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Fault, Unreachable, on
 from tests.support.rest_is_slow import rest_is_slow
+from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_client
 
 
 class SetClock(SystemClock):
@@ -40,9 +40,9 @@ def away(client: Client) -> Fault:
     return client.origin.inject(lambda _: True, Unreachable(), times=None)
 
 
-def is_set_aside(book: Book) -> bool:
+def is_set_aside(tx: JournalTransaction) -> bool:
     """Whether the first of what is pending turned out not to be what was acknowledged."""
-    turn = book.turn(book.waiting(0, 1)[0].id)
+    turn = tx.turn(tx.waiting(0, 1)[0].id)
     return turn is not None and turn.damaged
 
 
@@ -86,7 +86,7 @@ def test_2_4_a_read_meets_the_flush(tmp_path: Path) -> None:
         for number in range(20):
             await client.ask("PUT", f"back/{number}", b"%d" % number)
         async with client.flushing():
-            while client.buffer.look(lambda book: book.counts()[0]):
+            while client.buffer.look(lambda tx: tx.counts()[0]):
                 for number in range(20):
                     assert (await client.ask("GET", f"back/{number}")).body == b"%d" % number
 
@@ -178,7 +178,7 @@ def test_4_6_limits_are_kept_before_anything_is_acknowledged(tmp_path: Path) -> 
         upload_id = await client.create("back/m")
         etags = {number: await client.part("back/m", upload_id, number, b"small") for number in (1, 2)}
         assert b"EntityTooSmall" in (await client.complete("back/m", upload_id, etags, status=400)).body
-        assert client.buffer.look(lambda book: book.counts()) == (0, 1)
+        assert client.buffer.look(lambda tx: tx.counts()) == (0, 1)
 
     with_client(tmp_path, scenario)
 
@@ -237,7 +237,7 @@ def test_4_7_what_etags_of_objects_of_parts_are_only_such_objects_tell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """4.7 Some stores make their own for them, and MD5s for others: no PutObject has uploads be absorbed again."""
-    monkeypatch.setattr("gateway.operations.absorbing.objects.LEARNED_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("gateway.operations.writeback.objects.LEARNED_AGAIN_SECONDS", 0.0)
 
     async def scenario(client: Client) -> None:
         async def upload(name: str) -> Got:
@@ -315,10 +315,10 @@ def test_4_8_a_complete_is_remembered_for_a_day(tmp_path: Path) -> None:
         assert (await client.complete("back/m", upload_id, etags)).body == first.body
         await client.flush()
         now = client.gateway.app.services.clock.now()
-        await client.buffer.journal.change(lambda book: book.forget_ended(now + 86_300))
+        await client.buffer.journal.change(lambda tx: tx.forget_ended(now + 86_300))
         assert (await client.complete("back/m", upload_id, etags)).body == first.body
         await client.complete("back/m", upload_id, {1: '"another"'}, status=404)
-        await client.buffer.journal.change(lambda book: book.forget_ended(now + 86_500))
+        await client.buffer.journal.change(lambda tx: tx.forget_ended(now + 86_500))
         await client.complete("back/m", upload_id, etags, status=404)
 
     with_client(tmp_path, scenario)
@@ -356,7 +356,7 @@ def test_4_8_an_upload_that_the_bucket_has_ended_is_ended(tmp_path: Path) -> Non
             await eventually(lambda: any(upload.parts for upload in uploads.values()))
         uploads.clear()
         async with client.flushing(expiries=True, ahead_seconds=700.0):
-            await eventually(lambda: client.buffer.look(lambda book: book.upload(upload_id)) is None)
+            await eventually(lambda: client.buffer.look(lambda tx: tx.upload(upload_id)) is None)
         assert list(client.buffer.staging.names()) == []
 
     with_client(tmp_path, scenario)
@@ -635,17 +635,17 @@ def test_6_4_a_deletion_deletes_nothing_of_others(tmp_path: Path, honoured: Hono
 
     async def scenario(client: Client) -> None:
         await client.learn()
-        known = Profile(
+        known = BucketCapabilities(
             True, True, 0.0, Conditions(honoured, honoured, honoured, client.gateway.app.services.clock.now())
         )
-        await client.buffer.journal.change(lambda book: book.learn("bucket", known))
+        await client.buffer.journal.change(lambda tx: tx.learn("bucket", known))
         await client.ask("PUT", "back/first", b"ours")
         client.origin.put("bucket", "back/first", b"theirs")
         async with client.flushing(conflicts=True):
             refused = await client.ask("DELETE", "back/first", status=409)
         assert b"<Code>OperationAborted</Code>" in refused.body
         assert client.origin.data("bucket", "back/first") == b"theirs"
-        left = client.buffer.look(lambda book: book.waiting(0, 10))
+        left = client.buffer.look(lambda tx: tx.waiting(0, 10))
         assert [one.state for one in left] == [State.CONFLICT]
 
     with_client(tmp_path, scenario)

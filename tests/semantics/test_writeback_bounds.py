@@ -12,9 +12,9 @@ import pytest
 
 from gateway.s3.headers import multipart_etag
 from gateway.s3.requests import Operation
-from tests.support.absorbing import PART_BYTES, SLOTS, Client, with_client
 from tests.support.asgi import call
 from tests.support.memory_origin.faults import Unreachable
+from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, with_client
 from tests.support.writeback import body_bytes
 
 KIB = 1024
@@ -31,8 +31,8 @@ def test_5_9_never_more_than_the_buffer(
     tmp_path: Path, full: Literal["through", "slow-down"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """5.9 However many bodies come at once; who finds no room is acknowledged by the origin, or by nobody."""
-    monkeypatch.setattr("gateway.operations.absorbing.bodies.PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr("gateway.operations.absorbing.bodies.PATIENCE_BEFORE_THROUGH_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_BEFORE_THROUGH_SECONDS", 0.1)
     bodies = {f"back/k{number}": os.urandom((7 + number) * KIB) for number in range(20)}
 
     async def scenario(client: Client) -> None:

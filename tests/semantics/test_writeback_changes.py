@@ -6,24 +6,24 @@ from functools import partial
 from pathlib import Path
 
 from gateway.s3.requests import Operation
-from gateway.writeback.journal.book import Book
-from gateway.writeback.journal.records import Base, Write
-from tests.support.absorbing import Client, with_client
+from gateway.writeback.journal.records import ExpectedVersion, Write
+from gateway.writeback.journal.transaction import JournalTransaction
+from tests.support.write_back_gateway import Client, with_client
 from tests.support.writeback import key
 
 _READS = frozenset({Operation.GET_OBJECT, Operation.HEAD_OBJECT, Operation.LIST_OBJECTS_V2})
 
 
 def in_conflict(client: Client, name: str) -> Write:
-    found = client.buffer.look(lambda book: book.earliest(key(name)))
+    found = client.buffer.look(lambda tx: tx.earliest(key(name)))
     assert found is not None
     return found
 
 
 async def overwrite(client: Client, name: str) -> None:
     """As somebody decides who wants this node's write: in place of what the origin has now."""
-    base = Base.exactly(client.origin.buckets["bucket"].objects[name].etag)
-    decision = partial(Book.overwrite, write_id=in_conflict(client, name).id, base=base, now=0.0)
+    expected = ExpectedVersion.exactly(client.origin.buckets["bucket"].objects[name].etag)
+    decision = partial(JournalTransaction.overwrite, write_id=in_conflict(client, name).id, expected=expected, now=0.0)
     assert await client.buffer.journal.change(decision)
 
 
@@ -83,7 +83,9 @@ def test_6_5_a_conflict_ends_by_nothing_but_a_decision(tmp_path: Path) -> None:
         assert (await client.ask("GET", "back/k")).body == b"ours, later"
         client.origin.put("bucket", "back/k", b"theirs")
         write_id = in_conflict(client, "back/k").id
-        await client.buffer.journal.change(partial(Book.discard, write_id=write_id, now=0.0, only_conflict=True))
+        await client.buffer.journal.change(
+            partial(JournalTransaction.discard, write_id=write_id, now=0.0, only_conflict=True)
+        )
         await client.flush()
         assert (await client.ask("GET", "back/k")).body == b"theirs"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gateway.s3.requests import Operation
-from tests.support.absorbing import Client, with_client
 from tests.support.memory_origin.faults import Unreachable, on
+from tests.support.write_back_gateway import Client, with_client
 
 
 @pytest.mark.parametrize("done", [True, False])
@@ -23,7 +23,7 @@ def test_5_7_an_upload_that_the_origin_has_completed_is_over(tmp_path: Path, *, 
         client.origin.inject(on(Operation.HEAD_OBJECT), Unreachable())
         await client.complete("back/m", upload_id, etags, 503, headers={"If-None-Match": "*"})
         await client.find_lost_completions()
-        left = (len(list(client.buffer.staging.names())), client.buffer.look(lambda book: book.counts()))
+        left = (len(list(client.buffer.staging.names())), client.buffer.look(lambda tx: tx.counts()))
         assert left == ((0, (0, 0)) if done else (1, (0, 1)))
         await client.complete("back/m", upload_id, etags, headers={"If-None-Match": "*"})
         assert client.origin.data("bucket", "back/m") == b"part"

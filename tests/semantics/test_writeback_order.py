@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from gateway.s3.requests import Operation
-from gateway.writeback.journal.book import Book
-from gateway.writeback.journal.records import Base
-from tests.support.absorbing import SLOTS, Client, eventually, with_client
+from gateway.writeback.journal.records import ExpectedVersion
+from gateway.writeback.journal.transaction import JournalTransaction
 from tests.support.memory_origin.faults import Answer, Unreachable, on
+from tests.support.write_back_gateway import SLOTS, Client, eventually, with_client
 from tests.support.writeback import key
 
 SHARD, MARKER = "back/step-1/shard-1", "back/step-1/.metadata"
@@ -121,9 +121,11 @@ def test_6_6_a_conflict_holds_a_marker_up_until_it_is_decided(tmp_path: Path) ->
         async with client.flushing(conflicts=True):
             await eventually(lambda: client.pending("back/step-1/other") is None)
         assert MARKER not in stored(client)
-        left = client.buffer.look(lambda book: book.earliest(key(SHARD)))
+        left = client.buffer.look(lambda tx: tx.earliest(key(SHARD)))
         assert left is not None
-        await client.buffer.journal.change(partial(Book.discard, write_id=left.id, now=0.0, only_conflict=True))
+        await client.buffer.journal.change(
+            partial(JournalTransaction.discard, write_id=left.id, now=0.0, only_conflict=True)
+        )
         await client.flush()
         assert stored(client) == {SHARD, MARKER, "back/step-1/other"}
         assert client.origin.data("bucket", SHARD) == b"theirs"
@@ -184,7 +186,7 @@ def test_6_6_a_marker_of_many_parts_waits_too(tmp_path: Path) -> None:
 
 def test_6_6_in_a_strict_slot_a_deletion_has_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """6.6 Of what is not pending, of one key and of several: 503 where what comes before it does not go."""
-    monkeypatch.setattr("gateway.operations.absorbing.barrier.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.operations.writeback.flush_wait.PATIENCE_SECONDS", 0.1)
     slots = [replace(SLOTS[0], order="strict")]
     document = b"<Delete><Object><Key>back/old</Key></Object><Object><Key>back/older</Key></Object></Delete>"
     md5 = {"content-md5": base64.b64encode(hashlib.md5(document, usedforsecurity=False).digest()).decode()}
@@ -218,8 +220,8 @@ def test_6_4_in_a_strict_slot_who_is_refused_has_deleted_nothing(tmp_path: Path)
         await client.ask("DELETE", "back/k", status=409)
         assert (await client.ask("GET", "back/k")).body == b"ours"
         etag = client.origin.buckets["bucket"].objects["back/k"].etag
-        [write] = client.buffer.look(lambda book: book.waiting(0, 10))
-        await client.buffer.journal.change(lambda book: book.overwrite(write.id, Base.exactly(etag), 0.0))
+        [write] = client.buffer.look(lambda tx: tx.waiting(0, 10))
+        await client.buffer.journal.change(lambda tx: tx.overwrite(write.id, ExpectedVersion.exactly(etag), 0.0))
         await client.flush()
         assert client.origin.data("bucket", "back/k") == b"ours"
 

@@ -19,14 +19,14 @@ from gateway.edge.access import Authenticator, ConfiguredKeyring
 from gateway.errors import StoreUnavailable
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
-from gateway.operations.absorbing.write_back_policy import why_of_bucket
 from gateway.operations.context import AppContext
+from gateway.operations.writeback.write_back_policy import why_of_bucket
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.flushing.flush_logger import FlushLogger
-from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.records import State
+from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.opening import recover
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.origins import SimulatedOrigin
@@ -56,9 +56,9 @@ _EVERYWHERE = Prefix.parse("s3://")
 _MANY = 10_000
 
 
-def _absorbs(book: Book, bucket: str) -> bool:
-    profile = book.profile(bucket)
-    return profile is not None and why_of_bucket(profile) is None
+def _absorbs(tx: JournalTransaction, bucket: str) -> bool:
+    capabilities = tx.capabilities(bucket)
+    return capabilities is not None and why_of_bucket(capabilities) is None
 
 
 class _NoBlocks(ClosedCache):
@@ -180,7 +180,7 @@ class Node:
         for process in self._all:
             process.kill()
 
-    async def bury(self) -> None:
+    async def write_tombstone(self) -> None:
         """What the dead have left in this process's memory is gone."""
         for _ in range(100):
             dead = [task for process, tasks in self._tasks.items() if not process.alive for task in tasks]
@@ -194,7 +194,7 @@ class Node:
 
     async def cut_power(self, workers: int) -> None:
         self.kill_all()
-        await self.bury()
+        await self.write_tombstone()
         gc.collect()
         self.disk.all_dead()
         self.disk.cut_power(self._dice)
@@ -221,16 +221,16 @@ class Node:
     def kept(self) -> Kept:
         """Nothing where nobody lives who could say."""
 
-        def look(book: Book) -> Kept:
-            waiting = book.waiting(0, _MANY)
+        def look(tx: JournalTransaction) -> Kept:
+            waiting = tx.waiting(0, _MANY)
             return Kept(
                 frozenset((one.key.bucket, one.key.key) for one in waiting),
                 frozenset((one.key.bucket, one.key.key) for one in waiting if one.state is State.CONFLICT),
-                book.counts()[1],
-                book.aborting_count(),
-                len(book.aborting()) - book.aborting_count(),
+                tx.counts()[1],
+                tx.aborting_count(),
+                len(tx.aborting()) - tx.aborting_count(),
                 sum(1 for _ in self.directory.glob("staged/*/*")),
-                frozenset(name for name in self._origin.inner.buckets if _absorbs(book, name)),
+                frozenset(name for name in self._origin.inner.buckets if _absorbs(tx, name)),
             )
 
         number = next((one for one in sorted(self._buffers) if self.alive(one)), None)

@@ -71,10 +71,10 @@ def commits_are_lost(patch: Patch) -> None:
 
 
 def tombstones_are_forgotten(patch: Patch) -> None:
-    async def bury(*_: Any) -> None:
+    async def write_tombstone(*_: Any) -> None:
         """As where the origin has nothing of it."""
 
-    patch.setattr(WritebackBuffer, "bury", bury)
+    patch.setattr(WritebackBuffer, "write_tombstone", write_tombstone)
 
 
 def syncs_are_left_out(patch: Patch) -> None:

@@ -17,11 +17,11 @@ from unittest import mock
 from uuid import UUID
 
 from gateway.edge import asgi
-from gateway.operations.absorbing import completing, uploads
+from gateway.operations.writeback import completing, uploads
 from gateway.policy.slots import Prefix, Slot
-from gateway.writeback import news
+from gateway.writeback import change_notifier
 from gateway.writeback.bounds import bounds
-from gateway.writeback.journal import book
+from gateway.writeback.journal import transaction
 from tests.simulation.clients import PART_BYTES, WORKERS, Clients, Work
 from tests.simulation.dialects import DIALECTS
 from tests.simulation.disk import SimulatedDisk
@@ -206,7 +206,7 @@ class World:
     async def _next_day(self) -> None:
         """Uploads that nobody has touched for a day are gone."""
         self.node.kill_all()
-        await self.node.bury()
+        await self.node.write_tombstone()
         self._jump(DAY_SECONDS)
         await self.node.start(WORKERS)
         await asyncio.sleep(180.0 + self.origin.dialect.flush_seconds)
@@ -413,7 +413,7 @@ class World:
 
     async def _revive(self) -> None:
         """The supervisor starts again whoever was killed."""
-        await self.node.bury()
+        await self.node.write_tombstone()
         for number in range(WORKERS):
             if not self.node.alive(number):
                 self.say(f"    worker {number} was killed, and starts again")
@@ -435,12 +435,14 @@ def play(setting: Setting) -> World:
             stack.enter_context(simulated(Random(setting.seed), world.node.disk))
             stack.enter_context(mock.patch.object(completing, "PART_SIZE_BYTES_MIN", PART_BYTES))
             stack.enter_context(mock.patch.object(multipart, "PART_SIZE_BYTES_MIN", PART_BYTES))
-            stack.enter_context(mock.patch.object(book, "SMALL_BYTES_MAX", LARGE_BYTES))  # in proportion to the line
+            stack.enter_context(
+                mock.patch.object(transaction, "SMALL_BYTES_MAX", LARGE_BYTES)
+            )  # in proportion to the line
             ids = Random(setting.seed)
             numbered = SimpleNamespace(uuid4=lambda: UUID(int=ids.getrandbits(128)))
             stack.enter_context(mock.patch.object(multipart, "uuid", numbered))
             stack.enter_context(mock.patch.object(uploads, "_created_through", _marked(uploads._created_through)))
-            stack.enter_context(mock.patch.object(news, "QUIET_SECONDS", 1.0))
+            stack.enter_context(mock.patch.object(change_notifier, "QUIET_SECONDS", 1.0))
             stack.enter_context(mock.patch.object(bounds, "EXPOSURE_SECONDS", 10.0))
             stack.enter_context(mock.patch.object(asgi, "_shared_threads", BodyThreads))
             asyncio.set_event_loop(loop)
@@ -451,7 +453,7 @@ def play(setting: Setting) -> World:
                     world.judge.violations.append(violation)
             finally:
                 world.node.kill_all()
-                loop.run_until_complete(world.node.bury())
+                loop.run_until_complete(world.node.write_tombstone())
                 for task in asyncio.all_tasks(loop):
                     task.cancel()
                 loop.run_until_complete(asyncio.sleep(1.0))

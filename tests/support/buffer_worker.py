@@ -22,7 +22,7 @@ from gateway.s3.headers import multipart_etag
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.files.staged_file import StagedFile, StagedWriter
 from gateway.writeback.journal import journal, schema
-from gateway.writeback.journal.records import Base, Fixed, Part, Write
+from gateway.writeback.journal.records import ExpectedVersion, Part, Write, WriteSpec
 from tests.support.writeback import md5
 
 KEYS_PER_WORKER = 4
@@ -61,8 +61,8 @@ class Writer:
         part = Part(1, file, 1.0)
         await self._buffer.acknowledge(
             Write(
-                Fixed(key, {}, "s"),
-                Base(absent=True),
+                WriteSpec(key, {}, "s"),
+                ExpectedVersion(absent=True),
                 1.0,
                 etag=file.etag,
                 size_bytes=size,
@@ -75,7 +75,7 @@ class Writer:
     async def _delete(self) -> None:
         key = self._key()
         say("do", what="delete", key=key.key)
-        gone = Write(Fixed(key, {}, "s"), Base(), 1.0, deleted=True, acknowledged_at=1.0)
+        gone = Write(WriteSpec(key, {}, "s"), ExpectedVersion(), 1.0, deleted=True, acknowledged_at=1.0)
         await self._buffer.acknowledge(gone)
         say("ok")
 
@@ -85,8 +85,8 @@ class Writer:
             return
         key, upload_id = self._key(), f"u{self._worker}-{self._dice.randrange(2**62)}"
         say("do", what="create", key=key.key, upload=upload_id)
-        opened = Write(Fixed(key, {}, "s"), Base(absent=True), 1.0, upload_id=upload_id)
-        await self._buffer.journal.change(lambda book: book.open_upload(opened))
+        opened = Write(WriteSpec(key, {}, "s"), ExpectedVersion(absent=True), 1.0, upload_id=upload_id)
+        await self._buffer.journal.change(lambda tx: tx.open_upload(opened))
         self._uploads[upload_id] = key
         say("ok")
 
@@ -110,8 +110,8 @@ class Writer:
         size_bytes = sum(part.file.size_bytes for part in parts)
         say("do", what="complete", key=key.key, upload=upload_id)
         made = Write(
-            Fixed(key, {}, "s"),
-            Base(absent=True),
+            WriteSpec(key, {}, "s"),
+            ExpectedVersion(absent=True),
             1.0,
             etag=etag,
             size_bytes=size_bytes,
@@ -131,8 +131,8 @@ class Writer:
         say("ok")
 
     def _parts(self, upload_id: str) -> list[Part]:
-        upload = self._buffer.look(lambda book: book.upload(upload_id))
-        return [] if upload is None else self._buffer.look(lambda book: list(book.parts(upload.id)))
+        upload = self._buffer.look(lambda tx: tx.upload(upload_id))
+        return [] if upload is None else self._buffer.look(lambda tx: list(tx.parts(upload.id)))
 
 
 def say(kind: str, **what: Any) -> None:

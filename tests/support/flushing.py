@@ -14,10 +14,18 @@ from gateway.objects import ObjectKey
 from gateway.origin.client import Origin
 from gateway.s3.headers import multipart_etag
 from gateway.writeback.files.staged_file import StagedFile, Staging
-from gateway.writeback.flushing.reconciler import Reconciler, SlotOrder, Tools
+from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, SlotOrder
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.records import Base, Conditions, Fixed, Honoured, Part, Profile, Write
+from gateway.writeback.journal.records import (
+    BucketCapabilities,
+    Conditions,
+    ExpectedVersion,
+    Honoured,
+    Part,
+    Write,
+    WriteSpec,
+)
 from gateway.writeback.threads import BufferThreads
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.origin import MemoryOrigin
@@ -79,16 +87,16 @@ class Buffer:
         for name in names:
             self.staging.remove(name)
 
-    def tools(self, origin: Origin | None = None) -> Tools:
+    def tools(self, origin: Origin | None = None) -> FlushDependencies:
         """What flushes need; `origin` stands before the one in memory."""
         requests = Requests(origin or self.origin, self.staging, self.threads, self.clock)
-        return Tools(self.journal, requests, self.observer, self.observer, self.clock, self.slots)
+        return FlushDependencies(self.journal, requests, self.observer, self.observer, self.clock, self.slots)
 
     async def learn(self, honoured: Honoured = Honoured.YES) -> None:
         """What the bucket is like is known: it is not probed."""
         known = Conditions(honoured, honoured, honoured, self.clock.now())
-        profile = Profile(True, True, self.clock.now(), known)
-        await self.journal.change(lambda book: book.learn("bucket", profile))
+        capabilities = BucketCapabilities(True, True, self.clock.now(), known)
+        await self.journal.change(lambda tx: tx.learn("bucket", capabilities))
 
     def start(self, origin: Origin | None = None) -> None:
         """Flush what is pending."""
@@ -115,8 +123,8 @@ class Buffer:
     async def put(self, at: ObjectKey, content: bytes, **changed: Any) -> Write:
         file = self.stage(content)
         new = Write(
-            changed.get("fixed", Fixed(at, HEADERS, "slot")),
-            changed.get("base", Base(absent=True)),
+            changed.get("fixed", WriteSpec(at, HEADERS, "slot")),
+            changed.get("base", ExpectedVersion(absent=True)),
             1.0,
             etag=file.etag,
             size_bytes=file.size_bytes,
@@ -124,31 +132,35 @@ class Buffer:
             acknowledged_at=changed.get("acknowledged_at", 1.0),
             behind=changed.get("behind"),
         )
-        return await self.journal.change(lambda book: book.acknowledge(new))
+        return await self.journal.change(lambda tx: tx.acknowledge(new))
 
     async def upload(
         self, at: ObjectKey, sizes: list[int], origin_upload_id: str | None = None, upload_id: str = "u"
     ) -> Write:
         opened = Write(
-            Fixed(at, HEADERS, "slot"), Base(absent=True), 1.0, upload_id=upload_id, origin_upload_id=origin_upload_id
+            WriteSpec(at, HEADERS, "slot"),
+            ExpectedVersion(absent=True),
+            1.0,
+            upload_id=upload_id,
+            origin_upload_id=origin_upload_id,
         )
         files = [self.stage(os.urandom(size)) for size in sizes]
         parts = tuple(Part(2 * number, file, 1.0) for number, file in enumerate(files, 1))
-        await self.journal.change(lambda book: book.open_upload(opened))
+        await self.journal.change(lambda tx: tx.open_upload(opened))
         for part in parts:
-            await self.journal.change(lambda book: book.put_part(upload_id, part, 1.0))  # noqa: B023
+            await self.journal.change(lambda tx: tx.put_part(upload_id, part, 1.0))  # noqa: B023
         etag = multipart_etag([file.etag for file in files]) or ""
         made = replace(opened, etag=etag, size_bytes=sum(sizes), parts=parts, acknowledged_at=1.0)
-        completed = await self.journal.change(lambda book: book.complete(made))
+        completed = await self.journal.change(lambda tx: tx.complete(made))
         assert completed is not None
         return completed
 
     async def delete(self, at: ObjectKey) -> None:
-        gone = Write(Fixed(at, {}, "slot"), Base(absent=True), 1.0, deleted=True, acknowledged_at=1.0)
-        await self.journal.change(lambda book: book.acknowledge(gone))
+        gone = Write(WriteSpec(at, {}, "slot"), ExpectedVersion(absent=True), 1.0, deleted=True, acknowledged_at=1.0)
+        await self.journal.change(lambda tx: tx.acknowledge(gone))
 
     def left(self) -> list[Write]:
-        return list(self.journal.read(lambda book: book.waiting(0, 10_000)))
+        return list(self.journal.read(lambda tx: tx.waiting(0, 10_000)))
 
     async def until(self, reached: Callable[[], bool]) -> None:
         """Let time pass until it is so."""
@@ -168,7 +180,7 @@ class Buffer:
     async def still(self) -> None:
         """What follows from what has happened is done, as far as it waits for disks and threads, and for no clock."""
         for _ in range(12):  # so often at most does anything wait for one of them in a row
-            await self.journal.change(lambda book: None)
+            await self.journal.change(lambda tx: None)
             await self.threads.run(lambda: None)
             for _ in range(5):
                 await asyncio.sleep(0)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.journal import Journal
+from gateway.writeback.journal.transaction import JournalTransaction
 
 R = TypeVar("R")
 
@@ -24,7 +24,7 @@ def steps_of_reads(journal: Journal) -> Iterator[list[int]]:
         steps += 1
         return 0
 
-    def counting(look: Callable[[Book], R]) -> R:
+    def counting(look: Callable[[JournalTransaction], R]) -> R:
         nonlocal steps
         steps = 0
         try:

@@ -10,8 +10,8 @@ from typing import Any
 from gateway.objects import ObjectKey
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal import codec, migration
-from gateway.writeback.journal.records import Base, Fixed, Part
-from gateway.writeback.presence import place_of
+from gateway.writeback.journal.records import ExpectedVersion, Part, WriteSpec
+from gateway.writeback.pending_key_filter import hash_slot_of
 
 APPLICATION_ID = 0x464F5242
 
@@ -30,10 +30,16 @@ class JournalV1:
         self.rows.execute("COMMIT")
         self.rows.close()
 
-    def upload(self, upload_id: str, fixed: Fixed, base: Base, at: float, origin_upload_id: str | None = None) -> None:
-        record = _fixed(fixed) | {"base": _base(base), "initiated": at, "origin_upload": origin_upload_id}
+    def upload(
+        self, upload_id: str, spec: WriteSpec, expected: ExpectedVersion, at: float, origin_upload_id: str | None = None
+    ) -> None:
+        record = _fixed(spec) | {
+            "base": _expected_version(expected),
+            "initiated": at,
+            "origin_upload": origin_upload_id,
+        }
         packed = codec.pack(("uploads", upload_id), record)
-        self._insert("uploads", upload_id, fixed.key.bucket, _encoded(fixed.key), fixed.slot, packed)
+        self._insert("uploads", upload_id, spec.key.bucket, _encoded(spec.key), spec.slot, packed)
 
     def part(self, upload_id: str, part: Part, slot: str = "slot") -> None:
         self._file(part.file, slot)
@@ -43,8 +49,8 @@ class JournalV1:
 
     def object(
         self,
-        fixed: Fixed,
-        base: Base,
+        spec: WriteSpec,
+        expected: ExpectedVersion,
         parts: Sequence[Part],
         state: str = "waiting",
         etag: str = "",
@@ -56,15 +62,15 @@ class JournalV1:
         deleted: bool = False,
     ) -> int:
         """Its sequence; acknowledged at 1000 and so many seconds."""
-        key, size_bytes = fixed.key, sum(part.file.size_bytes for part in parts)
+        key, size_bytes = spec.key, sum(part.file.size_bytes for part in parts)
         inserted = self.rows.execute(
             "INSERT INTO objects (bucket, key, place, slot, startable, size_bytes, record) "
             "VALUES (?, ?, ?, ?, ?, ?, x'')",
-            (key.bucket, _encoded(key), place_of(key), fixed.slot, int(state != "conflict"), size_bytes),
+            (key.bucket, _encoded(key), hash_slot_of(key), spec.slot, int(state != "conflict"), size_bytes),
         )
         sequence = int(inserted.lastrowid or 0)
-        record = _fixed(fixed) | {
-            "base": _base(base),
+        record = _fixed(spec) | {
+            "base": _expected_version(expected),
             "acknowledged": 1000.0 + sequence,
             "etag": etag,
             "size": size_bytes,
@@ -78,7 +84,7 @@ class JournalV1:
         packed = codec.pack(("objects", sequence), record)
         self.rows.execute("UPDATE objects SET record = ? WHERE sequence = ?", (packed, sequence))
         for part in parts:
-            self._file(part.file, fixed.slot)
+            self._file(part.file, spec.slot)
             packed = codec.pack(("pieces", sequence, part.number), _part(part))
             is_sent = part.origin_etag is not None
             self._insert("pieces", sequence, part.number, part.file.name, is_sent, part.file.size_bytes, packed)
@@ -106,11 +112,11 @@ class JournalV1:
         packed = codec.pack(("orphans", origin_upload_id), {"bucket": key.bucket, "key": key.key})
         self._insert("orphans", origin_upload_id, packed)
 
-    def profile(self, bucket: str, *, md5_etags: bool, may_look: bool, at: float) -> None:
+    def capabilities(self, bucket: str, *, md5_etags: bool, may_look: bool, at: float) -> None:
         record = {"md5_etags": md5_etags, "may_look": may_look, "learned": at}
         self._insert("profiles", bucket, codec.pack(("profiles", bucket), record))
 
-    def own_doing(self, key: ObjectKey, at: float, etag: str | None, *, known: bool = True) -> None:
+    def last_own_write(self, key: ObjectKey, at: float, etag: str | None, *, known: bool = True) -> None:
         packed = codec.pack(("origin", key.bucket, key.key), {"at": at, "etag": etag, "known": known})
         self._insert("origin", key.bucket, _encoded(key), at, packed)
 
@@ -131,13 +137,18 @@ def _encoded(key: ObjectKey) -> bytes:
     return key.key.encode("utf-8", "surrogatepass")
 
 
-def _fixed(fixed: Fixed) -> dict[str, Any]:
-    key = fixed.key
-    return {"bucket": key.bucket, "key": key.key, "headers": dict(fixed.headers), "slot": fixed.slot}
+def _fixed(spec: WriteSpec) -> dict[str, Any]:
+    key = spec.key
+    return {"bucket": key.bucket, "key": key.key, "headers": dict(spec.headers), "slot": spec.slot}
 
 
-def _base(base: Base) -> dict[str, Any]:
-    return {"etags": list(base.etags), "absent": base.absent, "known": base.known, "asked": base.asked_at}
+def _expected_version(expected: ExpectedVersion) -> dict[str, Any]:
+    return {
+        "etags": list(expected.etags),
+        "absent": expected.absent,
+        "known": expected.known,
+        "asked": expected.asked_at,
+    }
 
 
 def _part(part: Part) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from gateway.objects import ObjectKey
 from gateway.s3.headers import multipart_etag
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.files.trailer import FOOTER_BYTES, unpack_footer
-from gateway.writeback.journal.records import Base, Fixed, Part, State, Write
-from gateway.writeback.presence import place_of
+from gateway.writeback.journal.records import ExpectedVersion, Part, State, Write, WriteSpec
+from gateway.writeback.pending_key_filter import hash_slot_of
 
 
 def body_bytes(directory: Path) -> int:
@@ -21,13 +21,13 @@ def body_bytes(directory: Path) -> int:
 
 
 class PlainPresence:
-    """`Presence` without its file."""
+    """`PendingKeyFilter` without its file."""
 
     def __init__(self) -> None:
         self.places: set[int] = set()
 
     def may_be(self, key: ObjectKey) -> bool:
-        return place_of(key) in self.places
+        return hash_slot_of(key) in self.places
 
     def anything(self) -> bool:
         return bool(self.places)
@@ -43,8 +43,8 @@ def key(name: str) -> ObjectKey:
     return ObjectKey("bucket", name)
 
 
-def fixed(at: ObjectKey) -> Fixed:
-    return Fixed(at, {"content-type": "text/plain", "x-amz-meta-name": "välue"}, "slot")
+def spec(at: ObjectKey) -> WriteSpec:
+    return WriteSpec(at, {"content-type": "text/plain", "x-amz-meta-name": "välue"}, "slot")
 
 
 def md5(content: bytes) -> bytes:
@@ -62,8 +62,8 @@ def part(number: int, name: str) -> Part:
 
 def upload(upload_id: str, at: ObjectKey, origin_upload_id: str | None = None) -> Write:
     return Write(
-        fixed(at),
-        Base(('"old"',)),
+        spec(at),
+        ExpectedVersion(('"old"',)),
         3.25,
         State.OPEN,
         multipart=True,
@@ -86,8 +86,8 @@ def pending(
     etags = [one.file.etag for one in parts]
     etag = (multipart_etag(etags) if multipart else etags[0]) if etags else ""
     return Write(
-        fixed(at),
-        Base(absent=True),
+        spec(at),
+        ExpectedVersion(absent=True),
         99.5,
         etag=etag or "",
         size_bytes=sum(one.file.size_bytes for one in parts),

@@ -15,7 +15,7 @@ from gateway.writeback.files.staged_file import StagedFile, read_verified
 from gateway.writeback.files.trailer import CHUNK_BYTES
 from gateway.writeback.journal import codec
 from gateway.writeback.opening import prepare, recover
-from gateway.writeback.reading import PendingReader
+from gateway.writeback.pending_reader import PendingReader
 from tests.support.flushing import Buffer, with_buffer
 from tests.support.writeback import key, md5
 from tests.writeback.offline_export.test_export import exported, left_by_a_kill, run
@@ -74,9 +74,9 @@ def test_files_of_before_are_read_and_flushed(tmp_path: Path) -> None:
         await buffer.put(key("new"), content["new"])
         reader = PendingReader(buffer.journal, buffer.staging, buffer.threads)
         for name in ("small", "large", "model", "new"):
-            found = buffer.journal.read(lambda book: book.latest(key(name)))  # noqa: B023
+            found = buffer.journal.read(lambda tx: tx.latest(key(name)))  # noqa: B023
             assert found is not None
-            of_it = buffer.journal.read(lambda book: list(book.parts(found.id)))  # noqa: B023
+            of_it = buffer.journal.read(lambda tx: list(tx.parts(found.id)))  # noqa: B023
             assert {part.file.checksums is None for part in of_it} == {name == "new"}
             whole = ByteRange(0, len(content[name]) - 1)
             assert b"".join([bytes(piece) async for piece in reader.pieces(found, whole)]) == content[name]

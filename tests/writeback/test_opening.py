@@ -87,7 +87,7 @@ def test_recovery_keeps_what_the_journal_names_and_removes_the_rest(directory: P
     (directory / ARRIVING).write_bytes(b"reservations of the dead")
     journal = Journal(directory, lambda _: None)
     try:
-        asyncio.run(journal.change(lambda book: book.acknowledge(pending(key("a"), parts=[part(1, kept)]))))
+        asyncio.run(journal.change(lambda tx: tx.acknowledge(pending(key("a"), parts=[part(1, kept)]))))
     finally:
         journal.close()
     recovered = recover(directory, 0.0)

@@ -1,4 +1,5 @@
-"""Markers come last, and what a slot says of its order is kept; in any history, by journal/test_book_histories.py."""
+"""Markers come last, and what a slot says of its order is kept; in any history, by
+journal/test_transaction_histories.py."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ import pytest
 from gateway.errors import InConflict
 from gateway.objects import MARKERS
 from gateway.policy.slots import Prefix, Slot
-from gateway.writeback.journal.book import Book
-from gateway.writeback.journal.records import Base, State, Write
+from gateway.writeback.journal.records import ExpectedVersion, State, Write
 from gateway.writeback.journal.schema import prepare
-from gateway.writeback.order import is_marker, placed
+from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.order import is_marker, with_order
 from tests.support.writeback import PlainPresence, key, part, pending, upload
 
 NOW = 1000.0
@@ -26,22 +27,22 @@ STRICT = replace(SLOT, order="strict")
 class Order:
     """A journal, and whose turn it is in it."""
 
-    def __init__(self, book: Book, slot: Slot = SLOT) -> None:
-        self.book = book
+    def __init__(self, tx: JournalTransaction, slot: Slot = SLOT) -> None:
+        self.tx = tx
         self.slot = slot
 
     def put(self, name: str, *, deleted: bool = False) -> Write:
-        new = pending(key(name), None if deleted else f"{name}-{self.book.newest()}", deleted=deleted)
-        return self.book.acknowledge(placed(new, self.slot))
+        new = pending(key(name), None if deleted else f"{name}-{self.tx.newest()}", deleted=deleted)
+        return self.tx.acknowledge(with_order(new, self.slot))
 
     def send(self, write: Write) -> None:
-        assert self.book.change(replace(write, state=State.PUBLISHING), State.COMMITTED)
+        assert self.tx.change(replace(write, state=State.PUBLISHING), State.COMMITTED)
 
     def settle(self, write: Write) -> None:
-        self.book.settle(write.id, write.etag, NOW)
+        self.tx.settle(write.id, write.etag, NOW)
 
     def is_due(self, write: Write) -> bool:
-        turn = self.book.turn(write.id)
+        turn = self.tx.turn(write.id)
         assert turn is not None
         assert (turn.due_at is None) == (turn.after_sequence is not None)
         return turn.due_at is not None
@@ -51,7 +52,7 @@ class Order:
 def order() -> Iterator[Order]:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         prepare(connection)
-        yield Order(Book(connection, PlainPresence()))
+        yield Order(JournalTransaction(connection, PlainPresence()))
 
 
 # What is a marker
@@ -82,10 +83,10 @@ def test_the_last_part_of_a_path_makes_a_marker(name: str, *, expected: bool) ->
 def test_a_slot_says_what_its_markers_are() -> None:
     """Letters are what they are, whatever the system thinks of them."""
     slot = replace(SLOT, markers=("DONE*",))
-    assert placed(pending(key("d/DONE.1")), slot).behind == "d/"
-    assert placed(pending(key("d/done")), slot).behind is None
-    assert placed(pending(key("d/_SUCCESS")), slot).behind is None
-    assert placed(pending(key("d/_SUCCESS")), None).behind == "d/"
+    assert with_order(pending(key("d/DONE.1")), slot).behind == "d/"
+    assert with_order(pending(key("d/done")), slot).behind is None
+    assert with_order(pending(key("d/_SUCCESS")), slot).behind is None
+    assert with_order(pending(key("d/_SUCCESS")), None).behind == "d/"
 
 
 @pytest.mark.parametrize(
@@ -93,19 +94,19 @@ def test_a_slot_says_what_its_markers_are() -> None:
 )
 def test_a_marker_speaks_for_its_directory(name: str, behind: str) -> None:
     """One without any speaks for the whole bucket."""
-    assert placed(pending(key(name)), SLOT).behind == behind
+    assert with_order(pending(key(name)), SLOT).behind == behind
 
 
 def test_deletions_and_others_wait_for_nothing_but_their_key() -> None:
     """Who deletes a marker takes its word back: the sooner the better."""
-    assert placed(pending(key("d/_SUCCESS"), deleted=True), SLOT).behind is None
-    assert placed(pending(key("d/shard")), SLOT) == pending(key("d/shard"))
+    assert with_order(pending(key("d/_SUCCESS"), deleted=True), SLOT).behind is None
+    assert with_order(pending(key("d/shard")), SLOT) == pending(key("d/shard"))
 
 
 def test_in_a_strict_slot_all_is_in_order_and_markers_are_like_others() -> None:
     """Deletions, too."""
     for new in (pending(key("d/_SUCCESS")), pending(key("x")), pending(key("x"), deleted=True)):
-        assert (placed(new, STRICT).in_order, placed(new, STRICT).behind) == (True, None)
+        assert (with_order(new, STRICT).in_order, with_order(new, STRICT).behind) == (True, None)
 
 
 # Whose turn it is
@@ -138,7 +139,7 @@ def test_a_shard_that_is_written_again_is_still_waited_for(order: Order) -> None
     again = order.put("ckpt/1")
     assert not order.is_due(marker)
     once_more = order.put("ckpt/1")
-    assert (order.book.living([again.id]), order.is_due(marker)) == (set(), False)
+    assert (order.tx.living([again.id]), order.is_due(marker)) == (set(), False)
     order.settle(once_more)
     assert order.is_due(marker)
 
@@ -161,7 +162,7 @@ def test_a_shard_that_is_deleted_again_is_waited_for(order: Order) -> None:
     order.put("ckpt/2")
     gone = order.put("ckpt/1", deleted=True)
     marker = order.put("ckpt/_SUCCESS")
-    order.settle(order.book.waiting(0, 10)[1])
+    order.settle(order.tx.waiting(0, 10)[1])
     assert not order.is_due(marker)
     order.settle(shard)
     assert not order.is_due(marker)
@@ -171,12 +172,12 @@ def test_a_shard_that_is_deleted_again_is_waited_for(order: Order) -> None:
 
 def test_a_multipart_shard_counts_from_its_complete(order: Order) -> None:
     """An upload that is open is no object that anybody was told of."""
-    opened = order.book.open_upload(upload("u", key("ckpt/1")))
-    order.book.put_part("u", part(1, "p"), NOW)
+    opened = order.tx.open_upload(upload("u", key("ckpt/1")))
+    order.tx.put_part("u", part(1, "p"), NOW)
     first = order.put("ckpt/_SUCCESS")
     assert order.is_due(first)
     made = replace(pending(key("ckpt/1"), parts=[part(1, "p")], multipart=True), upload_id="u")
-    completed = order.book.complete(placed(made, SLOT))
+    completed = order.tx.complete(with_order(made, SLOT))
     assert completed is not None
     assert completed.id == opened.id
     second = order.put("ckpt/latest")
@@ -186,10 +187,10 @@ def test_a_multipart_shard_counts_from_its_complete(order: Order) -> None:
 def test_a_multipart_marker_waits_too(order: Order) -> None:
     """However its bytes have come."""
     shard = order.put("ckpt/1")
-    order.book.open_upload(upload("u", key("ckpt/_SUCCESS")))
-    order.book.put_part("u", part(1, "p"), NOW)
+    order.tx.open_upload(upload("u", key("ckpt/_SUCCESS")))
+    order.tx.put_part("u", part(1, "p"), NOW)
     made = replace(pending(key("ckpt/_SUCCESS"), parts=[part(1, "p")], multipart=True), upload_id="u")
-    marker = order.book.complete(placed(made, SLOT))
+    marker = order.tx.complete(with_order(made, SLOT))
     assert marker is not None
     assert not order.is_due(marker)
     order.settle(shard)
@@ -215,7 +216,7 @@ def test_of_two_markers_the_second_waits_for_the_first(order: Order) -> None:
         assert (order.is_due(first), order.is_due(second)) == (True, False)
         again = order.put("a/_SUCCESS")
         last = order.put("a/_SUCCESS")
-        assert order.book.living([again.id]) == set()
+        assert order.tx.living([again.id]) == set()
         assert [order.is_due(one) for one in (first, second, last)] == [True, False, False]
         order.settle(first)
         assert (order.is_due(second), order.is_due(last)) == (True, not where)
@@ -228,13 +229,13 @@ def test_a_marker_in_conflict_that_is_written_again_is_still_waited_for(order: O
     """Until a person has decided; nothing waits for itself then."""
     for decide in ("discard", "overwrite"):
         first, second = order.put(f"{decide}/_SUCCESS"), order.put(f"{decide}/latest")
-        order.book.keep(first.id, "others")
+        order.tx.keep(first.id, "others")
         again = order.put(f"{decide}/_SUCCESS")
         assert not any(map(order.is_due, (second, again)))
         if decide == "discard":
-            assert order.book.discard(first.id, NOW, only_conflict=True)
+            assert order.tx.discard(first.id, NOW, only_conflict=True)
         else:
-            assert order.book.overwrite(first.id, Base(('"theirs"',)), NOW)
+            assert order.tx.overwrite(first.id, ExpectedVersion(('"theirs"',)), NOW)
             assert [order.is_due(one) for one in (first, second, again)] == [True, False, False]
             order.settle(first)
         assert [order.is_due(one) for one in (second, again)] == [True, False]
@@ -246,7 +247,7 @@ def test_a_marker_that_is_deleted_is_still_waited_for(order: Order) -> None:
     """And not sent, whatever waits for it."""
     first, second = order.put("a/_SUCCESS"), order.put("latest")
     gone = order.put("a/_SUCCESS", deleted=True)
-    assert order.book.living([first.id]) == set()
+    assert order.tx.living([first.id]) == set()
     assert (order.is_due(gone), order.is_due(second)) == (True, False)
     order.settle(gone)
     assert order.is_due(second)
@@ -258,7 +259,7 @@ def test_a_marker_takes_the_place_of_one_that_nothing_waits_for(order: Order) ->
     for elsewhere in ("b/latest", "a/c/latest", "ab/latest"):
         order.put(elsewhere)
     order.put("a/_SUCCESS")
-    assert order.book.living([first.id]) == set()
+    assert order.tx.living([first.id]) == set()
 
 
 def test_a_marker_that_is_overwritten_speaks_for_more(order: Order) -> None:
@@ -267,7 +268,7 @@ def test_a_marker_that_is_overwritten_speaks_for_more(order: Order) -> None:
     order.put("a/_SUCCESS")
     second_shard = order.put("a/2")
     marker = order.put("a/_SUCCESS")
-    assert [one.id for one in order.book.waiting(0, 10)] == [first_shard.id, second_shard.id, marker.id]
+    assert [one.id for one in order.tx.waiting(0, 10)] == [first_shard.id, second_shard.id, marker.id]
     order.settle(first_shard)
     assert not order.is_due(marker)
     order.settle(second_shard)
@@ -279,12 +280,12 @@ def test_a_conflict_holds_the_marker_until_somebody_has_decided(order: Order) ->
     for decide in ("discard", "overwrite"):
         shard = order.put(f"{decide}/1")
         marker = order.put(f"{decide}/_SUCCESS")
-        assert order.book.keep(shard.id, "others")
+        assert order.tx.keep(shard.id, "others")
         assert not order.is_due(marker)
         if decide == "discard":
-            assert order.book.discard(shard.id, NOW, only_conflict=True)
+            assert order.tx.discard(shard.id, NOW, only_conflict=True)
         else:
-            assert order.book.overwrite(shard.id, Base(('"theirs"',)), NOW)
+            assert order.tx.overwrite(shard.id, ExpectedVersion(('"theirs"',)), NOW)
             assert not order.is_due(marker)
             order.settle(shard)
         assert order.is_due(marker)
@@ -295,42 +296,42 @@ def test_a_deleted_marker_waits_for_nothing(order: Order) -> None:
     order.put("a/1")
     marker = order.put("a/_SUCCESS")
     gone = order.put("a/_SUCCESS", deleted=True)
-    assert (order.book.living([marker.id]), order.is_due(gone)) == (set(), True)
+    assert (order.tx.living([marker.id]), order.is_due(gone)) == (set(), True)
 
 
 def test_in_a_strict_slot_nobody_deletes_what_is_in_conflict(order: Order) -> None:
     """A person decides first, as elsewhere."""
     order.slot = STRICT
-    order.book.keep(order.put("a").id, "others")
+    order.tx.keep(order.put("a").id, "others")
     with pytest.raises(InConflict):
-        order.book.bury(placed(pending(key("a"), None, deleted=True), STRICT))
+        order.tx.write_tombstone(with_order(pending(key("a"), None, deleted=True), STRICT))
 
 
 def test_in_a_strict_slot_each_waits_for_all_before_it(order: Order) -> None:
     """Every version of a key gets to the origin; a conflict holds all; another slot, and another bucket, is another."""
     order.slot = STRICT
     writes = [order.put("a"), order.put("b"), order.put("a"), order.put("b", deleted=True)]
-    other = order.book.acknowledge(
-        replace(pending(key("c"), "c"), in_order=True, fixed=replace(pending(key("c")).fixed, slot="t"))
+    other = order.tx.acknowledge(
+        replace(pending(key("c"), "c"), in_order=True, spec=replace(pending(key("c")).spec, slot="t"))
     )
     assert order.is_due(other)
     for number, one in enumerate(writes):
         assert [order.is_due(each) for each in writes[number:]] == [True] + [False] * (3 - number)
         if number == 1:
-            order.book.keep(one.id, "others")
+            order.tx.keep(one.id, "others")
             assert not any(order.is_due(each) for each in writes[2:])
-            order.book.overwrite(one.id, Base(absent=True), NOW)
+            order.tx.overwrite(one.id, ExpectedVersion(absent=True), NOW)
         order.settle(one)
 
 
 def test_a_complete_for_which_its_client_waits_is_in_a_strict_slots_order(order: Order) -> None:
     """What was acknowledged after it was asked for waits until it is over, one way or another."""
     order.slot = STRICT
-    opened = order.book.open_upload(upload("u", key("a")))
-    order.book.put_part("u", part(1, "p"), NOW)
+    opened = order.tx.open_upload(upload("u", key("a")))
+    order.tx.put_part("u", part(1, "p"), NOW)
     made = replace(pending(key("a"), parts=[part(1, "p")], multipart=True), upload_id="u")
-    assert order.book.complete_at_origin(made)
+    assert order.tx.complete_at_origin(made)
     later = order.put("b")
     assert not order.is_due(later)
-    order.book.answer(opened.id, "PreconditionFailed", is_over=True)
+    order.tx.answer(opened.id, "PreconditionFailed", is_over=True)
     assert order.is_due(later)

@@ -8,9 +8,9 @@ import structlog
 
 from gateway.errors import NotToBeDecided, OriginUnreachable
 from gateway.writeback.admin.queries import PendingRow
-from gateway.writeback.flushing.reconciler import Tools
+from gateway.writeback.flushing.reconciler import FlushDependencies
 from gateway.writeback.flushing.state import Headed, Lost, Refused
-from gateway.writeback.journal.records import Base, Fixed, Write
+from gateway.writeback.journal.records import ExpectedVersion, Write, WriteSpec
 
 _log = structlog.get_logger("forebay.writeback")
 
@@ -39,7 +39,7 @@ def decision_of(name: str) -> Decision:
 class ConflictResolver:
     """Carries decisions out."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: FlushDependencies) -> None:
         self._tools = tools
         self._clock = tools.clock
 
@@ -62,8 +62,8 @@ class ConflictResolver:
         if not isinstance(found, Headed):
             reason = found.code if isinstance(found, Refused) else found.reason if isinstance(found, Lost) else ""
             raise OriginUnreachable(f"the origin does not say what it has under {row.key}: {reason}")
-        base, now = Base.exactly(found.etag), self._clock.now()
-        if not await self._tools.journal.change(lambda book: book.overwrite(row.id, base, now)):
+        expected, now = ExpectedVersion.exactly(found.etag), self._clock.now()
+        if not await self._tools.journal.change(lambda tx: tx.overwrite(row.id, expected, now)):
             raise _not_to_be_decided(row)
         _log.warning("a conflict is decided: what the origin has is overwritten", object=str(row.key), etag=found.etag)
         return found.etag
@@ -74,14 +74,14 @@ class ConflictResolver:
             raise _not_to_be_decided(row)
         await self._tools.publication.publish(_gone(row), None)
         now, only = self._clock.now(), row.is_conflict
-        if not await self._tools.journal.change(lambda book: book.discard(row.id, now, only_conflict=only)):
+        if not await self._tools.journal.change(lambda tx: tx.discard(row.id, now, only_conflict=only)):
             raise _not_to_be_decided(row)
         _log.warning("an acknowledged write was given up", object=str(row.key), decision=decision.value)
 
 
 def _gone(row: PendingRow) -> Write:
     """The object as far as it matters to those who are to ask the origin about its key again."""
-    return Write(Fixed(row.key, {}, row.slot), Base(), 0.0, deleted=True)
+    return Write(WriteSpec(row.key, {}, row.slot), ExpectedVersion(), 0.0, deleted=True)
 
 
 def _not_to_be_decided(row: PendingRow) -> NotToBeDecided:

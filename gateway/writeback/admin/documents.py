@@ -12,7 +12,7 @@ import orjson
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.queries import FlushStats, PendingRow, PendingStats, SlotStats, UploadStats
 from gateway.writeback.flushing.reconciler import Attempts
-from gateway.writeback.journal.records import Profile, State
+from gateway.writeback.journal.records import BucketCapabilities, State
 
 
 def object_document(row: PendingRow) -> dict[str, Any]:
@@ -68,7 +68,7 @@ _SUMS = ("objects", "bytes", "staged_bytes", "open_uploads", "open_upload_bytes"
 
 
 def summary_document(
-    slots: Mapping[str, SlotStats], buffers: Mapping[str, int], buckets: Sequence[tuple[str, Profile]]
+    slots: Mapping[str, SlotStats], buffers: Mapping[str, int], buckets: Sequence[tuple[str, BucketCapabilities]]
 ) -> dict[str, Any]:
     """Of all slots that write back or have something here, and all of them together; and what is known of buckets.
 
@@ -97,14 +97,14 @@ def _slot_document(name: str, stats: SlotStats, buffer_bytes: int | None) -> dic
     }
 
 
-def _bucket_document(bucket: str, profile: Profile) -> dict[str, Any]:
+def _bucket_document(bucket: str, capabilities: BucketCapabilities) -> dict[str, Any]:
     """Whether its ETags are MD5s, and what it makes of conditions on each kind of request (yes, ignored, refused,
     unknown)."""
-    known = profile.conditions
+    known = capabilities.conditions
     conditions = {"put": known.put, "complete": known.complete, "delete": known.delete}
     return {
         "bucket": bucket,
-        "md5_etags": profile.md5_etags,
+        "md5_etags": capabilities.md5_etags,
         "conditions": {kind: honoured.name.lower() for kind, honoured in conditions.items()},
     }
 

@@ -181,7 +181,7 @@ class PendingQueries:
 
         def look(rows: sqlite3.Connection) -> JournalStats:
             ended = _one(rows, "SELECT count(*) FROM writes WHERE state = 5")
-            return JournalStats(ended, Rows(rows).own_doings(), self._size_bytes())
+            return JournalStats(ended, Rows(rows).last_own_writes(), self._size_bytes())
 
         return await self._look(look)
 

@@ -58,7 +58,7 @@ class WritebackAdmin:
         """What only this node has, slot by slot: as it was within the last seconds."""
         now = self._clock.monotonic()
         if self._summary is None or now - self._summary[0] > REMEMBERED_SECONDS:
-            slots, buckets = await self._queries.slots(), self._journal.read(lambda book: book.profiles())
+            slots, buckets = await self._queries.slots(), self._journal.read(lambda tx: tx.all_capabilities())
             self._summary = now, summary_document(slots, self._buffers, buckets)
         return self._summary[1]
 
@@ -85,7 +85,7 @@ class WritebackAdmin:
 
     async def flush(self, prefix: Prefix) -> dict[str, Any]:
         """Have all that is pending under a prefix by now be tried at once, and say how much it is."""
-        begun = await self.progress(prefix, self._journal.read(lambda book: book.newest()))
+        begun = await self.progress(prefix, self._journal.read(lambda tx: tx.newest()))
         await self._try_now(prefix)
         return begun
 
@@ -122,9 +122,9 @@ class WritebackAdmin:
     async def _abort(self, row: PendingRow) -> bool:
         now = self._clock.now()
         if row.write is None:
-            is_over = await self._journal.change(lambda book: book.discard(row.id, now, only_conflict=False))
+            is_over = await self._journal.change(lambda tx: tx.discard(row.id, now, only_conflict=False))
         else:
-            is_over = await self._journal.change(lambda book: book.abort(row.upload_id or "", now))
+            is_over = await self._journal.change(lambda tx: tx.abort(row.upload_id or "", now))
         if is_over:
             _log.warning(
                 "an open upload was aborted by an operator",
@@ -138,8 +138,8 @@ class WritebackAdmin:
 
     async def _try_now(self, prefix: Prefix) -> None:
         now = self._clock.now()
-        await self._journal.change(lambda book: book.try_now(prefix.bucket, prefix.key_prefix, now))
-        self._reconciler.hurry(prefix)
+        await self._journal.change(lambda tx: tx.try_now(prefix.bucket, prefix.key_prefix, now))
+        self._reconciler.prioritise(prefix)
 
 
 class NoWriteback:

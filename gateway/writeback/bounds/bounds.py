@@ -26,7 +26,7 @@ from gateway import cancellation
 from gateway.clock import Clock, Moment
 from gateway.errors import BufferUnavailable, ClientDisconnected
 from gateway.policy.slots import Slot
-from gateway.writeback.bounds.pacing import PACED_FROM, delay_seconds, retry_after_seconds
+from gateway.writeback.bounds.backpressure import BACKPRESSURE_FROM, delay_seconds, retry_after_seconds
 from gateway.writeback.bounds.room import MARGIN_BYTES, DiskRoom, Reservations, on_disk
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.rows import Usage
@@ -154,7 +154,7 @@ class SlotBounds:
 
     def usage(self) -> Usage:
         """What acknowledged writes take."""
-        return self._shared.journal.read(lambda book: book.usage(self.slot.name))
+        return self._shared.journal.read(lambda tx: tx.usage(self.slot.name))
 
     def exposure(self) -> SlotExposure:
         """As it is now."""
@@ -169,7 +169,7 @@ class SlotBounds:
 
     def age_seconds(self) -> float | None:
         """Of the oldest write that is on its way to the origin; None: there is none."""
-        at = self._shared.journal.read(lambda book: book.oldest(self.slot.name))
+        at = self._shared.journal.read(lambda tx: tx.oldest(self.slot.name))
         return None if at is None else max(0.0, Moment.of(self._shared.clock).since(at)[0])
 
     def now(self, size_bytes: int = 0) -> Bound | None:
@@ -218,7 +218,7 @@ class SlotBounds:
 
     def delay_seconds(self, size_bytes: int) -> float:
         """How long the acknowledgement of so many bytes is to be held back."""
-        if self._allowed_bytes is None or (used_bytes := self.used_bytes()) < PACED_FROM * self._allowed_bytes:
+        if self._allowed_bytes is None or (used_bytes := self.used_bytes()) < BACKPRESSURE_FROM * self._allowed_bytes:
             return 0.0
         return delay_seconds(size_bytes, used_bytes, self._allowed_bytes, self.age_seconds())
 

@@ -61,7 +61,7 @@ class FlushLogger:
             self._objects = self._deletions = self._bytes = 0
 
     def settled(self, write: Write, etag: str | None, attempt_seconds: float) -> None:
-        self._counters.flushed(write.fixed.slot, write.size_bytes)
+        self._counters.flushed(write.spec.slot, write.size_bytes)
         if self._lines == FLUSHED_LINES_PER_SECOND:
             self._objects += 1
             self._deletions += write.deleted
@@ -71,7 +71,7 @@ class FlushLogger:
         _log.info(
             "a deletion was flushed" if write.deleted else "an object was flushed",
             object=str(write.key),
-            slot=write.fixed.slot,
+            slot=write.spec.slot,
             sequence=write.sequence,
             bytes=write.size_bytes,
             etag=etag,
@@ -80,12 +80,12 @@ class FlushLogger:
         )
 
     def failing(self, write: Write, failures: int, reason: str) -> None:
-        self._counters.flush_failed(write.fixed.slot)
+        self._counters.flush_failed(write.spec.slot)
         if failures & (failures - 1) == 0 and self._failing.may_tell():  # the 1st, 2nd, 4th, 8th, …
             _log.warning(
                 "a write cannot be flushed yet, and stays here",
                 object=str(write.key),
-                slot=write.fixed.slot,
+                slot=write.spec.slot,
                 failures=failures,
                 reason=reason,
                 **self._failing.left_out(),
@@ -96,16 +96,16 @@ class FlushLogger:
             _log.info(
                 "a write that could not be flushed goes on",
                 object=str(write.key),
-                slot=write.fixed.slot,
+                slot=write.spec.slot,
                 **self._going_on.left_out(),
             )
 
     def conflict(self, write: Write, reason: str) -> None:
-        self._counters.flush_conflict(write.fixed.slot)
+        self._counters.flush_conflict(write.spec.slot)
         _log.error(
             "A CONFLICT: the write of this node is kept here until somebody decides: forebay writeback resolve",
             object=str(write.key),
-            slot=write.fixed.slot,
+            slot=write.spec.slot,
             reason=reason,
         )
 
@@ -122,7 +122,7 @@ class FlushLogger:
         _log.warning(
             "an upload that nobody has completed is ended",
             object=str(write.key),
-            slot=write.fixed.slot,
+            slot=write.spec.slot,
             upload_id=write.upload_id,
             reason=reason,
         )

@@ -100,7 +100,7 @@ class Lane:
         """Whether nothing gets through, whatever is tried."""
         return self._failures >= AWAY_AFTER
 
-    def hurry(self) -> None:
+    def prioritise(self) -> None:
         """Somebody wants to know now."""
         self._asked_at = -math.inf
 
@@ -143,7 +143,7 @@ class Lane:
         """The origin does its work."""
         fare, self._failures = self._fares[priority], 0
         if fare.is_away:
-            self.hurry()  # the others that are left alone may get through, too
+            self.prioritise()  # the others that are left alone may get through, too
         if fare.failures:
             fare.failures, fare.away_after, fare.mixed_at = 0, AWAY_AFTER_AMONG_OTHERS, now
         elif now - fare.mixed_at > AMONG_OTHERS_SECONDS:

@@ -24,9 +24,10 @@ from gateway.errors import BufferDamaged, BufferUnavailable, OriginBodyError, Or
 from gateway.objects import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.s3.headers import unquote
-from gateway.writeback.flushing.asking import asking, settle_suspects
+from gateway.writeback.change_notifier import ChangeNotifier
+from gateway.writeback.flushing.condition_probe import Probe, is_due, is_probe_key, probe_key
+from gateway.writeback.flushing.in_doubt import in_doubt, settle_in_doubt
 from gateway.writeback.flushing.lanes import SLOW_SECONDS, Lane
-from gateway.writeback.flushing.probing import Probe, is_due, is_probe_key, probe_key
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.flushing.state import (
     Abort,
@@ -46,9 +47,9 @@ from gateway.writeback.flushing.state import (
     Forget,
     Head,
     Instruction,
-    Keep,
     Learn,
     Lost,
+    MarkConflict,
     Note,
     PartSent,
     Progress,
@@ -62,21 +63,20 @@ from gateway.writeback.flushing.state import (
     Unmark,
     Wait,
 )
-from gateway.writeback.journal.book import CARRIED_OUT_SECONDS, Book, Due
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import (
-    Asked,
+    BucketCapabilities,
     Conditions,
+    CreateAttempt,
     Honoured,
     Part,
     Priority,
-    Profile,
     State,
     Turn,
     Write,
 )
-from gateway.writeback.news import Awaited
-from gateway.writeback.tidying import Tidying
+from gateway.writeback.journal.transaction import CARRIED_OUT_SECONDS, Due, JournalTransaction
+from gateway.writeback.journal_gc import JournalGC
 
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 60.0
@@ -133,7 +133,7 @@ class FlushObserver(Protocol):
         """An open upload has ended, which nobody had completed."""
 
 
-class Overtaken(Exception):
+class Superseded(Exception):
     """The write is over, or another than it was: whoever has changed it has had it be looked at again."""
 
 
@@ -146,7 +146,7 @@ class SlotOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class FlushDependencies:
     """What all writes share. `slots` are those that are known, by name."""
 
     journal: Journal
@@ -174,7 +174,7 @@ class Attempts:
 class Reconciler:
     """Of one buffer."""
 
-    def __init__(self, tools: Tools, dice: random.Random | None = None) -> None:
+    def __init__(self, tools: FlushDependencies, dice: random.Random | None = None) -> None:
         self._tools = tools
         self._journal = tools.journal
         self._clock = tools.clock
@@ -182,19 +182,19 @@ class Reconciler:
         self._lanes: dict[tuple[str, str], Lane] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._runs: dict[int, _Run] = {}
-        self._news = Awaited(tools.journal.presence.stamped, tools.clock)
-        self._tidying = Tidying(tools.journal, tools.clock)
+        self._notifier = ChangeNotifier(tools.journal.pending_keys.version, tools.clock)
+        self._gc = JournalGC(tools.journal, tools.clock)
         self._probes: dict[str, asyncio.Task[Conditions]] = {}
         self._again_at = 0.0
         self._set_at = 0.0
         self._wall_ahead_seconds = 0.0
 
-    def hurry(self, prefix: Prefix) -> None:
-        """Ask origins again that were away. What has failed under a prefix, `Book.try_now` has had be due."""
+    def prioritise(self, prefix: Prefix) -> None:
+        """Ask origins again that were away. What has failed under a prefix is due: `JournalTransaction.try_now`."""
         for (_, bucket), lane in self._lanes.items():
             if not prefix.bucket or prefix.bucket == bucket:
-                lane.hurry()
-        self._news.tell()
+                lane.prioritise()
+        self._notifier.notify()
 
     def attempts(self, prefix: Prefix) -> Attempts:
         """Of what was acknowledged under a prefix."""
@@ -206,30 +206,30 @@ class Reconciler:
 
     async def run(self) -> None:
         """For ever. A journal that cannot be used now is asked again."""
-        tidying = asyncio.create_task(self._tidying.run())
+        tidying = asyncio.create_task(self._gc.run())
         try:
             with suppress(BufferUnavailable):
-                await self._journal.change(lambda book: book.begin_epoch(self._clock.now()))
-            async with self._news.coming():
+                await self._journal.change(lambda tx: tx.begin_epoch(self._clock.now()))
+            async with self._notifier.watching():
                 while True:
                     with suppress(BufferUnavailable):  # whoever writes to it learns of it
                         await self._set_right()
                         self._journal.read(self.look)
-                    await self._news.wait()
+                    await self._notifier.wait()
         finally:
             await self._stop(tidying)
 
-    def look(self, book: Book) -> None:
+    def look(self, tx: JournalTransaction) -> None:
         """Begin what is due, and end what is over."""
         now, monotonic = self._clock.now(), self._clock.monotonic()
         if self._tasks:
-            self._cut_off(book)
-        for name in book.lanes():
+            self._cut_off(tx)
+        for name in tx.lanes():
             lane = self._lanes.setdefault(name, Lane())
             for priority in lane.priorities():
                 room = lane.room(priority, monotonic)
                 if room > 0:
-                    self._start_due(book, name, lane, priority, now, room)
+                    self._start_due(tx, name, lane, priority, now, room)
 
     async def drain(self) -> None:
         """Carry out what is under way now, and nothing else."""
@@ -237,32 +237,32 @@ class Reconciler:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _start_due(
-        self, book: Book, name: tuple[str, str], lane: Lane, priority: Priority, now: float, room: int
+        self, tx: JournalTransaction, name: tuple[str, str], lane: Lane, priority: Priority, now: float, room: int
     ) -> None:
         began = self._clock.monotonic()
-        for due in self._chosen(book, name, lane, priority, now, room):
+        for due in self._chosen(tx, name, lane, priority, now, room):
             lane.begin(priority, due.id, began)
             self._tasks[due.id] = asyncio.create_task(self._take_up(name[0], lane, priority, due))
-            self._news.tell_at(began + SLOW_SECONDS)
+            self._notifier.notify_at(began + SLOW_SECONDS)
 
     def _chosen(
-        self, book: Book, name: tuple[str, str], lane: Lane, priority: Priority, now: float, room: int
+        self, tx: JournalTransaction, name: tuple[str, str], lane: Lane, priority: Priority, now: float, room: int
     ) -> Sequence[Due]:
         """What has waited longest; where that may be what fails, something from behind it as well, or instead: of its
         neighbours there what has failed least often."""
         count_max = room + len(self._tasks) + 1
-        found = [one for one in book.due(name, priority, now, count_max) if one.id not in self._tasks]
+        found = [one for one in tx.due(name, priority, now, count_max) if one.id not in self._tasks]
         if len(found) <= room or not lane.is_mixed(priority, self._clock.monotonic()):
             return found[:room]
-        first, last = found[0].due_at, book.due(name, priority, now, 1, newest=True)[0].due_at
+        first, last = found[0].due_at, tx.due(name, priority, now, 1, newest=True)[0].due_at
         until = self._dice.choice((first, last, *(self._dice.uniform(first, last) for _ in range(2))))
-        behind = book.due(name, priority, until, count_max + _NEIGHBOURS, newest=True)
+        behind = tx.due(name, priority, until, count_max + _NEIGHBOURS, newest=True)
         chosen = sorted((one for one in behind if one.id not in self._tasks), key=lambda one: one.attempts)[:1]
         return [*chosen, *(one for one in found if one not in chosen)][:room]
 
-    def _cut_off(self, book: Book) -> None:
+    def _cut_off(self, tx: JournalTransaction) -> None:
         """What is pending no more is not sent to its end."""
-        living = book.living(list(self._tasks))
+        living = tx.living(list(self._tasks))
         for write_id, task in self._tasks.items():
             run = self._runs.get(write_id)
             if write_id not in living and (run is None or not run.is_ending):
@@ -277,7 +277,7 @@ class Reconciler:
             is_new = monotonic - self._set_at < AGAIN_SECONDS
             self._again_at = monotonic + (AGAIN_WHEN_SET_SECONDS if is_new else AGAIN_SECONDS)
             moment = Moment.of(self._clock)
-            await self._journal.change(lambda book: book.set_right(moment))
+            await self._journal.change(lambda tx: tx.set_right(moment))
 
     async def _take_up(self, slot: str, lane: Lane, priority: Priority, due: Due) -> None:
         try:
@@ -286,10 +286,10 @@ class Reconciler:
                 lane.unanswered(priority, due.id, self._clock.monotonic(), self._dice)
             else:
                 lane.answered(priority, self._clock.monotonic(), is_done=isinstance(outcome, Settle))
-        except Overtaken:
+        except Superseded:
             pass
         except BufferDamaged as error:
-            await self._set_aside(slot, due, str(error))
+            await self._quarantine(slot, due, str(error))
         except Exception as error:  # noqa: BLE001 - it is told, and tried again: nothing may stop a write for good
             _log.error(
                 "a write cannot be looked after, and stays here", object=str(due.key), slot=slot, reason=repr(error)
@@ -299,8 +299,8 @@ class Reconciler:
             lane.end(priority, due.id)
             self._tasks.pop(due.id, None)
             self._runs.pop(due.id, None)
-            self._tidying.needed = True
-            self._news.tell()
+            self._gc.needed = True
+            self._notifier.notify()
 
     async def _run(self, slot: str, lane: Lane, due: Due) -> End | None:
         found = await _taken_up(self._journal, due.id)
@@ -310,13 +310,13 @@ class Reconciler:
         conditions = await self._conditions(write)
         expiry_seconds = self._tools.slot(slot).upload_expiry_seconds
         progress = Progress(write, conditions, Moment.of(self._clock), expiry_seconds)
-        run = self._runs[due.id] = _Run(self._tools, lane, self._dice, progress, turn, self._news)
+        run = self._runs[due.id] = _Run(self._tools, lane, self._dice, progress, turn, self._notifier)
         return await run.run()
 
-    async def _set_aside(self, slot: str, due: Due, reason: str) -> None:
+    async def _quarantine(self, slot: str, due: Due, reason: str) -> None:
         with suppress(BufferUnavailable):
-            if due.id in self._journal.read(lambda book: book.living([due.id])):  # otherwise its files went with it
-                await self._journal.change(lambda book: book.set_aside(due.id, reason))
+            if due.id in self._journal.read(lambda tx: tx.living([due.id])):  # otherwise its files went with it
+                await self._journal.change(lambda tx: tx.quarantine(due.id, reason))
                 self._tools.observer.damaged(due.id, str(due.key), slot, reason)
 
     # Which conditions a bucket honours
@@ -324,37 +324,37 @@ class Reconciler:
     async def _conditions(self, write: Write) -> Conditions:
         """What is known of the bucket; found out before the first of its writes, and again while others go on."""
         bucket = write.key.bucket
-        profile = self._journal.read(lambda book: book.profile(bucket))
-        if profile is None or not write.is_acknowledged:
+        capabilities = self._journal.read(lambda tx: tx.capabilities(bucket))
+        if capabilities is None or not write.is_acknowledged:
             return Conditions()
-        if not is_due(profile.conditions, self._clock.now()):
-            return profile.conditions
+        if not is_due(capabilities.conditions, self._clock.now()):
+            return capabilities.conditions
         probing = self._probes.get(bucket)
         if probing is None:
-            probing = self._probes[bucket] = asyncio.create_task(self._probe(write, profile))
+            probing = self._probes[bucket] = asyncio.create_task(self._probe(write, capabilities))
             probing.add_done_callback(partial(self._probe_ended, bucket))
-        return profile.conditions if profile.conditions.learned_at else await asyncio.shield(probing)
+        return capabilities.conditions if capabilities.conditions.learned_at else await asyncio.shield(probing)
 
     def _probe_ended(self, bucket: str, probing: asyncio.Task[Conditions]) -> None:
         del self._probes[bucket]
         if not probing.cancelled() and (error := probing.exception()) is not None:
             _log.warning("it was not found out which conditions a bucket honours", bucket=bucket, reason=repr(error))
 
-    async def _probe(self, write: Write, profile: Profile) -> Conditions:
-        slot, bucket = write.fixed.slot, write.key.bucket
-        node, _ = self._journal.read(lambda book: book.node())
+    async def _probe(self, write: Write, capabilities: BucketCapabilities) -> Conditions:
+        slot, bucket = write.spec.slot, write.key.bucket
+        node, _ = self._journal.read(lambda tx: tx.node())
         key = probe_key(bucket, self._tools.slot(slot).key_prefix, node)
         if key in self._tools.probed:
-            return profile.conditions  # what one has left is just being cleared away
+            return capabilities.conditions  # what one has left is just being cleared away
         self._tools.probed.add(key)
         try:
             found = await self._probed(key, slot)
         finally:
             self._tools.probed.discard(key)
         if found is None:
-            return profile.conditions
+            return capabilities.conditions
         found = replace(found, learned_at=self._clock.now())  # the clock may have been set since it began
-        await self._journal.change(lambda book: book.learn_conditions(bucket, found))
+        await self._journal.change(lambda tx: tx.learn_conditions(bucket, found))
         _log.info(
             "it was found out which conditions a bucket honours",
             bucket=bucket,
@@ -366,18 +366,18 @@ class Reconciler:
 
     async def _probed(self, key: ObjectKey, slot: str) -> Conditions | None:
         """Written down before: what a probe leaves that is killed is cleared away. One row for all that fail."""
-        rows = self._journal.read(lambda book: book.asked(key))
-        asked = Asked(self._journal.worker, Moment.of(self._clock))
-        row_id = rows[0].id if rows else await self._journal.change(lambda book: book.ask(key, slot, asked))
+        rows = self._journal.read(lambda tx: tx.asked(key))
+        asked = CreateAttempt(self._journal.worker, Moment.of(self._clock))
+        row_id = rows[0].id if rows else await self._journal.change(lambda tx: tx.ask(key, slot, asked))
         found, probe = None, Probe(self._tools.requests.origin, key, slot)
         try:
             found = await probe.run(self._clock.now())
         finally:
             with suppress(BufferUnavailable):  # then it is of a process that is dead, some day
                 if found is None and probe.has_asked:
-                    await self._journal.change(lambda book: book.suspect(row_id, Moment.of(self._clock)))
+                    await self._journal.change(lambda tx: tx.mark_in_doubt(row_id, Moment.of(self._clock)))
                 elif not rows:  # else an earlier one may have left something
-                    await self._journal.change(lambda book: book.forget(row_id))
+                    await self._journal.change(lambda tx: tx.forget(row_id))
         return found
 
     async def _stop(self, tidying: asyncio.Task[None]) -> None:
@@ -391,7 +391,13 @@ class _Run:
     """One write, from when it was due until there is nothing to be done about it for now."""
 
     def __init__(
-        self, tools: Tools, lane: Lane, dice: random.Random, progress: Progress, turn: Turn, news: Awaited
+        self,
+        tools: FlushDependencies,
+        lane: Lane,
+        dice: random.Random,
+        progress: Progress,
+        turn: Turn,
+        notifier: ChangeNotifier,
     ) -> None:
         self._tools = tools
         self._journal = tools.journal
@@ -403,7 +409,7 @@ class _Run:
         self._id = progress.write.id
         self.began = tools.clock.monotonic()
         self._turn = turn
-        self._news = news
+        self._notifier = notifier
         self._events: asyncio.Queue[asyncio.Task[Event]] = asyncio.Queue()
         self._under_way: set[asyncio.Task[Event]] = set()
         self._is_marked = progress.write.state is State.PUBLISHING
@@ -416,7 +422,7 @@ class _Run:
         return self._progress.write
 
     async def run(self) -> End | None:
-        """The last instruction, which was carried out. BufferDamaged, BufferUnavailable, Overtaken."""
+        """The last instruction, which was carried out. BufferDamaged, BufferUnavailable, Superseded."""
         try:
             end = await self._start(self._progress.begin())
             while self._under_way or not self._events.empty():
@@ -436,7 +442,7 @@ class _Run:
             match one:
                 case Learn() | Unmark() | StartOver():
                     await self._note(one)
-                case Settle() | Keep() | Completed() | Answer() | Expire() | Forget() | Rest() | Wait():
+                case Settle() | MarkConflict() | Completed() | Answer() | Expire() | Forget() | Rest() | Wait():
                     end = one
                 case _:
                     task = asyncio.create_task(self._request(self._progress.write, one))
@@ -482,15 +488,15 @@ class _Run:
                 return await self._requests.abort(write)
 
     async def _begin(self, write: Write) -> Event:
-        async with asking(self._journal, write.key, write.fixed.slot, self._clock) as question:
+        async with in_doubt(self._journal, write.key, write.spec.slot, self._clock) as question:
             found = await self._requests.begin(write)
             if not isinstance(found, str):
                 question.is_refused = isinstance(found, Refused)
                 return found
-            begun = await self._journal.change(lambda book: book.begun(write.id, found, question.id))
+            begun = await self._journal.change(lambda tx: tx.begun(write.id, found, question.id))
             question.is_over = True
         if begun is None or begun.origin_upload_id is None:
-            raise Overtaken
+            raise Superseded
         return Begun(begun)
 
     async def _send_part(self, write: Write, send: SendPart) -> Event:
@@ -499,9 +505,9 @@ class _Run:
         if not isinstance(event, PartSent):
             return event
         part: Part = replace(send.part, origin_etag=event.etag)
-        now = await self._journal.change(lambda book: book.part_sent(write.id, part))
+        now = await self._journal.change(lambda tx: tx.part_sent(write.id, part))
         if now is None or now.origin_upload_id != send.origin_upload_id:
-            raise Overtaken
+            raise Superseded
         if self._turn.attempts:
             self._turn = replace(self._turn, attempts=0, failing_since=None)
             self._tools.observer.goes_on(write)
@@ -511,20 +517,20 @@ class _Run:
         """From here on the origin may have it: it is over before anything that was acknowledged later begins."""
         if not self._is_marked:
             marked = replace(write, state=State.PUBLISHING)
-            if not await self._journal.change(lambda book: book.change(marked, State.COMMITTED)):
-                raise Overtaken
+            if not await self._journal.change(lambda tx: tx.change(marked, State.COMMITTED)):
+                raise Superseded
             self._is_marked = True
         return await send()
 
     async def _seek(self, write: Write) -> Event:
-        node, _ = self._journal.read(lambda book: book.node())
+        node, _ = self._journal.read(lambda tx: tx.node())
         if is_probe_key(write.key, node):
             return await self._clear(write)
         listed = await self._requests.open_uploads(write.key)
         if isinstance(listed, Refused | Lost):
             return listed
         now = Moment.of(self._clock)
-        unclear = await self._journal.change(lambda book: settle_suspects(book, write.key, listed, now))
+        unclear = await self._journal.change(lambda tx: settle_in_doubt(tx, write.key, listed, now))
         if unclear:
             _log.warning(
                 "uploads at the origin may be of this gateway, or of another writer: they are left open for half a day",
@@ -532,9 +538,9 @@ class _Run:
                 key=write.key.key,
                 upload_ids=[one.upload_id for one in unclear],
             )
-        if self._journal.read(lambda book: book.write(write.id, with_parts=False)) is not None:
+        if self._journal.read(lambda tx: tx.write(write.id, with_parts=False)) is not None:
             return Lost("an upload of the key is just being begun")
-        raise Overtaken
+        raise Superseded
 
     async def _clear(self, write: Write) -> Event:
         """What a probe has left that was killed, all of which is ours."""
@@ -542,7 +548,7 @@ class _Run:
             return Lost("the bucket is just being probed")
         self._tools.probed.add(write.key)
         try:
-            await Probe(self._requests.origin, write.key, write.fixed.slot).clear()
+            await Probe(self._requests.origin, write.key, write.spec.slot).clear()
             listed = await self._requests.open_uploads(write.key)
             if isinstance(listed, Refused | Lost):
                 return listed
@@ -562,14 +568,14 @@ class _Run:
         write, now = self._progress.write, self._clock.now()
         match note:
             case Learn():
-                await self._journal.change(lambda book: _learn(book, write.key.bucket, note, now))
+                await self._journal.change(lambda tx: _learn(tx, write.key.bucket, note, now))
             case Unmark():
                 unmarked = replace(write, state=State.COMMITTED)
                 self._progress.write = unmarked
                 self._is_marked = False
-                await self._journal.change(lambda book: book.change(unmarked, State.PUBLISHING))
+                await self._journal.change(lambda tx: tx.change(unmarked, State.PUBLISHING))
             case StartOver():
-                await self._journal.change(lambda book: book.start_over(write.id, now))
+                await self._journal.change(lambda tx: tx.start_over(write.id, now))
 
     # The end, for now
 
@@ -578,23 +584,23 @@ class _Run:
         match end:
             case Settle():
                 await self._settle(write, end)
-            case Keep():
-                if await self._journal.change(lambda book: book.keep(self._id, end.reason)):
+            case MarkConflict():
+                if await self._journal.change(lambda tx: tx.keep(self._id, end.reason)):
                     self._tools.observer.conflict(write, end.reason)
             case Completed():
                 await self._tools.publication.publish(write, end.etag)
-                await self._journal.change(lambda book: _completed(book, write, end, self._clock.now()))
+                await self._journal.change(lambda tx: _completed(tx, write, end, self._clock.now()))
             case Answer():
-                await self._journal.change(lambda book: _answer(book, write, end))
+                await self._journal.change(lambda tx: _answer(tx, write, end))
                 if not end.is_over:
                     await self._rest(5.0)
             case Expire():
-                if await self._journal.change(lambda book: book.abort(write.upload_id or "", now)):
+                if await self._journal.change(lambda tx: tx.abort(write.upload_id or "", now)):
                     self._tools.observer.expired(write, end.reason)
             case Forget():
                 if end.reason is not None:
                     _log.warning("an upload may be left at the origin", object=str(write.key), reason=end.reason)
-                await self._journal.change(lambda book: book.forget(self._id))
+                await self._journal.change(lambda tx: tx.forget(self._id))
             case Rest():
                 await self._rest(end.seconds)
             case Wait():
@@ -603,17 +609,17 @@ class _Run:
     async def _settle(self, write: Write, settle: Settle) -> None:
         await self._tools.publication.publish(write, settle.etag)
         now = Moment.of(self._clock)
-        await self._journal.change(lambda book: _settle(book, write, settle, now))
+        await self._journal.change(lambda tx: _settle(tx, write, settle, now))
         self._tools.observer.settled(write, settle.etag, self._clock.monotonic() - self.began)
 
     async def _rest(self, seconds: float) -> None:
         write, now = self._progress.write, self._clock.now()
         asked_seconds, _ = Moment.of(self._clock).since(write.touched_then)
         if write.is_completed_at_origin and write.sequence and not 0 <= asked_seconds < CARRIED_OUT_SECONDS:
-            await self._journal.change(lambda book: book.leave_order(self._id, now))
+            await self._journal.change(lambda tx: tx.leave_order(self._id, now))
         turn = Turn(now + seconds, priority=self._turn.priority)
-        await self._journal.change(lambda book: book.rest(self._id, self._turn, turn))
-        self._news.tell_at(self._clock.monotonic() + seconds)
+        await self._journal.change(lambda tx: tx.rest(self._id, self._turn, turn))
+        self._notifier.notify_at(self._clock.monotonic() + seconds)
 
     async def _wait(self, write: Write, wait: Wait) -> None:
         failures = self._turn.attempts + 1
@@ -622,8 +628,8 @@ class _Run:
         since = self._turn.failing_since if self._turn.failing_since is not None else now
         priority = self._turn.priority if self._turn.priority in _OWN_PRIORITY else Priority.RETRY
         turn = Turn(now + pause_seconds, failures, since, wait.reason, priority)
-        await self._journal.change(lambda book: book.wait(self._id, self._turn, turn))
-        self._news.tell_at(self._clock.monotonic() + pause_seconds)
+        await self._journal.change(lambda tx: tx.wait(self._id, self._turn, turn))
+        self._notifier.notify_at(self._clock.monotonic() + pause_seconds)
         self._tools.observer.failing(write, failures, wait.reason)
 
 
@@ -631,12 +637,12 @@ async def _taken_up(journal: Journal, write_id: int) -> tuple[Write, Turn] | Non
     """A write with the parts that matter: of an open upload, the next ones that the origin lacks. BufferDamaged where
     parts are missing: the write is over by now, or damaged."""
 
-    def look(book: Book) -> tuple[Write, Turn] | None:
-        write, turn = book.write(write_id, with_parts=False), book.turn(write_id)
+    def look(tx: JournalTransaction) -> tuple[Write, Turn] | None:
+        write, turn = tx.write(write_id, with_parts=False), tx.turn(write_id)
         if write is None or turn is None or turn.due_at is None:
             return None
         is_open = write.state is State.OPEN
-        return replace(write, parts=book.unsent_parts(write_id, UNSENT_AT_ONCE)) if is_open else write, turn
+        return replace(write, parts=tx.unsent_parts(write_id, UNSENT_AT_ONCE)) if is_open else write, turn
 
     found = journal.read(look)
     if found is None or not found[0].runs or found[0].state is State.OPEN:
@@ -651,33 +657,33 @@ async def _taken_up(journal: Journal, write_id: int) -> tuple[Write, Turn] | Non
     return replace(write, parts=parts), turn
 
 
-def _completed(book: Book, write: Write, completed: Completed, now: float) -> None:
-    if _is_asked_for(book, write):
-        book.completed(write.id, completed.etag, now)
+def _completed(tx: JournalTransaction, write: Write, completed: Completed, now: float) -> None:
+    if _is_asked_for(tx, write):
+        tx.completed(write.id, completed.etag, now)
 
 
-def _answer(book: Book, write: Write, answer: Answer) -> None:
-    if _is_asked_for(book, write):
-        book.answer(write.id, answer.code, is_over=answer.is_over)
+def _answer(tx: JournalTransaction, write: Write, answer: Answer) -> None:
+    if _is_asked_for(tx, write):
+        tx.answer(write.id, answer.code, is_over=answer.is_over)
 
 
-def _is_asked_for(book: Book, write: Write) -> bool:
+def _is_asked_for(tx: JournalTransaction, write: Write) -> bool:
     """Whether its client has not gone on to complete the upload of other parts, of which this says nothing."""
-    now = book.write(write.id, with_parts=False)
+    now = tx.write(write.id, with_parts=False)
     return now is not None and now.completed_of == write.completed_of
 
 
-def _learn(book: Book, bucket: str, learn: Learn, now: float) -> None:
-    profile = book.profile(bucket)
-    if profile is not None:
-        book.learn_conditions(bucket, replace(profile.conditions, **{learn.kind: Honoured.REFUSED}, learned_at=now))
+def _learn(tx: JournalTransaction, bucket: str, learn: Learn, now: float) -> None:
+    capabilities = tx.capabilities(bucket)
+    if capabilities is not None:
+        tx.learn_conditions(bucket, replace(capabilities.conditions, **{learn.kind: Honoured.REFUSED}, learned_at=now))
 
 
-def _settle(book: Book, write: Write, settle: Settle, now: Moment) -> None:
-    book.settle(write.id, settle.etag, now, upload_may_be_open=settle.upload_may_be_open)
-    profile = book.profile(write.key.bucket)
-    if settle.etag is not None and unquote(settle.etag) != unquote(write.etag) and profile is not None:
+def _settle(tx: JournalTransaction, write: Write, settle: Settle, now: Moment) -> None:
+    tx.settle(write.id, settle.etag, now, upload_may_be_open=settle.upload_may_be_open)
+    capabilities = tx.capabilities(write.key.bucket)
+    if settle.etag is not None and unquote(settle.etag) != unquote(write.etag) and capabilities is not None:
         # Writes go through from now on. What a PutObject finds again says nothing of objects of parts.
-        multipart_etags = profile.multipart_etags and not write.multipart
-        told = replace(profile, md5_etags=False, learned_at=now.at, multipart_etags=multipart_etags)
-        book.learn(write.key.bucket, told)
+        multipart_etags = capabilities.multipart_etags and not write.multipart
+        told = replace(capabilities, md5_etags=False, learned_at=now.at, multipart_etags=multipart_etags)
+        tx.learn(write.key.bucket, told)

@@ -39,7 +39,7 @@ from gateway.writeback.flushing.state import (
     SendPart,
 )
 from gateway.writeback.journal.records import Part, State, Write
-from gateway.writeback.reading import staged_body
+from gateway.writeback.pending_reader import staged_body
 from gateway.writeback.threads import BufferThreads
 
 ANSWER_SIZE_BYTES_MAX = 64 * 1024
@@ -184,7 +184,7 @@ class Requests:
             return response.status == 404
 
     async def _begin(self, write: Write) -> str | Refused | Lost:
-        request = _request("POST", write, [("uploads", None)], write.fixed.headers)
+        request = _request("POST", write, [("uploads", None)], write.spec.headers)
         async with await self._origin.send(request) as response:
             if response.status != 200:
                 return await _failure(response)
@@ -202,7 +202,7 @@ class Requests:
 
     async def _put(self, write: Write, conditions: Mapping[str, str]) -> Event:
         part = write.parts[0]
-        headers = {**write.fixed.headers, **_of_body(part.file, part.checksums), **conditions}
+        headers = {**write.spec.headers, **_of_body(part.file, part.checksums), **conditions}
         request = _request("PUT", write, (), headers, await self._body(part.file))
         async with await self._origin.send(replace(request, sent_once=True)) as response:  # who asks again looks again
             if response.status != 200:
@@ -276,7 +276,7 @@ def _request(
 ) -> OriginRequest:
     key = write.key
     return OriginRequest(
-        method, key.bucket, key.key, query, headers or {}, body, purpose=Purpose.FLUSH, slot=write.fixed.slot
+        method, key.bucket, key.key, query, headers or {}, body, purpose=Purpose.FLUSH, slot=write.spec.slot
     )
 
 
@@ -317,8 +317,8 @@ async def _has_parts(response: OriginResponse, parts: Sequence[Part]) -> bool:
 
 def _is_absence_expected(write: Write) -> bool:
     """Whether it makes no difference why nothing lies under the key: then what is sent next is refused, or not."""
-    base = write.base
-    return write.state is State.COMMITTED and not write.deleted and (base.absent or not base.known)
+    expected = write.expected
+    return write.state is State.COMMITTED and not write.deleted and (expected.absent or not expected.known)
 
 
 def _completion(write: Write) -> Steps[bytes]:
@@ -334,7 +334,7 @@ def _declared_checksums(write: Write, part: Part) -> Mapping[str, str]:
     """What the origin is told of a part: S3 refuses a checksum that Create has not announced ("Checksum Type mismatch
     occurred, expected checksum Type: null"). Our MD5 goes with it in any case.
     """
-    algorithm = write.fixed.headers.get("x-amz-checksum-algorithm", "").lower()
+    algorithm = write.spec.headers.get("x-amz-checksum-algorithm", "").lower()
     return {name: value for name, value in part.checksums.items() if name == algorithm}
 
 

@@ -237,7 +237,7 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class MarkConflict:
     """A conflict: it is left as it is until a person has decided. `reason` is for people."""
 
     reason: str
@@ -289,7 +289,7 @@ class Wait:
 
 Request: TypeAlias = Head | Begin | SendPart | Finish | Complete | Delete | Compare | Find | Seek | Abort
 Note: TypeAlias = Learn | Unmark | StartOver
-End: TypeAlias = Settle | Keep | Completed | Answer | Expire | Forget | Rest | Wait
+End: TypeAlias = Settle | MarkConflict | Completed | Answer | Expire | Forget | Rest | Wait
 Instruction: TypeAlias = Request | Note | End
 
 
@@ -364,7 +364,7 @@ class Progress:
             case State.PUBLISHING if not write.is_acknowledged:
                 return self._ask(_Step.FIND, Find()) if self._was_asked() else self._begin_or_send()
         if self._may_skip_check():
-            return self._finish(write.base.etags[0] if write.base.etags else None)
+            return self._finish(write.expected.etags[0] if write.expected.etags else None)
         if write.multipart and write.state is State.COMMITTED and any(part.origin_etag for part in write.parts):
             return self._begin_or_send()
         return self._ask(_Step.CHECK, Head())
@@ -401,9 +401,9 @@ class Progress:
     def _may_skip_check(self) -> bool:
         """Whether a condition says all that is to be known of the key."""
         write = self.write
-        if write.state is not State.COMMITTED or write.multipart or not write.base.is_exact:
+        if write.state is not State.COMMITTED or write.multipart or not write.expected.is_exact:
             return False
-        return self._honours() is Honoured.YES and (not write.deleted or bool(write.base.etags))
+        return self._honours() is Honoured.YES and (not write.deleted or bool(write.expected.etags))
 
     def _honours(self) -> Honoured:
         return getattr(self.conditions, self._kind())  # type: ignore[no-any-return]
@@ -421,7 +421,7 @@ class Progress:
         if not expected and self._in_doubt and not write.deleted:
             return self._found_unexpected(found)
         if not expected:
-            return self._end(Keep(OTHERS))
+            return self._end(MarkConflict(OTHERS))
         self._expected = found.etag
         if self._step is _Step.LAST_LOOK or not write.multipart:
             return self._finish(found.etag)
@@ -434,18 +434,18 @@ class Progress:
         if found.etag is not None and found.size_bytes == self.write.size_bytes:
             self._found = found.etag
             return self._ask(_Step.COMPARE, Compare(found.etag))
-        return self._end(Keep(OTHERS))
+        return self._end(MarkConflict(OTHERS))
 
     def _is_ours(self, etag: str | None) -> bool:
         return etag is not None and unquote(etag) == unquote(self.write.etag)
 
     def _is_expected(self, found: Headed) -> bool:
-        base = self.write.base
-        if base.known or base.allows(found.etag):
-            return base.allows(found.etag)
+        expected = self.write.expected
+        if expected.known or expected.allows(found.etag):
+            return expected.allows(found.etag)
         if found.etag is None:
             return True
-        since_seconds, is_certain = found.moment.since(base.asked_then)
+        since_seconds, is_certain = found.moment.since(expected.asked_then)
         apart_seconds = TOLD_APART_SECONDS if is_certain and found.is_age_told else CLOCKS_APART_SECONDS
         open_seconds = DATED_EARLIER_SECONDS_MAX if is_of_parts(found.etag) else 0.0
         return since_seconds >= 0 and found.age_seconds > since_seconds + apart_seconds + open_seconds
@@ -483,8 +483,8 @@ class Progress:
             return self._idle()
         if self.write.is_completed_at_origin:
             return self._ask(_Step.FINISH, Complete())
-        if self._honours() is Honoured.YES and (self._expected is not None or self.write.base.is_exact):
-            return self._finish(self._expected or next(iter(self.write.base.etags), None))
+        if self._honours() is Honoured.YES and (self._expected is not None or self.write.expected.is_exact):
+            return self._finish(self._expected or next(iter(self.write.expected.etags), None))
         return self._ask(_Step.LAST_LOOK, Head())
 
     def _part_sent(self, event: PartSent) -> Sequence[Instruction]:
@@ -583,7 +583,7 @@ class Progress:
                 return self._end(Answer("ServiceUnavailable", is_over=False))
             return [StartOver(), *self._end(Answer("NoSuchUpload", is_over=True))]
         if found.etag is None:
-            return self._end(Keep(LOST))
+            return self._end(MarkConflict(LOST))
         return self._has_made(found.etag)
 
     def _compared(self, event: Compared) -> Sequence[Instruction]:
@@ -591,8 +591,10 @@ class Progress:
             is_left = self._made is None and self.write.origin_upload_id is not None
             return self._end(Settle(self._found, upload_may_be_open=is_left))
         if self._made is None:
-            return self._end(Keep(OTHERS))
-        return self._end(Keep(DIFFERENT) if event.is_same is False else Settle(self._made))  # others came after it
+            return self._end(MarkConflict(OTHERS))
+        return self._end(
+            MarkConflict(DIFFERENT) if event.is_same is False else Settle(self._made)
+        )  # others came after it
 
     # Failures
 

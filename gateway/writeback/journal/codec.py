@@ -22,18 +22,18 @@ from gateway.steps import Steps, each
 from gateway.writeback.files import trailer
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal.records import (
-    Asked,
-    Base,
+    BucketCapabilities,
     Conditions,
-    Ended,
-    Fixed,
+    CreateAttempt,
+    ExpectedVersion,
     Honoured,
-    OwnDoing,
+    LastOwnWrite,
     Part,
-    Profile,
     Run,
     State,
+    UploadOutcome,
     Write,
+    WriteSpec,
 )
 
 _CRC_BYTES = 4
@@ -124,9 +124,9 @@ def pack_write(write: Write) -> bytes:
     record = {
         "bucket": write.key.bucket,
         "key": write.key.key,
-        "headers": dict(write.fixed.headers),
-        "slot": write.fixed.slot,
-        "base": _base(write.base),
+        "headers": dict(write.spec.headers),
+        "slot": write.spec.slot,
+        "base": _expected_version(write.expected),
         "state": int(write.state),
         "began": write.began_at,
         "etag": write.etag,
@@ -146,8 +146,8 @@ def unpack_write(write_id: int, packed: bytes) -> Write:
     record, _ = unpack(("writes", write_id), packed)
     asked = record.get("asked")
     return Write(
-        Fixed(ObjectKey(record["bucket"], record["key"]), record["headers"], record["slot"]),
-        _as_base(record["base"]),
+        WriteSpec(ObjectKey(record["bucket"], record["key"]), record["headers"], record["slot"]),
+        _as_expected_version(record["base"]),
         record["began"],
         State(record["state"]),
         record["etag"],
@@ -173,7 +173,7 @@ def unpack_write(write_id: int, packed: bytes) -> Write:
     )
 
 
-def pack_ended(write_id: int, ended: Ended) -> bytes:
+def pack_ended(write_id: int, ended: UploadOutcome) -> bytes:
     record = {
         "upload": ended.upload_id,
         "bucket": ended.key.bucket,
@@ -186,10 +186,10 @@ def pack_ended(write_id: int, ended: Ended) -> bytes:
     return pack(("ended", write_id), record)
 
 
-def unpack_ended(write_id: int, packed: bytes) -> Ended:
+def unpack_ended(write_id: int, packed: bytes) -> UploadOutcome:
     record, _ = unpack(("ended", write_id), packed)
     key = ObjectKey(record["bucket"], record["key"])
-    return Ended(record["upload"], key, record["at"], record["etag"], record["parts"], record["checksums"])
+    return UploadOutcome(record["upload"], key, record["at"], record["etag"], record["parts"], record["checksums"])
 
 
 def parts_digest(parts: Sequence[CompletedPart]) -> Steps[str]:
@@ -198,50 +198,55 @@ def parts_digest(parts: Sequence[CompletedPart]) -> Steps[str]:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def pack_profile(bucket: str, profile: Profile) -> bytes:
-    known = profile.conditions
+def pack_capabilities(bucket: str, capabilities: BucketCapabilities) -> bytes:
+    known = capabilities.conditions
     record = {
-        "md5_etags": profile.md5_etags,
-        "may_look": profile.may_look,
-        "learned": profile.learned_at,
-        "multipart_etags": profile.multipart_etags,
+        "md5_etags": capabilities.md5_etags,
+        "may_look": capabilities.may_look,
+        "learned": capabilities.learned_at,
+        "multipart_etags": capabilities.multipart_etags,
         "conditions": [int(known.put), int(known.complete), int(known.delete), known.learned_at],
     }
     return pack(("profiles", bucket), record)
 
 
-def unpack_profile(bucket: str, packed: bytes) -> Profile:
+def unpack_capabilities(bucket: str, packed: bytes) -> BucketCapabilities:
     record, _ = unpack(("profiles", bucket), packed)
     put, complete, delete, learned_at = record["conditions"]
     conditions = Conditions(Honoured(put), Honoured(complete), Honoured(delete), learned_at)
     multipart_etags = record.get("multipart_etags", True)
-    return Profile(record["md5_etags"], record["may_look"], record["learned"], conditions, multipart_etags)
+    return BucketCapabilities(record["md5_etags"], record["may_look"], record["learned"], conditions, multipart_etags)
 
 
-def pack_own_doing(key: ObjectKey, own: OwnDoing) -> bytes:
+def pack_last_own_write(key: ObjectKey, own: LastOwnWrite) -> bytes:
     return pack(
         ("origin", key.bucket, key.key),
         {"at": own.at, "etag": own.etag, "known": own.known, "moment": _moment(own.moment)},
     )
 
 
-def unpack_own_doing(key: ObjectKey, packed: bytes) -> OwnDoing:
+def unpack_last_own_write(key: ObjectKey, packed: bytes) -> LastOwnWrite:
     record, _ = unpack(("origin", key.bucket, key.key), packed)
-    return OwnDoing(record["at"], record["etag"], record["known"], _as_moment(record.get("moment")))
+    return LastOwnWrite(record["at"], record["etag"], record["known"], _as_moment(record.get("moment")))
 
 
-def _asked(asked: Asked) -> list[Any]:
-    return [asked.worker, _moment(asked.begun), _moment(asked.suspect)]
+def _asked(asked: CreateAttempt) -> list[Any]:
+    return [asked.worker, _moment(asked.begun), _moment(asked.in_doubt_since)]
 
 
-def _base(base: Base) -> dict[str, Any]:
-    said = {"etags": list(base.etags), "absent": base.absent, "known": base.known, "asked": base.asked_at}
-    return said if base.asked is None else said | {"moment": _moment(base.asked)}
+def _expected_version(expected: ExpectedVersion) -> dict[str, Any]:
+    said = {
+        "etags": list(expected.etags),
+        "absent": expected.absent,
+        "known": expected.known,
+        "asked": expected.asked_at,
+    }
+    return said if expected.asked is None else said | {"moment": _moment(expected.asked)}
 
 
-def _as_base(record: dict[str, Any]) -> Base:
+def _as_expected_version(record: dict[str, Any]) -> ExpectedVersion:
     moment = _as_moment(record.get("moment"))
-    return Base(tuple(record["etags"]), record["absent"], record["known"], record["asked"], moment)
+    return ExpectedVersion(tuple(record["etags"]), record["absent"], record["known"], record["asked"], moment)
 
 
 def _moment(moment: Moment | None) -> list[Any] | None:
@@ -252,6 +257,6 @@ def _as_moment(record: list[Any] | None) -> Moment | None:
     return None if record is None else Moment(*record)
 
 
-def _as_asked(record: list[Any]) -> Asked:
+def _as_asked(record: list[Any]) -> CreateAttempt:
     worker, begun, suspect = record
-    return Asked(worker, Moment(*begun), _as_moment(suspect))
+    return CreateAttempt(worker, Moment(*begun), _as_moment(suspect))

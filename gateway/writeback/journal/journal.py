@@ -22,10 +22,10 @@ from typing import Any, TypeVar
 from gateway.clock import Moment
 from gateway.errors import BufferRefused, BufferUnavailable
 from gateway.s3.requests import PARTS_COUNT_MAX
-from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.records import Part
 from gateway.writeback.journal.schema import connect, prepare
-from gateway.writeback.presence import Presence
+from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.pending_key_filter import PendingKeyFilter
 
 R = TypeVar("R")
 
@@ -37,7 +37,7 @@ PARTS_AT_ONCE = 32
 _PASSING = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL})
 """What nothing is lost by: the transaction was rolled back, and the next commit may be believed."""
 
-_Waiting = tuple[Callable[[Book], Any], "Future[Any]"]
+_Waiting = tuple[Callable[[JournalTransaction], Any], "Future[Any]"]
 
 
 class Journal:
@@ -52,7 +52,7 @@ class Journal:
             self._writer = connect(path)
             prepare(self._writer)
             self._reader = connect(path)
-            self.presence = Presence(directory / "presence")
+            self.pending_keys = PendingKeyFilter(directory / "presence")
         except (sqlite3.Error, OSError) as error:
             raise BufferUnavailable(f"the write-back journal in {directory} cannot be opened: {error}") from error
         self.worker = worker
@@ -67,12 +67,12 @@ class Journal:
 
     # Reads
 
-    def read(self, look: Callable[[Book], R]) -> R:
+    def read(self, look: Callable[[JournalTransaction], R]) -> R:
         """What a look at the journal as it is now finds. Event loop only."""
         try:
             self._reader.execute("BEGIN")
             try:
-                return look(Book(self._reader, self.presence))
+                return look(JournalTransaction(self._reader, self.pending_keys))
             finally:
                 self._reader.execute("ROLLBACK")
         except sqlite3.Error as error:
@@ -87,7 +87,7 @@ class Journal:
         found: list[Part] = []
         while len(found) < count_max:
             after, count = found[-1].number if found else after, min(PARTS_AT_ONCE, count_max - len(found))
-            page = self.read(lambda book: list(book.parts(write_id, after, count_max=count)))  # noqa: B023
+            page = self.read(lambda tx: list(tx.parts(write_id, after, count_max=count)))  # noqa: B023
             found += page
             if len(page) < count:
                 break
@@ -96,11 +96,11 @@ class Journal:
 
     def unknown_files(self, names: Sequence[str]) -> Sequence[str]:
         """Of some staged files those in which nothing acknowledged is. Not while other threads read."""
-        return self.read(lambda book: book.unknown_files(names))
+        return self.read(lambda tx: tx.unknown_files(names))
 
     # Changes
 
-    async def change(self, step: Callable[[Book], R]) -> R:
+    async def change(self, step: Callable[[JournalTransaction], R]) -> R:
         """Carry out a change; it is durable when this returns. BufferUnavailable when it may not be.
 
         After that it may have happened all the same: files that it named must stay; not so after BufferRefused.
@@ -116,29 +116,29 @@ class Journal:
     def recover(self, now: Moment | float) -> tuple[int, int]:
         """Put in order what no other process has open: how much is pending, and how many uploads are open. Blocks."""
         moment = Moment.at_wall(now)
-        self._remove(self.read(lambda book: book.left_behind()))
-        book = Book(self._writer, self.presence)
+        self._remove(self.read(lambda tx: tx.left_behind()))
+        tx = JournalTransaction(self._writer, self.pending_keys)
         with self._transaction():
-            book.removed(self._removed)
-            while book.forget_ended(moment):
+            tx.removed(self._removed)
+            while tx.forget_ended(moment):
                 pass
-            book.recount()
-            book.suspect_all(moment)
+            tx.recount()
+            tx.mark_all_in_doubt(moment)
         self._removed.clear()
         self._tidy()
-        return self.read(lambda book: book.counts())
+        return self.read(lambda tx: tx.counts())
 
     def take_over(self, now: Moment | float) -> None:
         """The process that had this worker slot before is dead, since when nobody knows. Blocks.
 
         Files that any process had no time to remove any more are removed.
         """
-        book = Book(self._writer, self.presence)
-        self._remove(self.read(lambda book: book.left_behind()))
+        tx = JournalTransaction(self._writer, self.pending_keys)
+        self._remove(self.read(lambda tx: tx.left_behind()))
         try:
             with self._transaction():
-                book.suspect_all(Moment.at_wall(now), self.worker)
-                book.removed(self._removed)
+                tx.mark_all_in_doubt(Moment.at_wall(now), self.worker)
+                tx.removed(self._removed)
         except sqlite3.Error as error:
             if _primary_code(error) not in _PASSING:  # else it is done at the next start
                 raise BufferUnavailable(f"the write-back journal cannot be written: {error}") from error
@@ -160,7 +160,7 @@ class Journal:
         self._thread.shutdown(wait=True)
         self._reader.close()
         self._writer.close()
-        self.presence.close()
+        self.pending_keys.close()
 
     def _commit_waiting(self) -> None:
         with self._lock:
@@ -168,16 +168,16 @@ class Journal:
             if self._waiting:
                 self._thread.submit(self._commit_waiting)
         try:
-            book, outcomes = self._commit_with_room(batch)
+            tx, outcomes = self._commit_with_room(batch)
         except (sqlite3.Error, BufferUnavailable) as error:
             failure = self._failed(error)
             for _, future in [*batch, *self._refused_with(error)]:
                 future.set_exception(failure)
             return
-        if book.has_due:
-            self.presence.stamp()
-        if book.freed:
-            self._remove(book.freed)
+        if tx.has_due:
+            self.pending_keys.bump_version()
+        if tx.freed:
+            self._remove(tx.freed)
         for (_, future), tell in zip(batch, outcomes, strict=True):
             tell(future)
 
@@ -189,22 +189,24 @@ class Journal:
             waiting, self._waiting = self._waiting, []
         return waiting
 
-    def _commit_with_room(self, batch: list[_Waiting]) -> tuple[Book, list[Callable[[Future[Any]], None]]]:
-        book = Book(self._writer, self.presence)
+    def _commit_with_room(
+        self, batch: list[_Waiting]
+    ) -> tuple[JournalTransaction, list[Callable[[Future[Any]], None]]]:
+        tx = JournalTransaction(self._writer, self.pending_keys)
         try:
-            return book, self._commit(book, batch)
+            return tx, self._commit(tx, batch)
         except sqlite3.Error as error:
             if _primary_code(error) != sqlite3.SQLITE_FULL or not self.make_room():
                 raise
-        book = Book(self._writer, self.presence)
-        return book, self._commit(book, batch)
+        tx = JournalTransaction(self._writer, self.pending_keys)
+        return tx, self._commit(tx, batch)
 
-    def _commit(self, book: Book, batch: list[_Waiting]) -> list[Callable[[Future[Any]], None]]:
+    def _commit(self, tx: JournalTransaction, batch: list[_Waiting]) -> list[Callable[[Future[Any]], None]]:
         if self._failure is not None:
             raise self._failure
         with self._transaction():
-            book.removed(self._removed)
-            outcomes = [self._carry_out(book, step) for step, _ in batch]
+            tx.removed(self._removed)
+            outcomes = [self._carry_out(tx, step) for step, _ in batch]
         self._removed.clear()
         return outcomes
 
@@ -225,16 +227,18 @@ class Journal:
         self._freed(list(names))
         self._removed += names
 
-    def _carry_out(self, book: Book, step: Callable[[Book], Any]) -> Callable[[Future[Any]], None]:
-        freed = len(book.freed)
+    def _carry_out(
+        self, tx: JournalTransaction, step: Callable[[JournalTransaction], Any]
+    ) -> Callable[[Future[Any]], None]:
+        freed = len(tx.freed)
         self._writer.execute("SAVEPOINT change")
         try:
-            result = step(book)
+            result = step(tx)
         except sqlite3.Error:
             raise
         except Exception as error:  # noqa: BLE001 - it is raised where the change was asked for
             self._writer.execute("ROLLBACK TO change")
-            del book.freed[freed:]
+            del tx.freed[freed:]
             failure = error
             return lambda future: future.set_exception(failure)
         finally:
@@ -256,7 +260,7 @@ class Journal:
         try:
             self._writer.execute("BEGIN IMMEDIATE")
             try:
-                self.presence.keep(Book(self._writer, self.presence).places())
+                self.pending_keys.keep(JournalTransaction(self._writer, self.pending_keys).hash_slots())
             finally:
                 self._writer.execute("ROLLBACK")
         except sqlite3.Error as error:

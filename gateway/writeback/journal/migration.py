@@ -24,18 +24,18 @@ from gateway.steps import at_once
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal import codec
 from gateway.writeback.journal.records import (
-    Asked,
-    Base,
-    Ended,
-    Fixed,
+    BucketCapabilities,
+    CreateAttempt,
+    ExpectedVersion,
     Part,
     Priority,
-    Profile,
     State,
+    UploadOutcome,
     Write,
+    WriteSpec,
     runs_of,
 )
-from gateway.writeback.presence import place_of
+from gateway.writeback.pending_key_filter import hash_slot_of
 
 VERSION = 1
 
@@ -158,8 +158,8 @@ class _Migration:
         for bucket, packed in self._all("SELECT bucket, record FROM old_profiles"):
             record = _unpacked(("profiles", bucket), packed)
             if record is not None:  # else the next write tells
-                profile = Profile(record["md5_etags"], record["may_look"], record["learned"])
-                packed = codec.pack_profile(bucket, profile)
+                capabilities = BucketCapabilities(record["md5_etags"], record["may_look"], record["learned"])
+                packed = codec.pack_capabilities(bucket, capabilities)
                 self._rows.execute("INSERT INTO profiles VALUES (?, ?)", (bucket, packed))
 
     def _objects(self) -> None:
@@ -178,7 +178,7 @@ class _Migration:
                 continue
             write = Write(
                 _fixed(record),
-                _base(record["base"]),
+                _expected_version(record["base"]),
                 record["acknowledged"],
                 _STATES[record["state"]],
                 record["etag"],
@@ -220,7 +220,7 @@ class _Migration:
             touched_at = max([record["initiated"], *(part.stored_at for part in parts)])
             write = Write(
                 _fixed(record),
-                _base(record["base"]),
+                _expected_version(record["base"]),
                 record["initiated"],
                 State.OPEN,
                 multipart=True,
@@ -258,26 +258,30 @@ class _Migration:
             record = _unpacked(("intents", token), packed)
             if record is not None:
                 suspect = None if record["suspect"] is None else Moment(record["suspect"])
-                asked = Asked(record["worker"], Moment(record["asked"]), suspect)
+                asked = CreateAttempt(record["worker"], Moment(record["asked"]), suspect)
                 self._insert_aborting(record, None, asked)
         for origin_upload_id, packed in self._all("SELECT origin_upload_id, record FROM old_orphans"):
             record = _unpacked(("orphans", origin_upload_id), packed)
             if record is not None:
                 self._insert_aborting(record, origin_upload_id, None)
 
-    def _insert_aborting(self, record: dict[str, Any], origin_upload_id: str | None, asked: Asked | None) -> None:
+    def _insert_aborting(
+        self, record: dict[str, Any], origin_upload_id: str | None, asked: CreateAttempt | None
+    ) -> None:
         key = ObjectKey(record["bucket"], record["key"])
         write_id = self._insert(key.bucket, key.key.encode("utf-8", "surrogatepass"), "", 0, State.ABORTING)
-        fixed, at = Fixed(key, {}, ""), asked.begun.at if asked is not None else 0.0
+        spec, at = WriteSpec(key, {}, ""), asked.begun.at if asked is not None else 0.0
         self._write(
-            Write(fixed, Base(), at, State.ABORTING, origin_upload_id=origin_upload_id, asked=asked, id=write_id)
+            Write(
+                spec, ExpectedVersion(), at, State.ABORTING, origin_upload_id=origin_upload_id, asked=asked, id=write_id
+            )
         )
-        due_at = None if asked is not None and asked.suspect is None else 0.0
+        due_at = None if asked is not None and asked.in_doubt_since is None else 0.0
         self._rows.execute(
             "UPDATE writes SET due_at = ?, priority = ? WHERE id = ?", (due_at, Priority.ABORT, write_id)
         )
 
-    def _taken_ended(self, upload_id: str | None) -> Ended | None:
+    def _taken_ended(self, upload_id: str | None) -> UploadOutcome | None:
         """How an upload ended that has become an object: that is said by the object's row from now on."""
         row = self._rows.execute("SELECT record FROM old_ended WHERE upload_id = ?", (upload_id,)).fetchone()
         record = _unpacked(("ended", upload_id or ""), row[0]) if row is not None else None
@@ -321,7 +325,7 @@ class _Migration:
         return found
 
     def _insert(self, bucket: str, key: bytes, slot: str, size_bytes: int, state: State) -> int:
-        place = place_of(ObjectKey(bucket, key.decode("utf-8", "surrogatepass")))
+        place = hash_slot_of(ObjectKey(bucket, key.decode("utf-8", "surrogatepass")))
         inserted = self._rows.execute(
             "INSERT INTO writes (bucket, key, place, slot, state, pending, attempts, priority, damaged, size_bytes, "
             "record) VALUES (?, ?, ?, ?, ?, 0, 0, 0, 0, ?, x'')",
@@ -358,17 +362,17 @@ def _part(record: dict[str, Any], number: int, file: str, staged: bytes | None) 
     return Part(number, found, record["stored"], record["checksums"], record["origin_etag"])
 
 
-def _fixed(record: dict[str, Any]) -> Fixed:
-    return Fixed(ObjectKey(record["bucket"], record["key"]), record["headers"], record["slot"])
+def _fixed(record: dict[str, Any]) -> WriteSpec:
+    return WriteSpec(ObjectKey(record["bucket"], record["key"]), record["headers"], record["slot"])
 
 
-def _base(record: dict[str, Any]) -> Base:
-    return Base(tuple(record["etags"]), record["absent"], record["known"], record["asked"])
+def _expected_version(record: dict[str, Any]) -> ExpectedVersion:
+    return ExpectedVersion(tuple(record["etags"]), record["absent"], record["known"], record["asked"])
 
 
-def _ended(upload_id: str, record: dict[str, Any]) -> Ended:
+def _ended(upload_id: str, record: dict[str, Any]) -> UploadOutcome:
     parts = _digest(record["parts"])
-    return Ended(upload_id, ObjectKey(record["bucket"], record["key"]), record["at"], record["etag"], parts)
+    return UploadOutcome(upload_id, ObjectKey(record["bucket"], record["key"]), record["at"], record["etag"], parts)
 
 
 def _digest(parts: Sequence[tuple[int, str]]) -> str:

@@ -12,7 +12,7 @@ from gateway.objects import ObjectKey
 from gateway.s3.headers import is_of_parts, unquote
 from gateway.writeback.files.staged_file import StagedFile
 
-OWN_DOING_KEPT_SECONDS = 600.0
+LAST_OWN_WRITE_KEPT_SECONDS = 600.0
 """What this gateway has put at the origin longer ago, a question about the base that is asked since has seen. (An
 absorb that takes longer asks again.) Longer only where an upload of the key has been open for longer."""
 
@@ -64,7 +64,7 @@ class Priority(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class ExpectedVersion:
     """What the origin may have under a key for the flush to be no surprise: nobody else's write is overwritten.
 
     `etags` are any of its versions that were there when the absorb began, or that our own flush has put there since;
@@ -111,7 +111,7 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class WriteSpec:
     """What PutObject or CreateMultipartUpload fixed besides the bytes: replayed at the flush, unchanged.
 
     `headers` are those that the origin is to get, lower-case names, without any that is about the request's own body.
@@ -159,14 +159,14 @@ def runs_of(parts: Sequence[Part]) -> tuple[Run, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CreateAttempt:
     """The origin is being asked to begin an upload, by the process of a worker slot, since `begun`; `suspect` is set
     once nobody will tell what came of it.
     """
 
     worker: int
     begun: Moment
-    suspect: Moment | None = None
+    in_doubt_since: Moment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +184,8 @@ class Write:
     origin is asked to begin.
     """
 
-    fixed: Fixed
-    base: Base
+    spec: WriteSpec
+    expected: ExpectedVersion
     began_at: float
     state: State = State.COMMITTED
     etag: str = ""
@@ -201,7 +201,7 @@ class Write:
     conditions: Mapping[str, str] = field(default_factory=dict)
     asked_as: str | None = None
     answer: str | None = None
-    asked: Asked | None = None
+    asked: CreateAttempt | None = None
     touched: Moment | None = None
     """When its client has last done something about an open upload; None: not since it has begun it."""
     acknowledged: Moment | None = None
@@ -218,7 +218,7 @@ class Write:
 
     @property
     def key(self) -> ObjectKey:
-        return self.fixed.key
+        return self.spec.key
 
     @property
     def touched_then(self) -> Moment:
@@ -258,7 +258,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class UploadOutcome:
     """How an upload has ended, for those who repeat its last request: completed with an ETag, or aborted (None).
 
     `parts` says which parts it was completed of (`parts_digest`).
@@ -295,7 +295,7 @@ class Conditions:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class BucketCapabilities:
     """What was learned of a bucket from its own answers.
 
     `md5_etags`: its ETags are MD5s, so that they can be foretold. `may_look`: the gateway's own key pair may HEAD its
@@ -315,7 +315,7 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnDoing:
+class LastOwnWrite:
     """What this gateway itself has put under a key at the origin, at a time (seconds since 1970).
 
     `etag` None: it has deleted the object. Where `known` is false a forwarded request has changed it, who knows how,
@@ -337,7 +337,11 @@ class OwnDoing:
     def kept_seconds(self) -> float:
         """How long it is remembered: who asks for the base since then has seen it. An object of parts is to be known
         as long as others' of the same date may come after it."""
-        return DATED_EARLIER_SECONDS_MAX if self.etag is not None and is_of_parts(self.etag) else OWN_DOING_KEPT_SECONDS
+        return (
+            DATED_EARLIER_SECONDS_MAX
+            if self.etag is not None and is_of_parts(self.etag)
+            else LAST_OWN_WRITE_KEPT_SECONDS
+        )
 
     def seconds_after(self, moment: Moment) -> float:
         """How long after a moment it was done."""

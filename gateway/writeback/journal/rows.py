@@ -13,9 +13,16 @@ from gateway.errors import BufferDamaged
 from gateway.objects import ObjectKey
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal import codec
-from gateway.writeback.journal.records import OWN_DOING_KEPT_SECONDS, Conditions, OwnDoing, Priority, Profile, Turn
+from gateway.writeback.journal.records import (
+    LAST_OWN_WRITE_KEPT_SECONDS,
+    BucketCapabilities,
+    Conditions,
+    LastOwnWrite,
+    Priority,
+    Turn,
+)
 
-OWN_DOINGS_MAX = 50_000
+LAST_OWN_WRITES_MAX = 50_000
 """Some 300 bytes each. With more, the oldest are forgotten sooner: then a write may be taken for somebody else's, which
 loses nothing."""
 
@@ -124,63 +131,67 @@ class Rows:
 
     # Buckets
 
-    def profile(self, bucket: str) -> Profile | None:
+    def capabilities(self, bucket: str) -> BucketCapabilities | None:
         """What was learned of a bucket. What cannot be read any more is not known: the next write learns it anew."""
         row = self._row("SELECT record FROM profiles WHERE bucket = ?", bucket)
-        return _profile(bucket, row[0]) if row else None
+        return _capabilities(bucket, row[0]) if row else None
 
-    def profiles(self) -> Sequence[tuple[str, Profile]]:
+    def all_capabilities(self) -> Sequence[tuple[str, BucketCapabilities]]:
         """The same of all, in order."""
         found = self._rows.execute("SELECT bucket, record FROM profiles ORDER BY bucket")
-        return [(bucket, profile) for bucket, record in found if (profile := _profile(bucket, record)) is not None]
+        return [
+            (bucket, capabilities)
+            for bucket, record in found
+            if (capabilities := _capabilities(bucket, record)) is not None
+        ]
 
-    def learn(self, bucket: str, profile: Profile) -> None:
+    def learn(self, bucket: str, capabilities: BucketCapabilities) -> None:
         """What one of its answers has just told. What is known of its conditions stays, where this says nothing."""
-        before = self.profile(bucket)
-        if before is not None and not profile.conditions.learned_at:
-            profile = replace(profile, conditions=before.conditions)
-        packed = codec.pack_profile(bucket, profile)
+        before = self.capabilities(bucket)
+        if before is not None and not capabilities.conditions.learned_at:
+            capabilities = replace(capabilities, conditions=before.conditions)
+        packed = codec.pack_capabilities(bucket, capabilities)
         self._rows.execute("INSERT OR REPLACE INTO profiles VALUES (?, ?)", (bucket, packed))
 
     def learn_conditions(self, bucket: str, conditions: Conditions) -> None:
         """Which conditions it honours, whatever else was learned meanwhile."""
-        profile = self.profile(bucket)
-        if profile is not None:
-            self.learn(bucket, replace(profile, conditions=conditions))
+        capabilities = self.capabilities(bucket)
+        if capabilities is not None:
+            self.learn(bucket, replace(capabilities, conditions=conditions))
 
     # What this gateway has done
 
-    def did(self, key: ObjectKey, own: OwnDoing) -> None:
+    def record_own_write(self, key: ObjectKey, own: LastOwnWrite) -> None:
         """This gateway has changed what the origin has under a key. Where who knows how: perhaps not at all."""
-        before = self.own_doing(key) if not own.known else None
+        before = self.last_own_write(key) if not own.known else None
         if before is not None:
             own = replace(own, etag=before.etag)
-        looked_at = own.at + own.kept_seconds - OWN_DOING_KEPT_SECONDS
-        row = (key.bucket, encoded(key), looked_at, codec.pack_own_doing(key, own))
+        looked_at = own.at + own.kept_seconds - LAST_OWN_WRITE_KEPT_SECONDS
+        row = (key.bucket, encoded(key), looked_at, codec.pack_last_own_write(key, own))
         self._rows.execute("INSERT OR REPLACE INTO origin VALUES (?, ?, ?, ?)", row)
 
-    def own_doing(self, key: ObjectKey) -> OwnDoing | None:
+    def last_own_write(self, key: ObjectKey) -> LastOwnWrite | None:
         """What it has last done to it, as far as is remembered; what is damaged: who knows what."""
         row = self._row("SELECT record FROM origin WHERE bucket = ? AND key = ?", key.bucket, encoded(key))
-        return _own_doing(key, math.inf, row[0]) if row else None
+        return _last_own_write(key, math.inf, row[0]) if row else None
 
-    def own_doings(self) -> int:
+    def last_own_writes(self) -> int:
         """How many are remembered."""
         row = self._row("SELECT count(*) FROM origin")
         return row[0] if row else 0
 
-    def _forget_own_doings(self, moment: Moment, count_max: int) -> int:
+    def _forget_last_own_writes(self, moment: Moment, count_max: int) -> int:
         """Those that nobody can ask for any more; those of keys with an open upload stay, as far as there is room."""
         open_upload = f"SELECT 1 FROM writes WHERE bucket = origin.bucket AND key = origin.key AND {OPEN}"
         old = f"SELECT bucket, key, record FROM origin WHERE at < ? AND NOT EXISTS ({open_upload}) LIMIT ?"
-        found = self._rows.execute(old, (moment.at - OWN_DOING_KEPT_SECONDS, count_max)).fetchall()
+        found = self._rows.execute(old, (moment.at - LAST_OWN_WRITE_KEPT_SECONDS, count_max)).fetchall()
         for bucket, key, record in found:
-            own = _own_doing(ObjectKey(bucket, decoded(key)), 0.0, record)
+            own = _last_own_write(ObjectKey(bucket, decoded(key)), 0.0, record)
             if moment.since(own.moment or Moment(own.at))[0] >= own.kept_seconds:
                 self._rows.execute("DELETE FROM origin WHERE bucket = ? AND key = ?", (bucket, key))
             else:  # the clock was set since
                 self._rows.execute("UPDATE origin SET at = ? WHERE bucket = ? AND key = ?", (moment.at, bucket, key))
-        too_many = min(count_max, self.own_doings() - OWN_DOINGS_MAX)
+        too_many = min(count_max, self.last_own_writes() - LAST_OWN_WRITES_MAX)
         if too_many > 0:
             oldest = "SELECT bucket, key FROM origin ORDER BY at LIMIT ?"
             self._rows.execute(f"DELETE FROM origin WHERE (bucket, key) IN ({oldest})", (too_many,))
@@ -191,18 +202,18 @@ class Rows:
         return row
 
 
-def _profile(bucket: str, record: bytes) -> Profile | None:
+def _capabilities(bucket: str, record: bytes) -> BucketCapabilities | None:
     try:
-        return codec.unpack_profile(bucket, record)
+        return codec.unpack_capabilities(bucket, record)
     except BufferDamaged:
         return None
 
 
-def _own_doing(key: ObjectKey, at: float, record: bytes) -> OwnDoing:
+def _last_own_write(key: ObjectKey, at: float, record: bytes) -> LastOwnWrite:
     try:
-        return codec.unpack_own_doing(key, record)
+        return codec.unpack_last_own_write(key, record)
     except BufferDamaged:
-        return OwnDoing(at, None, known=False)
+        return LastOwnWrite(at, None, known=False)
 
 
 def encoded(key: ObjectKey) -> bytes:

@@ -16,9 +16,9 @@ that has `after_sequence`, for a person, or for the process that has it in hand.
 since `failing_since`, of which `last_error` is the last. `priority` is records.Priority. `damaged` is 1 for what turned
 out not to be what was written. `behind` is set of markers: the prefix of what they wait for.
 
-Keys of objects are blobs of UTF-8, so that they come in S3's order. `place` is the key's place in presence.py; `slot`
-is the key's. `sent` is 1 for parts that the origin has. A part that only the origin has names no file (`""`). Triggers
-keep `usage`: whatever changes files or writes changes it, too.
+Keys of objects are blobs of UTF-8, so that they come in S3's order. `place` is the key's hash slot
+(pending_key_filter.py); `slot` is the key's. `sent` is 1 for parts that the origin has. A part that only the
+origin has names no file (`""`). Triggers keep `usage`: whatever changes files or writes changes it, too.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from pathlib import Path
 from gateway.errors import BufferDamaged, BufferUnavailable, StartupError
 from gateway.objects import ObjectKey
 from gateway.writeback.journal import codec, schema
-from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.log import check_log
 from gateway.writeback.journal.records import Write
+from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.offline_export.manifest import Unreadable
 
 _UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
@@ -39,7 +39,7 @@ class JournalCopy:
 
     def __init__(self, connection: sqlite3.Connection, warnings: list[str]) -> None:
         self._connection = connection
-        self._book = Book(connection, _Nowhere())
+        self._book = JournalTransaction(connection, _Nowhere())
         self.warnings = warnings
 
     @classmethod

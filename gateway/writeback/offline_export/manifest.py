@@ -56,13 +56,13 @@ def object_line(pending: Write, file: str) -> dict[str, Any]:
         "etag": pending.etag,
         "size_bytes": pending.size_bytes,
         "file": file,
-        "headers": dict(pending.fixed.headers),
+        "headers": dict(pending.spec.headers),
         "multipart": pending.multipart,
         "parts": [[part.number, part.file.size_bytes] for part in pending.parts],
         "checksums": dict(pending.checksums),
         "acknowledged_at": pending.acknowledged_at,
         "state": pending.state.name.lower(),
-        "slot": pending.fixed.slot,
+        "slot": pending.spec.slot,
     }
 
 
@@ -78,7 +78,7 @@ def damaged_line(sequence: int, key: ObjectKey, reason: str, files: Sequence[str
 
 def upload_line(upload: Write, parts: int, size_bytes: int) -> dict[str, Any]:
     """An upload that was never completed: no object, and nothing of it is exported."""
-    key = upload.fixed.key
+    key = upload.spec.key
     named = {"type": "upload", "upload_id": upload.upload_id, "bucket": key.bucket, "key": key.key}
     return named | {"parts": parts, "size_bytes": size_bytes}
 

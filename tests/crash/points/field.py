@@ -38,7 +38,7 @@ _OPEN = "upload_id IS NOT NULL AND pending = 0 AND state < 3"
 """Of uploads that are open."""
 
 PROBE_NAME = ".forebay/conditions-"
-"""In the keys of gateway/writeback/flushing/probing.py."""
+"""In the keys of gateway/writeback/flushing/condition_probe.py."""
 
 
 @dataclass(frozen=True, slots=True)

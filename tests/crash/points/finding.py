@@ -10,12 +10,12 @@ from typing import cast
 from gateway.clock import SystemClock
 from gateway.origin.client import Origin
 from gateway.writeback.files.staged_file import Staging
-from gateway.writeback.flushing.reconciler import Reconciler, Tools
+from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.flushing.state import UNUSED_SECONDS
-from gateway.writeback.journal.book import CARRIED_OUT_SECONDS
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import Write
+from gateway.writeback.journal.transaction import CARRIED_OUT_SECONDS
 from gateway.writeback.threads import BufferThreads
 from tests.crash.points.client import BUCKET
 from tests.crash.points.field import Field
@@ -61,13 +61,13 @@ async def _reconcile(field: Field, journal: Journal, ahead_seconds: float, is_le
     requests = Requests(
         cast(Origin, field.origin.model), Staging(field.gateway.directory / "writeback", 0), threads, clock
     )
-    reconciling = asyncio.create_task(Reconciler(Tools(journal, requests, observer, observer, clock)).run())
+    reconciling = asyncio.create_task(Reconciler(FlushDependencies(journal, requests, observer, observer, clock)).run())
     try:
         async with asyncio.timeout(SECONDS_MAX):
-            while any(map(is_left, journal.read(lambda book: book.aborting()))):  # noqa: ASYNC110 - another process has no event
+            while any(map(is_left, journal.read(lambda tx: tx.aborting()))):  # noqa: ASYNC110 - another process has no event
                 await asyncio.sleep(0.05)
     except TimeoutError:
-        left = list(filter(is_left, journal.read(lambda book: book.aborting())))
+        left = list(filter(is_left, journal.read(lambda tx: tx.aborting())))
         raise Difference(f"what was asked for at the origin is still to be found out: {left}") from None
     finally:
         reconciling.cancel()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import NothingPending, NotToBeDecided
 from gateway.s3.requests import Operation
-from gateway.writeback.journal.records import Base
+from gateway.writeback.journal.records import ExpectedVersion
 from tests.support.memory_origin.faults import Answer, Call
 from tests.support.writeback import key
 from tests.support.writeback_admin import AdminHarness
@@ -52,10 +52,10 @@ class World:
         self._number += 1
         content = b"%d" % self._number
         if what == "put":
-            base = self.etag(name)  # the absorb's own look
-            self.agreed.add((name, base))
+            expected = self.etag(name)  # the absorb's own look
+            self.agreed.add((name, expected))
             self.ours[name] = content
-            stored = await self.harness.buffer.put(key(name), content, base=Base.exactly(base))
+            stored = await self.harness.buffer.put(key(name), content, expected=ExpectedVersion.exactly(expected))
             self.of_ours.add(stored.etag)
         elif what == "clash":
             for one in ("put", "theirs", "settle"):

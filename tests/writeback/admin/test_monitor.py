@@ -72,14 +72,14 @@ def test_what_does_not_get_to_the_origin_is_counted_by_state(tmp_path: Path) -> 
             stored = [await one.harness.buffer.put(key(f"{number}"), b"x") for number in range(7)]
             failed = Turn(0.0, 2, 50.0, "why", Priority.RETRY)
             for write in stored[:4]:
-                await journal.change(lambda book, write=write: book.keep(write.id, OTHERS))  # type: ignore[misc]
+                await journal.change(lambda tx, write=write: tx.keep(write.id, OTHERS))  # type: ignore[misc]
             for write in stored[4:6]:
-                await journal.change(lambda book, write=write: book.wait(write.id, book.turn(write.id), failed))  # type: ignore[misc]
-            await journal.change(lambda book: book.set_aside(stored[3].id, "how"))
+                await journal.change(lambda tx, write=write: tx.wait(write.id, tx.turn(write.id), failed))  # type: ignore[misc]
+            await journal.change(lambda tx: tx.quarantine(stored[3].id, "how"))
             one.let_see()
             await one.looked()
             for write in stored:
-                await journal.change(lambda book, write=write: book.settle(write.id, write.etag, 1.0))  # type: ignore[misc]
+                await journal.change(lambda tx, write=write: tx.settle(write.id, write.etag, 1.0))  # type: ignore[misc]
             before = dict(one.problems)
             await one.looked()
             assert one.problems == {("slot", state): 0 for state in STATES}
@@ -126,7 +126,7 @@ def test_open_uploads_are_told_with_what_they_take_and_how_long_nobody_has_gone_
             await buffer.clock.advance(1000.0)
             stored = replace(part(1, "p"), file=buffer.stage(b"bytes"))
             now = buffer.clock.now()
-            await buffer.journal.change(lambda book: book.put_part("u2", stored, now))
+            await buffer.journal.change(lambda tx: tx.put_part("u2", stored, now))
             await one.looked()
             uploads, size_bytes, idle_seconds = one.uploads["slot"]
             assert (uploads, size_bytes) == (3, 5)

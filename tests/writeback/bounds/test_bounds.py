@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from gateway.errors import BufferUnavailable
 from gateway.policy.slots import Prefix, Slot
-from gateway.writeback.bounds.bounds import SHARED_SECONDS, TROUBLE_SECONDS, Bound, SlotBounds
-from gateway.writeback.bounds.pacing import (
+from gateway.writeback.bounds.backpressure import (
+    BACKPRESSURE_FROM,
     DELAY_SECONDS_MAX,
-    PACED_FROM,
     RETRY_SECONDS_MAX,
     delay_seconds,
     retry_after_seconds,
 )
+from gateway.writeback.bounds.bounds import SHARED_SECONDS, TROUBLE_SECONDS, Bound, SlotBounds
 from gateway.writeback.bounds.room import MARGIN_BYTES, Reservations
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.files.trailer import CHECKSUM_BYTES
@@ -82,7 +82,7 @@ def test_what_is_acknowledged_and_what_arrives_share_the_room(tmp_path: Path) ->
         assert bounds.used_bytes() == 600
         assert await bounds.take("key", 400, 0) is None
         assert await bounds.take("key", 1, 0) is Bound.FULL
-        await buffer.journal.change(lambda book: book.settle(stored.sequence, '"e"', 1.0))
+        await buffer.journal.change(lambda tx: tx.settle(stored.sequence, '"e"', 1.0))
         assert await bounds.take("key", 600, 0) is None
 
     with_bounds(tmp_path, scenario)
@@ -328,7 +328,7 @@ def test_exposure_is_bytes_and_age(tmp_path: Path) -> None:
         assert await bounds.take("key", 1, 20.0) is None
         await clock.advance(0.1)
         assert await bounds.take("key", 1, 20.0) is Bound.EXPOSURE_AGE
-        await buffer.journal.change(lambda book: book.settle(stored.sequence, '"e"', 1.0))
+        await buffer.journal.change(lambda tx: tx.settle(stored.sequence, '"e"', 1.0))
         assert await bounds.take("key", 1, 20.0) is None
 
     with_bounds(tmp_path, scenario, slot(exposure_bytes_max=500, exposure_age_seconds_max=60.0))
@@ -419,7 +419,7 @@ def test_a_delay_is_bounded(size: int, used: int, allowed: int, age: float | Non
     """Never longer than clients bear, none below three quarters, and none where nothing would be gained."""
     delay = delay_seconds(size, used, allowed, age)
     assert 0 <= delay <= DELAY_SECONDS_MAX
-    if used < PACED_FROM * allowed or age is None:
+    if used < BACKPRESSURE_FROM * allowed or age is None:
         assert delay == 0
     assert 1 <= retry_after_seconds(size, used, age) <= RETRY_SECONDS_MAX
 
@@ -454,7 +454,7 @@ def test_what_comes_in_becomes_what_goes_out(writers: int, flush_bytes_per_secon
         oldest = acknowledged[max(0, len(acknowledged) - max(1, round(used / part)))]
         delay = delay_seconds(part, round(used), allowed, now - oldest)
         ready[writer] = now + part / 1e9 * writers + delay
-    assert used > PACED_FROM * allowed
+    assert used > BACKPRESSURE_FROM * allowed
     late = [at for at in acknowledged if at > 300]
     assert len(late) * part / 300 == pytest.approx(flush_bytes_per_second, rel=0.15)
 
@@ -464,12 +464,12 @@ def test_what_comes_in_becomes_what_goes_out(writers: int, flush_bytes_per_secon
     [
         lambda buffer: buffer.acknowledge(pending(key("k"), "x")),
         lambda buffer: buffer.acknowledge_sharing(pending(key("k"), "x")),
-        lambda buffer: buffer.bury(pending(key("k"), deleted=True)),
+        lambda buffer: buffer.write_tombstone(pending(key("k"), deleted=True)),
         lambda buffer: buffer.complete(upload("u", key("k"))),
         lambda buffer: buffer.complete_at_origin(upload("u", key("k"))),
         lambda buffer: buffer.abort("u"),
     ],
-    ids=["acknowledge", "share", "bury", "complete", "complete-at-origin", "abort"],
+    ids=["acknowledge", "share", "write_tombstone", "complete", "complete-at-origin", "abort"],
 )
 def test_whatever_the_journal_does_not_take_leaves_the_disk_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[WritebackBuffer], Awaitable[object]]

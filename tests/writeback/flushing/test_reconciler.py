@@ -13,13 +13,13 @@ import pytest
 
 from gateway.origin.client import OriginRequest
 from gateway.s3.requests import Operation
+from gateway.writeback.change_notifier import LOOK_SECONDS, QUICK_SECONDS, QUIET_SECONDS
 from gateway.writeback.flushing.reconciler import AGAIN_SECONDS
 from gateway.writeback.flushing.state import LOST, OTHERS
-from gateway.writeback.journal.book import Book
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.records import Base, Fixed, Honoured, Part, State, Turn, Write
-from gateway.writeback.news import LOOK_SECONDS, QUICK_SECONDS, QUIET_SECONDS
-from gateway.writeback.reading import IN_MEMORY_BYTES_MAX
+from gateway.writeback.journal.records import ExpectedVersion, Honoured, Part, State, Turn, Write, WriteSpec
+from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.pending_reader import IN_MEMORY_BYTES_MAX
 from tests.support.flushing import HEADERS, PART_BYTES, Buffer, with_buffer
 from tests.support.journal_steps import steps_of_reads
 from tests.support.memory_origin.content import BytesContent
@@ -58,7 +58,7 @@ class Torn:
 
 
 def turn_of(buffer: Buffer, write: Write) -> Turn:
-    found = buffer.journal.read(lambda book: book.turn(write.id))
+    found = buffer.journal.read(lambda tx: tx.turn(write.id))
     assert found is not None
     return found
 
@@ -87,7 +87,7 @@ def test_a_small_object_costs_one_request(tmp_path: Path) -> None:
         etag = buffer.origin.put("bucket", "old", b"old")
         for name in ("a", "b"):
             await buffer.put(key(name), b"x")
-        await buffer.put(key("old"), b"new", base=Base((etag,)))
+        await buffer.put(key("old"), b"new", expected=ExpectedVersion((etag,)))
         buffer.start()
         await buffer.flushed()
         assert [call.operation for call in buffer.origin.calls] == [Operation.PUT_OBJECT] * 3
@@ -180,7 +180,7 @@ def test_a_plain_refusal_leaves_nothing_in_doubt(tmp_path: Path) -> None:
         buffer.start()
         await buffer.at_once(lambda: len(buffer.observer.failures) == 2)
         await buffer.kill()
-        states = [buffer.journal.read(lambda book: book.write(one.id)) for one in (refused, lost)]  # noqa: B023
+        states = [buffer.journal.read(lambda tx: tx.write(one.id)) for one in (refused, lost)]  # noqa: B023
         assert [one.state for one in states if one is not None] == [State.COMMITTED, State.PUBLISHING]
         for name in ("refused", "lost"):
             await buffer.put(key(name), b"2")
@@ -320,8 +320,8 @@ def test_a_deletion_that_was_answered_503_removes_nothing_that_others_write(tmp_
         etag = buffer.origin.put("bucket", "k", b"old")
         effect = Unreachable(late=True) if lost else Answer(503, "SlowDown")
         buffer.origin.inject(on(Operation.DELETE_OBJECT), effect)
-        gone = Write(Fixed(key("k"), {}, "slot"), Base((etag,)), 1.0, deleted=True, acknowledged_at=1.0)
-        await buffer.journal.change(lambda book: book.acknowledge(gone))
+        gone = Write(WriteSpec(key("k"), {}, "slot"), ExpectedVersion((etag,)), 1.0, deleted=True, acknowledged_at=1.0)
+        await buffer.journal.change(lambda tx: tx.acknowledge(gone))
         buffer.start()
         await buffer.at_once(lambda: bool(buffer.observer.failures))
         buffer.origin.put("bucket", "k", b"theirs")
@@ -345,9 +345,9 @@ def test_an_origin_without_conditions_is_written_after_a_look(tmp_path: Path) ->
         await buffer.flushed()
         assert (buffer.origin.data("bucket", "a"), buffer.origin.data("bucket", "b")) == (b"one", b"two")
         assert buffer.observer.failures == []
-        profile = buffer.journal.read(lambda book: book.profile("bucket"))
-        assert profile is not None
-        assert (profile.conditions.put, profile.conditions.complete) == (Honoured.REFUSED, Honoured.YES)
+        capabilities = buffer.journal.read(lambda tx: tx.capabilities("bucket"))
+        assert capabilities is not None
+        assert (capabilities.conditions.put, capabilities.conditions.complete) == (Honoured.REFUSED, Honoured.YES)
         assert buffer.origin.count(Operation.PUT_OBJECT, key="b") == 1
 
     with_buffer(tmp_path, scenario)
@@ -381,10 +381,10 @@ def test_what_is_not_wanted_any_more_is_cut_off_in_its_transfer(tmp_path: Path, 
         torn = Torn(buffer.origin)
         if what == "aborted":
             now = buffer.clock.now()
-            opened = Write(Fixed(key("k"), HEADERS, "slot"), Base(absent=True), now, upload_id="u")
-            await buffer.journal.change(lambda book: book.open_upload(opened))
+            opened = Write(WriteSpec(key("k"), HEADERS, "slot"), ExpectedVersion(absent=True), now, upload_id="u")
+            await buffer.journal.change(lambda tx: tx.open_upload(opened))
             part = Part(1, buffer.stage(os.urandom(PART_BYTES)), now)
-            await buffer.journal.change(lambda book: book.put_part("u", part, now))
+            await buffer.journal.change(lambda tx: tx.put_part("u", part, now))
         else:
             await buffer.upload(key("k"), [PART_BYTES, PART_BYTES])
         buffer.start(torn)
@@ -392,10 +392,12 @@ def test_what_is_not_wanted_any_more_is_cut_off_in_its_transfer(tmp_path: Path, 
         if what == "overwritten":
             await buffer.put(key("k"), b"new")
         elif what == "deleted":
-            gone = Write(Fixed(key("k"), {}, "slot"), Base(absent=True), 1.0, deleted=True, acknowledged_at=1.0)
-            assert await buffer.journal.change(lambda book: book.bury(gone)) is None
+            gone = Write(
+                WriteSpec(key("k"), {}, "slot"), ExpectedVersion(absent=True), 1.0, deleted=True, acknowledged_at=1.0
+            )
+            assert await buffer.journal.change(lambda tx: tx.write_tombstone(gone)) is None
         else:
-            assert await buffer.journal.change(lambda book: book.abort("u", buffer.clock.now()))
+            assert await buffer.journal.change(lambda tx: tx.abort("u", buffer.clock.now()))
         await buffer.until(lambda: bool(torn.torn))
         await buffer.flushed()
         await buffer.until(lambda: not buffer.bucket.uploads)
@@ -483,7 +485,7 @@ def test_every_object_that_arrives_is_told(tmp_path: Path) -> None:
     async def scenario(buffer: Buffer) -> None:
         change = buffer.journal.change
 
-        async def looked_at_behind(step: Callable[[Book], R]) -> R:
+        async def looked_at_behind(step: Callable[[JournalTransaction], R]) -> R:
             outcome = await change(step)
             if hasattr(buffer, "reconciler"):
                 buffer.journal.read(buffer.reconciler.look)
@@ -514,12 +516,18 @@ def test_what_others_commit_is_soon_on_its_way(tmp_path: Path) -> None:
         try:
             for number, seconds in ((1, QUIET_SECONDS), (2, QUICK_SECONDS)):
                 file = buffer.stage(b"x")
-                at = Fixed(key(f"k{number}"), {}, "slot")
+                at = WriteSpec(key(f"k{number}"), {}, "slot")
                 part = Part(1, file, 1.0)
                 new = Write(
-                    at, Base(absent=True), 1.0, etag=file.etag, size_bytes=1, parts=(part,), acknowledged_at=1.0
+                    at,
+                    ExpectedVersion(absent=True),
+                    1.0,
+                    etag=file.etag,
+                    size_bytes=1,
+                    parts=(part,),
+                    acknowledged_at=1.0,
                 )
-                await other.change(partial(lambda book, new: book.acknowledge(new), new=new))
+                await other.change(partial(lambda tx, new: tx.acknowledge(new), new=new))
                 asked = buffer.origin.count(Operation.HEAD_OBJECT)
                 await buffer.clock.advance(seconds)
                 assert buffer.origin.count(Operation.HEAD_OBJECT) > asked
@@ -550,7 +558,7 @@ def test_a_clock_that_was_set_back_keeps_nothing_waiting(tmp_path: Path) -> None
         stored = await buffer.put(key("k"), b"x")
         far = Turn(buffer.clock.now() + 365 * 24 * 3600.0, 1)
         seen = turn_of(buffer, stored)
-        await buffer.journal.change(lambda book: book.wait(stored.id, seen, far))
+        await buffer.journal.change(lambda tx: tx.wait(stored.id, seen, far))
         buffer.start()
         await buffer.flushed()
 

@@ -14,11 +14,11 @@ from gateway.objects import ObjectKey
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
+from gateway.writeback.change_notifier import LOOK_SECONDS, QUIET_SECONDS
 from gateway.writeback.flushing.lanes import AWAY_AFTER, LONGEST_AWAY_SECONDS, PLACES, SLOW_SECONDS, UNDER_WAY_MAX
 from gateway.writeback.flushing.reconciler import LONGEST_PAUSE_SECONDS
-from gateway.writeback.journal.book import SMALL_BYTES_MAX, Book
-from gateway.writeback.journal.records import Fixed, Priority, Turn, Write
-from gateway.writeback.news import LOOK_SECONDS, QUIET_SECONDS
+from gateway.writeback.journal.records import Priority, Turn, Write, WriteSpec
+from gateway.writeback.journal.transaction import SMALL_BYTES_MAX, JournalTransaction
 from tests.support.flushing import HEADERS, Buffer, with_buffer
 from tests.support.journal_steps import steps_of_reads
 from tests.support.memory_origin.faults import Answer, Call, Delay, Hold, Unreachable, on
@@ -57,12 +57,12 @@ async def put_many(buffer: Buffer, names: list[str], bucket: str = "bucket") -> 
     for name in names:
         at = ObjectKey(bucket, name)
         now = buffer.clock.now()
-        await buffer.put(at, b"x", fixed=Fixed(at, HEADERS, "slot"), acknowledged_at=now)
+        await buffer.put(at, b"x", spec=WriteSpec(at, HEADERS, "slot"), acknowledged_at=now)
 
 
 def turns(buffer: Buffer) -> list[Turn]:
-    def look(book: Book) -> list[Turn]:
-        return [turn for one in book.waiting(0, 10_000) if (turn := book.turn(one.id)) is not None]
+    def look(tx: JournalTransaction) -> list[Turn]:
+        return [turn for one in tx.waiting(0, 10_000) if (turn := tx.turn(one.id)) is not None]
 
     return buffer.journal.read(look)
 
@@ -163,8 +163,8 @@ def test_somebody_who_asks_is_not_kept_waiting_by_an_origin_that_was_away(tmp_pa
         await buffer.until(lambda: line.passed > 3 * AWAY_AFTER)
         await buffer.still()  # what is on its way has failed, and that is written down
         buffer.origin.faults.remove(away)
-        await buffer.journal.change(lambda book: book.try_now("bucket", "", buffer.clock.now()))
-        buffer.reconciler.hurry(Prefix("bucket"))
+        await buffer.journal.change(lambda tx: tx.try_now("bucket", "", buffer.clock.now()))
+        buffer.reconciler.prioritise(Prefix("bucket"))
         await buffer.at_once(lambda: len(buffer.bucket.objects) == 3)
 
     with_buffer(tmp_path, scenario)
@@ -245,7 +245,7 @@ def test_what_somebody_waits_for_goes_first(tmp_path: Path) -> None:
         buffer.start()
         await buffer.until(reached.is_set)
         await buffer.delete(key("gone"))
-        await buffer.journal.change(lambda book: book.hurry(key("hurried"), buffer.clock.now()))
+        await buffer.journal.change(lambda tx: tx.prioritise(key("hurried"), buffer.clock.now()))
         await buffer.until(lambda: len(buffer.left()) == many)
         assert buffer.origin.data("bucket", "hurried") == b"x"
         assert "gone" not in buffer.bucket.objects
@@ -306,9 +306,9 @@ def test_a_look_costs_what_it_starts(tmp_path: Path) -> None:
         assert many <= few * 1.2 + 200
 
 
-def _acknowledge(book: Book, new: list[Write]) -> None:
+def _acknowledge(tx: JournalTransaction, new: list[Write]) -> None:
     for one in new:
-        book.acknowledge(one)
+        tx.acknowledge(one)
 
 
 def test_how_it_fares_outlives_the_process(tmp_path: Path) -> None:

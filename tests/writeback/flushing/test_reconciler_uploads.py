@@ -22,8 +22,8 @@ from gateway.s3.xml import text_of
 from gateway.writeback.flushing.lanes import PARTS_PER_LANE, PLACES
 from gateway.writeback.flushing.reconciler import SlotOrder
 from gateway.writeback.flushing.state import ANSWER_GIVEN_UP_SECONDS, PARTS_AT_ONCE, UPLOAD_LOOK_SECONDS
-from gateway.writeback.journal.book import Book
-from gateway.writeback.journal.records import Base, Fixed, OwnDoing, Part, Priority, State, Write
+from gateway.writeback.journal.records import ExpectedVersion, LastOwnWrite, Part, Priority, State, Write, WriteSpec
+from gateway.writeback.journal.transaction import JournalTransaction
 from tests.support.flushing import HEADERS, PART_BYTES, Buffer, with_buffer
 from tests.support.journal_steps import steps_of_reads
 from tests.support.memory_origin.faults import Answer, Hold, Unreachable, on
@@ -40,7 +40,7 @@ class OpenUpload:
         self.buffer = buffer
         self.upload_id = upload.upload_id or ""
         self.id = upload.id
-        self.slot = upload.fixed.slot
+        self.slot = upload.spec.slot
         self.contents: dict[int, bytes] = {}
 
     @classmethod
@@ -53,28 +53,28 @@ class OpenUpload:
             async with await buffer.origin.send(request) as response:
                 origin_upload_id = text_of(await response.read(100_000), "UploadId")
         opened = Write(
-            Fixed(at, HEADERS, slot),
-            Base(absent=True),
+            WriteSpec(at, HEADERS, slot),
+            ExpectedVersion(absent=True),
             buffer.clock.now(),
             upload_id=upload_id,
             origin_upload_id=origin_upload_id,
         )
-        return cls(buffer, await buffer.journal.change(lambda book: book.open_upload(opened)))
+        return cls(buffer, await buffer.journal.change(lambda tx: tx.open_upload(opened)))
 
     async def store(self, number: int, content: bytes) -> None:
         now = self.buffer.clock.now()
         part = Part(number, self.buffer.stage(content), now)
         self.contents[number] = content
-        assert await self.buffer.journal.change(lambda book: book.put_part(self.upload_id, part, now))
+        assert await self.buffer.journal.change(lambda tx: tx.put_part(self.upload_id, part, now))
 
     def parts(self) -> tuple[Part, ...]:
-        return self.buffer.journal.read(lambda book: tuple(book.parts(self.id)))
+        return self.buffer.journal.read(lambda tx: tuple(tx.parts(self.id)))
 
     def sent(self) -> set[int]:
         return {part.number for part in self.parts() if part.origin_etag is not None}
 
     def now(self) -> Write | None:
-        return self.buffer.journal.read(lambda book: book.upload(self.upload_id))
+        return self.buffer.journal.read(lambda tx: tx.upload(self.upload_id))
 
     @property
     def is_open(self) -> bool:
@@ -93,14 +93,14 @@ class OpenUpload:
     async def complete(self) -> Write:
         """Acknowledged here."""
         made = replace(self._made(), acknowledged_at=self.buffer.clock.now())
-        completed = await self.buffer.journal.change(lambda book: book.complete(made))
+        completed = await self.buffer.journal.change(lambda tx: tx.complete(made))
         assert completed is not None
         return completed
 
     async def complete_at_origin(self, **conditions: str) -> None:
         """Its client waits for the origin."""
         made = replace(self._made(), conditions=conditions, asked_as="token", touched=Moment.of(self.buffer.clock))
-        assert await self.buffer.journal.change(lambda book: book.complete_at_origin(made))
+        assert await self.buffer.journal.change(lambda tx: tx.complete_at_origin(made))
 
     def answer(self) -> str | None:
         now = self.now()
@@ -114,9 +114,9 @@ class OpenUpload:
     async def store_many(self, count: int) -> None:
         """Parts of which there is no file."""
 
-        def put(book: Book) -> None:
+        def put(tx: JournalTransaction) -> None:
             for number in range(1, count + 1):
-                assert book.put_part(self.upload_id, Part(number, staged(f"{self.upload_id}/{number}"), 1.0), 1.0)
+                assert tx.put_part(self.upload_id, Part(number, staged(f"{self.upload_id}/{number}"), 1.0), 1.0)
 
         await self.buffer.journal.change(put)
 
@@ -204,9 +204,9 @@ def test_a_part_that_fails_is_tried_again_and_the_others_go_on(tmp_path: Path) -
             await upload.store(number, b"x")
         buffer.start()
         await buffer.until(lambda: len(upload.sent()) == 9)
-        turn = buffer.journal.read(lambda book: book.turn(upload.id))
+        turn = buffer.journal.read(lambda tx: tx.turn(upload.id))
         assert turn is not None
-        await buffer.until(lambda: getattr(buffer.journal.read(lambda book: book.turn(upload.id)), "attempts", 1) == 0)
+        await buffer.until(lambda: getattr(buffer.journal.read(lambda tx: tx.turn(upload.id)), "attempts", 1) == 0)
         assert buffer.observer.failures
 
     with_buffer(tmp_path, scenario)
@@ -247,8 +247,8 @@ def test_slots_wait_for_no_other(tmp_path: Path) -> None:
         for upload in uploads.values():
             for number in range(1, 3 * PARTS_PER_LANE if upload.slot == "one" else 3):
                 await upload.store(number, b"x")
-        at = Fixed(key("object"), HEADERS, "one")
-        await buffer.put(key("object"), b"x", fixed=at)
+        at = WriteSpec(key("object"), HEADERS, "one")
+        await buffer.put(key("object"), b"x", spec=at)
         buffer.start()
         await buffer.until(lambda: uploads["b"].sent() == uploads["c"].sent() == {1, 2})
         await buffer.until(lambda: "object" in buffer.bucket.objects)
@@ -355,7 +355,7 @@ def test_an_upload_that_nobody_touches_expires(tmp_path: Path) -> None:
         assert not buffer.observer.expiries
         assert await buffer.passes(2 * UPLOAD_LOOK_SECONDS, lambda: buffer.observer.expiries == [AT.key], step=10.0)
         await buffer.until(lambda: not buffer.bucket.uploads and not list(buffer.staging.names()))
-        ended = buffer.journal.read(lambda book: book.ended("u"))
+        ended = buffer.journal.read(lambda tx: tx.ended("u"))
         assert ended is not None
         assert ended.etag is None
         assert AT.key not in buffer.bucket.objects
@@ -438,10 +438,10 @@ def test_what_the_origin_completes_is_over_here(tmp_path: Path) -> None:
         await buffer.until(lambda: not upload.is_open)
         await buffer.flushed()
         assert buffer.observer.published == [(AT.key, etag)]
-        ended = buffer.journal.read(lambda book: book.ended("u"))
+        ended = buffer.journal.read(lambda tx: tx.ended("u"))
         assert ended is not None
         assert (ended.etag, ended.parts) == (etag, "these")
-        own = buffer.journal.read(lambda book: book.own_doing(AT))
+        own = buffer.journal.read(lambda tx: tx.last_own_write(AT))
         assert own is not None
         assert own.etag == etag
         [sent] = [one for one in buffer.origin.calls if one.operation is Operation.COMPLETE_MULTIPART_UPLOAD]
@@ -593,10 +593,10 @@ def test_one_that_has_ended_meanwhile_is_left_as_it_is(tmp_path: Path) -> None:
         held, reached = asyncio.Event(), asyncio.Event()
         buffer.origin.inject(on(Operation.LIST_PARTS), Hold(held, reached))
         await buffer.until(reached.is_set)
-        assert await buffer.journal.change(lambda book: book.abort("u", buffer.clock.now()))
+        assert await buffer.journal.change(lambda tx: tx.abort("u", buffer.clock.now()))
         held.set()
         await buffer.until(lambda: not buffer.bucket.uploads)
-        ended = buffer.journal.read(lambda book: book.ended("u"))
+        ended = buffer.journal.read(lambda tx: tx.ended("u"))
         assert ended is not None
         assert ended.etag is None
         assert not buffer.observer.published
@@ -610,11 +610,11 @@ def test_what_this_gateway_has_written_since_counts(tmp_path: Path) -> None:
 
     async def scenario(buffer: Buffer) -> None:
         upload = await in_doubt(buffer)
-        later = OwnDoing(buffer.clock.now() + 10_000.0, '"later"')
-        await buffer.journal.change(lambda book: book.did(AT, later))
+        later = LastOwnWrite(buffer.clock.now() + 10_000.0, '"later"')
+        await buffer.journal.change(lambda tx: tx.record_own_write(AT, later))
         complete_late(buffer, upload)
         assert await buffer.passes(600.0, lambda: not upload.is_open, step=5.0)
-        assert buffer.journal.read(lambda book: book.own_doing(AT)) == later
+        assert buffer.journal.read(lambda tx: tx.last_own_write(AT)) == later
 
     with_buffer(tmp_path, scenario)
 

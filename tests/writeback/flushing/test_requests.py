@@ -15,7 +15,7 @@ from gateway.origin.client import OriginRequest
 from gateway.s3.requests import Operation
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.flushing.state import DIFFERENT, Aborted, Compared, Event, Found, Headed, Lost, Refused
-from gateway.writeback.journal.records import Base, Honoured, Part
+from gateway.writeback.journal.records import ExpectedVersion, Honoured, Part
 from tests.support.flushing import PART_BYTES, Buffer, with_buffer
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.content import BytesContent
@@ -82,7 +82,7 @@ def test_what_changes_something_goes_under_a_condition(tmp_path: Path, honoured:
     async def scenario(buffer: Buffer) -> None:
         await buffer.learn(honoured)
         etag = buffer.origin.put("bucket", "put", b"old")
-        await buffer.put(key("put"), b"new", base=Base((etag,)))
+        await buffer.put(key("put"), b"new", expected=ExpectedVersion((etag,)))
         await buffer.upload(key("model"), [PART_BYTES, 3])
         buffer.start()
         await buffer.flushed()
@@ -110,7 +110,7 @@ def test_what_does_not_say_when_it_was_written_is_somebody_elses(tmp_path: Path)
     async def scenario(buffer: Buffer) -> None:
         buffer.bucket.put(StoredObject("k", BytesContent(b"theirs"), '"theirs"', 0.0))
         buffer.origin.inject(on(Operation.HEAD_OBJECT), AlterHeaders({"last-modified": None}), times=None)
-        await buffer.put(key("k"), b"ours", base=Base(known=False, asked_at=1e12))
+        await buffer.put(key("k"), b"ours", expected=ExpectedVersion(known=False, asked_at=1e12))
         buffer.start()
         await buffer.until(lambda: bool(buffer.observer.conflicts))
         assert buffer.origin.data("bucket", "k") == b"theirs"
@@ -135,14 +135,14 @@ def test_a_node_with_a_wrong_clock_tells_older_from_newer(tmp_path: Path, ahead_
             buffer.bucket.put(replace(stored, modified=right.now() - 60.0))
         wall = buffer.clock.now
         buffer.clock.now = lambda: wall() + ahead_seconds  # type: ignore[method-assign]
-        base = Base.unknown(buffer.clock)
+        expected = ExpectedVersion.unknown(buffer.clock)
         for clock in (right, buffer.clock):
             await clock.advance(60.0)
         if not is_older:
             buffer.origin.put("bucket", "k", b"theirs")
         for clock in (right, buffer.clock):
             await clock.advance(60.0)
-        await buffer.put(key("k"), b"ours", base=base)
+        await buffer.put(key("k"), b"ours", expected=expected)
         buffer.start()
         await buffer.at_once(lambda: bool(buffer.observer.conflicts) or not buffer.left())
         assert buffer.origin.data("bucket", "k") == (b"ours" if is_older else b"theirs")
@@ -154,12 +154,12 @@ def test_what_others_wrote_is_theirs_however_long_the_look_takes(tmp_path: Path)
     """The origin tells an age when it answers: by then more time has passed since the write, too."""
 
     async def scenario(buffer: Buffer) -> None:
-        base = Base.unknown(buffer.clock)
+        expected = ExpectedVersion.unknown(buffer.clock)
         await buffer.clock.advance(3.0)
         buffer.origin.put("bucket", "k", b"theirs")
         go_on, reached = asyncio.Event(), asyncio.Event()
         buffer.origin.inject(on(Operation.HEAD_OBJECT), Hold(go_on, reached))
-        await buffer.put(key("k"), b"ours", base=base)
+        await buffer.put(key("k"), b"ours", expected=expected)
         buffer.start()
         await buffer.until(reached.is_set)
         await buffer.clock.advance(20.0)
@@ -214,11 +214,11 @@ def test_a_bucket_that_begins_to_make_opaque_etags_has_the_bytes_read_back(tmp_p
         await buffer.flushed()
         assert sorted(buffer.observer.published) == [("k", '"opaque-k"'), ("model", '"opaque-model"')]
         assert buffer.origin.count(Operation.GET_OBJECT) == 2
-        profile = buffer.journal.read(lambda book: book.profile("bucket"))
-        assert profile is not None
-        assert not profile.md5_etags
-        assert not profile.multipart_etags
-        assert profile.conditions.put is Honoured.YES
+        capabilities = buffer.journal.read(lambda tx: tx.capabilities("bucket"))
+        assert capabilities is not None
+        assert not capabilities.md5_etags
+        assert not capabilities.multipart_etags
+        assert capabilities.conditions.put is Honoured.YES
 
     with_buffer(tmp_path, scenario)
 
@@ -235,7 +235,7 @@ def test_what_the_origin_has_made_of_it_is_compared(
         write = await (buffer.upload(key("k"), [PART_BYTES, 3]) if multipart else buffer.put(key("k"), b"ours"))
         buffer.start(Encrypting(buffer, change))
         await buffer.until(lambda: buffer.observer.conflicts == ["k"])
-        turn = buffer.journal.read(lambda book: book.turn(write.id))
+        turn = buffer.journal.read(lambda tx: tx.turn(write.id))
         assert turn is not None
         assert turn.last_error == DIFFERENT
         assert len(list(buffer.staging.names())) == len(write.parts)
@@ -328,7 +328,7 @@ def test_a_bucket_that_is_gone_is_no_object_that_is_gone(tmp_path: Path) -> None
 
     async def scenario(buffer: Buffer) -> None:
         etag = buffer.origin.put("bucket", "k", b"old")
-        write = await buffer.put(key("k"), b"new", base=Base((etag,)))
+        write = await buffer.put(key("k"), b"new", expected=ExpectedVersion((etag,)))
         requests = requests_of(buffer)
         buffer.bucket.objects.clear()
         found = await requests.head(write)

@@ -39,10 +39,10 @@ from gateway.writeback.flushing.state import (
     Head,
     Headed,
     Instruction,
-    Keep,
     Kind,
     Learn,
     Lost,
+    MarkConflict,
     PartFailed,
     PartSent,
     Progress,
@@ -55,7 +55,15 @@ from gateway.writeback.flushing.state import (
     Unmark,
     Wait,
 )
-from gateway.writeback.journal.records import DATED_EARLIER_SECONDS_MAX, Asked, Base, Conditions, Honoured, State, Write
+from gateway.writeback.journal.records import (
+    DATED_EARLIER_SECONDS_MAX,
+    Conditions,
+    CreateAttempt,
+    ExpectedVersion,
+    Honoured,
+    State,
+    Write,
+)
 from tests.support.loop_steps import longest_step
 from tests.support.writeback import key, part, pending, upload
 
@@ -74,7 +82,7 @@ def multipart(count: int, **changed: object) -> Write:
 
 
 def tombstone(**changed: object) -> Write:
-    return replace(pending(key("k"), deleted=True), sequence=1, base=Base(('"old"',)), **changed)  # type: ignore[arg-type]
+    return replace(pending(key("k"), deleted=True), sequence=1, expected=ExpectedVersion(('"old"',)), **changed)  # type: ignore[arg-type]
 
 
 def opened(count: int = 0, **changed: object) -> Write:
@@ -120,13 +128,17 @@ def test_an_object_is_put_where_nothing_else_lies() -> None:
 
 def test_where_conditions_are_honoured_one_says_it_all() -> None:
     """One request for an object, or a deletion, of which it is known exactly what the key has."""
-    for base, expected in ((Base(absent=True), None), (Base(('"old"',)), '"old"')):
-        write = single(base=base)
-        assert play(Progress(write, ALL)) == [Finish(expected)]
+    for version, etag in ((ExpectedVersion(absent=True), None), (ExpectedVersion(('"old"',)), '"old"')):
+        write = single(expected=version)
+        assert play(Progress(write, ALL)) == [Finish(etag)]
         assert play(Progress(write, ALL), Finished(write.etag)) == [Settle(write.etag)]
     assert play(Progress(tombstone(), ALL), Finished(None)) == [Settle(None)]
-    for unclear in (Base(('"a"', '"b"')), Base(('"a"',), absent=True), Base(known=False, asked_at=1.0)):
-        assert play(Progress(single(base=unclear), ALL)) == [Head()]
+    for unclear in (
+        ExpectedVersion(('"a"', '"b"')),
+        ExpectedVersion(('"a"',), absent=True),
+        ExpectedVersion(known=False, asked_at=1.0),
+    ):
+        assert play(Progress(single(expected=unclear), ALL)) == [Head()]
     for honoured in (Honoured.UNKNOWN, Honoured.IGNORED, Honoured.REFUSED):
         assert play(Progress(single(), replace(ALL, put=honoured))) == [Head()]
         assert play(Progress(tombstone(), replace(ALL, delete=honoured))) == [Head()]
@@ -144,7 +156,7 @@ def test_that_a_bucket_refuses_conditions_is_learned_when_it_takes_a_request_wit
     for write, kind in cases:
         progress = Progress(write, ALL)
         assert play(progress, Refused("NotImplemented")) == [Head()]
-        expected = next(iter(write.base.etags), None)
+        expected = next(iter(write.expected.etags), None)
         [again] = progress.after(Headed(expected))
         assert isinstance(again, Finish | Delete)
         assert not again.is_conditional
@@ -190,7 +202,7 @@ def test_where_conditions_are_not_honoured_a_look_comes_right_before_complete() 
     """Sending parts takes a while."""
     progress = Progress(sent(multipart(1, origin_upload_id="o"), 1))
     assert progress.begin() == [Head()]
-    assert progress.after(Headed('"theirs"')) == [Keep(OTHERS)]
+    assert progress.after(Headed('"theirs"')) == [MarkConflict(OTHERS)]
 
 
 def test_what_the_origin_has_is_not_sent_again() -> None:
@@ -201,13 +213,13 @@ def test_what_the_origin_has_is_not_sent_again() -> None:
     assert (one.origin_upload_id, one.part.number) == ("o", 2)
 
 
-@pytest.mark.parametrize("base", [Base(absent=True), Base(('"other"',))])
-def test_somebody_elses_write_is_a_conflict(base: Base) -> None:
+@pytest.mark.parametrize("expected", [ExpectedVersion(absent=True), ExpectedVersion(('"other"',))])
+def test_somebody_elses_write_is_a_conflict(expected: ExpectedVersion) -> None:
     """Kept, whatever it is; also where it is of the same bytes: it may be different in all else."""
     for found in ('"theirs"', single().etag):
-        assert play(Progress(single(base=base)), Headed(found)) == [Keep(OTHERS)]
-    assert play(Progress(single(base=Base(('"old"',)))), Headed(None)) == [Keep(OTHERS)]
-    assert play(Progress(tombstone()), Headed('"theirs"')) == [Keep(OTHERS)]
+        assert play(Progress(single(expected=expected)), Headed(found)) == [MarkConflict(OTHERS)]
+    assert play(Progress(single(expected=ExpectedVersion(('"old"',)))), Headed(None)) == [MarkConflict(OTHERS)]
+    assert play(Progress(tombstone()), Headed('"theirs"')) == [MarkConflict(OTHERS)]
 
 
 @pytest.mark.parametrize("code", ["PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey"])
@@ -215,7 +227,7 @@ def test_a_condition_that_fails_says_that_it_is_looked_at(code: str) -> None:
     """What lies there decides; where it is as expected after all, it is sent again, once, and then later."""
     progress = Progress(single(), ALL)
     assert play(progress, Refused(code)) == [Head()]
-    assert progress.after(Headed('"theirs"')) == [Keep(OTHERS)]
+    assert progress.after(Headed('"theirs"')) == [MarkConflict(OTHERS)]
     progress = Progress(single(), ALL)
     assert play(progress, Refused(code), Headed(None)) == [Finish(None)]
     assert progress.after(Refused(code))[-1] == Wait(code, is_away=False)
@@ -224,18 +236,18 @@ def test_a_condition_that_fails_says_that_it_is_looked_at(code: str) -> None:
 def test_a_lost_answer_is_decided_by_what_lies_there() -> None:
     """Ours: done. What was there before: once more. Of the same length: compared. Else somebody else's."""
     for conditions in (Conditions(), ALL, NONE):
-        doubtful = single(state=State.PUBLISHING, base=Base(('"old"',)))
+        doubtful = single(state=State.PUBLISHING, expected=ExpectedVersion(('"old"',)))
         done = Settle(doubtful.etag)
         assert play(Progress(doubtful, conditions), Headed(doubtful.etag)) == [done]
         [again] = play(Progress(doubtful, conditions), Headed('"old"'))
         assert isinstance(again, Finish)
         assert again.expected == '"old"'
-        assert play(Progress(doubtful, conditions), Headed('"theirs"', size_bytes=99)) == [Keep(OTHERS)]
+        assert play(Progress(doubtful, conditions), Headed('"theirs"', size_bytes=99)) == [MarkConflict(OTHERS)]
         progress = Progress(doubtful, conditions)
         assert play(progress, Headed('"opaque"', size_bytes=doubtful.size_bytes)) == [Compare('"opaque"')]
         assert progress.after(Compared(True)) == [Settle('"opaque"')]
         assert play(Progress(doubtful, conditions), Headed('"x"', size_bytes=doubtful.size_bytes), Compared(False)) == [
-            Keep(OTHERS)
+            MarkConflict(OTHERS)
         ]
 
 
@@ -248,7 +260,7 @@ def test_an_upload_that_may_not_have_been_ours_is_cleared_away() -> None:
 def test_the_same_bytes_as_before_are_sent_all_the_same() -> None:
     """A lost answer says nothing where the key had these bytes already: what else was written with them counts too."""
     doubtful = single(state=State.PUBLISHING)
-    doubtful = replace(doubtful, base=Base((doubtful.etag,)))
+    doubtful = replace(doubtful, expected=ExpectedVersion((doubtful.etag,)))
     assert play(Progress(doubtful), Headed(doubtful.etag)) == [Finish(doubtful.etag)]
 
 
@@ -303,7 +315,7 @@ def test_what_the_origin_has_made_is_compared_where_its_etag_is_not_ours() -> No
     """The same bytes: done. Others: a conflict that says so. Yet another object: others came after ours."""
     for outcome, expected in (
         (True, Settle('"opaque"')),
-        (False, Keep(DIFFERENT)),
+        (False, MarkConflict(DIFFERENT)),
         (None, Settle('"opaque"')),
     ):
         progress = Progress(single(), ALL)
@@ -316,43 +328,43 @@ def test_an_etag_that_is_not_told_is_asked_for() -> None:
     progress = Progress(single(), ALL)
     assert play(progress, Finished(None)) == [Head()]
     assert progress.after(Headed(progress.write.etag)) == [Settle(progress.write.etag)]
-    assert play(Progress(single(), ALL), Finished(None), Headed(None)) == [Keep(LOST)]
+    assert play(Progress(single(), ALL), Finished(None), Headed(None)) == [MarkConflict(LOST)]
 
 
 def test_an_origin_that_could_not_be_asked_may_have_what_is_older() -> None:
     """What was there before the absorb began is overwritten, as if it had been seen; what came later is a conflict."""
-    unknown = single(base=Base(known=False, asked_at=10_000.0))
+    unknown = single(expected=ExpectedVersion(known=False, asked_at=10_000.0))
     asked = Moment(11_000.0)
     older = Headed('"old"', 1000.0 + CLOCKS_APART_SECONDS + 1, moment=asked)
     newer = Headed('"new"', 1000.0 + CLOCKS_APART_SECONDS - 1, moment=asked)
     assert play(Progress(unknown, ALL), older) == [Finish('"old"')]
     assert play(Progress(unknown, ALL), Headed(None, moment=asked)) == [Finish(None)]
-    assert play(Progress(unknown, ALL), newer) == [Keep(OTHERS)]
-    own = single(base=Base(('"own"',), known=False, asked_at=10_000.0))
+    assert play(Progress(unknown, ALL), newer) == [MarkConflict(OTHERS)]
+    own = single(expected=ExpectedVersion(('"own"',), known=False, asked_at=10_000.0))
     assert play(Progress(own, ALL), Headed('"own"', 1.0, moment=asked)) == [Finish('"own"')]
     clock_has_gone_back = Headed('"old"', 1e9, moment=Moment(9_000.0))
-    assert play(Progress(unknown, ALL), clock_has_gone_back) == [Keep(OTHERS)]
+    assert play(Progress(unknown, ALL), clock_has_gone_back) == [MarkConflict(OTHERS)]
 
 
 def test_within_one_boot_the_monotonic_clock_tells() -> None:
     """Whatever the wall clock was set to meanwhile; and to a few seconds, where the origin tells its time."""
-    base = Base(known=False, asked_at=10_000.0, asked=Moment(10_000.0, 50.0, "boot"))
+    expected = ExpectedVersion(known=False, asked_at=10_000.0, asked=Moment(10_000.0, 50.0, "boot"))
     for wall in (0.0, 10_030.0, 1e9):
         asked = Moment(wall, 80.0, "boot")
         older, newer = Headed('"old"', 36.0, moment=asked), Headed('"new"', 29.0, moment=asked)
-        assert play(Progress(single(base=base), ALL), older) == [Finish('"old"')]
-        assert play(Progress(single(base=base), ALL), newer) == [Keep(OTHERS)]
+        assert play(Progress(single(expected=expected), ALL), older) == [Finish('"old"')]
+        assert play(Progress(single(expected=expected), ALL), newer) == [MarkConflict(OTHERS)]
 
 
 def test_a_deletion_ends_where_nothing_is() -> None:
     """Whoever has removed it."""
     assert play(Progress(tombstone()), Headed(None)) == [Settle(None)]
     for conditions in (Conditions(), ALL, NONE):
-        assert play(Progress(replace(tombstone(), base=Base(absent=True)), conditions)) == [Head()]
+        assert play(Progress(replace(tombstone(), expected=ExpectedVersion(absent=True)), conditions)) == [Head()]
     doubtful = tombstone(state=State.PUBLISHING)
     assert play(Progress(doubtful, ALL), Headed(None)) == [Settle(None)]
     assert play(Progress(doubtful, ALL), Headed('"old"')) == [Delete('"old"')]
-    assert play(Progress(doubtful, ALL), Headed('"theirs"')) == [Keep(OTHERS)]
+    assert play(Progress(doubtful, ALL), Headed('"theirs"')) == [MarkConflict(OTHERS)]
 
 
 # Open uploads
@@ -380,7 +392,7 @@ def test_an_upload_that_its_client_has_completed_or_ended_meanwhile_is_looked_at
 
 def test_an_object_of_parts_may_be_younger_than_it_is_dated() -> None:
     """S3 dates it by the beginning of its upload: others may have completed it after the write."""
-    write = single(base=Base(known=False, asked_at=1000.0, asked=Moment(1000.0, 10.0, "boot")))
+    write = single(expected=ExpectedVersion(known=False, asked_at=1000.0, asked=Moment(1000.0, 10.0, "boot")))
     now = Moment(1100.0, 110.0, "boot")
     for etag, age_seconds, is_others in (
         ('"x"', 1000.0, False),
@@ -389,8 +401,8 @@ def test_an_object_of_parts_may_be_younger_than_it_is_dated() -> None:
         ('"x-2"', DATED_EARLIER_SECONDS_MAX + 200.0, False),
     ):
         [found] = play(Progress(write, ALL), Headed(etag, age_seconds, moment=now))
-        assert isinstance(found, Keep) == is_others
-    seen = replace(write, base=replace(write.base, etags=('"x-2"',)))
+        assert isinstance(found, MarkConflict) == is_others
+    seen = replace(write, expected=replace(write.expected, etags=('"x-2"',)))
     assert play(Progress(seen, ALL), Headed('"x-2"', 1000.0, moment=now)) == [Finish('"x-2"')]
 
 
@@ -492,7 +504,7 @@ def test_what_is_to_be_aborted_is() -> None:
     assert play(Progress(there)) == [Abort()]
     assert play(Progress(there), Aborted()) == [Forget()]
     assert play(Progress(there), Refused("AccessDenied")) == [Wait("AccessDenied", is_away=False)]
-    suspect = replace(opened(), state=State.ABORTING, asked=Asked(0, Moment(0.0), Moment(0.0)), began_at=0.0)
+    suspect = replace(opened(), state=State.ABORTING, asked=CreateAttempt(0, Moment(0.0), Moment(0.0)), began_at=0.0)
     assert play(Progress(suspect)) == [Seek()]
     [forgotten] = play(Progress(suspect, now=Moment(1.0)), Refused("NotImplemented"))
     assert isinstance(forgotten, Forget)
@@ -589,7 +601,7 @@ class _World:
                 self.journal = replace(self.journal, state=State.PUBLISHING)
         if isinstance(instruction, Learn | Unmark | StartOver):
             return None
-        if isinstance(instruction, Settle | Keep | Wait | Rest | Completed | Answer | Expire | Forget):
+        if isinstance(instruction, Settle | MarkConflict | Wait | Rest | Completed | Answer | Expire | Forget):
             self.outcome = instruction
             return None
         fate = self.draw("done", "done", "done", "lost before", "lost after", "refused")
@@ -703,7 +715,7 @@ def test_nothing_is_lost_whatever_happens(
     """
     old = '"old"' if existed or what == "tombstone" else None
     write = {"object": single(), "upload": multipart(parts), "tombstone": tombstone()}[what]
-    write = replace(write, base=Base.exactly(old))
+    write = replace(write, expected=ExpectedVersion.exactly(old))
     origin = _Origin(does, opaque, old)
     if old is not None:
         origin.bytes_of[old] = "old"
@@ -731,7 +743,7 @@ def test_nothing_is_lost_whatever_happens(
         if answer is not None:
             queue += progress.after(answer)
         assert not world.wrongs
-        if isinstance(world.outcome, Settle | Keep):
+        if isinstance(world.outcome, Settle | MarkConflict):
             break
         if world.outcome is not None and not any(isinstance(one, SendPart) for one in queue):
             assert isinstance(world.outcome, Wait | Rest)
@@ -751,7 +763,7 @@ def _check(world: _World) -> None:
     if isinstance(world.outcome, Settle):
         are_our_bytes = any(origin.bytes_of.get(one or "") == OURS for one in world.others)
         assert write.deleted or origin.ours or are_our_bytes
-    elif isinstance(world.outcome, Keep):
+    elif isinstance(world.outcome, MarkConflict):
         assert world.others or origin.damaged
         assert world.outcome.reason in (OTHERS, LOST, DIFFERENT)
         # Where the origin does not tell its ETag, others' object may be taken for what it has made of ours.

@@ -23,37 +23,37 @@ from gateway.s3.xml import CompletedPart
 from gateway.steps import at_once
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal import codec, migration
-from gateway.writeback.journal.book import ENDED_KEPT_SECONDS, Book
-from gateway.writeback.journal.checking import check_journal
+from gateway.writeback.journal.integrity_check import check_journal
 from gateway.writeback.journal.records import (
-    Asked,
-    Base,
+    BucketCapabilities,
     Conditions,
-    Ended,
-    Fixed,
-    OwnDoing,
+    CreateAttempt,
+    ExpectedVersion,
+    LastOwnWrite,
     Part,
     Priority,
-    Profile,
     Run,
     State,
     Turn,
+    UploadOutcome,
     Write,
+    WriteSpec,
 )
 from gateway.writeback.journal.rows import Usage
 from gateway.writeback.journal.schema import VERSION, check_version, has_our_tables, prepare
+from gateway.writeback.journal.transaction import ENDED_KEPT_SECONDS, JournalTransaction
 from gateway.writeback.opening import FORMAT, recover
-from gateway.writeback.reading import PendingReader
+from gateway.writeback.pending_reader import PendingReader
 from tests.support.flushing import Buffer, with_buffer
 from tests.support.journal_v1 import JournalV1
-from tests.support.writeback import PlainPresence, fixed, key, md5
+from tests.support.writeback import PlainPresence, key, md5, spec
 from tests.writeback.offline_export.test_export import exported, lines
 from tests.writeback.offline_export.test_export import run as run_export
 
 TABLES_DIGEST = "a12946ab32a74385898b324bb3f59fe7da2961f60c30d56cbaa21f9760ffc89c"
 """Of what the last gateway that wrote version 1 has made: names and statements."""
 
-NOTHING, OLD = Base(absent=True), Base(('"old"',), asked_at=900.0)
+NOTHING, OLD = ExpectedVersion(absent=True), ExpectedVersion(('"old"',), asked_at=900.0)
 
 
 def digest_of(*parts: tuple[int, str]) -> str:
@@ -79,20 +79,22 @@ OPENED = [part(1, "open-1", '"sent"'), part(3, "open-3"), elsewhere(4, "open-4")
 
 def write_all(journal: JournalV1) -> None:
     """Something of each kind, in each state."""
-    journal.object(fixed(key("waiting")), OLD, [part(1, "w")], etag='"w"')
-    journal.object(fixed(key("sending")), NOTHING, [part(1, "s")], "sending", '"s"')
-    journal.object(fixed(key("sending")), NOTHING, [part(1, "s2")], etag='"s2"')
-    journal.object(fixed(key("conflict")), OLD, [part(1, "c")], "conflict", '"c"')
-    journal.object(fixed(key("gone")), OLD, [], deleted=True)
-    journal.object(fixed(key("é/x")), Base(('"old"',), known=False, asked_at=950.0), [part(1, "shared")], etag='"x"')
-    other = replace(fixed(key("copy")), slot="other")
+    journal.object(spec(key("waiting")), OLD, [part(1, "w")], etag='"w"')
+    journal.object(spec(key("sending")), NOTHING, [part(1, "s")], "sending", '"s"')
+    journal.object(spec(key("sending")), NOTHING, [part(1, "s2")], etag='"s2"')
+    journal.object(spec(key("conflict")), OLD, [part(1, "c")], "conflict", '"c"')
+    journal.object(spec(key("gone")), OLD, [], deleted=True)
+    journal.object(
+        spec(key("é/x")), ExpectedVersion(('"old"',), known=False, asked_at=950.0), [part(1, "shared")], etag='"x"'
+    )
+    other = replace(spec(key("copy")), slot="other")
     journal.object(other, NOTHING, [part(1, "shared")], etag='"x"')
     etag = multipart_etag([one.file.etag for one in PARTS]) or ""
     made: dict[str, Any] = {"upload_id": "u-model", "origin_upload_id": "o-model", "multipart": True}
-    journal.object(fixed(key("model")), NOTHING, PARTS, etag=etag, checksums={"crc32": "BBBBBB=="}, **made)
+    journal.object(spec(key("model")), NOTHING, PARTS, etag=etag, checksums={"crc32": "BBBBBB=="}, **made)
     journal.ended("u-model", key("model"), 1008.0, etag, [(one.number, one.file.etag) for one in PARTS])
     for upload_id, origin_upload_id in (("u-open", "o-open"), ("u-here", None), ("u-doubt", "o-doubt")):
-        journal.upload(upload_id, fixed(key("open")), OLD, 990.0, origin_upload_id)
+        journal.upload(upload_id, spec(key("open")), OLD, 990.0, origin_upload_id)
     for one in OPENED:
         journal.part("u-open", one)
     journal.part("u-here", part(7, "here"))
@@ -103,10 +105,10 @@ def write_all(journal: JournalV1) -> None:
     journal.intent("asked", key("model"), 3, 940.0)
     journal.intent("suspect", key("open"), 2, 930.0, 935.0)
     journal.orphan("o-orphan", key("orphan"))
-    journal.profile("bucket", md5_etags=True, may_look=True, at=900.0)
-    journal.profile("other", md5_etags=False, may_look=True, at=901.0)
-    journal.own_doing(key("done"), 905.0, '"own"')
-    journal.own_doing(key("away"), 906.0, None, known=False)
+    journal.capabilities("bucket", md5_etags=True, may_look=True, at=900.0)
+    journal.capabilities("other", md5_etags=False, may_look=True, at=901.0)
+    journal.last_own_write(key("done"), 905.0, '"own"')
+    journal.last_own_write(key("away"), 906.0, None, known=False)
     journal.freed("w0/freed")
 
 
@@ -122,11 +124,11 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def book(path: Path) -> Iterator[Book]:
+def tx(path: Path) -> Iterator[JournalTransaction]:
     """What has become of it."""
     with closing(opened(path)) as connection:
         prepare(connection)
-        yield Book(connection, PlainPresence())
+        yield JournalTransaction(connection, PlainPresence())
 
 
 def opened(path: Path) -> sqlite3.Connection:
@@ -137,14 +139,14 @@ def dump(connection: sqlite3.Connection) -> list[str]:
     return list(connection.iterdump())
 
 
-def latest(book: Book, name: str) -> Write:
-    found = book.latest(key(name))
+def latest(tx: JournalTransaction, name: str) -> Write:
+    found = tx.latest(key(name))
     assert found is not None
-    return replace(found, parts=tuple(book.parts(found.id)))
+    return replace(found, parts=tuple(tx.parts(found.id)))
 
 
-def turn(book: Book, write: Write) -> Turn:
-    found = book.turn(write.id)
+def turn(tx: JournalTransaction, write: Write) -> Turn:
+    found = tx.turn(write.id)
     assert found is not None
     return found
 
@@ -175,122 +177,122 @@ def test_each_version_is_known_by_its_tables(path: Path) -> None:
         assert not has_our_tables(connection)
 
 
-def test_objects_go_over_with_all_that_was_said_of_them(book: Book) -> None:
+def test_objects_go_over_with_all_that_was_said_of_them(tx: JournalTransaction) -> None:
     """Their bytes, bases, headers, checksums, ETags, and their places in the order."""
-    waiting = latest(book, "waiting")
-    assert (waiting.fixed, waiting.base) == (fixed(key("waiting")), OLD)
+    waiting = latest(tx, "waiting")
+    assert (waiting.spec, waiting.expected) == (spec(key("waiting")), OLD)
     assert (waiting.etag, waiting.size_bytes, waiting.acknowledged_at) == ('"w"', 1, 1001.0)
     assert waiting.parts == (part(1, "w"),)
-    assert (waiting.state, turn(book, waiting)) == (State.COMMITTED, Turn(0.0))
-    assert (latest(book, "gone").deleted, latest(book, "gone").parts) == (True, ())
-    assert latest(book, "é/x").base == Base(('"old"',), known=False, asked_at=950.0)
-    assert latest(book, "copy").fixed.slot == "other"
-    model = latest(book, "model")
+    assert (waiting.state, turn(tx, waiting)) == (State.COMMITTED, Turn(0.0))
+    assert (latest(tx, "gone").deleted, latest(tx, "gone").parts) == (True, ())
+    assert latest(tx, "é/x").expected == ExpectedVersion(('"old"',), known=False, asked_at=950.0)
+    assert latest(tx, "copy").spec.slot == "other"
+    model = latest(tx, "model")
     assert (model.upload_id, model.origin_upload_id, model.multipart) == ("u-model", "o-model", True)
     assert (model.checksums, list(model.parts)) == ({"crc32": "BBBBBB=="}, PARTS)
     assert model.runs == (Run(1, 2, 7), Run(4, 1, 8))
-    assert [one.number for one in book.unsent_parts(model.id, 10)] == [2, 4]
-    assert [one.sequence for one in book.waiting(0, 100)] == list(range(1, 9))
-    assert book.acknowledge(replace(waiting, sequence=0)).sequence == 10  # the Complete in doubt has one, too
+    assert [one.number for one in tx.unsent_parts(model.id, 10)] == [2, 4]
+    assert [one.sequence for one in tx.waiting(0, 100)] == list(range(1, 9))
+    assert tx.acknowledge(replace(waiting, sequence=0)).sequence == 10  # the Complete in doubt has one, too
 
 
-def test_chains_and_conflicts_are_what_they_were(book: Book) -> None:
+def test_chains_and_conflicts_are_what_they_were(tx: JournalTransaction) -> None:
     """What may be on its way is found out first; what a person is to decide waits for one."""
-    first = book.earliest(key("sending"))
+    first = tx.earliest(key("sending"))
     assert first is not None
-    assert (first.state, first.etag, turn(book, first).due_at) == (State.PUBLISHING, '"s"', 0.0)
-    second = latest(book, "sending")
-    assert turn(book, second) == Turn(None, after_sequence=first.sequence)
-    book.settle(first.id, '"s"', 1100.0)
-    assert (latest(book, "sending").base, turn(book, second).due_at) == (Base(('"s"',)), 1100.0)
-    conflict = latest(book, "conflict")
-    assert (conflict.state, turn(book, conflict).due_at) == (State.CONFLICT, None)
-    book.begin_epoch(1100.0)
-    assert turn(book, conflict).due_at is None
-    assert book.overwrite(conflict.id, OLD, 1100.0)
+    assert (first.state, first.etag, turn(tx, first).due_at) == (State.PUBLISHING, '"s"', 0.0)
+    second = latest(tx, "sending")
+    assert turn(tx, second) == Turn(None, after_sequence=first.sequence)
+    tx.settle(first.id, '"s"', 1100.0)
+    assert (latest(tx, "sending").expected, turn(tx, second).due_at) == (ExpectedVersion(('"s"',)), 1100.0)
+    conflict = latest(tx, "conflict")
+    assert (conflict.state, turn(tx, conflict).due_at) == (State.CONFLICT, None)
+    tx.begin_epoch(1100.0)
+    assert turn(tx, conflict).due_at is None
+    assert tx.overwrite(conflict.id, OLD, 1100.0)
 
 
-def test_a_marker_waits_for_what_was_there_before(book: Book) -> None:
+def test_a_marker_waits_for_what_was_there_before(tx: JournalTransaction) -> None:
     """Shards that version 1 has acknowledged are shards."""
-    marker = replace(latest(book, "waiting"), fixed=fixed(key("é/_SUCCESS")), behind="é/")
-    stored = book.acknowledge(replace(marker, sequence=0))
-    assert turn(book, stored).after_sequence == latest(book, "é/x").sequence
-    book.settle(latest(book, "é/x").id, '"x"', 1100.0)
-    assert turn(book, stored).due_at == 1100.0
+    marker = replace(latest(tx, "waiting"), spec=spec(key("é/_SUCCESS")), behind="é/")
+    stored = tx.acknowledge(replace(marker, sequence=0))
+    assert turn(tx, stored).after_sequence == latest(tx, "é/x").sequence
+    tx.settle(latest(tx, "é/x").id, '"x"', 1100.0)
+    assert turn(tx, stored).due_at == 1100.0
 
 
-def test_uploads_go_over_with_their_parts(book: Book) -> None:
+def test_uploads_go_over_with_their_parts(tx: JournalTransaction) -> None:
     """With the origin's or without one, parts that are sent, and are not, and that only the origin has."""
-    upload = book.upload("u-open")
+    upload = tx.upload("u-open")
     assert upload is not None
-    assert (upload.fixed, upload.base, upload.began_at) == (fixed(key("open")), OLD, 990.0)
+    assert (upload.spec, upload.expected, upload.began_at) == (spec(key("open")), OLD, 990.0)
     assert (upload.state, upload.origin_upload_id, upload.touched_then.at) == (State.OPEN, "o-open", 990.0)
-    assert list(book.parts(upload.id)) == OPENED
-    assert [one.number for one in book.unsent_parts(upload.id, 10)] == [3]
-    assert turn(book, upload) == Turn(0.0, priority=Priority.UPLOAD)
-    here = book.upload("u-here")
+    assert list(tx.parts(upload.id)) == OPENED
+    assert [one.number for one in tx.unsent_parts(upload.id, 10)] == [3]
+    assert turn(tx, upload) == Turn(0.0, priority=Priority.UPLOAD)
+    here = tx.upload("u-here")
     assert here is not None
-    assert (here.origin_upload_id, list(book.parts(here.id))) == (None, [part(7, "here")])
-    assert [one.upload_id for one in book.uploads("bucket")] == ["u-doubt", "u-here", "u-open"]
+    assert (here.origin_upload_id, list(tx.parts(here.id))) == (None, [part(7, "here")])
+    assert [one.upload_id for one in tx.uploads("bucket")] == ["u-doubt", "u-here", "u-open"]
     made = replace(here, parts=[part(7, "here")], etag='"h-1"', size_bytes=4, acknowledged_at=1100.0)
-    assert book.complete(made) is not None
+    assert tx.complete(made) is not None
 
 
-def test_a_complete_in_doubt_is_found_out(book: Book) -> None:
+def test_a_complete_in_doubt_is_found_out(tx: JournalTransaction) -> None:
     """Nobody waits for it any more; where it has come to nothing its upload is open, as it was."""
-    doubt = book.upload("u-doubt")
+    doubt = tx.upload("u-doubt")
     assert doubt is not None
     assert (doubt.state, doubt.is_completed_at_origin, doubt.etag) == (State.PUBLISHING, True, '"doubt-1"')
-    assert (doubt.answer, doubt.touched_then.at, turn(book, doubt).due_at) == ("ServiceUnavailable", 995.0, 0.0)
+    assert (doubt.answer, doubt.touched_then.at, turn(tx, doubt).due_at) == ("ServiceUnavailable", 995.0, 0.0)
     assert doubt.completed_of == digest_of((1, "abc"))
-    book.answer(doubt.id, "NoSuchUpload", is_over=True)
-    found = book.upload("u-doubt")
+    tx.answer(doubt.id, "NoSuchUpload", is_over=True)
+    found = tx.upload("u-doubt")
     assert found is not None
-    assert (found.state, [one.number for one in book.parts(found.id)]) == (State.OPEN, [1])
+    assert (found.state, [one.number for one in tx.parts(found.id)]) == (State.OPEN, [1])
 
 
-def test_how_uploads_ended_is_told_as_before(book: Book) -> None:
+def test_how_uploads_ended_is_told_as_before(tx: JournalTransaction) -> None:
     """Completed, aborted, and become an object that is still pending: for a day."""
-    model = latest(book, "model")
+    model = latest(tx, "model")
     digest = digest_of(*((one.number, one.file.etag) for one in PARTS))
-    assert book.ended("u-model") == Ended("u-model", key("model"), 1008.0, model.etag, digest, model.checksums)
-    done = Ended("u-done", key("z"), 970.0, '"e-2"', digest_of((1, "a"), (2, "b")))
-    assert book.ended("u-done") == done
-    assert book.ended("u-aborted") == Ended("u-aborted", key("z"), 980.0, None, digest_of())
-    book.forget_ended(975.0 + ENDED_KEPT_SECONDS)
-    assert (book.ended("u-done"), book.ended("u-aborted") is not None) == (None, True)
+    assert tx.ended("u-model") == UploadOutcome("u-model", key("model"), 1008.0, model.etag, digest, model.checksums)
+    done = UploadOutcome("u-done", key("z"), 970.0, '"e-2"', digest_of((1, "a"), (2, "b")))
+    assert tx.ended("u-done") == done
+    assert tx.ended("u-aborted") == UploadOutcome("u-aborted", key("z"), 980.0, None, digest_of())
+    tx.forget_ended(975.0 + ENDED_KEPT_SECONDS)
+    assert (tx.ended("u-done"), tx.ended("u-aborted") is not None) == (None, True)
 
 
-def test_what_the_origin_is_asked_for_and_is_to_forget_goes_over(book: Book) -> None:
+def test_what_the_origin_is_asked_for_and_is_to_forget_goes_over(tx: JournalTransaction) -> None:
     """What a dead process asked for is suspected at the next start; what was suspected is looked for at once."""
-    by_key = {one.key.key: one for one in book.aborting()}
-    assert (by_key["orphan"].origin_upload_id, turn(book, by_key["orphan"]).due_at) == ("o-orphan", 0.0)
-    assert by_key["model"].asked == Asked(3, Moment(940.0))
-    assert turn(book, by_key["model"]) == Turn(None, priority=Priority.ABORT)
-    assert by_key["open"].asked == Asked(2, Moment(930.0), Moment(935.0))
-    assert turn(book, by_key["open"]).due_at == 0.0
-    book.suspect_all(Moment(1000.0))
-    [asked] = book.asked(key("model"))
-    assert asked.asked == Asked(3, Moment(940.0), Moment(1000.0))
+    by_key = {one.key.key: one for one in tx.aborting()}
+    assert (by_key["orphan"].origin_upload_id, turn(tx, by_key["orphan"]).due_at) == ("o-orphan", 0.0)
+    assert by_key["model"].asked == CreateAttempt(3, Moment(940.0))
+    assert turn(tx, by_key["model"]) == Turn(None, priority=Priority.ABORT)
+    assert by_key["open"].asked == CreateAttempt(2, Moment(930.0), Moment(935.0))
+    assert turn(tx, by_key["open"]).due_at == 0.0
+    tx.mark_all_in_doubt(Moment(1000.0))
+    [asked] = tx.asked(key("model"))
+    assert asked.asked == CreateAttempt(3, Moment(940.0), Moment(1000.0))
 
 
-def test_what_is_known_of_buckets_and_keys_goes_over(book: Book) -> None:
+def test_what_is_known_of_buckets_and_keys_goes_over(tx: JournalTransaction) -> None:
     """But for conditions, which version 1 has not asked for."""
-    assert book.profile("bucket") == Profile(True, True, 900.0, Conditions())
-    assert book.profile("other") == Profile(False, True, 901.0, Conditions())
-    assert book.own_doing(key("done")) == OwnDoing(905.0, '"own"')
-    assert book.own_doing(key("away")) == OwnDoing(906.0, None, known=False)
+    assert tx.capabilities("bucket") == BucketCapabilities(True, True, 900.0, Conditions())
+    assert tx.capabilities("other") == BucketCapabilities(False, True, 901.0, Conditions())
+    assert tx.last_own_write(key("done")) == LastOwnWrite(905.0, '"own"')
+    assert tx.last_own_write(key("away")) == LastOwnWrite(906.0, None, known=False)
 
 
-def test_files_and_counters_are_what_they_were(book: Book, path: Path) -> None:
+def test_files_and_counters_are_what_they_were(tx: JournalTransaction, path: Path) -> None:
     """Each file once, on the account on which it was."""
-    assert book.usages() == book.counted()
-    assert book.usage("other") == Usage(0, 1)
-    assert book.usage("slot").objects == 7
-    assert book.left_behind() == ["w0/freed"]
-    assert all(book.knows_file(name) for name in ("w", "shared", "model-44", "open-3", "here", "doubt"))
-    assert book.places() == {place for (place,) in book._rows.execute("SELECT place FROM writes WHERE pending = 1")}
-    assert len(book.places()) == 7
+    assert tx.usages() == tx.counted()
+    assert tx.usage("other") == Usage(0, 1)
+    assert tx.usage("slot").objects == 7
+    assert tx.left_behind() == ["w0/freed"]
+    assert all(tx.knows_file(name) for name in ("w", "shared", "model-44", "open-3", "here", "doubt"))
+    assert tx.hash_slots() == {place for (place,) in tx._rows.execute("SELECT place FROM writes WHERE pending = 1")}
+    assert len(tx.hash_slots()) == 7
 
 
 # Damage
@@ -317,22 +319,22 @@ def test_a_damaged_row_costs_what_it_tells_of(path: Path, kind: str) -> None:
         where = where.replace("key = 'waiting'", "key = CAST('waiting' AS BLOB)")
         assert connection.execute(f"UPDATE {table} SET record = zeroblob(60) WHERE {where}").rowcount == 1
         prepare(connection)
-        book = Book(connection, PlainPresence())
-        assert book.counts()[0] == 8
+        tx = JournalTransaction(connection, PlainPresence())
+        assert tx.counts()[0] == 8
         for name in ALL:
-            assert _is_told(book, name) == (name in objects), name
+            assert _is_told(tx, name) == (name in objects), name
         for upload_id in ("u-open", "u-here", "u-doubt"):
-            assert _is_upload_told(book, upload_id) == (upload_id in uploads), upload_id
-        book.recount()
-        assert book.usages() == book.counted()
+            assert _is_upload_told(tx, upload_id) == (upload_id in uploads), upload_id
+        tx.recount()
+        assert tx.usages() == tx.counted()
 
 
-def _is_told(book: Book, name: str) -> bool:
+def _is_told(tx: JournalTransaction, name: str) -> bool:
     """Whether something of it is said to be damaged. Otherwise it is as it was acknowledged."""
-    chain = book._rows.execute("SELECT id FROM writes WHERE key = ? AND pending = 1", (name.encode(),)).fetchall()
+    chain = tx._rows.execute("SELECT id FROM writes WHERE key = ? AND pending = 1", (name.encode(),)).fetchall()
     try:
         for (write_id,) in chain:
-            found = book.write(write_id)
+            found = tx.write(write_id)
             assert found is not None
             assert sum(one.file.size_bytes for one in found.parts) == found.size_bytes
             assert sum(run.length * run.size_bytes for run in found.runs) == found.size_bytes
@@ -342,11 +344,11 @@ def _is_told(book: Book, name: str) -> bool:
     return False
 
 
-def _is_upload_told(book: Book, upload_id: str) -> bool:
+def _is_upload_told(tx: JournalTransaction, upload_id: str) -> bool:
     try:
-        found = book.upload(upload_id)
+        found = tx.upload(upload_id)
         assert found is not None
-        list(book.parts(found.id))
+        list(tx.parts(found.id))
     except BufferDamaged:
         return True
     return False
@@ -358,10 +360,10 @@ def test_what_is_damaged_and_holds_no_bytes_stops_nobody(path: Path, table: str)
     with closing(opened(path)) as connection:
         connection.execute(f"UPDATE {table} SET record = zeroblob(60)")
         prepare(connection)
-        book = Book(connection, PlainPresence())
-        assert not any(_is_told(book, name) for name in ALL)
-        assert not any(_is_upload_told(book, name) for name in ("u-open", "u-here", "u-doubt"))
-        book.aborting()
+        tx = JournalTransaction(connection, PlainPresence())
+        assert not any(_is_told(tx, name) for name in ALL)
+        assert not any(_is_upload_told(tx, name) for name in ("u-open", "u-here", "u-doubt"))
+        tx.aborting()
         assert has_our_tables(connection)
 
 
@@ -371,7 +373,7 @@ def test_no_range_of_an_object_with_a_damaged_part_is_taken_from_another_part(tm
 
     async def scenario(buffer: Buffer) -> None:
         reader = PendingReader(buffer.journal, buffer.staging, buffer.threads)
-        found = buffer.journal.read(lambda book: book.latest(key("model")))
+        found = buffer.journal.read(lambda tx: tx.latest(key("model")))
         assert found is not None
         with pytest.raises(BufferDamaged):
             _ = [bytes(piece) async for piece in reader.pieces(found, ByteRange(100, 199))]
@@ -403,7 +405,7 @@ def _with_real_files(tmp_path: Path, contents: list[bytes], change: Callable[[sq
         left.unlink()
     etag = multipart_etag([one.file.etag for one in parts]) or ""
     with closing(JournalV1(directory / "journal")) as journal:
-        whole = Fixed(key("model"), {"content-type": "text/plain"}, "slot")
+        whole = WriteSpec(key("model"), {"content-type": "text/plain"}, "slot")
         journal.object(whole, NOTHING, parts, etag=etag, upload_id="u", multipart=True)
         change(journal.rows)
     return directory
@@ -445,7 +447,7 @@ def test_a_statement_that_fails_leaves_it_as_it_was(path: Path) -> None:
             break
         assert number > 100
         assert (check_version(connection), has_our_tables(connection)) == (VERSION, True)
-        assert Book(connection, PlainPresence()).counts() == (8, 3)
+        assert JournalTransaction(connection, PlainPresence()).counts() == (8, 3)
 
 
 @pytest.mark.slow
@@ -466,7 +468,7 @@ def test_a_kill_leaves_one_version_or_the_other(path: Path) -> None:
     check_journal(path.parent)
     with closing(opened(path)) as connection:
         assert (check_version(connection), has_our_tables(connection)) == (VERSION, True)
-        assert Book(connection, PlainPresence()).counts() == (8, 3)
+        assert JournalTransaction(connection, PlainPresence()).counts() == (8, 3)
 
 
 def _killed(path: Path, number: int) -> bool:

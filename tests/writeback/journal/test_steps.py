@@ -14,10 +14,10 @@ import pytest
 
 from gateway.clock import Moment
 from gateway.policy.slots import Prefix, Slot
-from gateway.writeback.journal.book import Book
-from gateway.writeback.journal.records import Asked, OwnDoing, Priority, State, Turn, Write
+from gateway.writeback.journal.records import CreateAttempt, LastOwnWrite, Priority, State, Turn, Write
 from gateway.writeback.journal.schema import prepare
-from gateway.writeback.order import placed
+from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.order import with_order
 from tests.support.writeback import PlainPresence, key, part, pending, upload
 
 pytestmark = pytest.mark.slow  # 100,000 rows are to be made
@@ -42,18 +42,18 @@ def connection() -> Iterator[sqlite3.Connection]:
     """A journal of many pending objects, of which some have failed, uploads, and what has ended."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         prepare(connection)
-        book = Book(connection, PlainPresence())
+        tx = JournalTransaction(connection, PlainPresence())
         connection.execute("BEGIN")
         for number in range(MANY):
-            stored = book.acknowledge(pending(key(f"d{number % 100:02}/{number:06}"), f"f{number}"))
+            stored = tx.acknowledge(pending(key(f"d{number % 100:02}/{number:06}"), f"f{number}"))
             if number % 3 == 0:
-                book.wait(stored.id, Turn(stored.acknowledged_at), Turn(NOW + 9e4, 3, NOW, "refused", Priority.RETRY))
+                tx.wait(stored.id, Turn(stored.acknowledged_at), Turn(NOW + 9e4, 3, NOW, "refused", Priority.RETRY))
         for number in range(2_000):
-            book.open_upload(upload(f"u{number}", key(f"d{number % 100:02}/u{number:06}")))
-            book.put_part(f"u{number}", part(1, f"p{number}"), NOW)
-            book.open_upload(upload(f"e{number}", key(f"e{number:06}")))
-            book.abort(f"e{number}", NOW)
-            book.did(key(f"own{number:06}"), OwnDoing(NOW, '"e"'))
+            tx.open_upload(upload(f"u{number}", key(f"d{number % 100:02}/u{number:06}")))
+            tx.put_part(f"u{number}", part(1, f"p{number}"), NOW)
+            tx.open_upload(upload(f"e{number}", key(f"e{number:06}")))
+            tx.abort(f"e{number}", NOW)
+            tx.record_own_write(key(f"own{number:06}"), LastOwnWrite(NOW, '"e"'))
         connection.execute("COMMIT")
         yield connection
 
@@ -86,94 +86,94 @@ def scans(connection: sqlite3.Connection, statements: list[str]) -> list[str]:
     return found
 
 
-def a_write(book: Book) -> Write:
-    found = book.latest(key("d07/050007"))
+def a_write(tx: JournalTransaction) -> Write:
+    found = tx.latest(key("d07/050007"))
     assert found is not None
     return found
 
 
-def an_upload(book: Book) -> Write:
-    found = book.upload("u7")
+def an_upload(tx: JournalTransaction) -> Write:
+    found = tx.upload("u7")
     assert found is not None
     return found
 
 
-def _completed(book: Book) -> None:
-    opened = an_upload(book)
-    made = replace(pending(opened.key, parts=list(book.parts(opened.id)), multipart=True), upload_id="u7")
-    assert book.complete(placed(made, SLOT)) is not None
+def _completed(tx: JournalTransaction) -> None:
+    opened = an_upload(tx)
+    made = replace(pending(opened.key, parts=list(tx.parts(opened.id)), multipart=True), upload_id="u7")
+    assert tx.complete(with_order(made, SLOT)) is not None
 
 
-def _completed_at_origin(book: Book) -> None:
-    opened = an_upload(book)
-    made = replace(pending(opened.key, parts=list(book.parts(opened.id)), multipart=True), upload_id="u7")
-    assert book.complete_at_origin(made)
-    book.answer(opened.id, "ServiceUnavailable", is_over=False)
-    book.completed(opened.id, '"e"', NOW)
+def _completed_at_origin(tx: JournalTransaction) -> None:
+    opened = an_upload(tx)
+    made = replace(pending(opened.key, parts=list(tx.parts(opened.id)), multipart=True), upload_id="u7")
+    assert tx.complete_at_origin(made)
+    tx.answer(opened.id, "ServiceUnavailable", is_over=False)
+    tx.completed(opened.id, '"e"', NOW)
 
 
-def _began(book: Book) -> None:
-    asked = book.ask(key("d07/new"), "slot", Asked(0, Moment(NOW)))
-    opened = book.open_upload(upload("new", key("d07/new")))
-    book.begun(opened.id, "o", asked)
-    book.put_part("new", part(1, "new"), NOW)
-    book.part_sent(opened.id, replace(part(1, "new"), origin_etag='"e"'))
-    book.rest(opened.id, Turn(NOW), Turn(NOW + 1, priority=Priority.UPLOAD))
-    book.start_over(opened.id, NOW)
-    book.abort("new", NOW)
+def _began(tx: JournalTransaction) -> None:
+    asked = tx.ask(key("d07/new"), "slot", CreateAttempt(0, Moment(NOW)))
+    opened = tx.open_upload(upload("new", key("d07/new")))
+    tx.begun(opened.id, "o", asked)
+    tx.put_part("new", part(1, "new"), NOW)
+    tx.part_sent(opened.id, replace(part(1, "new"), origin_etag='"e"'))
+    tx.rest(opened.id, Turn(NOW), Turn(NOW + 1, priority=Priority.UPLOAD))
+    tx.start_over(opened.id, NOW)
+    tx.abort("new", NOW)
 
 
-def _sent(book: Book) -> None:
-    write = a_write(book)
-    book.change(replace(write, state=State.PUBLISHING), State.COMMITTED)
-    book.acknowledge(pending(write.key, "following"))
-    book.settle(write.id, '"e"', NOW)
+def _sent(tx: JournalTransaction) -> None:
+    write = a_write(tx)
+    tx.change(replace(write, state=State.PUBLISHING), State.COMMITTED)
+    tx.acknowledge(pending(write.key, "following"))
+    tx.settle(write.id, '"e"', NOW)
 
 
-def _looked(book: Book) -> None:
-    for lane in book.lanes():
+def _looked(tx: JournalTransaction) -> None:
+    for lane in tx.lanes():
         for priority in Priority:
-            book.due(lane, priority, NOW, 64)
-    book.living(range(1, 100))
+            tx.due(lane, priority, NOW, 64)
+    tx.living(range(1, 100))
 
 
-REQUESTS: dict[str, Callable[[Book], object]] = {
-    "put": lambda book: book.acknowledge(pending(key("d07/new"), "new")),
-    "put over pending": lambda book: book.acknowledge(pending(a_write(book).key, "new")),
-    "delete": lambda book: book.bury(pending(a_write(book).key, deleted=True)),
-    "read": lambda book: (a_write(book), list(book.parts(a_write(book).id, 0, 16)), book.earliest(key("d07/050007"))),
-    "page": lambda book: book.listing("bucket", b"d50/", b"d51/", 20),
-    "page behind": lambda book: book.listing("bucket", b"d99/099990", None, 20),
-    "uploads": lambda book: next(book.uploads("bucket", "d50/", ("d50/u000650", ""))),
+REQUESTS: dict[str, Callable[[JournalTransaction], object]] = {
+    "put": lambda tx: tx.acknowledge(pending(key("d07/new"), "new")),
+    "put over pending": lambda tx: tx.acknowledge(pending(a_write(tx).key, "new")),
+    "delete": lambda tx: tx.write_tombstone(pending(a_write(tx).key, deleted=True)),
+    "read": lambda tx: (a_write(tx), list(tx.parts(a_write(tx).id, 0, 16)), tx.earliest(key("d07/050007"))),
+    "page": lambda tx: tx.listing("bucket", b"d50/", b"d51/", 20),
+    "page behind": lambda tx: tx.listing("bucket", b"d99/099990", None, 20),
+    "uploads": lambda tx: next(tx.uploads("bucket", "d50/", ("d50/u000650", ""))),
     "upload": _began,
     "complete": _completed,
     "complete at origin": _completed_at_origin,
-    "repeated complete": lambda book: (book.ended("e7"), book.ended("u7"), book.ended("none")),
-    "strict put": lambda book: book.acknowledge(placed(pending(key("d07/new"), "new"), STRICT)),
-    "hurry": lambda book: book.hurry(a_write(book).key, NOW),
-    "usage": lambda book: (book.usage("slot"), book.oldest("slot"), book.newest()),
-    "known uploads": lambda book: (book.origin_upload_ids(key("d07/u000007")), book.asked(key("d07/u000007"))),
+    "repeated complete": lambda tx: (tx.ended("e7"), tx.ended("u7"), tx.ended("none")),
+    "strict put": lambda tx: tx.acknowledge(with_order(pending(key("d07/new"), "new"), STRICT)),
+    "prioritise": lambda tx: tx.prioritise(a_write(tx).key, NOW),
+    "usage": lambda tx: (tx.usage("slot"), tx.oldest("slot"), tx.newest()),
+    "known uploads": lambda tx: (tx.origin_upload_ids(key("d07/u000007")), tx.asked(key("d07/u000007"))),
     "look": _looked,
-    "taken up": lambda book: (book.write(a_write(book).id), book.turn(a_write(book).id), book.unsent_parts(5, 64)),
+    "taken up": lambda tx: (tx.write(a_write(tx).id), tx.turn(a_write(tx).id), tx.unsent_parts(5, 64)),
     "sent and settled": _sent,
-    "failed": lambda book: book.wait(a_write(book).id, Turn(99.5), Turn(NOW, 1, NOW, "x", Priority.RETRY)),
-    "conflict": lambda book: (
-        book.keep(a_write(book).id, "x"),
-        book.discard(a_write(book).id, NOW, only_conflict=True),
+    "failed": lambda tx: tx.wait(a_write(tx).id, Turn(99.5), Turn(NOW, 1, NOW, "x", Priority.RETRY)),
+    "conflict": lambda tx: (
+        tx.keep(a_write(tx).id, "x"),
+        tx.discard(a_write(tx).id, NOW, only_conflict=True),
     ),
-    "aborting": lambda book: (book.are_any_aborting(), book.aborting()),
-    "taken over": lambda book: book.suspect_all(Moment(NOW), 1),
+    "aborting": lambda tx: (tx.are_any_aborting(), tx.aborting()),
+    "taken over": lambda tx: tx.mark_all_in_doubt(Moment(NOW), 1),
 }
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
 def test_a_request_takes_no_longer_for_what_else_is_pending(connection: sqlite3.Connection, request_: str) -> None:
     """Each on a journal as it was before."""
-    book = Book(connection, PlainPresence())
+    tx = JournalTransaction(connection, PlainPresence())
     connection.execute("BEGIN")
     try:
         with watched(connection) as (steps, statements):
-            REQUESTS[request_](book)
+            REQUESTS[request_](tx)
     finally:
         connection.execute("ROLLBACK")
     print(request_, steps)
@@ -184,11 +184,11 @@ def test_a_request_takes_no_longer_for_what_else_is_pending(connection: sqlite3.
 
 def test_a_marker_takes_steps_for_its_own_directory_alone(connection: sqlite3.Connection) -> None:
     """A thousand shards of a hundred thousand writes; and each of them that goes, once more at the most."""
-    book = Book(connection, PlainPresence())
+    tx = JournalTransaction(connection, PlainPresence())
     connection.execute("BEGIN")
     try:
         with watched(connection) as (steps, statements):
-            book.acknowledge(placed(pending(key("d07/_SUCCESS"), "marker"), SLOT))
+            tx.acknowledge(with_order(pending(key("d07/_SUCCESS"), "marker"), SLOT))
     finally:
         connection.execute("ROLLBACK")
     assert scans(connection, statements) == []
@@ -197,11 +197,11 @@ def test_a_marker_takes_steps_for_its_own_directory_alone(connection: sqlite3.Co
 
 def test_forgetting_takes_so_many_at_once(connection: sqlite3.Connection) -> None:
     """Writers wait meanwhile."""
-    book = Book(connection, PlainPresence())
+    tx = JournalTransaction(connection, PlainPresence())
     connection.execute("BEGIN")
     try:
         with watched(connection) as (steps, _):
-            assert book.forget_ended(NOW + 1e6, 100)
+            assert tx.forget_ended(NOW + 1e6, 100)
     finally:
         connection.execute("ROLLBACK")
     assert steps[0] < 60_000

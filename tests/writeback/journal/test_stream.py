@@ -1,6 +1,6 @@
 """A second copy of a journal is what was streamed, or nothing: no frame is lost, repeated, changed, or of another.
 
-That it says the same after any history: test_book_histories.py.
+That it says the same after any history: test_transaction_histories.py.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from gateway.clock import Moment
 from gateway.errors import BufferDamaged
-from gateway.writeback.journal.book import Book
-from gateway.writeback.journal.records import Asked, Write
+from gateway.writeback.journal.records import CreateAttempt, Write
 from gateway.writeback.journal.schema import prepare
 from gateway.writeback.journal.stream import apply, records
+from gateway.writeback.journal.transaction import JournalTransaction
 from tests.support.journal_rows import said_by
 from tests.support.writeback import PlainPresence, key, part, pending, upload
 
@@ -32,12 +32,12 @@ def new_journal() -> Iterator[sqlite3.Connection]:
 
 def write_some(connection: sqlite3.Connection) -> list[Write]:
     """Objects, an upload with a part, something that was flushed."""
-    book = Book(connection, PlainPresence())
-    made = [book.acknowledge(pending(key(name), name)) for name in ("a", "é", "flushed", "z€")]
-    book.settle(made[2].id, '"e"', 5.0)
-    book.open_upload(upload("node.u", key("open")))
-    book.put_part("node.u", part(3, "part"), 2.0)
-    book.ask(key("asked"), "slot", Asked(0, Moment(1.0)))
+    tx = JournalTransaction(connection, PlainPresence())
+    made = [tx.acknowledge(pending(key(name), name)) for name in ("a", "é", "flushed", "z€")]
+    tx.settle(made[2].id, '"e"', 5.0)
+    tx.open_upload(upload("node.u", key("open")))
+    tx.put_part("node.u", part(3, "part"), 2.0)
+    tx.ask(key("asked"), "slot", CreateAttempt(0, Moment(1.0)))
     return made
 
 
@@ -75,13 +75,13 @@ def test_a_copy_that_has_the_rest_takes_what_is_new() -> None:
     with new_journal() as connection, new_journal() as copy:
         made = write_some(connection)
         apply(copy, records(connection, made[1].sequence))
-        book = Book(copy, PlainPresence())
-        assert [one.key for one in book.waiting(0, 10)] == [key("z€")]
-        assert [one.number for one in book.parts(made[3].id)] == [1]
-        opened = book.upload("node.u")
+        tx = JournalTransaction(copy, PlainPresence())
+        assert [one.key for one in tx.waiting(0, 10)] == [key("z€")]
+        assert [one.number for one in tx.parts(made[3].id)] == [1]
+        opened = tx.upload("node.u")
         assert opened is not None
-        assert [one.number for one in book.parts(opened.id)] == [3]
-        assert [book.knows_file(name) for name in ("a", "z€", "part")] == [False, True, True]
+        assert [one.number for one in tx.parts(opened.id)] == [3]
+        assert [tx.knows_file(name) for name in ("a", "z€", "part")] == [False, True, True]
 
 
 def test_ids_and_sequences_go_on() -> None:
@@ -91,9 +91,9 @@ def test_ids_and_sequences_go_on() -> None:
         apply(copy, records(connection))
         names = []
         for one in (connection, copy):
-            book = Book(one, PlainPresence())
-            written = book.acknowledge(pending(key("next"), "next"))
-            names.append((book.node(), written.id, written.sequence))
+            tx = JournalTransaction(one, PlainPresence())
+            written = tx.acknowledge(pending(key("next"), "next"))
+            names.append((tx.node(), written.id, written.sequence))
         assert names[0] == names[1]
 
 

@@ -1,0 +1,283 @@
+"""CompleteMultipartUpload of an upload that is here (S3 API, "CompleteMultipartUpload").
+
+The parts are an object from the moment of one commit. What has a condition, or parts that only the origin has, is the
+origin's to carry out, so its 200 comes after the origin's: the reconciler does it (writeback/flushing), behind what is
+pending under the key. When the condition does not hold, the upload stays open, as at S3.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from gateway import cancellation
+from gateway.clock import Moment
+from gateway.errors import OriginAnswered, S3Error
+from gateway.objects import ObjectKey
+from gateway.operations.context import RequestContext, Response
+from gateway.operations.payload import receive_document
+from gateway.operations.visibility import changed_by, with_invalidation
+from gateway.operations.writeback.expected_version import current_expected_version, goes_through_unseen
+from gateway.operations.writeback.flush_wait import FlushWait
+from gateway.operations.writeback.parts import check_owner, no_such_upload
+from gateway.operations.writeback.write_back_policy import Reason, has_conditions, is_condition, names_encryption
+from gateway.operations.writeback.write_through import goes_through, with_retries
+from gateway.s3.checksums import PREFIX, composite_checksum, full_object_checksum, upload_checksum_type
+from gateway.s3.error_codes import CODES, s3_error
+from gateway.s3.headers import md5s_etag, unquote
+from gateway.s3.xml import COMPLETE_SIZE_BYTES_MAX, CompletedPart, parse_complete_multipart_upload
+from gateway.s3.xml_writer import document, element
+from gateway.steps import Steps, each, in_steps
+from gateway.writeback.journal.codec import parts_digest
+from gateway.writeback.journal.records import Part, UploadOutcome, Write
+from gateway.writeback.journal.transaction import JournalTransaction
+
+if TYPE_CHECKING:
+    from gateway.writeback.buffer import WritebackBuffer
+
+_XML = ("content-type", "application/xml")
+
+
+async def buffer_complete(context: RequestContext, buffer: WritebackBuffer) -> Response:
+    """Make the parts an object. Asked for once more, it is answered as the first time."""
+    upload_id = context.request.parameter("uploadId") or ""
+    document = await receive_document(context, COMPLETE_SIZE_BYTES_MAX)
+    listed = await in_steps(parse_complete_multipart_upload(document))
+    upload = buffer.look(lambda tx: tx.upload(upload_id))
+    if upload is None or upload.spec.key != context.object_key:
+        return await _completed_before(context, buffer, upload_id, listed)
+    await check_owner(context, upload)
+    stored = dict(await in_steps(each(lambda part: (part.number, part), await buffer.journal.parts(upload.id))))
+    made = await in_steps(complete(upload_id, upload.spec.headers, context.request.headers, stored, listed))
+    completed_of = await in_steps(parts_digest(listed))
+    are_here = all(await in_steps(each(lambda part: part.file.is_here, made.parts)))
+    reason = _why_of_the_origin(context, buffer, upload, are_here=are_here)
+    if reason is not None:
+        goes_through(context, reason)
+        return await _left_to_the_origin(context, buffer, upload, made, completed_of)
+    try:
+        upload = replace(upload, expected=await current_expected_version(context, buffer, upload.expected))
+    except OriginAnswered as refusal:
+        await goes_through_unseen(context, buffer, refusal)
+        return await _left_to_the_origin(context, buffer, upload, made, completed_of)
+    completed = await buffer.complete(_as_write(upload, made, completed_of, context.services.clock.now()))
+    if completed is None and buffer.look(lambda tx: tx.upload(upload_id)) is None:
+        return await _completed_before(context, buffer, upload_id, listed)
+    if completed is None:
+        raise s3_error("ServiceUnavailable", "A part has just been replaced: try again.")
+    return Response(200, [_XML], _result(context.object_key, made), "absorbed")
+
+
+def _why_of_the_origin(
+    context: RequestContext, buffer: WritebackBuffer, upload: Write, *, are_here: bool
+) -> Reason | None:
+    """Why the origin must make the object; None: it need not. What its ETag will be may have turned out another than
+    was foretold since the upload began, unless that said itself how it is to be encrypted."""
+    if has_conditions(context.request.headers):
+        return Reason.CONDITION
+    if not are_here:
+        return Reason.PART
+    capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
+    is_foretold = capabilities is None or capabilities.foretells(of_parts=True) or names_encryption(upload.spec.headers)
+    return None if is_foretold else Reason.BUCKET_ETAGS
+
+
+async def _left_to_the_origin(
+    context: RequestContext, buffer: WritebackBuffer, upload: Write, made: Completion, completed_of: str
+) -> Response:
+    completing = _completed_at_origin(context, buffer, _as_write(upload, made, completed_of, 0.0), made)
+    return await with_retries(with_invalidation(changed_by(context), completing), context.services.clock)
+
+
+async def _completed_at_origin(
+    context: RequestContext, buffer: WritebackBuffer, upload: Write, made: Completion
+) -> Response:
+    ended = await complete_at_origin(context, buffer, upload)
+    await context.services.blocks.invalidate(context.object_key)
+    made = replace(made, etag=ended.etag or made.etag)
+    return Response(200, [_XML], _result(context.object_key, made), "forwarded")
+
+
+def _as_write(upload: Write, made: Completion, completed_of: str, acknowledged_at: float) -> Write:
+    return replace(
+        upload,
+        etag=made.etag,
+        size_bytes=made.size_bytes,
+        parts=made.parts,
+        checksums=made.checksums,
+        acknowledged_at=acknowledged_at,
+        completed_of=completed_of,
+    )
+
+
+async def _completed_before(
+    context: RequestContext, buffer: WritebackBuffer, upload_id: str, listed: list[CompletedPart]
+) -> Response:
+    ended = buffer.look(lambda tx: tx.ended(upload_id))
+    asked = await in_steps(parts_digest(listed))
+    if ended is None or ended.etag is None or ended.key != context.object_key or ended.parts != asked:
+        raise no_such_upload(upload_id)
+    is_composite = any("-" in value for value in ended.checksums.values())
+    checksum_type = ("COMPOSITE" if is_composite else "FULL_OBJECT") if ended.checksums else None
+    made = Completion((), ended.etag, 0, ended.checksums, checksum_type)
+    return Response(200, [_XML], _result(ended.key, made), "absorbed")
+
+
+def _result(key: ObjectKey, made: Completion) -> bytes:
+    fields = element("Location", f"/{key.bucket}/{key.key}") + element("Bucket", key.bucket) + element("Key", key.key)
+    fields += element("ETag", made.etag)
+    fields += "".join(element(f"Checksum{name.upper()}", value) for name, value in made.checksums.items())
+    if made.checksum_type is not None:
+        fields += element("ChecksumType", made.checksum_type)
+    return document("CompleteMultipartUploadResult", fields)
+
+
+# At the origin
+
+PATIENCE_SECONDS = 1800.0
+"""An origin may work for minutes at a large object, and parts may have to be sent first."""
+
+_LOOK_SECONDS = 0.02
+
+
+async def complete_at_origin(context: RequestContext, buffer: WritebackBuffer, made: Write) -> UploadOutcome:
+    """How it has ended, when the origin has made the object; S3Error with its code when it has not."""
+    await FlushWait(context, buffer).for_keys([context.object_key])
+    clock, token, upload_id = context.services.clock, secrets.token_hex(8), made.upload_id or ""
+    conditions = {name: value for name, value in context.request.headers.items() if is_condition(name)}
+    asked = replace(made, conditions=conditions, asked_as=token, touched=Moment.of(clock))
+    if not await buffer.complete_at_origin(asked):
+        raise s3_error(
+            "ServiceUnavailable",
+            "A part has just been replaced, or the upload has ended, or is just being completed: try again.",
+        )
+    deadline = clock.monotonic() + PATIENCE_SECONDS
+    while clock.monotonic() < deadline:
+        ended = buffer.look(lambda tx: _outcome(tx, context.object_key, upload_id, token))
+        if ended is not None:
+            return ended
+        with cancellation.turn():
+            await clock.sleep(_LOOK_SECONDS)
+    raise s3_error("ServiceUnavailable", "The origin has not done it in time: try again.")
+
+
+def _outcome(tx: JournalTransaction, key: ObjectKey, upload_id: str, token: str) -> UploadOutcome | None:
+    """None: there is none yet."""
+    upload = tx.upload(upload_id)
+    if upload is None:
+        ended = tx.ended(upload_id)
+        if ended is None or ended.etag is None:
+            raise _aborted(tx, key, upload_id)
+        return ended
+    if upload.asked_as != token:
+        raise s3_error("ServiceUnavailable", "The upload is being completed in another way: try again.")
+    if upload.answer is not None:
+        raise _error(upload.answer)
+    return None
+
+
+def _aborted(tx: JournalTransaction, key: ObjectKey, upload_id: str) -> S3Error:
+    """Before anybody has heard how it ended: the origin has not done it, or nobody knows
+    (`JournalTransaction.abort`)."""
+    own = tx.last_own_write(key)
+    return no_such_upload(upload_id) if own is None or own.known else s3_error("OutcomeUnknown")
+
+
+def _error(code: str) -> S3Error:
+    if code in CODES:
+        return s3_error(code)
+    return s3_error("ServiceUnavailable", f"The origin has not done it: {code}")
+
+
+# What the parts make, in S3's order of checks. Pure
+
+PART_SIZE_BYTES_MIN = 5 * 1024**2
+"""Of every part but the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The object that the parts make. `checksums`: algorithm → value, as far as the parts' own tell it."""
+
+    parts: Sequence[Part]
+    etag: str
+    size_bytes: int
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    checksum_type: str | None = None
+
+
+def complete(
+    upload_id: str,
+    create: Mapping[str, str],
+    request: Mapping[str, str],
+    stored: Mapping[int, Part],
+    listed: Sequence[CompletedPart],
+) -> Steps[Completion]:
+    """`create` and `request` are the headers of Create and of Complete; `listed` is in ascending order.
+
+    Raises S3Error InvalidPart, EntityTooSmall, InvalidPartOrder, InvalidRequest, BadDigest.
+    """
+    chosen = yield from each(lambda one: _part(upload_id, stored, one), listed)
+    yield from each(_check_size, chosen[:-1])
+    size_bytes = sum((yield from each(lambda part: part.file.size_bytes, chosen)))
+    declared = request.get("x-amz-mp-object-size")
+    if declared is not None and declared != str(size_bytes):
+        raise s3_error("InvalidRequest", "The provided x-amz-mp-object-size does not match the size of the object.")
+    checksums, checksum_type = yield from _checksums(create, chosen)
+    _check_digest(request, checksums)
+    etag = md5s_etag((yield from each(lambda part: part.file.md5, chosen)))
+    return Completion(chosen, etag, size_bytes, checksums, checksum_type)
+
+
+def _part(upload_id: str, stored: Mapping[int, Part], listed: CompletedPart) -> Part:
+    part = stored.get(listed.number)
+    if part is None or unquote(part.file.etag) != unquote(listed.etag) or not _checksums_fit(part, listed):
+        raise s3_error("InvalidPart", UploadId=upload_id, PartNumber=str(listed.number), ETag=unquote(listed.etag))
+    return part
+
+
+def _checksums_fit(part: Part, listed: CompletedPart) -> bool:
+    return all(part.checksums.get(name, value) == value for name, value in listed.checksums.items())
+
+
+def _check_size(part: Part) -> None:
+    if part.file.size_bytes < PART_SIZE_BYTES_MIN:
+        raise s3_error(
+            "EntityTooSmall",
+            ProposedSize=str(part.file.size_bytes),
+            MinSizeAllowed=str(PART_SIZE_BYTES_MIN),
+            PartNumber=str(part.number),
+            ETag=unquote(part.file.etag),
+        )
+
+
+def _checksums(create: Mapping[str, str], chosen: Sequence[Part]) -> Steps[tuple[dict[str, str], str | None]]:
+    declared = create.get("x-amz-checksum-algorithm")
+    if declared is None:
+        return {}, None
+    algorithm, checksum_type = upload_checksum_type(declared, create.get("x-amz-checksum-type"))
+    own = yield from each(lambda part: part.checksums.get(algorithm), chosen)
+    known = list(filter(None, own))
+    # They are in ascending order.
+    if len(known) == len(own) and (chosen[0].number, chosen[-1].number) != (1, len(chosen)):
+        raise s3_error("InvalidPartOrder", "With a checksum for each part, part numbers must be consecutive from 1.")
+    if checksum_type == "COMPOSITE":
+        if len(known) < len(own):
+            raise s3_error(
+                "InvalidRequest",
+                f"The upload was created using a {algorithm} checksum. The complete request must include the checksum "
+                "for each part.",
+            )
+        return {algorithm: (yield from composite_checksum(algorithm, known))}, checksum_type
+    if len(known) < len(own):
+        return {}, None  # the origin computes it from the bytes
+    sized = yield from each(lambda part: (part.checksums[algorithm], part.file.size_bytes), chosen)
+    return {algorithm: (yield from full_object_checksum(algorithm, sized))}, checksum_type
+
+
+def _check_digest(request: Mapping[str, str], checksums: Mapping[str, str]) -> None:
+    for algorithm, value in checksums.items():
+        if request.get(PREFIX + algorithm, value) != value:
+            raise s3_error("BadDigest", f"The {algorithm} you specified did not match the calculated checksum.")

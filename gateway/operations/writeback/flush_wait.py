@@ -1,0 +1,97 @@
+"""Waiting until the origin has what this node has acknowledged: for requests that only the origin can answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from gateway import cancellation
+from gateway.errors import BufferUnavailable, S3Error
+from gateway.metadata.listing.pages import END, key_successor, prefix_end
+from gateway.objects import ObjectKey
+from gateway.operations.context import RequestContext
+from gateway.s3.error_codes import s3_error
+from gateway.s3.requests import Operation
+from gateway.writeback.journal.records import State
+from gateway.writeback.order import key_prefix_before
+
+if TYPE_CHECKING:
+    from gateway.writeback.buffer import WritebackBuffer
+
+PATIENCE_SECONDS = 20.0
+"""Clients give up after some 60 seconds; a 503 before that has them try again."""
+
+_LOOK_SECONDS = 0.01
+_PATIENT_LOOKS = 2
+"""After so many it is asked for: there is much before it."""
+
+_KEYS_AT_A_LOOK = 100
+
+
+class FlushWait:
+    """One request's wait for the origin to have what this node has acknowledged, of PATIENCE_SECONDS in all.
+
+    Each method returns when the origin has what was pending when it was called. S3Error ServiceUnavailable (503) when
+    that takes too long, OperationAborted (409) where a conflict is in its way.
+    """
+
+    def __init__(self, context: RequestContext, buffer: WritebackBuffer) -> None:
+        self._context = context
+        self._buffer = buffer
+        self._clock = context.services.clock
+        self._deadline = self._clock.monotonic() + PATIENCE_SECONDS
+        self._waited: list[str] = []
+        """Prefixes under which all has been flushed that was acknowledged before: slots' own, or a marker's."""
+
+    async def for_keys(self, keys: Iterable[ObjectKey]) -> None:
+        """Of what is pending under these keys."""
+        pending = [(key, found.sequence) for key in keys if (found := self._buffer.pending(key)) is not None]
+        for key, sequence in pending:
+            await self.for_write(key, sequence)
+
+    async def for_prefix(self, bucket: str, prefix: str = "") -> None:
+        """Of all that is pending in a bucket under a prefix."""
+        newest = self._buffer.look(lambda tx: tx.newest())
+        start = prefix.encode()
+        stop = prefix_end(start) if start else END
+        while found := self._buffer.look(lambda tx: tx.listing(bucket, start, stop, _KEYS_AT_A_LOOK)):  # noqa: B023
+            for one in found:
+                await self.for_write(one.key, min(one.sequence, newest))
+            start = key_successor(found[-1].key.key.encode())
+
+    async def for_turn(self, key: ObjectKey) -> None:
+        """Of what a write of a key has to come after where it goes past the buffer: what is pending under the key and,
+        of a marker, under its directory, in a strict slot under its prefix (writeback/order.py)."""
+        slot = self._context.services.slots.find(key.bucket, key.key)
+        prefix = key_prefix_before(key.key, slot)
+        is_deletion = self._context.request.operation in (Operation.DELETE_OBJECT, Operation.DELETE_OBJECTS)
+        is_in_turn = slot.write == "back" and (slot.order == "strict" or not is_deletion)
+        if is_in_turn and prefix is not None and prefix not in self._waited:
+            await self.for_prefix(key.bucket, prefix)
+            self._waited.append(prefix)
+        await self.for_keys([key])
+
+    async def for_write(self, key: ObjectKey, sequence: int) -> None:
+        """Of what was acknowledged under a key as `sequence`, and before it."""
+        looks = 0
+        while (first := self._buffer.look(lambda tx: tx.earliest(key))) is not None and first.sequence <= sequence:
+            if first.state is State.CONFLICT:
+                raise conflict(key)
+            if self._clock.monotonic() >= self._deadline:
+                raise s3_error("ServiceUnavailable", f"{key} is not at the origin yet: try again.")
+            if looks == _PATIENT_LOOKS:
+                with suppress(BufferUnavailable):  # it comes in its turn, then
+                    await self._buffer.prioritise(key)
+            looks += 1
+            with cancellation.turn():
+                await self._clock.sleep(_LOOK_SECONDS)
+
+
+def conflict(key: ObjectKey) -> S3Error:
+    """409: somebody must decide first."""
+    return s3_error(
+        "OperationAborted",
+        f"{key} was changed at the origin while a write of this node was on its way: somebody must decide which is to "
+        "stay, before the origin can answer for it.",
+    )

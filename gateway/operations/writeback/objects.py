@@ -1,0 +1,146 @@
+"""PutObject in a slot with `write = "back"`, and which writes may be acknowledged before the origin has seen them.
+
+may its answer be foretold? is there room for it? → body verified, staged, synced, while the origin says what it has
+under the key → journal → 200
+
+Whatever only the origin can judge goes through: conditions, customer keys, owners and payers, rights, and headers that
+are not known to be accepted. A body whose digest the client announced is verified here either way.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gateway.errors import BufferUnavailable, OriginAnswered
+from gateway.operations.context import RequestContext, Response
+from gateway.operations.passthrough import forward_write
+from gateway.operations.payload import Payload, receive_payload
+from gateway.operations.writeback.bodies import apply_backpressure, room_for_body, stage_body
+from gateway.operations.writeback.expected_version import (
+    ExpectedVersionQuery,
+    absent_key,
+    expected_version,
+    goes_through_unseen,
+)
+from gateway.operations.writeback.flush_wait import FlushWait
+from gateway.operations.writeback.write_back_policy import (
+    Reason,
+    check_stored,
+    fixed_headers,
+    is_foreseen,
+    makes_md5_etags,
+    why_of_bucket,
+    why_of_headers,
+)
+from gateway.operations.writeback.write_through import goes_through, written_through
+from gateway.s3.checksums import PREFIX
+from gateway.s3.headers import filter_request_headers, unquote
+from gateway.writeback.bounds.bounds import Bound
+from gateway.writeback.journal.records import BucketCapabilities, Part, Write, WriteSpec
+
+if TYPE_CHECKING:
+    from gateway.writeback.buffer import WritebackBuffer
+    from gateway.writeback.journal.transaction import JournalTransaction
+
+LEARNED_AGAIN_SECONDS = 600.0
+"""After so long a bucket whose writes are not absorbed is looked at again: rights and encryption can be changed."""
+
+
+async def buffer_put(context: RequestContext, buffer: WritebackBuffer) -> Response:
+    """Acknowledge an object on this node's disk, or write it through where its answer cannot be foretold."""
+    capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
+    reason = why_of_headers(context.request.headers, is_foreseen)
+    if reason is not None:
+        return await _through(context, buffer, reason)
+    reason = why_of_bucket(capabilities)
+    if reason is not None:
+        learns = capabilities is None or _is_old(context, capabilities)
+        return await (_through_and_learn if learns else _through)(context, buffer, reason)
+    check_stored(context.request.headers)
+    async with room_for_body(context, buffer, context.slot.name) as bound:
+        if bound is None:
+            reply = await _absorb(context, buffer)
+    if bound is None:
+        await apply_backpressure(context, buffer, context.slot.name)
+        return reply
+    return await _through(context, buffer, bound)
+
+
+def _is_old(context: RequestContext, capabilities: BucketCapabilities) -> bool:
+    return not 0 <= context.services.clock.now() - capabilities.learned_at < LEARNED_AGAIN_SECONDS
+
+
+async def _absorb(context: RequestContext, buffer: WritebackBuffer) -> Response:
+    async with aclosing(ExpectedVersionQuery(context)) as question:
+        staged = await stage_body(context, buffer, context.slot.name, 1)
+        part = staged.part
+        try:
+            expected = await expected_version(context, buffer, question)
+        except OriginAnswered as refusal:
+            try:
+                await goes_through_unseen(context, buffer, refusal)
+                return await _send_staged(context, buffer, part)
+            finally:
+                await buffer.give_up(part)
+        except BaseException:
+            await buffer.give_up(part)
+            raise
+    spec = WriteSpec(
+        context.object_key, fixed_headers(filter_request_headers(context.request.headers)), context.slot.name
+    )
+    pending = Write(
+        spec,
+        expected,
+        question.nothing.asked_at,
+        etag=part.file.etag,
+        size_bytes=part.file.size_bytes,
+        parts=(part,),
+        checksums=part.checksums,
+        acknowledged_at=part.stored_at,
+    )
+    await buffer.acknowledge(pending)
+    return Response(200, staged.answer_headers, b"", "absorbed")
+
+
+async def _send_staged(context: RequestContext, buffer: WritebackBuffer, part: Part) -> Response:
+    checksums = {PREFIX + name: value for name, value in part.checksums.items()}
+    payload = Payload(await buffer.body(part), checksums)
+    await FlushWait(context, buffer).for_turn(context.object_key)
+    return await written_through(context, buffer, forward_write(context, payload))
+
+
+async def _through(context: RequestContext, buffer: WritebackBuffer, reason: Reason | Bound) -> Response:
+    goes_through(context, reason)
+    await FlushWait(context, buffer).for_turn(context.object_key)
+    return await written_through(context, buffer, forward_write(context))
+
+
+async def _through_and_learn(context: RequestContext, buffer: WritebackBuffer, reason: Reason) -> Response:
+    """The first write to a bucket tells what its ETags are, and whether the gateway may know what it has under a key.
+
+    Where the origin does not say the latter, the next write asks again. It is asked where it has nothing: what is there
+    it may show to somebody who is not to know what is not.
+    """
+    async with aclosing(ExpectedVersionQuery(context, absent_key(context))) as question:
+        goes_through(context, reason)
+        await FlushWait(context, buffer).for_turn(context.object_key)
+        payload = await receive_payload(context, with_md5=True)
+        reply = await written_through(context, buffer, forward_write(context, payload))
+        try:
+            may_look, is_certain = True, (await question.answer()).known
+        except OriginAnswered:
+            may_look, is_certain = False, True
+    if reply.status == 200 and is_certain:
+        headers = dict(reply.headers)
+        is_md5 = payload.md5 is not None and unquote(headers.get("etag", "")) == payload.md5().hex()
+        told = BucketCapabilities(is_md5 and makes_md5_etags(headers), may_look, context.services.clock.now())
+
+        def learn(tx: JournalTransaction) -> None:
+            known = tx.capabilities(context.object_key.bucket) or told
+            tx.learn(context.object_key.bucket, replace(told, multipart_etags=known.multipart_etags))
+
+        with suppress(BufferUnavailable):  # the origin has the object: then the next write tells of the bucket
+            await buffer.journal.change(learn)
+    return reply

@@ -1,0 +1,188 @@
+"""UploadPart of an upload that is here, and what its requests say of it.
+
+is there room for it? → body verified, staged, synced → journal → 200
+
+Where there is none it goes straight to the origin's own upload: so an upload may be larger than the whole buffer. The
+journal notes what the origin has; Complete is carried out there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gateway.errors import OriginUnreachable, S3Error
+from gateway.operations.context import RequestContext, Response
+from gateway.operations.passthrough import onward_request
+from gateway.operations.payload import Payload, announced_bytes, receive_payload
+from gateway.operations.writeback.bodies import apply_backpressure, room_for_body, slow_down, stage_body
+from gateway.operations.writeback.write_through import goes_through
+from gateway.origin.client import OriginRequest, OriginResponse, StreamedBody
+from gateway.s3.checksums import ALGORITHMS, PREFIX, upload_checksum_type
+from gateway.s3.error_codes import s3_error
+from gateway.s3.headers import filter_response_headers, is_md5_etag, unquote, without
+from gateway.s3.requests import part_number
+from gateway.s3.xml import error_code_of
+from gateway.writeback.bounds.bounds import Bound
+from gateway.writeback.files.staged_file import StagedFile
+from gateway.writeback.journal.records import Part, Write
+
+if TYPE_CHECKING:
+    from gateway.writeback.buffer import WritebackBuffer
+
+ANSWER_SIZE_BYTES_MAX = 64 * 1024
+
+
+async def buffer_part(context: RequestContext, buffer: WritebackBuffer) -> Response:
+    """Keep a part on this node's disk; where there is no room for it, only its place in the journal."""
+    found = upload_of(context, buffer)
+    number = number_of_part(context)
+    check_algorithm(context, found)
+    await check_owner(context, found)
+    slot = found.spec.slot
+    async with room_for_body(context, buffer, slot) as bound:
+        if bound is None:
+            staged = await stage_body(context, buffer, slot, number)
+            await store_part(buffer, found, staged.part)
+    if bound is not None:
+        return await _send_through(context, buffer, _Through(found, number, bound))
+    await apply_backpressure(context, buffer, slot)
+    return Response(200, staged.answer_headers, b"", "absorbed")
+
+
+async def store_part(buffer: WritebackBuffer, upload: Write, part: Part) -> None:
+    """Write a part down; S3Error NoSuchUpload, and its file is gone, where there is no such upload any more."""
+    if not await buffer.put_part(upload.upload_id or "", part):
+        raise no_such_upload(upload.upload_id or "")
+
+
+# Past the buffer
+
+
+@dataclass(frozen=True, slots=True)
+class _Through:
+    """A part that is to be sent on, because of a bound."""
+
+    upload: Write
+    number: int
+    bound: Bound
+
+
+async def _send_through(context: RequestContext, buffer: WritebackBuffer, sending: _Through) -> Response:
+    """Send it on, and note it; the origin's own answer where it refuses. S3Error SlowDown where that cannot be now."""
+    upload = sending.upload
+    if upload.origin_upload_id is None or may_be_on_its_way(buffer, upload, sending.number):
+        raise slow_down(context, buffer, upload.spec.slot, sending.bound)
+    size_bytes = announced_bytes(context)
+    payload = await receive_payload(context)
+    query = [("partNumber", str(sending.number)), ("uploadId", upload.origin_upload_id)]
+    try:
+        response = await context.services.origin.send(onward_request(context, payload, query=query))
+    except OriginUnreachable as error:
+        raise slow_down(context, buffer, upload.spec.slot, sending.bound) from error
+    async with response:
+        answer = await response.read(ANSWER_SIZE_BYTES_MAX)
+    headers = without(filter_response_headers(response.headers), "content-length")
+    if error_code_of(answer) == "NoSuchUpload":  # the origin has given it up; what is here may begin another
+        raise slow_down(context, buffer, upload.spec.slot, sending.bound)
+    goes_through(context, sending.bound)
+    if response.status != 200:
+        return Response(response.status, headers, answer, "forwarded")
+    file = StagedFile("", size_bytes, _md5(response))
+    now = context.services.clock.now()
+    await store_part(buffer, upload, Part(sending.number, file, now, _checksums(context, payload), file.etag))
+    return Response(200, headers, b"", "forwarded")
+
+
+def may_be_on_its_way(buffer: WritebackBuffer, upload: Write, number: int) -> bool:
+    """Whether a part of this number is here that the origin may just be getting: which came last nobody could say."""
+    found = buffer.look(lambda tx: tx.part(upload.id, number))
+    return found is not None and found.file.is_here and found.origin_etag is None
+
+
+def _md5(response: OriginResponse) -> bytes:
+    """What the origin has got. S3Error where its ETag is no MD5, by which alone Complete could know the part again."""
+    etag = response.headers.get("etag", "")
+    if not is_md5_etag(etag):
+        raise s3_error("ServiceUnavailable", "The origin's ETag of the part is not an MD5: try again.")
+    return bytes.fromhex(unquote(etag))
+
+
+def _checksums(context: RequestContext, payload: Payload) -> dict[str, str]:
+    """Those that the part came with, algorithm → value; the body has passed."""
+    sums = {**context.request.headers, **payload.headers}
+    body = payload.body
+    if isinstance(body, StreamedBody) and body.trailer_name is not None and body.trailer_value is not None:
+        sums[body.trailer_name] = body.trailer_value()
+    return {name: sums[PREFIX + name] for name in ALGORITHMS if PREFIX + name in sums}
+
+
+# What a request says of its upload: S3Error as S3 says it
+
+_OWNER = "x-amz-expected-bucket-owner"
+
+
+def upload_of(context: RequestContext, buffer: WritebackBuffer) -> Write:
+    """The upload; NoSuchUpload for one that has ended, or is of another key."""
+    upload_id = context.request.parameter("uploadId") or ""
+    upload = buffer.look(lambda tx: tx.upload(upload_id))
+    if upload is None or upload.spec.key != context.object_key:
+        raise no_such_upload(upload_id)
+    return upload
+
+
+def is_known(context: RequestContext, buffer: WritebackBuffer) -> bool:
+    """Whether the request's upload is open here, or has ended here."""
+    upload_id = context.request.parameter("uploadId") or ""
+    return buffer.look(lambda tx: tx.upload(upload_id) is not None or tx.ended(upload_id) is not None)
+
+
+async def check_owner(context: RequestContext, upload: Write) -> None:
+    """S3Error AccessDenied where the request names another owner of the bucket than it has.
+
+    The origin is asked, unless it has begun the upload for the same. OriginUnreachable.
+    """
+    owner = context.request.headers.get(_OWNER)
+    if owner is None or owner == upload.spec.headers.get(_OWNER):
+        return
+    bucket = upload.spec.key.bucket
+    request = OriginRequest("HEAD", bucket, None, headers={_OWNER: owner}, slot=context.slot.name)
+    async with await context.services.origin.send(request) as response:
+        if response.status != 200:
+            raise s3_error("AccessDenied" if response.status == 403 else "ServiceUnavailable")
+
+
+def number_of_part(context: RequestContext) -> int:
+    """Of UploadPart and UploadPartCopy."""
+    return part_number("partNumber", context.request.parameter("partNumber") or "")
+
+
+def number_of(context: RequestContext, name: str, default: int) -> int:
+    """A parameter that is a number; `default` where it is not given."""
+    text = context.request.parameter(name)
+    if not text:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise s3_error("InvalidArgument", f"{name} must be a number.", ArgumentName=name, ArgumentValue=text)
+    return int(text)
+
+
+def check_algorithm(context: RequestContext, upload: Write) -> None:
+    """A part brings the checksum that Create has announced, or none."""
+    declared = upload.spec.headers.get("x-amz-checksum-algorithm")
+    if declared is None:
+        return
+    algorithm, _ = upload_checksum_type(declared, upload.spec.headers.get("x-amz-checksum-type"))
+    headers = context.request.headers
+    brought = {name for name in (*headers, *headers.get("x-amz-trailer", "").split(",")) if _is_checksum(name.strip())}
+    if any(name.strip() != f"x-amz-checksum-{algorithm}" for name in brought):
+        raise s3_error("InvalidRequest", f"Checksum Type mismatch occurred, expected checksum Type: {algorithm}.")
+
+
+def _is_checksum(name: str) -> bool:
+    return name.startswith("x-amz-checksum-") and name not in ("x-amz-checksum-algorithm", "x-amz-checksum-type")
+
+
+def no_such_upload(upload_id: str) -> S3Error:
+    """404, as for one that never was."""
+    return s3_error("NoSuchUpload", UploadId=upload_id)

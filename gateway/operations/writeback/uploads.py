@@ -1,0 +1,258 @@
+"""Multipart uploads in a slot with `write = "back"`: they begin, are looked at, and are given up.
+
+    Create → written down that the origin is asked → asked, for what lies under the key, too → the upload is open here,
+             with an upload id of our own → 200; where the origin is away and its bucket known, it is begun here alone
+    UploadPart, UploadPartCopy → parts.py, copies.py
+    Complete → completing.py
+    Abort, ListParts → from the journal
+
+Uploads that the journal does not know were begun at the origin before: they are its own, and go through.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gateway import cancellation
+from gateway.errors import BufferUnavailable, OriginAnswered, OriginUnreachable
+from gateway.operations.context import RequestContext, Response
+from gateway.operations.passthrough import onward_request
+from gateway.operations.payload import receive_payload
+from gateway.operations.writeback.bodies import leaves_to_the_origin
+from gateway.operations.writeback.expected_version import ExpectedVersionQuery, is_for_want_of_rights
+from gateway.operations.writeback.flush_wait import PATIENCE_SECONDS
+from gateway.operations.writeback.parts import check_owner, no_such_upload, number_of, upload_of
+from gateway.operations.writeback.write_back_policy import (
+    check_stored,
+    created_headers,
+    makes_md5_etags,
+    may_begin_without_origin,
+    names_encryption,
+    tells_encryption,
+    why_of_bucket,
+)
+from gateway.operations.writeback.write_through import goes_through
+from gateway.origin.retry import may_be_done
+from gateway.s3.error_codes import s3_error
+from gateway.s3.headers import filter_request_headers, filter_response_headers, format_iso_date, without
+from gateway.s3.xml import text_of
+from gateway.s3.xml_writer import document, element
+from gateway.steps import Steps, each, in_steps
+from gateway.writeback.flushing.in_doubt import CreateInDoubt, in_doubt
+from gateway.writeback.journal.records import BucketCapabilities, ExpectedVersion, Part, Write, WriteSpec
+
+if TYPE_CHECKING:
+    from gateway.writeback.buffer import WritebackBuffer
+    from gateway.writeback.journal.transaction import JournalTransaction
+
+ANSWER_SIZE_BYTES_MAX = 64 * 1024
+
+_DOWN = frozenset({500, 502, 503, 504})
+"""What an origin answers that cannot do its work now (docs/semantics.md, clause 4.8). A 501 is a refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The origin's to Create, and what it has under the key. No `origin_upload_id`: it has begun nothing.
+
+    `profile` is that of the bucket, or, where `is_of_bucket` is false, of this upload alone. That its ETags are MD5s is
+    a guess, for the answer shows none: a good one where it tells the encryption (`tells_encryption`). An object that is
+    there does not tell whether the gateway may know where none is (`tells_rights`).
+    """
+
+    status: int
+    headers: Sequence[tuple[str, str]]
+    body: bytes
+    origin_upload_id: str | None
+    capabilities: BucketCapabilities
+    is_of_bucket: bool
+    tells_encryption: bool
+    tells_rights: bool
+    expected: ExpectedVersion
+
+    def learn(self, tx: JournalTransaction, bucket: str) -> None:
+        """What it says of the bucket. ETags that were seen to be no MD5s stay so: the next PutObject shows one."""
+        known, told = tx.capabilities(bucket), self.capabilities
+        if self.origin_upload_id is None or not self.is_of_bucket or (known is None and not self.tells_rights):
+            return
+        if known is not None:
+            told = replace(told, multipart_etags=known.multipart_etags)
+        if known is not None and not self.tells_rights:
+            told = replace(told, may_look=known.may_look)
+        if known is not None and not known.md5_etags:
+            learned_at = 0.0 if self.tells_encryption and told.md5_etags else known.learned_at
+            told = replace(told, md5_etags=False, learned_at=learned_at)
+        tx.learn(bucket, told)
+
+    def forwarded(self) -> Response:
+        return Response(self.status, self.headers, self.body, "forwarded")
+
+
+async def buffer_create(context: RequestContext, buffer: WritebackBuffer) -> Response:
+    """Begin an upload at the origin, and here."""
+    check_stored(context.request.headers)
+    capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
+    reason = why_of_bucket(capabilities, of_parts=True)
+    if capabilities is not None and reason is not None:
+        goes_through(context, reason)
+        return await _created_through(context, buffer)
+    if leaves_to_the_origin(context, buffer, takes_room=True):
+        return await _created_through(context, buffer)
+    async with in_doubt(buffer.journal, context.object_key, context.slot.name, context.services.clock) as question:
+        return await _created(context, buffer, capabilities, question)
+
+
+async def _created_through(context: RequestContext, buffer: WritebackBuffer) -> Response:
+    """Where writes are not absorbed the upload is the client's own: nobody here may look for it. Perhaps the next."""
+    answer = await _ask(context)
+    with suppress(BufferUnavailable):  # the origin has begun it: then the next write tells of the bucket
+        await buffer.journal.change(lambda tx: answer.learn(tx, context.object_key.bucket))
+    return answer.forwarded()
+
+
+async def _created(
+    context: RequestContext, buffer: WritebackBuffer, capabilities: BucketCapabilities | None, question: CreateInDoubt
+) -> Response:
+    may_go_on = capabilities is not None and may_begin_without_origin(context.request)
+    try:
+        answer = await _ask(context)
+    except OriginUnreachable:
+        if not may_go_on:
+            raise
+        return await _begun_here(context, buffer)
+    if answer.origin_upload_id is None:
+        question.is_refused = not may_be_done(answer.status)
+        return await _begun_here(context, buffer) if may_go_on and answer.status in _DOWN else answer.forwarded()
+    upload = _upload(context, buffer, answer.expected, answer.origin_upload_id)
+    await buffer.journal.change(lambda tx: _open(tx, answer, upload, question))
+    question.is_over = True
+    reason = why_of_bucket(answer.capabilities, of_parts=True)
+    if reason is not None:
+        goes_through(context, reason)
+        return answer.forwarded()
+    return Response(200, answer.headers, _initiated(upload), "absorbed")
+
+
+async def _begun_here(context: RequestContext, buffer: WritebackBuffer) -> Response:
+    """The origin is away, or says so. Whether it has begun one all the same is found out."""
+    upload = _upload(context, buffer, ExpectedVersion.unknown(context.services.clock), None)
+    await buffer.journal.change(lambda tx: tx.open_upload(upload))
+    return Response(200, [("content-type", "application/xml")], _initiated(upload), "absorbed")
+
+
+def _open(tx: JournalTransaction, answer: _Answer, upload: Write, question: CreateInDoubt) -> None:
+    answer.learn(tx, upload.key.bucket)
+    if why_of_bucket(answer.capabilities, of_parts=True) is None:
+        tx.open_upload(upload, question.id)
+    else:
+        tx.forget(question.id)
+
+
+async def _ask(context: RequestContext) -> _Answer:
+    async with aclosing(ExpectedVersionQuery(context)) as question:
+        payload = await receive_payload(context)
+        request = onward_request(context, payload)
+        async with await context.services.origin.send(request) as response:
+            body = await response.read(ANSWER_SIZE_BYTES_MAX)
+        headers = without(filter_response_headers(response.headers), "content-length")
+        origin_upload_id = text_of(body, "UploadId") if response.status == 200 else None
+        expected, may_look = ExpectedVersion(), False
+        tells_rights = False
+        if origin_upload_id is not None:
+            try:
+                expected, may_look = await question.answer(), True
+                tells_rights = expected.is_nothing
+            except OriginAnswered as refusal:
+                tells_rights = is_for_want_of_rights(refusal)
+    asked = context.request.headers
+    md5_etags = makes_md5_etags({**asked, **response.headers})
+    capabilities = BucketCapabilities(md5_etags, may_look, context.services.clock.now())
+    is_of_bucket, tells = not names_encryption(asked), tells_encryption(response.headers)
+    return _Answer(
+        response.status, headers, body, origin_upload_id, capabilities, is_of_bucket, tells, tells_rights, expected
+    )
+
+
+def _upload(
+    context: RequestContext, buffer: WritebackBuffer, expected: ExpectedVersion, origin_upload_id: str | None
+) -> Write:
+    spec = WriteSpec(
+        context.object_key, created_headers(filter_request_headers(context.request.headers)), context.slot.name
+    )
+    return Write(
+        spec,
+        expected,
+        context.services.clock.now(),
+        upload_id=f"{buffer.node_id}-{secrets.token_urlsafe(32)}",
+        origin_upload_id=origin_upload_id,
+    )
+
+
+def _initiated(upload: Write) -> bytes:
+    key = upload.spec.key
+    fields = element("Bucket", key.bucket) + element("Key", key.key) + element("UploadId", upload.upload_id or "")
+    return document("InitiateMultipartUploadResult", fields)
+
+
+# Those that are open
+
+LISTED_PARTS_MAX = 1000
+
+_LOOK_SECONDS = 0.02
+
+_XML = ("content-type", "application/xml")
+
+
+async def buffer_abort(context: RequestContext, buffer: WritebackBuffer) -> Response:
+    """Throw an upload away, here at once and at the origin soon; what the origin is just completing when that is over,
+    if it comes to nothing. S3Error ServiceUnavailable where that takes too long."""
+    found = upload_of(context, buffer)
+    await check_owner(context, found)
+    clock = context.services.clock
+    deadline = clock.monotonic() + PATIENCE_SECONDS
+    while not await buffer.abort(found.upload_id or ""):
+        while buffer.look(lambda tx: _is_being_completed(tx, found)):
+            if clock.monotonic() >= deadline:
+                raise s3_error("ServiceUnavailable", "The upload is just being completed: try again.")
+            with cancellation.turn():
+                await clock.sleep(_LOOK_SECONDS)
+        if buffer.look(lambda tx: tx.upload(found.upload_id or "")) is None:
+            raise no_such_upload(found.upload_id or "")
+    return Response(204, cache="absorbed")
+
+
+def _is_being_completed(tx: JournalTransaction, upload: Write) -> bool:
+    now = tx.upload(upload.upload_id or "")
+    return now is not None and tx.is_being_completed(now)
+
+
+async def list_buffered_parts(context: RequestContext, buffer: WritebackBuffer) -> Response:
+    """ListParts of an upload that is here."""
+    found = upload_of(context, buffer)
+    await check_owner(context, found)
+    maximum = min(number_of(context, "max-parts", LISTED_PARTS_MAX), LISTED_PARTS_MAX)
+    marker = number_of(context, "part-number-marker", 0)
+    parts = await buffer.journal.parts(found.id, marker, maximum + 1)
+    listing = await in_steps(_listing(found, parts[:maximum], marker, maximum, len(parts) > maximum))
+    return Response(200, [_XML], listing, "absorbed")
+
+
+def _listing(upload: Write, parts: list[Part], marker: int, maximum: int, truncated: bool) -> Steps[bytes]:
+    key = upload.spec.key
+    fields = element("Bucket", key.bucket) + element("Key", key.key) + element("UploadId", upload.upload_id or "")
+    fields += element("StorageClass", upload.spec.headers.get("x-amz-storage-class", "STANDARD"))
+    fields += element("PartNumberMarker", str(marker))
+    fields += element("NextPartNumberMarker", str(parts[-1].number if parts else 0))
+    fields += element("MaxParts", str(maximum)) + element("IsTruncated", "true" if truncated else "false")
+    return document("ListPartsResult", fields + "".join((yield from each(_listed, parts))))
+
+
+def _listed(part: Part) -> str:
+    fields = element("PartNumber", str(part.number)) + element("LastModified", format_iso_date(part.stored_at))
+    fields += element("ETag", part.file.etag) + element("Size", str(part.file.size_bytes))
+    fields += "".join(element(f"Checksum{name.upper()}", value) for name, value in part.checksums.items())
+    return f"<Part>{fields}</Part>"

@@ -1,0 +1,231 @@
+"""Which writes may be acknowledged before the origin has seen them, and what of their headers is kept for the flush.
+
+Whatever only the origin can judge goes through: conditions, customer keys, owners and payers, rights, and headers that
+are not known to be accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from gateway.operations.context import RequestContext
+from gateway.operations.read_object import judged_by_the_origin
+from gateway.s3.checksums import ALGORITHMS, PREFIX
+from gateway.s3.error_codes import s3_error
+from gateway.s3.headers import etag_matches, sendable
+from gateway.s3.requests import S3Request
+from gateway.writeback.journal.records import BucketCapabilities
+
+if TYPE_CHECKING:
+    from gateway.writeback.buffer import WritebackBuffer
+
+
+class Reason(StrEnum):
+    """Why a write is not absorbed, besides the bounds of the buffer (`Bound`)."""
+
+    CONDITION = "condition"
+    """The origin must judge what it has under the key."""
+
+    HEADER = "header"
+    """The origin must judge something that the request says."""
+
+    BUCKET_UNKNOWN = "bucket-unknown"
+    """Nothing was written to the bucket yet: the answer tells what its ETags are."""
+
+    BUCKET_ETAGS = "bucket-etags"
+    """Its ETags are no MD5s, so they cannot be foretold."""
+
+    BUCKET_UNREADABLE = "bucket-unreadable"
+    """The gateway may not look at its objects: it could not tell what a flush overwrites."""
+
+    SOURCE = "source-of-the-origin"
+    """What is to be copied is not pending here."""
+
+    UPLOAD = "upload-of-the-origin"
+    """The upload was begun there, and is not known here."""
+
+    PART = "part-of-the-origin"
+    """Only the origin has some of the upload's parts."""
+
+
+def check_condition(context: RequestContext, buffer: WritebackBuffer) -> None:
+    """S3Error where what is pending under the key fails a write's condition. One that it would pass is the origin's.
+
+    So is a request that names an owner or payer: whether it may know that much. A Complete that is repeated is answered
+    as the first time.
+    """
+    headers = context.request.headers
+    if_match, if_none_match = headers.get("if-match"), headers.get("if-none-match")
+    if (if_match is None and if_none_match is None) or judged_by_the_origin(context.request):
+        return
+    pending = buffer.pending(context.object_key)
+    upload_id = context.request.parameter("uploadId") or ""
+    if pending is None or (upload_id and buffer.look(lambda tx: tx.ended(upload_id)) is not None):
+        return
+    if pending.deleted:
+        if if_match is not None:
+            raise s3_error("NoSuchKey", Key=pending.key.key)
+    elif if_match is not None and not etag_matches(if_match, pending.etag):
+        raise s3_error("PreconditionFailed", Condition="If-Match")
+    elif if_none_match is not None and if_none_match.strip() == "*":
+        raise s3_error("PreconditionFailed", Condition="If-None-Match")
+
+
+METADATA_SIZE_BYTES_MAX = 2048
+"""S3's limit for the names and values of user metadata together."""
+
+_METADATA = "x-amz-meta-"
+
+_STORED = frozenset(
+    {
+        "cache-control",
+        "content-disposition",
+        "content-encoding",
+        "content-language",
+        "content-type",
+        "expires",
+    }
+)
+"""Headers whose every value S3 takes."""
+
+STORAGE_CLASSES = frozenset({"STANDARD", "REDUCED_REDUNDANCY", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING"})
+"""Those whose objects can be read at once."""
+
+_OF_THE_REQUEST = frozenset(
+    {
+        "x-amz-api-version",
+        "x-amz-content-sha256",
+        "x-amz-date",
+        "x-amz-decoded-content-length",
+        "x-amz-sdk-checksum-algorithm",
+        "x-amz-security-token",
+        "x-amz-trailer",
+        "x-amz-user-agent",
+        "x-amzn-trace-id",
+    }
+)
+"""Headers about the request and its body: verified here, and not the origin's business any more."""
+
+_ENCRYPTION = "x-amz-server-side-encryption"
+_ENCRYPTED_WITHOUT_MD5 = ("aws:kms", "aws:kms:dsse")
+
+_REPLAYED = frozenset(
+    {
+        "x-amz-acl",
+        "x-amz-checksum-algorithm",
+        "x-amz-checksum-type",
+        "x-amz-tagging",
+        "x-amz-website-redirect-location",
+    }
+)
+"""Headers of Create that change no ETag: what the origin thinks of them comes with the flush."""
+
+
+def why_of_headers(headers: Mapping[str, str], foreseen: Callable[[str, str], bool]) -> Reason | None:
+    """Why the headers of a write have the origin judge it; None: they do not. `foreseen` as `is_foreseen`."""
+    if all(foreseen(name, value) for name, value in headers.items()):
+        return None
+    return Reason.CONDITION if has_conditions(headers) else Reason.HEADER
+
+
+def why_of_bucket(capabilities: BucketCapabilities | None, *, of_parts: bool = False) -> Reason | None:
+    """Why writes of objects, or of such that are made of parts, to a bucket of which this is known are not absorbed;
+    None: they are."""
+    if capabilities is None:
+        return Reason.BUCKET_UNKNOWN
+    if not capabilities.foretells(of_parts=of_parts):
+        return Reason.BUCKET_ETAGS
+    return None if capabilities.may_look else Reason.BUCKET_UNREADABLE
+
+
+def may_be_deleted_here(request: S3Request) -> bool:
+    """Whether a DeleteObject or DeleteObjects is about current versions, and the origin need not judge its headers."""
+    return why_of_headers(request.headers, is_foreseen) is None and request.parameter("versionId") is None
+
+
+def may_begin_without_origin(request: S3Request) -> bool:
+    """Whether a CreateMultipartUpload says nothing that the origin must have judged before anything is acknowledged.
+
+    Customer keys, which are never written down; KMS, whose ETags are no MD5s; owners, payers, locks, archive classes.
+    """
+    return all(_may_be_replayed(name, value) for name, value in request.headers.items())
+
+
+def tells_encryption(answer: Mapping[str, str]) -> bool:
+    """Whether the answer to a write says how its bucket encrypts, as S3's does; those of others' may not."""
+    return _ENCRYPTION in answer
+
+
+def names_encryption(headers: Mapping[str, str]) -> bool:
+    """Whether a write says itself how it is to be encrypted: then its answer tells nothing of the bucket."""
+    return any(name.startswith(_ENCRYPTION) for name in headers)
+
+
+def has_conditions(headers: Mapping[str, str]) -> bool:
+    """Whether the origin must judge the write by what it has under the key."""
+    return any(is_condition(name) for name in headers)
+
+
+def is_condition(name: str) -> bool:
+    """Whether a header makes a write depend on what is there."""
+    return name.startswith(("if-", "x-amz-if-"))
+
+
+def makes_md5_etags(answer: Mapping[str, str]) -> bool:
+    """Whether the bucket whose answer to a write this is may make ETags that are MD5s (S3 API, "Object", ETag)."""
+    if f"{_ENCRYPTION}-customer-algorithm" in answer:
+        return False
+    return answer.get(_ENCRYPTION, "") not in _ENCRYPTED_WITHOUT_MD5
+
+
+def fixed_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """What of a write's headers is stored with the object, and sent with it at the flush."""
+    return {name: value for name, value in headers.items() if _is_stored(name)}
+
+
+def created_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """What a CreateMultipartUpload says of the object and of its parts: sent with it where the origin is asked later.
+
+    Nothing of what it says of its sender is kept.
+    """
+    return {name: value for name, value in headers.items() if name in _STORED or _is_about_the_upload(name)}
+
+
+def check_stored(headers: Mapping[str, str]) -> None:
+    """What the flush would meet with is found out before anything is acknowledged.
+
+    S3Error MetadataTooLarge as S3 says it, and InvalidArgument for header values that cannot be sent.
+    """
+    sendable({name: value for name, value in headers.items() if _is_stored(name) or _is_about_the_upload(name)})
+    size_bytes = sum(
+        len(name) - len(_METADATA) + len(value) for name, value in headers.items() if name.startswith(_METADATA)
+    )
+    if size_bytes > METADATA_SIZE_BYTES_MAX:
+        raise s3_error("MetadataTooLarge", Size=str(size_bytes), MaxSizeAllowed=str(METADATA_SIZE_BYTES_MAX))
+
+
+def _is_stored(name: str) -> bool:
+    return name in _STORED or name.startswith(_METADATA) or name == "x-amz-storage-class"
+
+
+def _is_about_the_upload(name: str) -> bool:
+    return name.startswith("x-amz-") and name not in _OF_THE_REQUEST
+
+
+def _may_be_replayed(name: str, value: str) -> bool:
+    if name in _REPLAYED or name.startswith("x-amz-grant-") or (name, value) == (_ENCRYPTION, "AES256"):
+        return True
+    return is_foreseen(name, value)
+
+
+def is_foreseen(name: str, value: str) -> bool:
+    """Whether a header of a write needs no judgement of the origin's."""
+    if name == "x-amz-storage-class":
+        return value in STORAGE_CLASSES
+    if name.startswith(PREFIX):
+        return name[len(PREFIX) :] in ALGORITHMS
+    if name.startswith("if-") or name == "origin":
+        return False
+    return not name.startswith("x-") or name in _OF_THE_REQUEST or _is_stored(name) or name.startswith("x-forebay-")

@@ -1,0 +1,232 @@
+"""Writes in a slot with `write = "back"` that go through all the same: the buffer is told that the key has changed.
+
+Otherwise an upload that was begun before them takes what they have written for somebody else's: a conflict, which is
+kept and told. That is what comes of it where the journal cannot be written now (the buffer tells): the origin has taken
+the write, so it is acknowledged all the same. What a CopyObject or CompleteMultipartUpload has made its answer's
+document says, which may come long after its head.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gateway.clock import Clock, Moment
+from gateway.errors import BufferUnavailable, ForebayError, OriginBodyError, OutcomeUnknown
+from gateway.objects import BodyStream, ObjectKey, PinnedFileSpan
+from gateway.operations.context import CacheLabel, RequestContext, Response
+from gateway.operations.failures import s3_error_of
+from gateway.operations.writeback.write_back_policy import Reason, has_conditions
+from gateway.s3.error_codes import error_document
+from gateway.s3.headers import multipart_etag, unquote, without
+from gateway.s3.requests import Operation
+from gateway.s3.results import RESULT_SIZE_BYTES_MAX, etag_of_result, without_prolog
+from gateway.s3.xml_writer import PROLOG
+from gateway.writeback.journal.records import LastOwnWrite
+
+if TYPE_CHECKING:
+    from gateway.writeback.bounds.bounds import Bound
+    from gateway.writeback.buffer import WritebackBuffer
+    from gateway.writeback.journal.transaction import JournalTransaction
+
+
+def goes_through(context: RequestContext, reason: Reason | Bound) -> None:
+    """Have the answer to a write that is not absorbed say why, and count it."""
+    context.not_absorbed = reason.value
+    buffer = context.services.writeback
+    if buffer is not None:
+        buffer.bounds.observer.went_through(context.slot.name, reason.value)
+
+
+CHANGES_NO_OBJECT = frozenset(
+    {
+        Operation.CREATE_MULTIPART_UPLOAD,
+        Operation.UPLOAD_PART,
+        Operation.UPLOAD_PART_COPY,
+        Operation.ABORT_MULTIPART_UPLOAD,
+    }
+)
+"""The origin has under the key what it had before."""
+
+
+async def written_through(context: RequestContext, buffer: WritebackBuffer, write: Awaitable[Response]) -> Response:
+    """Carry out a write of the request's key at the origin, answered or not."""
+    clock = context.services.clock
+
+    async def note(etag: str | None, *, known: bool) -> None:
+        with suppress(BufferUnavailable):
+            await buffer.record_own_write(context.object_key, LastOwnWrite.now(Moment.of(clock), etag, known=known))
+            if etag is not None and context.request.operation is Operation.COMPLETE_MULTIPART_UPLOAD:
+                await _learn_of_parts(context, buffer, etag)
+
+    try:
+        reply = await write
+    except BaseException:
+        await note(None, known=False)
+        raise
+    if 400 <= reply.status < 500:  # it has refused, and nothing is changed
+        return reply
+    match context.request.operation, reply.status:
+        case ((Operation.COPY_OBJECT | Operation.COMPLETE_MULTIPART_UPLOAD), 200):
+            return await told_by_document(
+                reply, note, clock, may_be_repeated=not has_conditions(context.request.headers)
+            )
+        case Operation.PUT_OBJECT, 200:
+            etag = dict(reply.headers).get("etag")
+            await note(etag, known=etag is not None)
+        case Operation.DELETE_OBJECT, 204:
+            await note(None, known=True)
+        case _:
+            await note(None, known=False)
+    return reply
+
+
+async def _learn_of_parts(context: RequestContext, buffer: WritebackBuffer, etag: str) -> None:
+    """Where it was seen that ETags of objects of parts cannot be foretold: this one could have been."""
+    bucket = context.object_key.bucket
+    capabilities = buffer.look(lambda tx: tx.capabilities(bucket))
+    if (
+        capabilities is None
+        or capabilities.multipart_etags
+        or unquote(multipart_etag(context.made_of) or "") != unquote(etag)
+    ):
+        return
+
+    def learn(tx: JournalTransaction) -> None:
+        known = tx.capabilities(bucket)
+        if known is not None:
+            tx.learn(bucket, replace(known, multipart_etags=True))
+
+    await buffer.journal.change(learn)
+
+
+class Note(Protocol):
+    """Writes down what the origin has under a key now (None: nothing), or, not `known`, that nobody knows."""
+
+    async def __call__(self, etag: str | None, *, known: bool) -> None: ...
+
+
+async def told_by_document(reply: Response, note: Note, clock: Clock, *, may_be_repeated: bool = True) -> Response:
+    """An answer whose document says what was made: noted before the client has it, or closes the answer.
+
+    OriginBodyError where it breaks off; of what may not be repeated OutcomeUnknown.
+    """
+
+    async def noted() -> Response:
+        etag = None
+        try:
+            document = await whole_document(reply)
+            etag = etag_of_result(document)
+        except OriginBodyError as error:
+            if not may_be_repeated:
+                raise OutcomeUnknown(f"the origin's answer to a write is not whole: {error}") from error
+            raise
+        finally:
+            await note(etag, known=etag is not None)
+        return replace(reply, headers=headers, body=document, resource=None)
+
+    headers = without(reply.headers, "content-length")
+    return await with_retries(noted(), clock, headers=headers)
+
+
+async def whole_document(reply: Response) -> bytes:
+    """The body of an answer of the origin, a small document, and the white space before it; the answer is closed."""
+    try:
+        if isinstance(reply.body, bytes):
+            return reply.body
+        document = b""
+        if not isinstance(reply.body, (memoryview, PinnedFileSpan)):
+            async for piece in reply.body:
+                assert isinstance(piece, (bytes, memoryview))  # noqa: S101 - the origin's bytes, and no file's
+                document = (document + bytes(piece)).lstrip()
+                if len(document) > RESULT_SIZE_BYTES_MAX:
+                    raise OriginBodyError("the origin's answer is too long for the result of a write")
+        return document
+    finally:
+        await reply.aclose()
+
+
+async def deleted_through(
+    context: RequestContext, buffer: WritebackBuffer, keys: Iterable[str], delete: Awaitable[Response]
+) -> Response:
+    """Carry out a DeleteObjects of these keys at the origin, answered or not; what became of each is not looked at."""
+    try:
+        return await delete
+    finally:
+        bucket, slots = context.request.bucket or "", context.services.slots
+        own = LastOwnWrite.now(Moment.of(context.services.clock), known=False)
+        changed = [ObjectKey(bucket, key) for key in keys if slots.find(bucket, key).write == "back"]
+
+        def note(tx: JournalTransaction) -> None:
+            for key in changed:
+                tx.record_own_write(key, own)
+
+        if changed:
+            with suppress(BufferUnavailable):
+                await buffer.journal.change(note)
+
+
+# An answer that may take longer than clients wait without a byte: head and white space first, the outcome when known
+
+QUIET_SECONDS = 10.0
+
+_PROLOG = PROLOG.encode()
+
+
+async def with_retries(
+    answering: Coroutine[Any, Any, Response],
+    clock: Clock,
+    cache: CacheLabel = "forwarded",
+    headers: Sequence[tuple[str, str]] = (("content-type", "application/xml"),),
+) -> Response:
+    """The answer, whose body is an XML document in memory. Who does not want it any more ends what makes it.
+
+    So does S3 with CompleteMultipartUpload (S3 API, "CompleteMultipartUpload"): a 200 whose document may be an
+    `<Error>`, which SDKs treat as one. `headers` are those of a 200 whose document is not known yet.
+    """
+    wait = _Wait(asyncio.create_task(answering), clock)
+    try:
+        if await wait.is_over():
+            return await wait.answering
+    except BaseException:
+        await wait.aclose()
+        raise
+    return Response(200, headers, wait.body(), cache, wait)
+
+
+class _Wait:
+    """For one answer."""
+
+    def __init__(self, answering: asyncio.Task[Response], clock: Clock) -> None:
+        self.answering = answering
+        self._clock = clock
+
+    async def is_over(self) -> bool:
+        """Whether the answer is known, after some time at most."""
+        pause = asyncio.ensure_future(self._clock.sleep(QUIET_SECONDS))
+        try:
+            await asyncio.wait({self.answering, pause}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            pause.cancel()
+        return self.answering.done()
+
+    async def body(self) -> BodyStream:
+        yield _PROLOG
+        while not await self.is_over():
+            yield b" "
+        yield without_prolog(await self._document())
+
+    async def aclose(self) -> None:
+        self.answering.cancel()
+        await asyncio.gather(self.answering, return_exceptions=True)
+
+    async def _document(self) -> bytes:
+        try:
+            reply = await self.answering
+        except ForebayError as error:
+            return error_document(s3_error_of(error), resource="", request_id="", host_id="")
+        assert isinstance(reply.body, bytes)  # noqa: S101 - as `with_retries` says
+        return reply.body

@@ -1,0 +1,91 @@
+"""Uploads that the origin is asked to begin, so that none is ever forgotten, whenever the process dies.
+
+    written down → asked → noted: the upload is known of, and the question is over, in one transaction
+
+Where no such transaction comes, nobody knows what the origin has done. The question is a write in the state ABORTING
+then: a minute later the origin's uploads of the key are listed. What was begun at that time and is nobody's here may be
+ours, or another writer's, who sends parts to it: to ours, whose id nobody was told, none ever came. So it is aborted
+when it has none after half a day (state.py). Where there is more of it than was asked for, that is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+
+from gateway.clock import Clock, Moment
+from gateway.errors import BufferUnavailable
+from gateway.objects import ObjectKey
+from gateway.writeback.flushing.requests import OpenUpload, OpenUploads
+from gateway.writeback.flushing.state import CLOCKS_APART_SECONDS, TOLD_APART_SECONDS
+from gateway.writeback.journal.journal import Journal
+from gateway.writeback.journal.records import CreateAttempt
+from gateway.writeback.journal.transaction import CARRIED_OUT_SECONDS, JournalTransaction
+
+
+@asynccontextmanager
+async def in_doubt(journal: Journal, key: ObjectKey, slot: str, clock: Clock) -> AsyncIterator[CreateInDoubt]:
+    """Written down when this has begun. BufferUnavailable where that cannot be: then nothing is asked."""
+    asked = CreateAttempt(journal.worker, Moment.of(clock))
+    question = CreateInDoubt(await journal.change(lambda tx: tx.ask(key, slot, asked)))
+    try:
+        yield question
+    finally:
+        if not question.is_over:
+            with suppress(BufferUnavailable):  # then it is of a process that is dead, some day
+                await journal.change(lambda tx: question.leave(tx, Moment.of(clock)))
+
+
+class CreateInDoubt:
+    """One upload that the origin is asked for; `id` is that of its row."""
+
+    def __init__(self, row_id: int) -> None:
+        self.id = row_id
+        self.is_over = False
+        """A transaction has noted what came of it."""
+        self.is_refused = False
+        """The origin has answered that it has not done it."""
+
+    def leave(self, tx: JournalTransaction, now: Moment) -> None:
+        """Nothing was noted, and nobody asks any more."""
+        if self.is_refused:
+            tx.forget(self.id)
+        else:
+            tx.mark_in_doubt(self.id, now)
+
+
+def settle_in_doubt(tx: JournalTransaction, key: ObjectKey, listed: OpenUploads, now: Moment) -> Sequence[OpenUpload]:
+    """What is open under a key at the origin, listed before this transaction: what may be ours is kept in sight.
+
+    Where there is more than was asked for, it is returned. Where somebody is just asking for an upload of the key,
+    nothing is decided.
+    """
+    rows = [(one, one.asked) for one in tx.asked(key) if one.asked is not None]
+    if any(not _is_carried_out(asked, now) for _, asked in rows):
+        return []
+    known, found = tx.origin_upload_ids(key), list[OpenUpload]()
+    for one in listed.uploads:
+        if one.upload_id not in known and any(_may_be_of(asked, one, listed) for _, asked in rows):
+            found.append(one)
+    for row, _ in rows:
+        tx.forget(row.id)
+    for one in found:
+        tx.abort_at_origin(key, rows[0][0].spec.slot, one.upload_id, now.at, rows[0][1])
+    return found if len(found) > len(rows) else []
+
+
+def _is_carried_out(asked: CreateAttempt, now: Moment) -> bool:
+    """Whether what was under way to the origin has happened by now, or never will."""
+    if asked.in_doubt_since is None:
+        return False
+    waited_seconds, is_certain = now.since(asked.in_doubt_since)
+    return waited_seconds >= CARRIED_OUT_SECONDS or (waited_seconds < 0 and not is_certain)
+
+
+def _may_be_of(asked: CreateAttempt, one: OpenUpload, listed: OpenUploads) -> bool:
+    since_begun, is_certain = listed.answered.since(asked.begun)
+    since_suspect, is_suspect_certain = listed.asked.since(asked.in_doubt_since or asked.begun)
+    begun_apart = TOLD_APART_SECONDS if is_certain and listed.are_ages_told else CLOCKS_APART_SECONDS
+    suspect_apart = TOLD_APART_SECONDS if is_suspect_certain and listed.are_ages_told else CLOCKS_APART_SECONDS
+    youngest = since_suspect - CARRIED_OUT_SECONDS - suspect_apart
+    return youngest <= one.age_seconds <= since_begun + begun_apart

@@ -1,0 +1,995 @@
+"""The journal inside one transaction: writes, changed as S3, the reconciler and people change them.
+
+What belongs together changes in one transaction, so that a kill at any moment leaves it before or after. Methods that
+let go of staged files add them to `freed`: they are unlinked once the transaction is durable, and where that was missed
+when the next process opens the buffer.
+
+    of a key the writes with a place in the order (`sequence`) are a chain: each waits for the one before it
+    a marker waits for what was acknowledged before it under its directory (order.py)
+
+Both by one column: `after_sequence` names a write to wait for. When that goes, the next one is looked for.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+from gateway.clock import Moment
+from gateway.errors import BufferDamaged, InConflict
+from gateway.objects import ObjectKey
+from gateway.s3.requests import PARTS_COUNT_MAX
+from gateway.writeback.journal import codec
+from gateway.writeback.journal.records import (
+    CreateAttempt,
+    ExpectedVersion,
+    LastOwnWrite,
+    Part,
+    Priority,
+    State,
+    Turn,
+    UploadOutcome,
+    Write,
+    WriteSpec,
+    runs_of,
+)
+from gateway.writeback.journal.rows import (
+    BEHIND_ALL,
+    OPEN,
+    PENDING,
+    TURN_COLUMNS,
+    Rows,
+    decoded,
+    encoded,
+    text,
+    turn_of,
+)
+from gateway.writeback.pending_key_filter import hash_slot_of
+
+ENDED_KEPT_SECONDS = 24 * 3600.0
+"""How long a repeated Complete or Abort is answered as the first was."""
+
+ENDED_MAX = 50_000
+"""So many are remembered, the last ones."""
+
+FORGOTTEN_AT_ONCE = 1000
+"""Writers wait meanwhile."""
+
+SMALL_BYTES_MAX = 8 * 1024**2
+"""Objects up to this size are not kept waiting by larger ones."""
+
+ASKED_SECONDS_MAX = 300.0
+"""No answer takes so long."""
+
+CARRIED_OUT_SECONDS = 60.0
+"""What was under way to the origin when its sender died has happened by then, or never will."""
+
+RETRY_SECONDS_MAX, UPLOAD_SECONDS_MAX = 90.0, 700.0
+"""Nothing is due later than so, open uploads the second: what says it is was written by a clock that has gone back
+since."""
+
+_HURRIED_MAX = 100
+
+
+class HashSlots(Protocol):
+    """Of pending_key_filter.py: told before something is pending."""
+
+    def set(self, hash_slot: int) -> None: ...
+
+
+class Due(NamedTuple):
+    """A write whose time has come."""
+
+    id: int
+    key: ObjectKey
+    due_at: float
+    attempts: int
+
+
+class JournalTransaction(Rows):
+    """One transaction's view of all of it."""
+
+    def __init__(self, connection: sqlite3.Connection, pending_keys: HashSlots) -> None:
+        super().__init__(connection)
+        self._pending_keys = pending_keys
+
+    # Any write
+
+    def write(self, write_id: int, *, with_parts: bool = True) -> Write | None:
+        """BufferDamaged where its row is not what was written."""
+        row = self._row("SELECT record FROM writes WHERE id = ? AND state < 5", write_id)
+        if row is None:
+            return None
+        found = codec.unpack_write(write_id, row[0])
+        return replace(found, parts=tuple(self.parts(write_id))) if with_parts else found
+
+    def turn(self, write_id: int) -> Turn | None:
+        """When it is looked at, and how it has fared."""
+        row = self._row(f"SELECT {TURN_COLUMNS} FROM writes WHERE id = ? AND state < 5", write_id)
+        return turn_of(row) if row else None
+
+    def parts(
+        self, write_id: int, after: int = 0, until: int = PARTS_COUNT_MAX, count_max: int = PARTS_COUNT_MAX
+    ) -> Iterator[Part]:
+        """The parts of a write behind a number, up to another, in order, so many at most."""
+        found = self._rows.execute(
+            "SELECT number, parts.record, name, files.record FROM parts LEFT JOIN files ON file = name "
+            "WHERE write_id = ? AND number > ? AND number <= ? ORDER BY number LIMIT ?",
+            (write_id, after, until, count_max),
+        )
+        for number, record, name, file in found:
+            staged = codec.unpack_file(name, file) if name is not None else None
+            yield codec.unpack_part(write_id, number, record, staged)
+
+    def part(self, write_id: int, number: int) -> Part | None:
+        return next(self.parts(write_id, number - 1, number), None)
+
+    # What is pending
+
+    def latest(self, key: ObjectKey) -> Write | None:
+        """What is pending under a key: the object or tombstone that was acknowledged last; without its parts."""
+        return self._one_of(key, f"{PENDING} ORDER BY sequence DESC")
+
+    def earliest(self, key: ObjectKey) -> Write | None:
+        """What is to be dealt with first under a key, of what has a place in the order; without its parts."""
+        return self._one_of(key, "state < 5 AND sequence IS NOT NULL ORDER BY sequence")
+
+    def waiting(self, after: int, count_max: int) -> Sequence[Write]:
+        """What is pending in the order of its acknowledgement, without its parts, behind a sequence."""
+        found = self._rows.execute(
+            "SELECT id, record FROM writes WHERE sequence > ? AND pending = 1 ORDER BY sequence LIMIT ?",
+            (after, count_max),
+        )
+        return [codec.unpack_write(write_id, record) for write_id, record in found]
+
+    def newest(self) -> int:
+        """The sequence of what was acknowledged last of all that is pending; 0: nothing is."""
+        row = self._row("SELECT max(sequence) FROM writes WHERE pending = 1 AND sequence IS NOT NULL")
+        return (row[0] or 0) if row else 0
+
+    def listing(self, bucket: str, start: bytes, stop: bytes | None, count_max: int) -> Sequence[Write]:
+        """What is pending under keys from `start` to before `stop`, the latest of each, in order, without parts.
+
+        Reads nothing outside of the range.
+        """
+        found = self._rows.execute(
+            f"SELECT id, record, max(sequence) FROM writes WHERE bucket = ? AND key >= ? AND key < ? AND {PENDING} "
+            "GROUP BY key ORDER BY key LIMIT ?",
+            (bucket, start, BEHIND_ALL if stop is None else stop, count_max),
+        )
+        return [codec.unpack_write(write_id, record) for write_id, record, _ in found]
+
+    def hash_slots(self) -> set[int]:
+        """Those of pending_key_filter.py in which something is pending."""
+        return {hash_slot for (hash_slot,) in self._rows.execute("SELECT DISTINCT place FROM writes WHERE pending = 1")}
+
+    def counts(self) -> tuple[int, int]:
+        """How many objects are pending, and how many uploads open."""
+        row = self._row(
+            f"SELECT (SELECT count(*) FROM writes WHERE pending = 1), (SELECT count(*) FROM writes WHERE {OPEN})"
+        )
+        return (row[0], row[1]) if row else (0, 0)
+
+    def oldest(self, slot: str) -> Moment | None:
+        """When the oldest write was acknowledged that is still on its way to the origin.
+
+        Conflicts are not on their way, and parts of open uploads are no object yet. None: nothing is.
+        """
+        row = self._row(
+            "SELECT id, record FROM writes WHERE slot = ? AND sequence IS NOT NULL AND pending = 1 AND state <> 3 "
+            "AND damaged = 0 ORDER BY sequence LIMIT 1",
+            slot,
+        )
+        return codec.unpack_write(*row).acknowledged_then if row else None
+
+    # Open uploads
+
+    def upload(self, upload_id: str) -> Write | None:
+        """An upload that is open, without its parts."""
+        row = self._row(f"SELECT id, record FROM writes WHERE upload_id = ? AND {OPEN}", upload_id)
+        return codec.unpack_write(*row) if row else None
+
+    def uploads(self, bucket: str, prefix: str = "", after: tuple[str, str] = ("", "")) -> Iterator[Write]:
+        """The open uploads of a bucket under a prefix in the order of key and id, behind such a pair."""
+        start = max(text(prefix), text(after[0]))
+        found = self._rows.execute(
+            f"SELECT id, upload_id, key, record FROM writes WHERE bucket = ? AND key >= ? AND {OPEN} "
+            "ORDER BY key, upload_id",
+            (bucket, start),
+        )
+        for write_id, upload_id, key, record in found:
+            if not key.startswith(text(prefix)):
+                return
+            if (key, upload_id) > (text(after[0]), after[1]):
+                yield codec.unpack_write(write_id, record)
+
+    def origin_upload_ids(self, key: ObjectKey) -> set[str | None]:
+        """Of the origin's uploads behind all that is known of a key, those that are to be aborted there, too."""
+        return {one.origin_upload_id for one in self._of_key(key, "1")}
+
+    def are_any_aborting(self) -> bool:
+        """Whether the origin may have uploads that nothing here needs."""
+        return self._row("SELECT 1 FROM writes WHERE state = 4 LIMIT 1") is not None
+
+    def aborting_count(self) -> int:
+        """How many these are, also where they cannot be read, but for those that may be another's: these may stay."""
+        count = 0
+        for write_id, record in self._rows.execute("SELECT id, record FROM writes WHERE state = 4"):
+            with suppress(BufferDamaged):
+                found = codec.unpack_write(write_id, record)
+                count -= found.asked is not None and found.origin_upload_id is not None
+            count += 1
+        return count
+
+    def aborting(self) -> Sequence[Write]:
+        """They all."""
+        found = self._rows.execute("SELECT id, record FROM writes WHERE state = 4 ORDER BY id")
+        return [codec.unpack_write(write_id, record) for write_id, record in found]
+
+    def ended(self, upload_id: str) -> UploadOutcome | None:
+        """How an upload ended, for who repeats its last request."""
+        row = self._row("SELECT id, state, pending, record FROM writes WHERE upload_id = ?", upload_id)
+        if row is None:
+            return None
+        write_id, state, pending, record = row
+        if state == State.DONE:
+            return codec.unpack_ended(write_id, record)
+        return _as_ended(codec.unpack_write(write_id, record)) if pending else None
+
+    # How uploads begin
+
+    def ask(self, key: ObjectKey, slot: str, asked: CreateAttempt) -> int:
+        """The origin is about to be asked for an upload: until it is known what for, it is one to be aborted."""
+        write = Write(WriteSpec(key, {}, slot), ExpectedVersion(), asked.begun.at, State.ABORTING, asked=asked)
+        return self._insert(write, Turn(None, priority=Priority.ABORT)).id
+
+    def asked(self, key: ObjectKey) -> Sequence[Write]:
+        """Uploads of a key that the origin was asked for, and nobody knows yet what came of it."""
+        return [one for one in self._of_key(key, "state = 4") if one.asked is not None and not one.origin_upload_id]
+
+    def mark_in_doubt(self, write_id: int, now: Moment) -> None:
+        """Nobody will tell what the origin has done."""
+        write = self.write(write_id, with_parts=False)
+        if write is not None and write.asked is not None and write.asked.in_doubt_since is None:
+            asked, turn = (
+                replace(write.asked, in_doubt_since=now),
+                Turn(now.at + CARRIED_OUT_SECONDS, priority=Priority.ABORT),
+            )
+            self._update(replace(write, asked=asked), turn)
+            self.has_due = True
+
+    def mark_all_in_doubt(self, now: Moment, worker: int | None = None) -> None:
+        """The same of all that a worker slot (None: any) has left, whose process is dead."""
+        for one in self._asked_and_living():
+            if one.asked is not None and worker in (None, one.asked.worker):
+                self.mark_in_doubt(one.id, now)
+
+    def _asked_and_living(self) -> list[Write]:
+        """Of which it is not known yet what came of them; what is damaged is due: who looks at it tells."""
+        rows = self._rows.execute("SELECT id, record FROM writes WHERE state = 4 AND due_at IS NULL AND damaged = 0")
+        found: list[Write] = []
+        for write_id, record in rows.fetchall():
+            try:
+                found.append(codec.unpack_write(write_id, record))
+            except BufferDamaged:
+                self._rows.execute("UPDATE writes SET due_at = 0 WHERE id = ?", (write_id,))
+        return found
+
+    def open_upload(self, upload: Write, asked_as: int | None = None) -> Write:
+        """CreateMultipartUpload was answered by the origin, or is to be; `asked_as`, which `ask` has given, is over."""
+        if asked_as is not None:
+            self.forget(asked_as)
+        opened = replace(upload, state=State.OPEN, multipart=True)
+        self.has_due = True
+        return self._insert(opened, Turn(opened.began_at, priority=Priority.UPLOAD))
+
+    def unsent_parts(self, write_id: int, count_max: int) -> Sequence[Part]:
+        """The first of an upload that the origin has not."""
+        found = self._rows.execute(
+            "SELECT number FROM parts WHERE write_id = ? AND sent = 0 ORDER BY number LIMIT ?", (write_id, count_max)
+        )
+        return [part for (number,) in found.fetchall() if (part := self.part(write_id, number)) is not None]
+
+    def begun(self, write_id: int, origin_upload_id: str, asked_as: int) -> Write | None:
+        """The origin has an upload for a write, which `ask` has announced; the write as it is now, None: it is over.
+
+        Of two uploads that were asked for at once the first counts, the other is to go.
+        """
+        write = self.write(write_id, with_parts=False)
+        if write is None or write.state is State.CONFLICT or write.origin_upload_id is not None:
+            asked = self.write(asked_as, with_parts=False)
+            if asked is not None:
+                aborted = replace(asked, origin_upload_id=origin_upload_id, asked=None)
+                self._update(aborted, Turn(asked.began_at, priority=Priority.ABORT))
+            return write
+        self.forget(asked_as)
+        return self._update(replace(write, origin_upload_id=origin_upload_id))
+
+    def forget(self, write_id: int) -> None:
+        """An upload of the origin's is gone there, or is no concern of this node any more."""
+        self._rows.execute("DELETE FROM writes WHERE id = ? AND state = 4", (write_id,))
+
+    def abort_at_origin(
+        self, key: ObjectKey, slot: str, origin_upload_id: str, now: float, asked: CreateAttempt | None = None
+    ) -> None:
+        """Nothing will complete an upload of the origin's; `asked`: if it is ours, which was asked for so."""
+        write = Write(
+            WriteSpec(key, {}, slot),
+            ExpectedVersion(),
+            now,
+            State.ABORTING,
+            origin_upload_id=origin_upload_id,
+            asked=asked,
+        )
+        self._insert(write, Turn(now, priority=Priority.ABORT))
+        self.has_due = True
+
+    # Parts
+
+    def put_part(self, upload_id: str, part: Part, now: Moment | float) -> bool:
+        """Store a part, in place of one of the same number; False when there is no such upload (any more)."""
+        upload, moment = self.upload(upload_id), Moment.at_wall(now)
+        if upload is None:
+            return False
+        replaced = self._row("SELECT file FROM parts WHERE write_id = ? AND number = ?", upload.id, part.number)
+        self._put_file(part.file, upload.spec.slot)
+        self._put_part_row(upload.id, part)
+        self._free([replaced[0]] if replaced else [])
+        if not upload.is_completed_at_origin:
+            self._update(replace(upload, touched=moment))
+        if upload.state is State.OPEN and part.origin_etag is None:
+            self._rows.execute("UPDATE writes SET due_at = ? WHERE id = ? AND attempts = 0", (moment.at, upload.id))
+            self.has_due = True
+        return True
+
+    def part_sent(self, write_id: int, part: Part) -> Write | None:
+        """The origin has a part, unless the client has replaced it meanwhile; the write as it is now, without parts."""
+        now = self.part(write_id, part.number)
+        if now is not None and now.file.name == part.file.name:
+            self._put_part_row(write_id, replace(now, origin_etag=part.origin_etag))
+        return self.write(write_id, with_parts=False)
+
+    def _put_part_row(self, write_id: int, part: Part) -> None:
+        is_sent = part.origin_etag is not None
+        row = (write_id, part.number, part.file.name, is_sent, part.file.size_bytes, codec.pack_part(write_id, part))
+        self._rows.execute("INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?, ?)", row)
+
+    # What is acknowledged
+
+    def acknowledge(self, write: Write) -> Write:
+        """Take an object, or a tombstone, for the key's last state; its sequence is given now."""
+        self._pending_keys.set(hash_slot_of(write.key))
+        replaced, _ = self._before(write)
+        expected = replaced[0].expected if replaced else self._expected_now(write)
+        stored = self._insert(
+            replace(write, state=State.COMMITTED, expected=expected, runs=runs_of(write.parts)), Turn(None)
+        )
+        for part in stored.parts:
+            self._put_file(part.file, stored.spec.slot)
+            self._put_part_row(stored.id, part)
+        return self._enter(stored, replaced)
+
+    def complete(self, made: Write) -> Write | None:
+        """CompleteMultipartUpload: make an upload's chosen parts an acknowledged object; parts that were not chosen go.
+
+        `made` is the upload with what Complete says of it. None where a part of it was replaced, or it has ended: what
+        was acknowledged since would be lost to an object that was there before.
+        """
+        upload = self._with_chosen(made)
+        if upload is None:
+            return None
+        self._pending_keys.set(hash_slot_of(made.key))
+        replaced, _ = self._before(replace(upload, in_order=made.in_order, behind=made.behind))
+        expected = replaced[0].expected if replaced else self._expected_now(made)
+        self._keep_parts(upload.id, {part.number for part in made.parts})
+        stored = replace(
+            upload,
+            state=State.COMMITTED if upload.state is State.OPEN else State.PUBLISHING,  # it may be there already
+            expected=expected,
+            etag=made.etag,
+            size_bytes=made.size_bytes,
+            checksums=made.checksums,
+            acknowledged_at=made.acknowledged_at,
+            acknowledged=made.acknowledged,
+            completed_of=made.completed_of,
+            behind=made.behind,
+            in_order=made.in_order,
+            runs=runs_of(made.parts),
+            parts=made.parts,
+        )
+        entered = self._enter(stored, replaced)
+        if upload.sequence:  # the place that it had while the origin was asked for it
+            self._release(upload.sequence, made.acknowledged_at)
+        return entered
+
+    def complete_at_origin(self, made: Write) -> bool:
+        """The same, carried out by the origin while the client waits, under `made.conditions`; asked for as
+        `made.asked_as`. Nothing is acknowledged by it, and the upload is open still where it comes to nothing.
+
+        False where a part of it was replaced, it has ended, or is just being completed of other parts, or under other
+        conditions: who asks for that would be told what came of this.
+        """
+        upload = self._with_chosen(made)
+        if upload is None:
+            return False
+        is_other = (upload.completed_of, upload.conditions) != (made.completed_of, made.conditions)
+        if upload.is_completed_at_origin and upload.answer is None and is_other:
+            return False
+        asked = replace(
+            upload,
+            state=State.PUBLISHING,
+            etag=made.etag,
+            size_bytes=made.size_bytes,
+            checksums=made.checksums,
+            completed_of=made.completed_of,
+            conditions=made.conditions,
+            asked_as=made.asked_as,
+            answer=None,
+            runs=runs_of(made.parts),
+            behind=made.behind,
+            in_order=made.in_order,
+            sequence=upload.sequence or self._next_sequence(),
+            touched=made.touched,
+        )
+        self._rows.execute("UPDATE writes SET priority = ? WHERE id = ?", (Priority.URGENT, asked.id))
+        self._update(asked)
+        self._wait_or_start(asked, made.touched_then.at)
+        return True
+
+    def answer(self, write_id: int, code: str, *, is_over: bool) -> None:
+        """What the origin has made of a Complete that its client waits for; where that is not the end of it, it may
+        have been carried out, and is looked for."""
+        write = self.write(write_id, with_parts=False)
+        if write is None or not write.is_completed_at_origin:
+            return
+        if not is_over:
+            self._update(replace(write, answer=code))
+            return
+        sequence = write.sequence
+        opened = replace(write, state=State.OPEN, answer=code, sequence=0, conditions={})
+        self._update(opened, Turn(write.touched_then.at, priority=Priority.UPLOAD))
+        self._release(sequence, write.touched_then.at)
+
+    def completed(self, write_id: int, etag: str, now: Moment | float) -> None:
+        """The origin has completed an upload whose client waits for it, or did."""
+        write, moment = self.write(write_id, with_parts=False), Moment.at_wall(now)
+        if write is None or write.is_acknowledged:
+            return
+        if write.sequence:
+            self._expect(write, ExpectedVersion.exactly(etag))
+        else:  # it has left the order: it may be there when they come
+            for one in self._of_key(write.key, "sequence IS NOT NULL"):
+                self._update(replace(one, expected=replace(one.expected, etags=(*one.expected.etags, etag))))
+        is_left = write.answer is not None  # whose client has more in mind, when it has sent more
+        if is_left and any(part.stored_at > write.touched_then.at for part in self.parts(write_id)):
+            self._go_on(write)
+        else:
+            ended = UploadOutcome(
+                write.upload_id or "", write.key, moment.at, etag, write.completed_of, write.checksums
+            )
+            self._end(write, moment.at, ended)
+        own, later = LastOwnWrite.now(moment, etag), self.last_own_write(write.key)
+        if later is None or later.seconds_after(moment) <= 0:
+            self.record_own_write(write.key, own)
+
+    def _go_on(self, write: Write) -> None:
+        """The origin has completed an upload, to which its client has added parts meanwhile: it is open still."""
+        opened = replace(write, state=State.OPEN, sequence=0, origin_upload_id=None, answer=None, conditions={})
+        self._update(opened, Turn(write.touched_then.at, priority=Priority.UPLOAD))
+        self._send_again(write.id)
+        if write.sequence:
+            self._release(write.sequence, write.touched_then.at)
+
+    def leave_order(self, write_id: int, now: float) -> None:
+        """Nobody knows whether the origin has completed an upload, and has not for long: nothing waits for it."""
+        write = self.write(write_id, with_parts=False)
+        if write is not None and write.is_completed_at_origin and write.sequence:
+            self._update(replace(write, sequence=0))
+            self._rows.execute(
+                "UPDATE writes SET after_sequence = NULL, due_at = coalesce(due_at, ?) WHERE id = ?", (now, write_id)
+            )
+            self._release(write.sequence, now)
+
+    def abort(self, upload_id: str, now: float) -> bool:
+        """End an upload without an object: its parts go, here and at the origin. False where it has ended, or is just
+        being completed there: whoever aborts it then would be told that there is no object, and have one."""
+        upload = self.upload(upload_id)
+        if upload is None or self.is_being_completed(upload):
+            return False
+        if upload.is_completed_at_origin:  # nobody knows whether it was
+            self.record_own_write(upload.key, LastOwnWrite.now(now, known=False))
+        self._drop_origin_upload(upload, now)
+        self._end(upload, now, UploadOutcome(upload_id, upload.key, now, None))
+        return True
+
+    def is_being_completed(self, upload: Write) -> bool:
+        """Whether the origin may be carrying out a Complete of it, of which its client has not been told anything."""
+        turn = self.turn(upload.id)
+        return upload.is_completed_at_origin and upload.answer is None and turn is not None and turn.due_at is not None
+
+    def write_tombstone(self, tombstone: Write) -> Write | None:
+        """Delete what is pending under a key, or was a moment ago; the tombstone, None where the origin has nothing of
+        it, so that nobody need wait: what others may have written there meanwhile is looked at later.
+
+        InConflict where a person is to decide first.
+        """
+        replaced, stays = self._before(tombstone)
+        if any(one.state is State.CONFLICT for one in [*replaced, *stays]):
+            raise InConflict(f"{tombstone.key} is in conflict")
+        buried = self.acknowledge(tombstone)
+        return None if not stays and replaced and replaced[0].expected.is_nothing else buried
+
+    # How they fare
+
+    def change(self, write: Write, expected: State) -> bool:
+        """Write down where a write is. False when it is not in the state that was expected any more."""
+        now = self._row("SELECT state FROM writes WHERE id = ?", write.id)
+        if now is None or now[0] != expected:
+            return False
+        self._update(write)
+        return True
+
+    def wait(self, write_id: int, seen: Turn, turn: Turn) -> None:
+        """It is looked at again later: `turn` says when, and why. Where somebody has had it be due anew since its turn
+        was `seen`, and it has not failed, it still is."""
+        self._rows.execute(
+            "UPDATE writes SET due_at = CASE WHEN due_at = ? OR ? > 0 THEN ? ELSE due_at END, attempts = ?, "
+            "failing_since = ?, last_error = ?, priority = CASE WHEN priority = ? THEN ? ELSE priority END "
+            "WHERE id = ? AND due_at IS NOT NULL",
+            (
+                seen.due_at,
+                turn.attempts,
+                turn.due_at,
+                turn.attempts,
+                turn.failing_since,
+                turn.last_error,
+                seen.priority,
+                turn.priority,
+                write_id,
+            ),
+        )
+
+    def rest(self, write_id: int, seen: Turn, turn: Turn) -> None:
+        """The same of what has nothing to be done for now; of an open upload that has, the next part is due."""
+        unsent = "SELECT 1 FROM parts JOIN writes ON write_id = id WHERE id = ? AND state = 0 AND sent = 0 LIMIT 1"
+        if self._row(unsent, write_id) is None:
+            self.wait(write_id, seen, turn)
+
+    def quarantine(self, write_id: int, reason: str) -> None:
+        """What is here of it is not what was written: nothing is done about it before the next start."""
+        self._rows.execute(
+            "UPDATE writes SET due_at = NULL, damaged = 1, last_error = ? WHERE id = ?", (reason, write_id)
+        )
+
+    def prioritise(self, key: ObjectKey, now: float) -> None:
+        """Somebody waits for what is pending under a key: it comes before what nobody waits for, and so does what it
+        waits for itself."""
+        found = self._rows.execute(
+            f"SELECT id, after_sequence FROM writes WHERE bucket = ? AND key = ? AND {PENDING}",
+            (key.bucket, encoded(key)),
+        ).fetchall()
+        left = _HURRIED_MAX
+        while found and left:
+            write_id, after = found.pop()
+            left -= 1
+            self._rows.execute(
+                "UPDATE writes SET priority = ?, due_at = min(due_at, ?) WHERE id = ?", (Priority.URGENT, now, write_id)
+            )
+            if after is not None:
+                found += self._rows.execute(
+                    "SELECT id, after_sequence FROM writes WHERE sequence = ? AND priority <> ?",
+                    (after, Priority.URGENT),
+                ).fetchall()
+        self.has_due = True
+
+    def try_now(self, bucket: str, prefix: str, now: float) -> None:
+        """What has failed under a prefix (no bucket: everywhere) is tried again."""
+        where, values = "1", list[str | bytes]()
+        if bucket:
+            start = text(prefix)
+            where, values = "bucket = ? AND key >= ? AND key < ?", [bucket, start, start + BEHIND_ALL]
+        self._rows.execute(
+            f"UPDATE writes SET due_at = ? WHERE {where} AND state < 5 AND attempts > 0 AND due_at > ?",
+            (now, *values, now),
+        )
+        self.has_due = True
+
+    def start_over(self, write_id: int, now: float) -> None:
+        """The origin's upload of a write is of no use: it is to be aborted, and its parts are to be sent again."""
+        write = self.write(write_id, with_parts=False)
+        if write is None:
+            return
+        self._drop_origin_upload(write, now)
+        self._update(replace(write, origin_upload_id=None))
+        self._send_again(write_id)
+
+    def _send_again(self, write_id: int) -> None:
+        """What is here of its parts is not at the origin."""
+        for part in list(self.parts(write_id)):
+            if part.file.is_here and part.origin_etag is not None:
+                self._put_part_row(write_id, replace(part, origin_etag=None))
+
+    def settle(self, write_id: int, etag: str | None, now: Moment | float, *, upload_may_be_open: bool = False) -> None:
+        """The origin has this version under the key now (None: no object), by our doing: nothing is pending of it.
+
+        What was acknowledged after it expects to find that.
+        """
+        done, moment = self.write(write_id, with_parts=False), Moment.at_wall(now)
+        if done is None:
+            return
+        if upload_may_be_open:
+            self._drop_origin_upload(done, moment.at)
+        self._expect(done, ExpectedVersion.exactly(etag))
+        self.record_own_write(done.key, LastOwnWrite.now(moment, etag))
+        self._end(done, moment.at, _as_ended(done))
+
+    def keep(self, write_id: int, reason: str) -> bool:
+        """Others have changed the key at the origin, or what it has is not what was sent: a person is to decide."""
+        write = self.write(write_id, with_parts=False)
+        if write is None or not write.is_acknowledged:
+            return False
+        self._update(replace(write, state=State.CONFLICT), Turn(None, last_error=reason))
+        return True
+
+    def overwrite(self, write_id: int, expected: ExpectedVersion, now: float) -> bool:
+        """Somebody has decided a conflict: what the origin has now gives way. False where it is none any more."""
+        write = self.write(write_id, with_parts=False)
+        if write is None or write.state is not State.CONFLICT:
+            return False
+        decided = self._update(
+            replace(write, state=State.COMMITTED, expected=expected), Turn(now, priority=Priority.URGENT)
+        )
+        self._wait_or_start(decided, now)
+        return True
+
+    def changed_past(self, key: ObjectKey, own: LastOwnWrite) -> None:
+        """This gateway has changed what the origin has under a key, past what is pending there."""
+        self.record_own_write(key, own)
+        if own.known:
+            for one in self._of_key(key, "state = 1 AND sequence IS NOT NULL"):
+                expected = one.expected
+                etags = expected.etags if own.etag is None else (*expected.etags, own.etag)
+                self._update(
+                    replace(one, expected=replace(expected, etags=etags, absent=expected.absent or own.etag is None))
+                )
+
+    def discard(self, write_id: int, now: float, *, only_conflict: bool) -> bool:
+        """Give up a write because somebody has decided so, also one whose row is damaged; False when it is pending
+        no more, or, with `only_conflict`, is none."""
+        try:
+            given_up = self.write(write_id, with_parts=False)
+        except BufferDamaged:
+            self._remove_row(write_id, now)
+            return True
+        if given_up is None or (only_conflict and given_up.state is not State.CONFLICT):
+            return False
+        expected = given_up.expected
+        if given_up.state is State.PUBLISHING:  # it may have arrived, or still do
+            expected = replace(expected, etags=(*expected.etags, given_up.etag))
+            self.record_own_write(given_up.key, LastOwnWrite.now(now, known=False))
+        self._expect(given_up, expected)
+        self._give_way(given_up, now)
+        return True
+
+    # What is due
+
+    def lanes(self) -> Sequence[tuple[str, str]]:
+        """The slots, and buckets in them, in which something is, or will be, due."""
+        found: list[tuple[str, str]] = []
+        due = "SELECT slot, bucket FROM writes WHERE due_at IS NOT NULL AND state < 5 AND"
+        # Not by (slot, bucket) > (?, ?): that reads the whole lane.
+        beside = f"{due} slot = ? AND bucket > ? ORDER BY bucket LIMIT 1"
+        behind = f"{due} slot > ? ORDER BY slot, bucket LIMIT 1"
+        last = ("", "")
+        while (row := self._row(beside, *last) or self._row(behind, last[0])) is not None:
+            last = (row[0], row[1])
+            found.append(last)
+        return found
+
+    def due(
+        self, lane: tuple[str, str], priority: Priority, now: float, count_max: int, *, newest: bool = False
+    ) -> Sequence[Due]:
+        """What of a lane has waited longest of what is due by then; with `newest`, what has waited least."""
+        found = self._rows.execute(
+            "SELECT id, bucket, key, due_at, attempts FROM writes WHERE slot = ? AND bucket = ? AND priority = ? "
+            f"AND due_at <= ? AND state < 5 ORDER BY due_at {'DESC' if newest else 'ASC'} LIMIT ?",
+            (*lane, priority, now, count_max),
+        )
+        return [Due(write_id, ObjectKey(bucket, decoded(key)), *turn) for write_id, bucket, key, *turn in found]
+
+    def living(self, write_ids: Sequence[int]) -> set[int]:
+        """Those that are not over."""
+        marks = ",".join("?" * len(write_ids))
+        return {
+            one
+            for (one,) in self._rows.execute(f"SELECT id FROM writes WHERE id IN ({marks}) AND state < 5", write_ids)
+        }
+
+    def set_right(self, now: Moment | float) -> None:
+        """What is due later than anything can be was written by a clock that has gone back since; what has not been
+        tried yet is due at once. What the origin was asked to begin so long ago, nobody will tell of any more: it could
+        not be written down."""
+        moment = Moment.at_wall(now)
+        for one in self._asked_and_living():
+            asked_seconds, _ = moment.since(one.asked.begun) if one.asked is not None else (0.0, True)
+            if asked_seconds > ASKED_SECONDS_MAX:
+                self.mark_in_doubt(one.id, moment)
+        late = {"now": moment.at, "retry": moment.at + RETRY_SECONDS_MAX, "upload": moment.at + UPLOAD_SECONDS_MAX}
+        for slot, bucket in self.lanes():
+            for priority in Priority:  # by the index: what is due soon is not looked at
+                from_at = late["retry"] if priority > Priority.LARGE else moment.at
+                self._rows.execute(
+                    "UPDATE writes SET due_at = :now WHERE slot = :slot AND bucket = :bucket AND priority = :priority "
+                    "AND due_at > :from AND state < 5 AND CASE WHEN pending = 1 AND attempts = 0 THEN 1 "
+                    "WHEN sequence IS NULL AND state < 3 THEN due_at > :upload ELSE due_at > :retry END",
+                    {**late, "slot": slot, "bucket": bucket, "priority": priority, "from": from_at},
+                )
+
+    def begin_epoch(self, now: float) -> None:
+        """A new process flushes: what was set aside may have been mended."""
+        self._rows.execute("UPDATE node SET value = value + 1 WHERE name = 'epoch'")
+        self._rows.execute("UPDATE writes SET damaged = 0, due_at = ? WHERE damaged = 1 AND state <> 3", (now,))
+
+    def node(self) -> tuple[str, int]:
+        """This node's id, and its epoch: with a write's `id`, what the write is called among all nodes."""
+        found = dict(self._rows.execute("SELECT name, value FROM node").fetchall())
+        return found["id"], found["epoch"]
+
+    def forget_ended(self, now: Moment | float, count_max: int = FORGOTTEN_AT_ONCE) -> bool:
+        """Nobody repeats what ended so long ago, and no upload is older; whether there may be more of it."""
+        old, moment = "SELECT id FROM writes WHERE state = 5 AND due_at < ? LIMIT ?", Moment.at_wall(now)
+        forgotten = self._rows.execute(f"DELETE FROM writes WHERE id IN ({old})", (moment.at, count_max)).rowcount
+        ended = self._row("SELECT count(*) FROM writes WHERE state = 5")
+        too_many = min(count_max, (ended[0] if ended else 0) - ENDED_MAX)
+        if too_many > 0:
+            oldest = "SELECT id FROM writes WHERE state = 5 ORDER BY due_at LIMIT ?"
+            self._rows.execute(f"DELETE FROM writes WHERE id IN ({oldest})", (too_many,))
+        return max(forgotten, too_many, self._forget_last_own_writes(moment, count_max)) >= count_max
+
+    # The chain of a key, and markers
+
+    def _before(self, write: Write) -> tuple[list[Write], list[Write]]:
+        """What of the key's chain a new write takes the place of, and what it has to wait for."""
+        chain = [one for one in self._of_key(write.key, "sequence IS NOT NULL") if one.id != write.id]
+        stays = [one for one in chain if one.state is State.PUBLISHING or write.in_order or self._stays(one, write)]
+        return [one for one in chain if one not in stays], stays
+
+    def _stays(self, before: Write, marker: Write) -> bool:
+        """Whether another marker waits for what a marker would take the place of: the new one waits for that in turn,
+        or it would come first."""
+        if marker.behind is None:
+            return False
+        key = text(marker.key.key)
+        directories = [key[: stop + 1] for stop, byte in enumerate(key) if byte == ord("/")]
+        marks = ",".join("?" * (len(directories) + 1))
+        waiting = f"SELECT 1 FROM writes WHERE bucket = ? AND behind IN ({marks}) AND sequence > ? AND state < 5"
+        values: list[str | bytes | int] = [marker.key.bucket, b"", *directories, before.sequence, key]
+        return self._row(f"{waiting} AND key <> ? LIMIT 1", *values) is not None
+
+    def _enter(self, stored: Write, replaced: Sequence[Write]) -> Write:
+        """Give a write its place in the order."""
+        sequence = self._next_sequence()
+        entered = replace(stored, sequence=sequence)
+        since = sequence
+        if stored.behind is None:
+            since = min([sequence, *(self._since(one.id) for one in replaced)])
+        priority = Priority.SMALL if stored.size_bytes <= SMALL_BYTES_MAX else Priority.LARGE
+        if stored.deleted:  # who deletes waits until the origin has done it, too
+            priority = Priority.URGENT
+        self._rows.execute(
+            "UPDATE writes SET pending = 1, sequence = ?, since_sequence = ?, priority = ?, attempts = 0, "
+            "failing_since = NULL, last_error = NULL, size_bytes = ? WHERE id = ?",
+            (sequence, since, priority, stored.size_bytes, stored.id),
+        )
+        self._update(entered)
+        conflicts = [turn for one in replaced if one.state is State.CONFLICT and (turn := self.turn(one.id))]
+        for one in replaced:
+            self._give_way(one, stored.acknowledged_at)
+        if not conflicts or entered.state is State.PUBLISHING:
+            self._wait_or_start(entered, stored.acknowledged_at)
+            return entered
+        reason = conflicts[0].last_error  # a later write ends no conflict
+        return self._update(replace(entered, state=State.CONFLICT), Turn(None, last_error=reason, priority=priority))
+
+    def _wait_or_start(self, write: Write, now: float) -> None:
+        """Have a write with a place in the order wait for the one before it, if there is one; else it is due."""
+        after = self._blocker(write)
+        self._rows.execute(
+            "UPDATE writes SET after_sequence = ?, due_at = ? WHERE id = ?",
+            (after, now if after is None else None, write.id),
+        )
+        if after is None:
+            self.has_due = True
+
+    def _blocker(self, write: Write) -> int | None:
+        """The sequence of one that is to be over before: of those, the one that is likely to be the last."""
+        key = (write.key.bucket, encoded(write.key))
+        found = [
+            self._row(
+                "SELECT max(sequence) FROM writes WHERE bucket = ? AND key = ? AND sequence < ? AND state < 5",
+                *key,
+                write.sequence,
+            )
+        ]
+        if write.in_order:
+            of_slot = "SELECT max(sequence) FROM writes WHERE slot = ? AND bucket = ? AND sequence < ?"
+            found.append(self._row(of_slot, write.spec.slot, write.key.bucket, write.sequence))
+        if write.behind is not None:
+            start = text(write.behind)
+            found.append(
+                self._row(
+                    "SELECT max(sequence) FROM writes WHERE bucket = ? AND key >= ? AND key < ? AND since_sequence < ? "
+                    f"AND sequence <> ? AND {PENDING}",
+                    write.key.bucket,
+                    start,
+                    start + BEHIND_ALL,
+                    write.sequence,
+                    write.sequence,
+                )
+            )
+        return max((row[0] for row in found if row is not None and row[0] is not None), default=None)
+
+    def _release(self, sequence: int, now: float) -> None:
+        """A write has left the order: what waited for it waits for another, or no more."""
+        waiting = self._rows.execute("SELECT id, record FROM writes WHERE after_sequence = ?", (sequence,)).fetchall()
+        for write_id, record in waiting:
+            try:
+                self._wait_or_start(codec.unpack_write(write_id, record), now)
+            except BufferDamaged:  # who looks at it tells
+                self._rows.execute("UPDATE writes SET after_sequence = NULL, due_at = ? WHERE id = ?", (now, write_id))
+
+    def _since(self, write_id: int) -> int:
+        row = self._row("SELECT coalesce(since_sequence, sequence) FROM writes WHERE id = ?", write_id)
+        return row[0] if row else 0
+
+    def _next_sequence(self) -> int:
+        self._rows.execute("UPDATE node SET value = value + 1 WHERE name = 'sequence'")
+        row = self._row("SELECT value FROM node WHERE name = 'sequence'")
+        return row[0] if row else 0
+
+    def _expected_now(self, write: Write) -> ExpectedVersion:
+        """What was there when the absorb began, or what this gateway itself has put there since."""
+        own, expected = self.last_own_write(write.key), write.expected
+        if own is None or (expected.known and not own.known):
+            return expected
+        if own.known and own.seconds_after(expected.asked_then) >= 0:
+            return ExpectedVersion.exactly(own.etag)
+        return expected if expected.known or own.etag is None else replace(expected, etags=(*expected.etags, own.etag))
+
+    def _expect(self, done: Write, expected: ExpectedVersion) -> None:
+        """What follows a write of a key is to find this; so is what is behind an upload that may come to nothing."""
+        for one in self._of_key(done.key, "sequence IS NOT NULL"):
+            if one.sequence > done.sequence:
+                self._update(replace(one, expected=expected))
+                if one.is_acknowledged:
+                    return
+
+    # Rows
+
+    def _give_way(self, write: Write, now: float) -> None:
+        """Something later takes a write's place, or somebody has given it up: the origin is to have nothing of it."""
+        self._drop_origin_upload(write, now)
+        self._end(write, now, _as_ended(write))
+
+    def _end(self, write: Write, now: float, ended: UploadOutcome | None) -> None:
+        """It is over; what repeats its last request finds how."""
+        self._drop_parts(write.id)
+        if ended is None or write.upload_id is None:
+            self._rows.execute("DELETE FROM writes WHERE id = ?", (write.id,))
+        else:
+            self._rows.execute(
+                "UPDATE writes SET state = 5, pending = 0, sequence = NULL, since_sequence = NULL, "
+                "after_sequence = NULL, due_at = ?, attempts = 0, last_error = NULL, failing_since = NULL, record = ? "
+                "WHERE id = ?",
+                (ended.ended_at + ENDED_KEPT_SECONDS, codec.pack_ended(write.id, ended), write.id),
+            )
+        if write.sequence:
+            self._release(write.sequence, now)
+
+    def _remove_row(self, write_id: int, now: float) -> None:
+        """A damaged one: it says nothing of what it was."""
+        row = self._row("SELECT sequence FROM writes WHERE id = ?", write_id)
+        self._drop_parts(write_id)
+        self._rows.execute("DELETE FROM writes WHERE id = ?", (write_id,))
+        if row is not None and row[0] is not None:
+            self._release(row[0], now)
+
+    def _drop_origin_upload(self, write: Write, now: float) -> None:
+        if write.origin_upload_id is not None:
+            self.abort_at_origin(write.key, write.spec.slot, write.origin_upload_id, now)
+
+    def _with_chosen(self, made: Write) -> Write | None:
+        """The upload as it is now, with its own place at the origin; None where a chosen part is not there any more."""
+        upload = self.upload(made.upload_id or "")
+        if upload is None:
+            return None
+        rows = self._rows.execute("SELECT number, file FROM parts WHERE write_id = ?", (upload.id,))
+        files: Mapping[int, str] = dict(rows.fetchall())
+        return upload if all(files.get(part.number) == part.file.name for part in made.parts) else None
+
+    def _keep_parts(self, write_id: int, numbers: set[int]) -> None:
+        rows = self._rows.execute("SELECT number, file FROM parts WHERE write_id = ?", (write_id,)).fetchall()
+        dropped = [(number, file) for number, file in rows if number not in numbers]
+        doomed = [(write_id, number) for number, _ in dropped]
+        self._rows.executemany("DELETE FROM parts WHERE write_id = ? AND number = ?", doomed)
+        self._free([file for _, file in dropped])
+
+    def _drop_parts(self, write_id: int) -> None:
+        files = self._rows.execute("SELECT DISTINCT file FROM parts WHERE write_id = ?", (write_id,)).fetchall()
+        self._rows.execute("DELETE FROM parts WHERE write_id = ?", (write_id,))
+        self._free([name for (name,) in files])
+
+    def _one_of(self, key: ObjectKey, condition: str) -> Write | None:
+        row = self._row(
+            f"SELECT id, record FROM writes WHERE bucket = ? AND key = ? AND {condition} LIMIT 1",
+            key.bucket,
+            encoded(key),
+        )
+        return codec.unpack_write(*row) if row else None
+
+    def _of_key(self, key: ObjectKey, condition: str) -> list[Write]:
+        found = self._rows.execute(
+            f"SELECT id, record FROM writes WHERE bucket = ? AND key = ? AND state < 5 AND {condition} "
+            "ORDER BY sequence",
+            (key.bucket, encoded(key)),
+        )
+        return [codec.unpack_write(write_id, record) for write_id, record in found.fetchall()]
+
+    def _insert(self, write: Write, turn: Turn) -> Write:
+        key = write.key
+        inserted = self._rows.execute(
+            "INSERT INTO writes (upload_id, bucket, key, place, slot, state, pending, due_at, attempts, priority, "
+            "damaged, size_bytes, record) VALUES (?, ?, ?, ?, ?, ?, 0, ?, 0, ?, 0, ?, x'')",
+            (
+                write.upload_id,
+                key.bucket,
+                encoded(key),
+                hash_slot_of(key),
+                write.spec.slot,
+                write.state,
+                turn.due_at,
+                turn.priority,
+                write.size_bytes,
+            ),
+        )
+        return self._update(replace(write, id=int(inserted.lastrowid or 0)))
+
+    def _update(self, write: Write, turn: Turn | None = None) -> Write:
+        """Write a row anew; with `turn`, when it is due, and how it has fared, too."""
+        self._rows.execute(
+            "UPDATE writes SET state = ?, sequence = ?, behind = ?, record = ? WHERE id = ?",
+            (
+                write.state,
+                write.sequence or None,
+                None if write.behind is None else text(write.behind),
+                codec.pack_write(write),
+                write.id,
+            ),
+        )
+        if turn is not None:
+            self._rows.execute(
+                "UPDATE writes SET due_at = ?, attempts = ?, failing_since = ?, last_error = ?, priority = ?, "
+                "after_sequence = ?, damaged = ? WHERE id = ?",
+                (
+                    turn.due_at,
+                    turn.attempts,
+                    turn.failing_since,
+                    turn.last_error,
+                    turn.priority,
+                    turn.after_sequence,
+                    turn.damaged,
+                    write.id,
+                ),
+            )
+        return write
+
+
+def _as_ended(write: Write) -> UploadOutcome | None:
+    """How an upload ended that was completed; None for what was no upload."""
+    if write.upload_id is None:
+        return None
+    at = write.acknowledged_at
+    return UploadOutcome(write.upload_id, write.key, at, write.etag, write.completed_of, write.checksums)

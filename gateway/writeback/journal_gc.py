@@ -1,0 +1,55 @@
+"""Now and then: reads pass the journal again where nothing is pending any more; what nobody repeats is forgotten."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+
+from gateway.clock import Clock, Moment
+from gateway.errors import BufferUnavailable
+from gateway.writeback.journal.journal import Journal
+from gateway.writeback.journal.transaction import JournalTransaction
+
+TIDY_SECONDS = 2.0
+"""After flushes; writers wait while it lasts, so that it may take a fiftieth of their time at most."""
+
+UNASKED_SECONDS = 60.0
+"""So often in any case: something may have gone without a flush."""
+
+FORGET_SECONDS = 600.0
+
+_SHARE = 50.0
+
+
+class JournalGC:
+    """Of one buffer; in the process that flushes. `needed`: something was flushed since."""
+
+    def __init__(self, journal: Journal, clock: Clock) -> None:
+        self._journal = journal
+        self._clock = clock
+        self.needed = True
+
+    async def run(self) -> None:
+        """For ever."""
+        pause_seconds, began = TIDY_SECONDS, self._clock.monotonic()
+        unasked_at, forget_at = began + UNASKED_SECONDS, began
+        while True:
+            with suppress(BufferUnavailable):  # whoever writes to the journal learns of it
+                if self.needed or self._clock.monotonic() >= unasked_at:
+                    unasked_at = self._clock.monotonic() + UNASKED_SECONDS
+                    pause_seconds = max(TIDY_SECONDS, _SHARE * await self._tidy())
+                if self._clock.monotonic() >= forget_at:
+                    forget_at = self._clock.monotonic() + FORGET_SECONDS
+                    await self._forget()
+            await self._clock.sleep(pause_seconds)
+
+    async def _tidy(self) -> float:
+        """How long it took, in seconds."""
+        self.needed = False
+        began = self._clock.monotonic()
+        await self._journal.tidy()
+        return self._clock.monotonic() - began
+
+    async def _forget(self) -> None:
+        while await self._journal.change(partial(JournalTransaction.forget_ended, now=Moment.of(self._clock))):
+            pass

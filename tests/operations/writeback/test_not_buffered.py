@@ -1,0 +1,146 @@
+"""A write that goes through where the slot writes back says why, to its client and to the metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from gateway.operations.writeback.write_back_policy import Reason
+from gateway.origin.client import OriginRequest
+from gateway.policy.slots import Prefix, Slot
+from gateway.s3.requests import Operation
+from gateway.writeback.bounds.bounds import SilentBoundsObserver
+from tests.support.asgi import Answer as Got
+from tests.support.asgi import call
+from tests.support.gateway_app import gateway_app
+from tests.support.memory_origin.faults import AlterHeaders, Answer, Unreachable, on
+from tests.support.write_back_gateway import SLOTS, Client, with_client
+
+HEADER = "x-forebay-not-absorbed"
+KMS = {"x-amz-server-side-encryption": "aws:kms"}
+
+
+class Counts(SilentBoundsObserver):
+    """Which reasons were counted for slot `back`."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def went_through(self, slot: str, reason: str) -> None:
+        assert slot == "back"
+        self.reasons.append(reason)
+
+
+def why(counts: Counts, answer: Got) -> str:
+    """What the answer says, which is what was counted last."""
+    assert counts.reasons[-1] == answer.headers[HEADER]
+    return answer.headers[HEADER]
+
+
+@pytest.fixture
+def counts() -> Counts:
+    return Counts()
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ({"If-None-Match": "*"}, Reason.CONDITION),
+        ({"x-amz-tagging": "a=b"}, Reason.HEADER),
+        ({"x-amz-storage-class": "GLACIER"}, Reason.HEADER),
+        ({"x-unheard-of": "y"}, Reason.HEADER),
+    ],
+)
+def test_of_what_the_request_says(tmp_path: Path, counts: Counts, headers: Mapping[str, str], reason: Reason) -> None:
+    """PutObject and CopyObject: what only the origin can judge."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        await client.ask("PUT", "back/source", b"pending")
+        assert why(counts, await client.ask("PUT", "back/put", b"x", headers)) == reason
+        source = {"x-amz-copy-source": "/bucket/back/source"}
+        async with client.flushing():
+            assert why(counts, await client.ask("PUT", "back/copy", headers={**source, **headers})) == reason
+
+    with_client(tmp_path, scenario, bounds=counts)
+
+
+def test_of_the_bucket(tmp_path: Path, counts: Counts) -> None:
+    """Unknown, with other ETags, or not to be looked at: PutObject, Create, CopyObject; an error says it, too."""
+
+    async def scenario(client: Client) -> None:
+        source = {"x-amz-copy-source": "/bucket/back/k"}
+        away = client.origin.inject(lambda _: True, Unreachable(), times=None)
+        assert why(counts, await client.ask("PUT", "back/k", b"x", status=503)) == "bucket-unknown"
+        away.times = 0
+        client.origin.inject(on(Operation.PUT_OBJECT), AlterHeaders(KMS))
+        assert why(counts, await client.ask("PUT", "back/k", b"x")) == "bucket-unknown"
+        for method, target, headers in (("PUT", "put", {}), ("PUT", "copy", source), ("POST", "m?uploads", {})):
+            assert why(counts, await client.ask(method, f"back/{target}", b"", headers)) == "bucket-etags"
+
+    with_client(tmp_path, scenario, bounds=counts)
+
+    async def without_looking(client: Client) -> None:
+        client.origin.inject(on(Operation.HEAD_OBJECT), Answer(403, "AccessDenied"), times=None)
+        assert why(counts, await client.ask("POST", "back/m?uploads")) == "bucket-unreadable"
+        assert why(counts, await client.ask("PUT", "back/k", b"x")) == "bucket-unreadable"
+
+    with_client(tmp_path / "other", without_looking, bounds=counts)
+
+
+def test_of_uploads(tmp_path: Path, counts: Counts) -> None:
+    """One that is the origin's own; one with KMS; a Complete that is the origin's; a copy of what is not pending."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        async with await client.origin.send(OriginRequest("POST", "bucket", "back/m", [("uploads", None)])):
+            theirs = next(reversed(client.origin.buckets["bucket"].uploads))
+        target = f"back/m?partNumber=1&uploadId={theirs}"
+        part = await client.ask("PUT", target, b"x")
+        assert why(counts, part) == "upload-of-the-origin"
+        copied = await client.ask(
+            "PUT", target.replace("partNumber=1", "partNumber=2"), headers={"x-amz-copy-source": "/bucket/back/first"}
+        )
+        assert why(counts, copied) == "upload-of-the-origin"
+        assert why(counts, await client.complete("back/m", theirs, {1: part.headers["etag"]})) == "upload-of-the-origin"
+        assert why(counts, await client.ask("POST", "back/kms?uploads", headers=KMS)) == "bucket-etags"
+        upload_id = await client.create("back/k")
+        etags = {1: await client.part("back/k", upload_id, 1, b"x")}
+        answer = await client.complete("back/k", upload_id, etags, headers={"If-None-Match": "*"})
+        assert why(counts, answer) == "condition"
+        answer = await client.ask("PUT", "back/copy", headers={"x-amz-copy-source": "/bucket/back/k"})
+        assert why(counts, answer) == "source-of-the-origin"
+
+    with_client(tmp_path, scenario, bounds=counts)
+
+
+def test_of_a_buffer_without_a_disk(tmp_path: Path) -> None:
+    """Nothing is absorbed until the gateway can use it again."""
+
+    async def scenario() -> None:
+        async with gateway_app(tmp_path, slots=SLOTS, buffer_closed=True) as gateway:
+            for method, target in (("PUT", "put"), ("POST", "m?uploads")):
+                answer = await call(gateway.app, method, f"/bucket/back/{target}", body=b"")
+                assert (answer.status, answer.headers[HEADER]) == (200, "disk")
+            assert HEADER not in (await call(gateway.app, "GET", "/bucket/back/put")).headers
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_said_of_other_writes(tmp_path: Path, counts: Counts) -> None:
+    """Those that are absorbed, or in other slots. What another gateway says, behind this one, is not repeated."""
+    slots = [*SLOTS, Slot("through", Prefix.parse("s3://bucket/through/"))]
+
+    async def scenario(client: Client) -> None:
+        client.origin.inject(on(Operation.PUT_OBJECT), AlterHeaders({HEADER: "full"}))
+        first = await client.ask("PUT", "back/first", b"x")
+        assert first.headers[HEADER] == "bucket-unknown"
+        for name in ("back/k", "through/k"):
+            assert HEADER not in (await client.ask("PUT", name, b"x")).headers
+        assert HEADER not in (await client.ask("GET", "back/k")).headers
+        assert counts.reasons == ["bucket-unknown"]
+
+    with_client(tmp_path, scenario, slots, bounds=counts)

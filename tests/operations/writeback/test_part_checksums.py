@@ -1,0 +1,65 @@
+"""Checksums of parts: what is acknowledged is nothing that S3 would refuse at the flush."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from pathlib import Path
+
+import pytest
+
+from gateway.s3.requests import Operation
+from tests.support.memory_origin.faults import Answer, Call
+from tests.support.write_back_gateway import PART_BYTES, Client, eventually, with_client
+
+CHECKSUM = "x-amz-checksum-crc32"
+
+
+def crc32_of(body: bytes) -> str:
+    return base64.b64encode(zlib.crc32(body).to_bytes(4, "big")).decode()
+
+
+def _is_refused(call: Call) -> bool:
+    """As S3 does with what Create has not announced ("expected checksum Type: null, actual checksum Type: crc32")."""
+    return call.operation is Operation.UPLOAD_PART and CHECKSUM in call.headers
+
+
+def test_a_checksum_that_create_has_not_announced_is_not_sent_on(tmp_path: Path) -> None:
+    """It is verified and answered here; S3, which takes no such part, gets the flush all the same."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        client.origin.inject(_is_refused, Answer(400, "InvalidRequest"), times=None)
+        upload_id = await client.create("back/m")
+        target = f"back/m?partNumber=1&uploadId={upload_id}"
+        await client.ask("PUT", target, b"body", {CHECKSUM: crc32_of(b"other")}, status=400)
+        answer = await client.ask("PUT", target, b"body", {CHECKSUM: crc32_of(b"body")})
+        assert answer.headers[CHECKSUM] == crc32_of(b"body")
+        await client.complete("back/m", upload_id, {1: answer.headers["etag"]})
+        async with client.flushing():
+            await eventually(lambda: client.pending("back/m") is None)
+        assert client.origin.data("bucket", "back/m") == b"body"
+
+    with_client(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("kind", ["COMPOSITE", "FULL_OBJECT"])
+def test_parts_with_checksums_are_numbered_without_a_gap(tmp_path: Path, kind: str) -> None:
+    """Anything else S3 refuses for good (S3 API, "CompletedPart"): so it is not acknowledged either."""
+
+    async def scenario(client: Client) -> None:
+        headers = {"x-amz-checksum-algorithm": "CRC32", "x-amz-checksum-type": kind}
+        upload_id = await client.create("back/m", headers)
+        bodies = {number: bytes([number]) * PART_BYTES for number in (1, 2, 3)}
+        etags = {
+            number: await client.part("back/m", upload_id, number, body, x_amz_checksum_crc32=crc32_of(body))
+            for number, body in bodies.items()
+        }
+        for numbers in ([2], [1, 3], [2, 3]):
+            refused = await client.complete("back/m", upload_id, {n: etags[n] for n in numbers}, status=400)
+            assert b"InvalidPartOrder" in refused.body
+        await client.complete("back/m", upload_id, {n: etags[n] for n in (1, 2)})
+        await client.flush()
+        assert client.origin.data("bucket", "back/m") == bodies[1] + bodies[2]
+
+    with_client(tmp_path, scenario)
